@@ -1,0 +1,63 @@
+"""A model's configuration, in our own terms, and the engine's options."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baton.engine.memory.layout import AttentionShape, RecurrentShape
+
+
+class Mixer(StrEnum):
+    """What a layer mixes tokens with."""
+
+    ATTENTION = "attention"
+    MAMBA2 = "mamba2"
+
+
+class FeedForward(StrEnum):
+    MLP = "mlp"
+    MOE = "moe"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Read from a Hugging Face folder by `baton.engine.models.families`; family-specific numbers
+    stay in `raw`, for that family's own file to read."""
+
+    family: str  # `model_type` of config.json
+    folder: Path
+    vocab_size: int
+    hidden_size: int
+    max_model_len: int  # max_position_embeddings
+    layers: tuple[tuple[Mixer, ...], ...]  # each block's mixers, in order
+    recurrent: tuple[RecurrentShape, ...]  # one a recurrent mixer, in order
+    attention: tuple[AttentionShape, ...]  # one an attention mixer, in order
+    mamba_chunk_size: int  # kernel chunk K, tokens
+    eos_token_ids: tuple[int, ...]
+    dtype: torch.dtype  # of weights and activations
+    conv_dtype: torch.dtype
+    ssm_dtype: torch.dtype
+    raw: dict[str, Any] = field(repr=False, hash=False, compare=False)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The engine's options. Set once, at start, from the command line."""
+
+    model: Path
+    dtype: torch.dtype = torch.float32
+    ssm_dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    page_size: int = 64
+    max_running: int = 16  # requests that decode at once
+    chunked_prefill_size: int = 2048  # prompt tokens a step
+    max_model_len: int | None = None  # None: the model's
+    memory_bytes: int | None = None  # budget for weights, pools and activations; None: by fraction
+    memory_fraction: float = 0.8  # of what the machine has free at start
+    workers_on_host: int = 1  # the budget, on a CPU, is divided by them
+    tickets: int = 0  # hand-offs that may be under way into this engine
+    held_fraction: float = 0.5  # of the pool that waiting hand-offs may hold
+    threads: int | None = None  # compute threads; None: torch's

@@ -1,0 +1,89 @@
+"""What the engine tells its caller after a step."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """`logprob` under the raw logits (before penalties and temperature), and the top n.
+
+    logprob is None for a prompt's first token.
+    """
+
+    token_id: int
+    logprob: float | None
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """The request's first chunk has been planned. The hand-off asks for its destination now."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class ChunkComputed:
+    """KV of prompt tokens [start, end) lies in the request's pages. For held requests only."""
+
+    request_id: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class PromptScored:
+    """Logprobs of prompt tokens from `start` on, as their chunk ends."""
+
+    request_id: str
+    start: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True)
+class TokenSampled:
+    """Output token number `index`, counted from 0."""
+
+    request_id: str
+    index: int
+    token_id: int
+    logprob: TokenLogprob | None
+
+
+@dataclass(frozen=True)
+class PrefillHeld:
+    """The whole prompt is computed and the first token sampled; the request waits, its slot and
+    pages untouched, until `Engine.release`. For held requests only."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The request is over and owns nothing any more.
+
+    stop_token_id, stop_string: what stopped it. cut_chars: characters to cut from the end of
+    the text of all its tokens. error: why, with ERROR and ABORT.
+    """
+
+    request_id: str
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    stop_token_id: int | None = None
+    stop_string: str | None = None
+    cut_chars: int = 0
+    error: str | None = None
+
+
+Event = Scheduled | ChunkComputed | PromptScored | TokenSampled | PrefillHeld | Finished

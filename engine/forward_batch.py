@@ -1,0 +1,46 @@
+"""The device tensors of one step."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class HostLengths:
+    """Host copies of what the kernels plan by. Rows are the step's rows, decode rows first."""
+
+    cu_seqlens: tuple[int, ...]  # [rows + 1], token offsets of each row in the flat batch
+    prefix_lens: tuple[int, ...]  # [rows], tokens computed before this step
+    kv_lens: tuple[int, ...]  # [rows], prefix + this step's tokens
+    has_initial: tuple[bool, ...]  # [rows]
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """Rows: `decode_rows` rows of one token each come first, then prefill rows.
+
+    T tokens lie flat in row order. Everything is int64 unless said otherwise, and comes from one
+    packed host-to-device copy.
+    """
+
+    token_ids: Tensor  # [T]
+    positions: Tensor  # [T], absolute
+    cu_seqlens: Tensor  # [rows + 1]
+    kv_lens: Tensor  # [rows]
+    read_slots: Tensor  # [rows], state slot index; ignored where has_initial is false
+    write_slots: Tensor  # [rows], state slot index
+    has_initial: Tensor  # [rows], bool
+    block_tables: Tensor  # [rows, max pages], page index, padded with page 0
+    token_pages: Tensor  # [T], the page that takes each token's KV
+    token_offsets: Tensor  # [T], its offset in that page
+    logit_tokens: Tensor  # [L], flat token indices whose logits are wanted
+    decode_rows: int
+    host: HostLengths
+
+    @property
+    def rows(self) -> int:
+        return len(self.host.kv_lens)
+
+    @property
+    def tokens(self) -> int:
+        return self.host.cu_seqlens[-1]

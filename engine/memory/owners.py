@@ -1,0 +1,15 @@
+"""Who may own a slot or a page."""
+
+from enum import StrEnum
+
+
+class Owner(StrEnum):
+    """Every slot and page is free or owned exactly once, by one of these."""
+
+    FREE = "free"
+    LIVE = "live"  # a request that runs, or is held for its hand-off
+    TRACK = "track"  # a snapshot that a planned step may write
+    CACHE = "cache"  # the prefix cache
+    TICKET = "ticket"  # reserved for a peer's writes
+    TRANSFER = "transfer"  # a posted transfer reads it
+    QUARANTINE = "quarantine"  # a cancelled ticket whose writer is not proved quiet

@@ -1,0 +1,42 @@
+"""Slots of recurrent state, slot-major."""
+
+import torch
+from torch import Tensor
+
+from baton.engine.memory.id_pool import IdPool
+from baton.engine.memory.layout import Component, SlotLayout
+
+
+class StatePool:
+    """`slots` slots of `layout`, in one allocation; slot 0 is the padding slot.
+
+    storage: [slots, slot_bytes] uint8, the one region that a channel registers.
+    conv[i]: [slots, channels, width - 1], ssm[i]: [slots, *ssm shape] (None for conv-only layers),
+    strided views of recurrent layer i. Offsets inside them are 64-bit: slot x slot bytes passes
+    2**31 at the 15th slot of a 9B model.
+    """
+
+    def __init__(self, layout: SlotLayout, slots: int, device: torch.device) -> None:
+        self.layout = layout
+        self.ids = IdPool(slots, "slot")
+        self.storage = torch.zeros(slots, layout.slot_bytes, dtype=torch.uint8, device=device)
+        by_key = {(c.name, c.layer): component_view(self.storage, c) for c in layout.components}
+        self.conv: tuple[Tensor, ...] = tuple(
+            by_key["conv", index] for index in range(len(layout.layers))
+        )
+        self.ssm: tuple[Tensor | None, ...] = tuple(
+            by_key.get(("ssm", index)) for index in range(len(layout.layers))
+        )
+
+    def check(self) -> None:
+        self.ids.check()
+
+
+def component_view(storage: Tensor, component: Component) -> Tensor:
+    """`component` of every block of `storage` ([blocks, block_bytes] uint8), as [blocks, *shape].
+
+    Strides are in elements of the component's dtype; no copy.
+    """
+    end = component.offset + component.nbytes
+    typed = storage[:, component.offset : end].view(component.dtype)
+    return typed.view(storage.shape[0], *component.shape)

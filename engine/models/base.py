@@ -1,0 +1,28 @@
+"""What the runner needs of a model."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from baton.engine.config import ModelConfig
+from baton.engine.forward_batch import ForwardBatch
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.state_pool import StatePool
+
+
+class Model(Protocol):
+    """A loaded model, its weights on one device."""
+
+    config: ModelConfig
+
+    def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
+        """One step: reads and writes `states` and `pages`.
+
+        Returns logits [L, vocab] float32 of `batch.logit_tokens`.
+        """
+        ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of memory that the weights take."""
+        ...
