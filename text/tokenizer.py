@@ -1,0 +1,97 @@
+"""Text to token ids and back, by the fast tokenizer of a Hugging Face folder."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+
+from baton.text.errors import EncodingError, TokenizerFileError
+from baton.text.model_folder import read_text
+from baton.text.special_tokens import SpecialTokens, read_special_tokens
+
+
+class Tokenizer:
+    """Thread-safe after construction: encoding and decoding change nothing.
+
+    `stop_ids` end an answer unless the request ignores them: the eos ids of
+    generation_config.json (else config.json) and the tokenizer's own eos token.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
+        # Files saved after training often carry the training run's truncation
+        # and padding; a server that obeys them answers another prompt.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.special = special
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        """One past the largest id; ids in between may be unused."""
+        self._text_ids = frozenset(vocab.values())
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.byte_ids = _byte_fallback_ids(backend)
+        self.bos_id = self._named_id("bos_token")
+        self.eos_id = self._named_id("eos_token")
+        own = frozenset() if self.eos_id is None else frozenset({self.eos_id})
+        self.stop_ids = special.configured_stop_ids | own
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> "Tokenizer":
+        """Read tokenizer.json and the configs beside it, or raise `TokenizerFileError`."""
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise TokenizerFileError(
+                f"no tokenizer.json in {folder}; expected the fast tokenizer's file "
+                "(save it with `tokenizer.save_pretrained(folder)` of transformers)"
+            )
+        source = read_text(path)
+        try:
+            backend = tokenizers.Tokenizer.from_str(source)
+        except Exception as err:  # the library raises bare Exception for every bad file
+            raise TokenizerFileError(f"{path} is not a tokenizer file: {err}") from err
+        return cls(backend, read_special_tokens(folder))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The text's token ids; `EncodingError` for text that is not Unicode."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as err:
+            raise EncodingError(
+                f"the text has a lone surrogate at character {err.start}; expected valid Unicode"
+            ) from err
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; ids that the vocabulary lacks have none."""
+        text: str = self._backend.decode(
+            self.with_text(ids, skip_special_tokens), skip_special_tokens=False
+        )
+        return text
+
+    def with_text(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
+        """Those of `ids` that `decode` makes text of, in order."""
+        known = self._text_ids
+        hidden = self._special_ids if skip_special_tokens else frozenset()
+        return [i for i in ids if i in known and i not in hidden]
+
+    def token_text(self, token_id: int) -> str:
+        """One id's own text, special tokens shown: what log probability tables print."""
+        return self.decode([token_id], skip_special_tokens=False)
+
+    def _named_id(self, name: str) -> int | None:
+        text = self.special.by_name.get(name)
+        if text is None:
+            return None
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id
+
+
+def _byte_fallback_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
+    """Ids of `<0x00>` .. `<0xFF>` where the decoder joins those into characters."""
+    if "ByteFallback" not in repr(backend.decoder):
+        return frozenset()
+    ids = (backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
+    return frozenset(i for i in ids if i is not None)
