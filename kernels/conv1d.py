@@ -1,0 +1,202 @@
+"""Causal depthwise convolution with SiLU over ragged rows, and its one-token update.
+
+The state of a row is its window: the last `W - 1` inputs, oldest first, in
+`conv_pool [slots, C, W - 1]` (a strided view of the slot-major pool; any float dtype). A row starts
+from the window of its read slot, or from zeros where it has no initial state, and leaves its new
+window in its write slot; a read slot that differs from the write slot is never written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.kernels.chunks import SnapshotPlan, pack_ints
+
+
+@dataclass(frozen=True)
+class ConvIndex:
+    """Places in the extended input (each row after its window); built once a batch for all layers.
+
+    token_places:    [T] int64, place of each packed token
+    window_places:   [B, W - 1] int64, where each row's initial window goes
+    final_places:    [B, W - 1] int64, the last W - 1 inputs of each row
+    snapshot_places: [S, W - 1] int64, the last W - 1 inputs before each snapshot
+    snapshot_slots:  [S] int64, destination slots
+    """
+
+    token_places: Tensor
+    window_places: Tensor
+    final_places: Tensor
+    snapshot_places: Tensor
+    snapshot_slots: Tensor
+
+
+def conv_index(
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    width: int,
+    snapshots: SnapshotPlan | None,
+    device: torch.device,
+) -> ConvIndex:
+    """Lay every row out behind its window of `width - 1` inputs; one copy to the device."""
+    lead = width - 1
+    batch = len(cu_seqlens_host) - 1
+    # Row r begins `lead` places later for each window before it, its own included.
+    begins = [cu_seqlens_host[row] + lead * row for row in range(batch)]
+    lengths = [cu_seqlens_host[row + 1] - cu_seqlens_host[row] for row in range(batch)]
+    tokens: list[int] = []
+    for begin, length in zip(begins, lengths, strict=True):
+        tokens.extend(range(begin + lead, begin + lead + length))
+    rows = snapshots.rows if snapshots else ()
+    extents = snapshots.extents(cu_seqlens_host, prefix_lens_host) if snapshots else ()
+    # `extent` tokens into a row, its last `lead` inputs begin `extent` places after its window
+    # does: a window that is partly the initial one needs no case of its own.
+    starts = [
+        begins,
+        [begin + length for begin, length in zip(begins, lengths, strict=True)],
+        [begins[row] + extent for row, extent in zip(rows, extents, strict=True)],
+    ]
+    slots = snapshots.slots if snapshots else ()
+    token_places, window, final, snapshot, snapshot_slots = pack_ints(
+        [tokens, *starts, slots], device
+    )
+    steps = torch.arange(lead, device=device)
+    return ConvIndex(
+        token_places=token_places,
+        window_places=window[:, None] + steps,
+        final_places=final[:, None] + steps,
+        snapshot_places=snapshot[:, None] + steps,
+        snapshot_slots=snapshot_slots,
+    )
+
+
+def causal_conv1d_varlen(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    conv_pool: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor,
+    snapshots: SnapshotPlan | None = None,
+    index: ConvIndex | None = None,
+) -> Tensor:
+    """silu(causal depthwise convolution) of packed rows; leaves each row's window in the pool.
+
+    x:           [T, C] float
+    weight:      [C, W] float; the last column multiplies the newest input
+    bias:        [C] float or None
+    cu_seqlens:  [B + 1] int64 on the device, packed token where each row begins; host copy beside
+    prefix_lens_host: [B], absolute depth of each row's first token (only snapshots need it)
+    conv_pool:   [slots, C, W - 1] float, strided; written in place
+    read_slots, write_slots: [B] int64, state slots; 0 for padding rows
+    has_initial: [B] bool; False starts from zeros, whatever the read slot holds
+    snapshots:   windows to keep at inner depths, in slots of their own
+    index:       conv_index(...) of this batch, where the caller has it (it is the same in every
+                 layer); it already holds the snapshots
+    returns      [T, C], dtype of x; computed in float32
+    """
+    channels, width = weight.shape
+    if index is None:
+        index = conv_index(cu_seqlens_host, prefix_lens_host, width, snapshots, x.device)
+    lead = width - 1
+    batch = read_slots.shape[0]
+    extended = x.new_empty((x.shape[0] + batch * lead, channels), dtype=torch.float32)
+    window = _initial_window(conv_pool, read_slots, has_initial)
+    extended[index.window_places] = window.transpose(1, 2)
+    extended.index_copy_(0, index.token_places, x.float())
+    taps = weight.float()
+    # One pass a tap over the whole buffer; the places of the windows compute unused sums.
+    span = extended.shape[0] - lead
+    summed = extended[:span] * taps[:, 0]
+    for tap in range(1, width):
+        summed.addcmul_(extended[tap : tap + span], taps[:, tap])
+    y = summed.index_select(0, index.token_places - lead)
+    if bias is not None:
+        y += bias.float()
+    _write_window(conv_pool, write_slots, extended[index.final_places])
+    _write_window(conv_pool, index.snapshot_slots, extended[index.snapshot_places])
+    return F.silu(y, inplace=True).to(x.dtype)
+
+
+def causal_conv1d_update(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_pool: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor | None = None,
+) -> Tensor:
+    """One token a row: silu(convolution), and the window moves on by one input.
+
+    x:      [B, C] float
+    weight: [C, W] float, bias: [C] float or None
+    conv_pool: [slots, C, W - 1] float, strided; written in place
+    read_slots, write_slots: [B] int64, state slots; 0 for padding rows
+    has_initial: [B] bool, or None where every row has one
+    returns [B, C], dtype of x; computed in float32
+    """
+    window = _initial_window(conv_pool, read_slots, has_initial)
+    window = torch.cat((window, x.float()[:, :, None]), dim=2)
+    y = (window * weight.float()).sum(dim=2)
+    if bias is not None:
+        y += bias.float()
+    conv_pool.index_copy_(0, write_slots, window[:, :, 1:].to(conv_pool.dtype))
+    return F.silu(y, inplace=True).to(x.dtype)
+
+
+def causal_conv1d_varlen_ref(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    conv_pool: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor,
+    snapshots: SnapshotPlan | None = None,
+) -> Tensor:
+    """The same, token by token in float64; returns float64 [T, C]. For tests."""
+    width = weight.shape[1]
+    taps = weight.double()
+    offset = torch.zeros(()).double() if bias is None else bias.double()
+    kept: dict[tuple[int, int], int] = {}
+    if snapshots is not None:
+        for row, depth, slot in zip(snapshots.rows, snapshots.depths, snapshots.slots, strict=True):
+            kept[row, depth] = slot
+    windows = conv_pool[read_slots].double()
+    outputs = []
+    for row in range(len(cu_seqlens_host) - 1):
+        window = windows[row] if bool(has_initial[row]) else torch.zeros_like(windows[row])
+        depth = prefix_lens_host[row]
+        for t in range(cu_seqlens_host[row], cu_seqlens_host[row + 1]):
+            window = torch.cat((window, x[t].double()[:, None]), dim=1)
+            outputs.append(F.silu((window * taps).sum(dim=1) + offset))
+            window = window[:, window.shape[1] - (width - 1) :]
+            depth += 1
+            if (row, depth) in kept:
+                conv_pool[kept[row, depth]] = window.to(conv_pool.dtype)
+        conv_pool[write_slots[row]] = window.to(conv_pool.dtype)
+    return torch.stack(outputs) if outputs else x.double()
+
+
+def _initial_window(conv_pool: Tensor, read_slots: Tensor, has_initial: Tensor | None) -> Tensor:
+    """[B, C, W - 1] float32: each row's window, zero (not multiplied by zero) where it has none."""
+    window = conv_pool[read_slots].float()
+    if has_initial is None:
+        return window
+    return torch.where(has_initial[:, None, None], window, 0.0)
+
+
+def _write_window(conv_pool: Tensor, slots: Tensor, window: Tensor) -> None:
+    """Store windows [n, W - 1, C] float32 in their slots."""
+    conv_pool.index_copy_(0, slots, window.transpose(1, 2).to(conv_pool.dtype))
