@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class RankStub:
-    """Served by every decode rank. One long-lived stream a (router, rank).
+    """Served by every decode rank. One long-lived stream a (router, rank). Both begin with Hello; the
+    rank answers each Heartbeat at once with one of the same sequence, and a router that hears
+    nothing for a lease gives the rank up. A stream that ends cancels its requests on the rank.
     """
 
     def __init__(self, channel):
@@ -43,7 +45,9 @@ class RankStub:
 
 
 class RankServicer:
-    """Served by every decode rank. One long-lived stream a (router, rank).
+    """Served by every decode rank. One long-lived stream a (router, rank). Both begin with Hello; the
+    rank answers each Heartbeat at once with one of the same sequence, and a router that hears
+    nothing for a lease gives the rank up. A stream that ends cancels its requests on the rank.
     """
 
     def Session(self, request_iterator, context):
@@ -69,7 +73,9 @@ def add_RankServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Rank:
-    """Served by every decode rank. One long-lived stream a (router, rank).
+    """Served by every decode rank. One long-lived stream a (router, rank). Both begin with Hello; the
+    rank answers each Heartbeat at once with one of the same sequence, and a router that hears
+    nothing for a lease gives the rank up. A stream that ends cancels its requests on the rank.
     """
 
     @staticmethod
@@ -263,7 +269,8 @@ class Worker:
 
 class RegistryStub:
     """Served by the router. A worker holds one stream to each router that it was told of;
-    its lease ends with the stream, or when no report came for `lease_ms`.
+    its lease ends with the stream, or when no report came for `lease_ms`. The router replies once
+    when it takes the worker on, and once more with the error when it turns it away.
     """
 
     def __init__(self, channel):
@@ -281,7 +288,8 @@ class RegistryStub:
 
 class RegistryServicer:
     """Served by the router. A worker holds one stream to each router that it was told of;
-    its lease ends with the stream, or when no report came for `lease_ms`.
+    its lease ends with the stream, or when no report came for `lease_ms`. The router replies once
+    when it takes the worker on, and once more with the error when it turns it away.
     """
 
     def Register(self, request_iterator, context):
@@ -308,7 +316,8 @@ def add_RegistryServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Registry:
     """Served by the router. A worker holds one stream to each router that it was told of;
-    its lease ends with the stream, or when no report came for `lease_ms`.
+    its lease ends with the stream, or when no report came for `lease_ms`. The router replies once
+    when it takes the worker on, and once more with the error when it turns it away.
     """
 
     @staticmethod
