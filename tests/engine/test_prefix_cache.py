@@ -1,0 +1,265 @@
+"""The prefix cache against a model that keeps every prefix in a dictionary."""
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from baton.engine.errors import InvariantError
+from baton.engine.prefix_cache import Inserted, Match, PrefixCache, token_key
+from baton.engine.prefix_node import Node
+
+PAGE = 4
+tokens_of = st.lists(st.integers(0, 1), min_size=0, max_size=7).map(
+    lambda pages: [page * 100 + offset for page in pages for offset in range(PAGE)]
+)
+
+
+class Books:
+    """Hands out page and slot ids, and knows who has them."""
+
+    def __init__(self) -> None:
+        self.next = 1
+        self.ours: set[int] = set()
+
+    def take(self, count: int) -> list[int]:
+        ids = list(range(self.next, self.next + count))
+        self.next += count
+        self.ours |= set(ids)
+        return ids
+
+
+def new_cache(stateful: bool = True) -> tuple[PrefixCache, list[int], list[int]]:
+    pages: list[int] = []
+    slots: list[int] = []
+
+    def evicted(gone_pages: list[int], gone_slots: list[int]) -> None:
+        pages.extend(gone_pages)
+        slots.extend(gone_slots)
+
+    return PrefixCache(PAGE, stateful, evicted), pages, slots
+
+
+def run(*pages: int) -> list[int]:
+    return [page * 100 + offset for page in pages for offset in range(PAGE)]
+
+
+def test_a_match_ends_at_the_deepest_snapshot_and_says_how_far_kv_goes() -> None:
+    cache, _, _ = new_cache()
+    cache.insert(token_key(run(1, 2, 3)), [11, 12, 13], [(8, 7)])
+    match = cache.match(token_key([*run(1, 2, 3), 5]), limit=12)
+    assert (match.depth, match.snapshot, match.pages, match.kv_depth) == (8, 7, (11, 12), 12)
+
+
+def test_the_last_prompt_token_is_always_computed() -> None:
+    cache, _, _ = new_cache()
+    cache.insert(token_key(run(1, 2)), [11, 12], [(4, 7), (8, 8)])
+    match = cache.match(token_key(run(1, 2)), limit=7)
+    assert (match.depth, match.snapshot) == (4, 7)
+
+
+def test_a_split_leaves_the_upper_part_without_a_snapshot_and_shows_the_branch_point() -> None:
+    cache, _, _ = new_cache()
+    cache.insert(token_key(run(1, 2, 3)), [11, 12, 13], [(12, 7)])
+    cache.insert(token_key(run(1, 2, 4)), [21, 22, 23], [(12, 8)])
+    match = cache.match(token_key(run(1, 2, 5)), limit=11)
+    assert (match.depth, match.snapshot, match.kv_depth) == (0, None, 8)
+    assert cache.branch_point(match, grid=4) == 8
+    assert cache.branch_point(match, grid=16) is None
+
+
+def test_inserting_again_keeps_what_the_cache_had_and_revives_a_tombstone() -> None:
+    cache, _, gone = new_cache()
+    cache.insert(token_key(run(1, 2)), [11, 12], [(4, 7), (8, 8)])
+    cache.match(token_key([*run(1, 2), 0]), limit=8)  # the inner snapshot is now the oldest
+    assert cache.evict_snapshots(1) == 1 and gone == [7]
+    again = cache.insert(token_key(run(1, 2)), [21, 22], [(4, 9), (8, 10)])
+    assert again == Inserted(again.node, (11, 12), (21, 22), (10,))
+    assert cache.match(token_key(run(1, 5)), limit=7).snapshot == 9
+    cache.check()
+
+
+def test_evicting_a_leafs_snapshot_frees_its_pages_and_the_dead_above_it() -> None:
+    cache, pages, slots = new_cache()
+    cache.insert(token_key(run(1)), [11])
+    cache.insert(token_key(run(1, 2)), [11, 12], [(8, 7)])
+    assert cache.evict_snapshots(5) == 1
+    assert sorted(pages) == [11, 12] and slots == [7] and not cache.root.children
+
+
+def test_locked_pages_and_snapshots_stay() -> None:
+    cache, pages, slots = new_cache()
+    node = cache.insert(token_key(run(1, 2)), [11, 12], [(4, 7), (8, 8)]).node
+    cache.lock(node)
+    assert cache.evict_pages(9) == 0
+    assert cache.evict_snapshots(9) == 1 and slots == [7]  # the inner one is nobody's resume point
+    cache.unlock_snapshot(node)
+    assert cache.evict_snapshots(9) == 1 and slots == [7, 8] and not pages
+    cache.unlock_pages(node)
+    assert cache.evict_pages(9) == 2 and sorted(pages) == [11, 12]
+
+
+def test_pages_go_from_the_least_recently_used_leaf() -> None:
+    cache, pages, _ = new_cache()
+    cache.insert(token_key(run(1, 2)), [11, 12], [(8, 7)])
+    cache.insert(token_key(run(3, 4)), [13, 14], [(8, 8)])
+    cache.match(token_key([*run(1, 2), 0]), limit=8)
+    assert cache.evict_pages(1) == 2 and sorted(pages) == [13, 14]
+
+
+def test_without_recurrent_layers_every_page_boundary_can_be_resumed_from() -> None:
+    cache, _, _ = new_cache(stateful=False)
+    cache.insert(token_key(run(1, 2, 3)), [11, 12, 13])
+    assert cache.match(token_key(run(1, 2, 3)), limit=11).pages == (11, 12)
+    assert cache.match(token_key([*run(1, 2), 9, 9, 9, 9]), limit=11).pages == (11, 12)
+    cache.check()
+
+
+def test_unlocking_what_is_not_locked_is_an_error() -> None:
+    cache, _, _ = new_cache()
+    node = cache.insert(token_key(run(1)), [11], [(4, 7)]).node
+    with pytest.raises(InvariantError, match="not locked"):
+        cache.unlock(node)
+
+
+def test_a_hot_leaf_does_not_make_the_books_grow() -> None:
+    cache, _, _ = new_cache()
+    node = cache.insert(token_key(run(1)), [11], [(4, 7)]).node
+    for _ in range(1000):
+        cache.lock(node)
+        cache.unlock(node)
+    assert len(cache._leaves) == 1
+
+
+class CacheAgainstDictionary(RuleBasedStateMachine):
+    """`kv`: every page-aligned prefix that the cache should hold -> its page. `states`: prefix ->
+    snapshot slot."""
+
+    @initialize(stateful=st.booleans())
+    def start(self, stateful: bool) -> None:
+        self.books = Books()
+        self.stateful = stateful
+        self.cache = PrefixCache(PAGE, stateful, self.evicted)
+        self.kv: dict[bytes, int] = {}
+        self.states: dict[bytes, int] = {}
+        self.locked: list[tuple[Node, bytes, bool]] = []
+
+    def evicted(self, pages: list[int], slots: list[int]) -> None:
+        for held, gone in ((self.kv, pages), (self.states, slots)):
+            for ident in gone:
+                prefix = next(p for p, held_id in held.items() if held_id == ident)
+                del held[prefix]
+                self.books.ours.remove(ident)
+
+    def prefixes(self, key: bytes) -> list[bytes]:
+        return [key[: end * PAGE * 4] for end in range(1, len(key) // (PAGE * 4) + 1)]
+
+    @rule(tokens=tokens_of, data=st.data())
+    def insert(self, tokens: list[int], data: st.DataObject) -> None:
+        key = token_key(tokens)
+        ends = self.prefixes(key)
+        marks = data.draw(st.sets(st.sampled_from(range(1, len(ends) + 1)))) if ends else set()
+        pages = self.books.take(len(ends))
+        snapshots = [
+            (end * PAGE, slot)
+            for end, slot in zip(sorted(marks), self.books.take(len(marks)), strict=True)
+        ]
+        done = self.cache.insert(key, pages, snapshots if self.stateful else [])
+        spare = set(done.spare_pages) | set(done.spare_slots)
+        for prefix, page in zip(ends, pages, strict=True):
+            assert (page in spare) == (prefix in self.kv)
+            self.kv.setdefault(prefix, page)
+        assert list(done.pages) == [self.kv[prefix] for prefix in ends]
+        for depth, slot in snapshots:
+            prefix = key[: depth * 4]
+            if self.stateful:
+                assert (slot in spare) == (prefix in self.states)
+                self.states.setdefault(prefix, slot)
+            else:
+                spare.add(slot)
+        self.books.ours -= spare
+
+    @rule(tokens=tokens_of, tail=st.integers(0, 5), limit=st.integers(0, 28), keep=st.booleans())
+    def match(self, tokens: list[int], tail: int, limit: int, keep: bool) -> None:
+        key = token_key([*tokens, *([7] * tail)])
+        match = self.cache.match(key, limit)
+        known = [p for p in self.prefixes(key) if p in self.kv]
+        usable = [
+            p for p in known if len(p) // 4 <= limit and (not self.stateful or p in self.states)
+        ]
+        assert match.kv_depth == len(known) * PAGE
+        assert match.depth == (len(usable[-1]) // 4 if usable else 0)
+        assert list(match.pages) == [self.kv[p] for p in self.prefixes(key[: match.depth * 4])]
+        if self.stateful and usable:
+            assert match.snapshot == self.states[usable[-1]]
+        if keep:
+            self.lock(match, key)
+
+    def lock(self, match: Match, key: bytes) -> None:
+        self.cache.lock(match.node)
+        self.locked.append((match.node, key[: match.depth * 4], True))
+
+    @rule(data=st.data())
+    def unlock(self, data: st.DataObject) -> None:
+        if not self.locked:
+            return
+        at = data.draw(st.sampled_from(range(len(self.locked))))
+        node, prefix, whole = self.locked.pop(at)
+        if whole and data.draw(st.booleans()):
+            self.cache.unlock_snapshot(node)
+            self.locked.append((node, prefix, False))
+        elif whole:
+            self.cache.unlock(node)
+        else:
+            self.cache.unlock_pages(node)
+
+    @rule(count=st.integers(1, 5))
+    def evict_pages(self, count: int) -> None:
+        before = len(self.kv)
+        freed = self.cache.evict_pages(count)
+        assert before - len(self.kv) == freed
+        if freed < count:  # all that is left is on a locked path
+            held = {p for _, prefix, _ in self.locked for p in self.prefixes(prefix)}
+            assert set(self.kv) == held
+
+    @rule(count=st.integers(1, 3))
+    def evict_snapshots(self, count: int) -> None:
+        before = len(self.states)
+        freed = self.cache.evict_snapshots(count)
+        assert before - len(self.states) == freed
+        if freed < count:
+            assert set(self.states) <= {prefix for _, prefix, whole in self.locked if whole}
+
+    @invariant()
+    def books_balance(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        self.cache.check()
+        pages, slots = self.cache.owned()
+        assert sorted(pages + slots) == sorted([*self.kv.values(), *self.states.values()])
+        for _, prefix, whole in self.locked:
+            assert all(p in self.kv for p in self.prefixes(prefix))
+            assert not (whole and self.stateful and prefix) or prefix in self.states
+
+
+TestCacheAgainstDictionary = CacheAgainstDictionary.TestCase
+TestCacheAgainstDictionary.settings = settings(
+    max_examples=80, stateful_step_count=40, deadline=None
+)
+
+
+def test_long_conversations_share_their_prefixes() -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    cache, pages, _ = new_cache()
+    turns: list[int] = []
+    for turn in range(1, 40):
+        turns += [rng.randrange(1000) for _ in range(PAGE * 3)]
+        match = cache.match(token_key(turns), len(turns) - 1)
+        assert match.depth == (turn - 1) * PAGE * 3
+        cache.insert(token_key(turns), [turn * 1000 + i for i in range(turn * 3)],
+                     [(len(turns), turn)])  # fmt: skip
+    assert cache.pages_held == 39 * 3 and not pages
