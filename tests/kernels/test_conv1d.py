@@ -1,0 +1,111 @@
+"""The ragged convolution against its token-by-token reference: outputs, windows, snapshots."""
+
+import pytest
+import torch
+from ragged_batches import (
+    assert_pools_match,
+    poisoned_pool,
+    ragged_batch,
+    random_snapshots,
+    seeded,
+)
+
+from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.conv1d import (
+    causal_conv1d_update,
+    causal_conv1d_varlen,
+    causal_conv1d_varlen_ref,
+    conv_index,
+)
+
+RAGGED = [
+    ([1], [0]),
+    ([7, 1, 2, 3, 40], [0, 5, 0, 64, 1]),
+    ([2, 2, 1, 1], [1, 2, 3, 0]),  # every row shorter than its window
+    ([0, 5, 0], [9, 0, 0]),  # rows without a token keep the state they came with
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("lengths, prefixes", RAGGED)
+def test_outputs_windows_and_snapshots_match_the_reference(lengths, prefixes, width, seed):
+    rng = seeded(seed)
+    channels = rng.choice([5, 24, 37])
+    batch = ragged_batch(lengths, prefixes, rng)
+    snapshots = random_snapshots(batch, 1, rng)
+    x = torch.randn(batch.tokens, channels)
+    weight, bias = torch.randn(channels, width), torch.randn(channels) if seed % 2 else None
+    pool = poisoned_pool(batch, (channels, width - 1), torch.float32)
+    expected_pool = pool.clone()
+    rows = (batch.read_slots, batch.write_slots, batch.has_initial, snapshots)
+    lens = (batch.cu_seqlens, batch.cu_seqlens_host, batch.prefix_lens_host)
+    y = causal_conv1d_varlen(x, weight, bias, *lens, pool, *rows)
+    expected = causal_conv1d_varlen_ref(x, weight, bias, *lens, expected_pool, *rows)
+    torch.testing.assert_close(y.double(), expected, atol=1e-5, rtol=1e-5)
+    assert_pools_match(pool, expected_pool, atol=0.0, rtol=0.0)
+
+
+def test_bfloat16_inputs_are_summed_in_float32():
+    rng = seeded(11)
+    batch = ragged_batch([9, 1, 17], [0, 3, 0], rng)
+    x, weight = torch.randn(batch.tokens, 12).bfloat16(), torch.randn(12, 4).bfloat16()
+    pool = poisoned_pool(batch, (12, 3), torch.bfloat16)
+    expected_pool = pool.clone()
+    rows = (batch.read_slots, batch.write_slots, batch.has_initial)
+    lens = (batch.cu_seqlens, batch.cu_seqlens_host, batch.prefix_lens_host)
+    y = causal_conv1d_varlen(x, weight, None, *lens, pool, *rows)
+    expected = causal_conv1d_varlen_ref(x, weight, None, *lens, expected_pool, *rows)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y, expected.bfloat16(), atol=1e-6, rtol=2**-7)
+    assert_pools_match(pool, expected_pool, atol=0.0, rtol=0.0)
+
+
+@pytest.mark.parametrize("has_initial_given", [True, False])
+def test_an_update_is_a_ragged_call_with_one_token_a_row(has_initial_given):
+    rng = seeded(5)
+    prefixes = [4, 0, 8, 1] if has_initial_given else [4, 3, 8, 1]
+    batch = ragged_batch([1, 1, 1, 1], prefixes, rng)
+    x, weight, bias = torch.randn(4, 19), torch.randn(19, 4), torch.randn(19)
+    pool = poisoned_pool(batch, (19, 3), torch.float32)
+    expected_pool = pool.clone()
+    slots = (batch.read_slots, batch.write_slots)
+    y = causal_conv1d_update(
+        x, weight, bias, pool, *slots, batch.has_initial if has_initial_given else None
+    )
+    lens = (batch.cu_seqlens, batch.cu_seqlens_host, batch.prefix_lens_host)
+    expected = causal_conv1d_varlen_ref(
+        x, weight, bias, *lens, expected_pool, *slots, batch.has_initial
+    )
+    torch.testing.assert_close(y.double(), expected, atol=1e-5, rtol=1e-5)
+    assert_pools_match(pool, expected_pool, atol=0.0, rtol=0.0)
+
+
+def test_an_index_built_once_gives_what_the_call_would_build():
+    rng = seeded(7)
+    batch = ragged_batch([5, 12], [0, 2], rng)
+    snapshots = random_snapshots(batch, 1, rng)
+    x, weight = torch.randn(batch.tokens, 6), torch.randn(6, 4)
+    pool = poisoned_pool(batch, (6, 3), torch.float32)
+    other = pool.clone()
+    lens = (batch.cu_seqlens, batch.cu_seqlens_host, batch.prefix_lens_host)
+    rows = (batch.read_slots, batch.write_slots, batch.has_initial)
+    index = conv_index(
+        batch.cu_seqlens_host, batch.prefix_lens_host, 4, snapshots, torch.device("cpu")
+    )
+    y = causal_conv1d_varlen(x, weight, None, *lens, pool, *rows, index=index)
+    expected = causal_conv1d_varlen(x, weight, None, *lens, other, *rows, snapshots)
+    assert torch.equal(y, expected)
+    assert_pools_match(pool, other, atol=0.0, rtol=0.0)
+
+
+@pytest.mark.parametrize("depth", [8, 20])
+def test_a_snapshot_outside_its_row_is_refused_with_the_depths_that_it_has(depth):
+    plan = SnapshotPlan(rows=(1,), depths=(depth,), slots=(3,))
+    with pytest.raises(ValueError, match="computes depths 9 to 19"):
+        conv_index([0, 4, 15], [0, 8], 4, plan, torch.device("cpu"))
+
+
+def test_the_padding_slot_is_refused_as_a_destination():
+    with pytest.raises(ValueError, match="slot 0"):
+        SnapshotPlan(rows=(0,), depths=(4,), slots=(0,))
