@@ -31,6 +31,9 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self.byte_ids = _byte_fallback_ids(backend)
+        """Ids of `<0x00>` .. `<0xFF>`, where the decoder joins those into characters."""
+        self.is_byte_level = "ByteLevel" in repr(backend.decoder)
+        """Whether pieces spell bytes in GPT-2's alphabet."""
         self.bos_id = self._named_id("bos_token")
         self.eos_id = self._named_id("eos_token")
         own = frozenset() if self.eos_id is None else frozenset({self.eos_id})
@@ -77,9 +80,10 @@ class Tokenizer:
         hidden = self._special_ids if skip_special_tokens else frozenset()
         return [i for i in ids if i in known and i not in hidden]
 
-    def token_text(self, token_id: int) -> str:
-        """One id's own text, special tokens shown: what log probability tables print."""
-        return self.decode([token_id], skip_special_tokens=False)
+    def piece(self, token_id: int) -> str | None:
+        """The id's entry in the vocabulary, as the file spells it; None for an unused id."""
+        piece: str | None = self._backend.id_to_token(token_id)
+        return piece
 
     def _named_id(self, name: str) -> int | None:
         text = self.special.by_name.get(name)
@@ -90,7 +94,6 @@ class Tokenizer:
 
 
 def _byte_fallback_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:
-    """Ids of `<0x00>` .. `<0xFF>` where the decoder joins those into characters."""
     if "ByteFallback" not in repr(backend.decoder):
         return frozenset()
     ids = (backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
