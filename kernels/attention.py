@@ -1,0 +1,207 @@
+"""Attention over pages of keys and values, with grouped query heads.
+
+A layer sees the page-major pool as `[pages, page_size, KH, D]`, one view for keys and one for
+values, strided over pages (one page holds every layer). Position `p` of a row lies in page
+`block_tables[row, p // page_size]` at offset `p % page_size`. Page 0 is padding: it may be written
+and gathered, but what it holds never reaches a real row.
+
+The CPU versions size their work by host lengths, so a batch must bring them.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def kv_write(
+    k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, token_pages: Tensor, token_offsets: Tensor
+) -> None:
+    """Store each token's key and value at its place.
+
+    k, v:           [T, KH, D] float
+    k_pool, v_pool: [pages, page_size, KH, D], strided over pages; written in place
+    token_pages:    [T] int64, page of each token; 0 for padding tokens
+    token_offsets:  [T] int64, place inside the page
+    """
+    k_pool.index_put_((token_pages, token_offsets), k.to(k_pool.dtype))
+    v_pool.index_put_((token_pages, token_offsets), v.to(v_pool.dtype))
+
+
+def paged_attn_prefill(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    block_tables: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_q_host: Sequence[int],
+    kv_lens: Tensor,
+    kv_lens_host: Sequence[int],
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Causal attention of each row's new tokens over all its tokens, whose keys are in the pool.
+
+    q:            [T, QH, D] float, packed rows; QH is a multiple of KH
+    k_pool, v_pool: [pages, page_size, KH, D], strided over pages
+    block_tables: [B, max_pages] int32, pages of each row, padded with 0
+    cu_seqlens_q: [B + 1] int64 on the device, packed token where each row begins; host copy beside
+    kv_lens:      [B] int64 on the device, tokens of each row including the new ones; host beside
+    scale:        factor on the scores
+    softcap:      bound the scores by softcap * tanh(score / softcap)
+    window:       a token sees itself and the window - 1 tokens before it
+    returns       [T, QH, D], dtype of q
+    """
+    out = torch.empty_like(q)
+    page_size = k_pool.shape[1]
+    for row, kv_len in enumerate(kv_lens_host):
+        start, end = cu_seqlens_q_host[row], cu_seqlens_q_host[row + 1]
+        if start == end:
+            continue
+        pages = block_tables[row, : -(-kv_len // page_size)]
+        keys = k_pool[pages].flatten(0, 1)[:kv_len].to(q.dtype)
+        values = v_pool[pages].flatten(0, 1)[:kv_len].to(q.dtype)
+        rows = q[start:end]
+        prefix = kv_len - (end - start)
+        if softcap is None and window is None and prefix == 0:
+            out[start:end] = _fused(rows, keys, values, None, scale)
+            continue
+        visible = _visible(end - start, kv_len, prefix, window, q.device)
+        if softcap is None:
+            out[start:end] = _fused(rows, keys, values, visible, scale)
+        else:
+            out[start:end] = _explicit(rows, keys, values, visible, scale, softcap)
+    return out
+
+
+def paged_attn_decode(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    block_tables: Tensor,
+    kv_lens: Tensor,
+    kv_lens_host: Sequence[int],
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Attention of one new token a row over all its tokens, whose keys are in the pool.
+
+    q:            [B, QH, D] float; QH is a multiple of KH
+    k_pool, v_pool: [pages, page_size, KH, D], strided over pages
+    block_tables: [B, max_pages] int32, pages of each row, padded with 0
+    kv_lens:      [B] int64 on the device, tokens of each row including the new one; 0 for padding
+                  rows, which get zeros; host copy beside
+    scale, softcap, window: as in paged_attn_prefill
+    returns       [B, QH, D], dtype of q
+    """
+    batch, query_heads, head_dim = q.shape
+    page_size, kv_heads = k_pool.shape[1:3]
+    pages = block_tables[:, : max(1, -(-max(kv_lens_host, default=0) // page_size))]
+    positions = torch.arange(pages.shape[1] * page_size, device=q.device)
+    seen = positions < kv_lens[:, None]
+    if window is not None:
+        seen &= positions >= kv_lens[:, None] - window
+    # What lies past a row's length is another's or never written: zeroed, since a masked score
+    # would still let a NaN value through.
+    unseen = ~seen[:, :, None, None]
+    keys = k_pool[pages].flatten(1, 2).to(q.dtype).masked_fill_(unseen, 0.0)
+    values = v_pool[pages].flatten(1, 2).to(q.dtype).masked_fill_(unseen, 0.0)
+    # A padding row sees the zeros of position 0 alone: a softmax over nothing would be NaN.
+    seen |= (positions == 0) & (kv_lens[:, None] == 0)
+    # The query heads of one KV head stand where a sequence would: no key is repeated for them.
+    grouped = q.view(batch, kv_heads, query_heads // kv_heads, head_dim)
+    keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+    mask = seen[:, None, None, :]
+    if softcap is None:
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
+    else:
+        out = _softcapped(grouped, keys, values, mask, scale, softcap)
+    return out.reshape(batch, query_heads, head_dim)
+
+
+def paged_attn_ref(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    block_tables: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_q_host: Sequence[int],
+    kv_lens: Tensor,
+    kv_lens_host: Sequence[int],
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Attention token by token and head by head in float64; returns float64 [T, QH, D]. For tests.
+
+    The reference of prefill, and of decode with one token a row.
+    """
+    page_size, kv_heads = k_pool.shape[1:3]
+    per_head = q.shape[1] // kv_heads
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    for row, kv_len in enumerate(kv_lens_host):
+        start, end = cu_seqlens_q_host[row], cu_seqlens_q_host[row + 1]
+        places = [(block_tables[row, p // page_size], p % page_size) for p in range(kv_len)]
+        for t in range(start, end):
+            last = kv_len - (end - t)
+            first = 0 if window is None else max(0, last + 1 - window)
+            for head in range(q.shape[1]):
+                kv = [(page, offset, head // per_head) for page, offset in places[first : last + 1]]
+                keys = torch.stack([k_pool[place].double() for place in kv])
+                values = torch.stack([v_pool[place].double() for place in kv])
+                scores = keys @ q[t, head].double() * scale
+                if softcap is not None:
+                    scores = softcap * torch.tanh(scores / softcap)
+                out[t, head] = scores.softmax(dim=0) @ values
+    return out
+
+
+def _visible(
+    queries: int, kv_len: int, prefix: int, window: int | None, device: torch.device
+) -> Tensor:
+    """[queries, kv_len] bool: which positions each new token may see."""
+    positions = torch.arange(kv_len, device=device)
+    own = torch.arange(prefix, prefix + queries, device=device)[:, None]
+    visible = positions <= own
+    return visible if window is None else visible & (positions > own - window)
+
+
+def _heads_first(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[KH, queries a KV head, tokens, D] views: the KV heads as a batch, keys not repeated."""
+    tokens, query_heads, head_dim = q.shape
+    kv_heads = keys.shape[1]
+    per_head = query_heads // kv_heads
+    grouped = q.view(tokens, kv_heads, per_head, head_dim).permute(1, 2, 0, 3)
+    shape = (kv_heads, per_head, keys.shape[0], head_dim)
+    return (
+        grouped,
+        keys.transpose(0, 1)[:, None].expand(shape),
+        values.transpose(0, 1)[:, None].expand(shape),
+    )
+
+
+def _fused(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, scale: float) -> Tensor:
+    """One row: q [L, QH, D], keys and values [S, KH, D] -> [L, QH, D]; causal without a mask."""
+    out = F.scaled_dot_product_attention(
+        *_heads_first(q, keys, values), attn_mask=visible, is_causal=visible is None, scale=scale
+    )
+    return out.permute(2, 0, 1, 3).reshape(q.shape)
+
+
+def _explicit(
+    q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float, softcap: float
+) -> Tensor:
+    out = _softcapped(*_heads_first(q, keys, values), visible, scale, softcap)
+    return out.permute(2, 0, 1, 3).reshape(q.shape)
+
+
+def _softcapped(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float
+) -> Tensor:
+    """Attention with bounded scores, which the fused operator lacks; softmax in float32."""
+    scores = torch.matmul(q, keys.transpose(-1, -2)).float() * (scale / softcap)
+    scores = scores.tanh_().mul_(softcap).masked_fill_(~mask, -torch.inf)
+    return torch.matmul(scores.softmax(dim=-1).to(q.dtype), values)
