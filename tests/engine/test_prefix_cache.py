@@ -12,7 +12,7 @@ from baton.engine.prefix_cache import Inserted, Match, PrefixCache, token_key
 from baton.engine.prefix_node import Node
 
 PAGE = 4
-tokens_of = st.lists(st.integers(0, 1), min_size=0, max_size=7).map(
+tokens_of = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(
     lambda pages: [page * 100 + offset for page in pages for offset in range(PAGE)]
 )
 
@@ -109,6 +109,15 @@ def test_pages_go_from_the_least_recently_used_leaf() -> None:
     assert cache.evict_pages(1) == 2 and sorted(pages) == [13, 14]
 
 
+def test_a_match_refreshes_the_snapshot_that_it_uses_and_no_other() -> None:
+    cache, _, slots = new_cache()
+    cache.insert(token_key(run(1, 2)), [11, 12], [(4, 7), (8, 8)])
+    cache.insert(token_key(run(3)), [13], [(4, 9)])
+    cache.match(token_key([*run(1, 2), 0]), limit=8)
+    cache.evict_snapshots(2)
+    assert slots == [7, 9]
+
+
 def test_without_recurrent_layers_every_page_boundary_can_be_resumed_from() -> None:
     cache, _, _ = new_cache(stateful=False)
     cache.insert(token_key(run(1, 2, 3)), [11, 12, 13])
@@ -181,7 +190,12 @@ class CacheAgainstDictionary(RuleBasedStateMachine):
                 spare.add(slot)
         self.books.ours -= spare
 
-    @rule(tokens=tokens_of, tail=st.integers(0, 5), limit=st.integers(0, 28), keep=st.booleans())
+    @rule(
+        tokens=tokens_of,
+        tail=st.integers(0, 5),
+        limit=st.sampled_from([28, 28, 28, 13, 8, 3, 0]),
+        keep=st.sampled_from([True, True, False]),
+    )
     def match(self, tokens: list[int], tail: int, limit: int, keep: bool) -> None:
         key = token_key([*tokens, *([7] * tail)])
         match = self.cache.match(key, limit)
@@ -246,7 +260,7 @@ class CacheAgainstDictionary(RuleBasedStateMachine):
 
 TestCacheAgainstDictionary = CacheAgainstDictionary.TestCase
 TestCacheAgainstDictionary.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None
+    max_examples=150, stateful_step_count=50, deadline=None
 )
 
 
