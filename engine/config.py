@@ -43,6 +43,13 @@ class ModelConfig:
     raw: dict[str, Any] = field(repr=False, hash=False, compare=False)
 
 
+class LoadFormat(StrEnum):
+    """Where weights come from."""
+
+    SAFETENSORS = "safetensors"  # the model folder
+    DUMMY = "dummy"  # random, of the right shapes: for measurements without the files
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """The engine's options. Set once, at start, from the command line."""
@@ -51,6 +58,7 @@ class EngineConfig:
     dtype: torch.dtype = torch.float32
     ssm_dtype: torch.dtype = torch.float32
     device: str = "cpu"
+    load_format: LoadFormat = LoadFormat.SAFETENSORS
     page_size: int = 64
     max_running: int = 16  # requests that decode at once
     chunked_prefill_size: int = 2048  # prompt tokens a step

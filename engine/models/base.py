@@ -13,7 +13,8 @@ from baton.engine.memory.state_pool import StatePool
 class Model(Protocol):
     """A loaded model, its weights on one device."""
 
-    config: ModelConfig
+    @property
+    def config(self) -> ModelConfig: ...
 
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """One step: reads and writes `states` and `pages`.

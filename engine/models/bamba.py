@@ -1,0 +1,97 @@
+"""Bamba: Mamba-2 or attention, then a gated MLP; half of each attention head is rotated."""
+
+from pathlib import Path
+
+from baton.engine.config import Mixer, ModelConfig
+from baton.engine.models.decoder import Decoder, Norm, Residual
+from baton.engine.models.family import (
+    DTypes,
+    Family,
+    layer_mixers,
+    model_config,
+    read_head,
+)
+from baton.engine.models.fields import Fields
+from baton.engine.models.layers.attention import Attention, AttentionSizes
+from baton.engine.models.layers.base import Layer
+from baton.engine.models.layers.mamba2 import Mamba2Mixer, Mamba2Shape
+from baton.engine.models.layers.mlp import GatedMlp
+from baton.engine.models.layers.rope import read_rope
+from baton.engine.models.scope import Scope
+
+_ROTARY_FRACTION = 0.5  # of every Bamba; older config.json files do not say it
+
+
+def _sizes(fields: Fields) -> tuple[Mamba2Shape, AttentionSizes]:
+    hidden = fields.integer("hidden_size")
+    eps = fields.number("rms_norm_eps", 1e-5)
+    return Mamba2Shape.read(fields, hidden, eps), AttentionSizes.read(fields, hidden)
+
+
+def _read(fields: Fields, folder: Path, dtypes: DTypes) -> ModelConfig:
+    fields.require(
+        "hidden_size",
+        "vocab_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+        "intermediate_size",
+        "mamba_n_heads",
+        "mamba_d_state",
+    )
+    fields.only("hidden_act", "silu", "the feed-forward and the convolution are built on it")
+    mamba, attention = _sizes(fields)
+    attentions = set(fields.integers("attn_layer_indices", ()))
+    names = tuple(
+        "attention" if index in attentions else "mamba"
+        for index in range(fields.integer("num_hidden_layers"))
+    )
+    layers = layer_mixers(fields, names)
+    return model_config(
+        fields, folder, dtypes, layers, mamba.state, attention.cache, mamba.chunk_size
+    )
+
+
+def _build(config: ModelConfig, scope: Scope) -> Decoder:
+    fields = Fields(config.raw, "config.json")
+    mamba, attention = _sizes(fields)
+    hidden, eps = config.hidden_size, mamba.norm_eps
+    intermediate = fields.integer("intermediate_size")
+    mlp_bias = fields.flag("mlp_bias", False)
+    rope = scope.own(read_rope(fields, attention.head_dim, config.max_model_len, _ROTARY_FRACTION))
+
+    model = scope.at("model")
+    embedding = model.tensor("embed_tokens.weight", config.vocab_size, hidden)
+    blocks: list[Residual] = []
+    recurrent = attentions = 0
+    for index, (mixer,) in enumerate(config.layers):
+        layer = model.at(f"layers.{index}")
+        mix: Layer
+        if mixer is Mixer.MAMBA2:
+            mix = Mamba2Mixer(layer.at("mamba"), mamba, recurrent)
+            recurrent += 1
+        else:
+            mix = Attention(layer.at("self_attn"), attention, attentions, rope)
+            attentions += 1
+        mlp = GatedMlp(
+            layer.at("feed_forward"),
+            hidden,
+            intermediate,
+            gate_up={"gate_proj": (intermediate,), "up_proj": (intermediate,)},
+            down="down_proj",
+            bias=mlp_bias,
+        )
+        before = Norm(layer.tensor("input_layernorm.weight", hidden), eps)
+        after = Norm(layer.tensor("pre_ff_layernorm.weight", hidden), eps)
+        blocks += [Residual(before, (mix,)), Residual(after, (mlp,))]
+    return Decoder(
+        config,
+        embedding,
+        tuple(blocks),
+        norm=Norm(model.tensor("final_layernorm.weight", hidden), eps),
+        head=read_head(fields, scope, embedding),
+        tally=scope.tally,
+    )
+
+
+FAMILY = Family("bamba", "BambaForCausalLM", _read, _build)

@@ -1,0 +1,43 @@
+"""The one table of model families, and reading a model folder's configuration by it.
+
+To add a family: one file beside this one that composes `layers/` and ends in a `FAMILY`, and its
+line in the table.
+"""
+
+from pathlib import Path
+
+import torch
+
+from baton.engine.config import ModelConfig
+from baton.engine.errors import ConfigError
+from baton.engine.models import bamba, granitemoehybrid
+from baton.engine.models.family import DTypes, Family
+from baton.engine.models.fields import Fields, read_fields
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for family in (bamba.FAMILY, granitemoehybrid.FAMILY)
+}
+
+
+def family_of(fields: Fields) -> Family:
+    """By `model_type`, or by architecture where there is no model_type that we know."""
+    model_type = fields.raw.get("model_type")
+    if isinstance(model_type, str) and model_type in FAMILIES:
+        return FAMILIES[model_type]
+    architectures = fields.texts("architectures") if fields.has("architectures") else ()
+    for family in FAMILIES.values():
+        if family.architecture in architectures:
+            return family
+    raise ConfigError(
+        f"{fields.where}: model_type {model_type!r} is not supported; "
+        f"supported are {', '.join(sorted(FAMILIES))}"
+    )
+
+
+def read_config(folder: Path, dtype: torch.dtype, ssm_dtype: torch.dtype) -> ModelConfig:
+    """The configuration in a Hugging Face model folder.
+
+    dtype: of weights, activations, KV and conv state; ssm_dtype: of the SSM state in the pool.
+    """
+    fields = read_fields(folder)
+    return family_of(fields).read(fields, folder, DTypes(dtype, ssm_dtype))

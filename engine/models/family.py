@@ -1,0 +1,116 @@
+"""What the table of families knows about each."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from baton.engine.config import Mixer, ModelConfig
+from baton.engine.errors import ConfigError
+from baton.engine.memory.layout import AttentionShape, RecurrentShape
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.fields import Fields, read_json
+from baton.engine.models.scope import Scope
+
+_GENERATION_FILE = "generation_config.json"
+# transformers 5 writes the second spelling of each, older versions the first.
+_MIXERS = {
+    "mamba": Mixer.MAMBA2,
+    "linear_attention": Mixer.MAMBA2,
+    "attention": Mixer.ATTENTION,
+    "full_attention": Mixer.ATTENTION,
+}
+
+
+@dataclass(frozen=True)
+class DTypes:
+    """Set by the engine's options."""
+
+    activations: torch.dtype  # of weights and activations, KV and conv state
+    ssm: torch.dtype
+
+
+class ReadConfig(Protocol):
+    def __call__(self, fields: Fields, folder: Path, dtypes: DTypes) -> ModelConfig: ...
+
+
+class Build(Protocol):
+    def __call__(self, config: ModelConfig, scope: Scope) -> Decoder: ...
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model family: how to read its config.json, and how to compose its layers.
+
+    ignored: patterns of tensors that its checkpoints may hold and that are not used.
+    """
+
+    model_type: str  # of config.json
+    architecture: str  # in config.json's `architectures`
+    read: ReadConfig
+    build: Build
+    ignored: tuple[str, ...] = ()
+
+
+def layer_mixers(fields: Fields, names: tuple[str, ...]) -> tuple[tuple[Mixer, ...], ...]:
+    """Layer types as config.json spells them, one mixer a layer."""
+    unknown = sorted(set(names) - set(_MIXERS))
+    if unknown:
+        raise ConfigError(
+            f"{fields.where}: unknown layer types {', '.join(unknown)}; "
+            f"known are {', '.join(_MIXERS)}"
+        )
+    count = fields.integer("num_hidden_layers")
+    if len(names) != count:
+        raise ConfigError(
+            f"{fields.where}: {len(names)} layer types for num_hidden_layers = {count}"
+        )
+    return tuple((_MIXERS[name],) for name in names)
+
+
+def model_config(
+    fields: Fields,
+    folder: Path,
+    dtypes: DTypes,
+    layers: tuple[tuple[Mixer, ...], ...],
+    recurrent: RecurrentShape,
+    attention: AttentionShape,
+    chunk_size: int,
+) -> ModelConfig:
+    """What is alike in all families whose recurrent layers have one shape."""
+    mixers = [mixer for block in layers for mixer in block]
+    return ModelConfig(
+        family=fields.text("model_type"),
+        folder=folder,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        max_model_len=fields.integer("max_position_embeddings"),
+        layers=layers,
+        recurrent=(recurrent,) * (len(mixers) - mixers.count(Mixer.ATTENTION)),
+        attention=(attention,) * mixers.count(Mixer.ATTENTION),
+        mamba_chunk_size=chunk_size,
+        eos_token_ids=_eos_token_ids(fields, folder),
+        dtype=dtypes.activations,
+        conv_dtype=dtypes.activations,
+        ssm_dtype=dtypes.ssm,
+        raw=dict(fields.raw),
+    )
+
+
+def read_head(fields: Fields, scope: Scope, embedding: Tensor) -> Tensor:
+    """[vocab, hidden]: the output head, or the embedding where they are tied."""
+    if fields.flag("tie_word_embeddings", False):
+        return embedding
+    return scope.tensor("lm_head.weight", *embedding.shape)
+
+
+def _eos_token_ids(fields: Fields, folder: Path) -> tuple[int, ...]:
+    """Those of config.json, and those that generation_config.json adds."""
+    sources = [fields]
+    path = folder / _GENERATION_FILE
+    if path.is_file():
+        sources.append(Fields(read_json(path), str(path)))
+    ids = [ident for source in sources for ident in source.integers("eos_token_id", ())]
+    return tuple(dict.fromkeys(ids))

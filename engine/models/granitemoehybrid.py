@@ -1,0 +1,124 @@
+"""Granite 4 hybrids: Mamba-2 or attention, then a shared MLP, with experts beside it or without.
+
+Four multipliers: on the embedding, on both residual additions, on the attention scores (in place
+of head_dim ** -0.5), and a divisor of the logits. Attention has rotary positions or none ("nope").
+"""
+
+from pathlib import Path
+
+from baton.engine.config import Mixer, ModelConfig
+from baton.engine.errors import ConfigError
+from baton.engine.models.decoder import Decoder, Norm, Residual
+from baton.engine.models.family import (
+    DTypes,
+    Family,
+    layer_mixers,
+    model_config,
+    read_head,
+)
+from baton.engine.models.fields import Fields
+from baton.engine.models.layers.attention import Attention, AttentionSizes
+from baton.engine.models.layers.base import Layer
+from baton.engine.models.layers.mamba2 import Mamba2Mixer, Mamba2Shape
+from baton.engine.models.layers.mlp import GatedMlp
+from baton.engine.models.layers.moe import SoftmaxTopKMoe
+from baton.engine.models.layers.rope import read_rope
+from baton.engine.models.scope import Scope
+
+
+def _sizes(fields: Fields) -> tuple[Mamba2Shape, AttentionSizes]:
+    hidden = fields.integer("hidden_size")
+    eps = fields.number("rms_norm_eps", 1e-6)
+    scale = fields.number("attention_multiplier", 1.0)
+    return Mamba2Shape.read(fields, hidden, eps), AttentionSizes.read(fields, hidden, scale)
+
+
+def _read(fields: Fields, folder: Path, dtypes: DTypes) -> ModelConfig:
+    fields.require(
+        "hidden_size",
+        "vocab_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "max_position_embeddings",
+        "layer_types",
+        "shared_intermediate_size",
+        "mamba_n_heads",
+        "mamba_d_state",
+    )
+    fields.only("hidden_act", "silu", "the feed-forward and the convolution are built on it")
+    if fields.text("position_embedding_type", "nope") not in ("nope", "rope"):
+        raise ConfigError(
+            f'{fields.where}: position_embedding_type should be null, "nope" or "rope"; '
+            f"got {fields.raw['position_embedding_type']!r}"
+        )
+    mamba, attention = _sizes(fields)
+    layers = layer_mixers(fields, fields.texts("layer_types"))
+    return model_config(
+        fields, folder, dtypes, layers, mamba.state, attention.cache, mamba.chunk_size
+    )
+
+
+def _build(config: ModelConfig, scope: Scope) -> Decoder:
+    fields = Fields(config.raw, "config.json")
+    mamba, attention = _sizes(fields)
+    hidden, eps = config.hidden_size, mamba.norm_eps
+    multiplier = fields.number("residual_multiplier", 1.0)
+    rotary = fields.text("position_embedding_type", "nope") == "rope"
+    rope = None
+    if rotary:
+        rope = scope.own(read_rope(fields, attention.head_dim, config.max_model_len))
+
+    def feed_forward(layer: Scope) -> tuple[Layer, ...]:
+        shared = fields.integer("shared_intermediate_size")
+        mlp = GatedMlp(
+            layer.at("shared_mlp"),
+            hidden,
+            shared,
+            gate_up={"input_linear": (shared, shared)},
+            down="output_linear",
+        )
+        experts = fields.integer("num_local_experts", 0, minimum=0)
+        if not experts:
+            return (mlp,)
+        moe = SoftmaxTopKMoe(
+            layer.at("block_sparse_moe"),
+            hidden,
+            fields.integer("intermediate_size"),
+            experts,
+            fields.integer("num_experts_per_tok"),
+            router="router.layer.weight",
+            gate_up="input_linear.weight",
+            down="output_linear.weight",
+        )
+        return (moe, mlp)
+
+    model = scope.at("model")
+    embedding = model.tensor("embed_tokens.weight", config.vocab_size, hidden)
+    blocks: list[Residual] = []
+    recurrent = attentions = 0
+    for index, (mixer,) in enumerate(config.layers):
+        layer = model.at(f"layers.{index}")
+        mix: Layer
+        if mixer is Mixer.MAMBA2:
+            mix = Mamba2Mixer(layer.at("mamba"), mamba, recurrent)
+            recurrent += 1
+        else:
+            mix = Attention(layer.at("self_attn"), attention, attentions, rope)
+            attentions += 1
+        before = Norm(layer.tensor("input_layernorm.weight", hidden), eps)
+        after = Norm(layer.tensor("post_attention_layernorm.weight", hidden), eps)
+        blocks.append(Residual(before, (mix,), multiplier))
+        blocks.append(Residual(after, feed_forward(layer), multiplier))
+    return Decoder(
+        config,
+        embedding,
+        tuple(blocks),
+        norm=Norm(model.tensor("norm.weight", hidden), eps),
+        head=read_head(fields, scope, embedding),
+        tally=scope.tally,
+        embedding_multiplier=fields.number("embedding_multiplier", 1.0),
+        logits_divisor=fields.number("logits_scaling", 1.0),
+    )
+
+
+FAMILY = Family("granitemoehybrid", "GraniteMoeHybridForCausalLM", _read, _build)

@@ -1,0 +1,115 @@
+"""Attention over pages, with grouped query heads; rotary positions or none."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.errors import ConfigError
+from baton.engine.memory.layout import AttentionShape
+from baton.engine.models.fields import Fields
+from baton.engine.models.layers.linear import ColumnLinear, RowLinear
+from baton.engine.models.scope import Scope
+from baton.engine.models.step import Step
+from baton.kernels.attention import kv_write, paged_attn_decode, paged_attn_prefill
+from baton.kernels.rope import apply_rope
+
+
+@dataclass(frozen=True)
+class AttentionSizes:
+    """The sizes of one attention layer. Set by the family's config reader."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float  # factor on the scores
+    bias: bool
+
+    @property
+    def cache(self) -> AttentionShape:
+        return AttentionShape(self.kv_heads, self.head_dim)
+
+    @staticmethod
+    def read(fields: Fields, hidden: int, scale: float | None = None) -> "AttentionSizes":
+        """From the fields that most families share. scale: None for head_dim ** -0.5."""
+        heads = fields.integer("num_attention_heads")
+        kv_heads = fields.integer("num_key_value_heads", heads)
+        head_dim = fields.integer("head_dim", hidden // heads)
+        if heads % kv_heads:
+            raise ConfigError(
+                f"{fields.where}: num_attention_heads ({heads}) should be a multiple of "
+                f"num_key_value_heads ({kv_heads})"
+            )
+        return AttentionSizes(
+            hidden=hidden,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5 if scale is None else scale,
+            bias=fields.flag("attention_bias", False),
+        )
+
+
+class Attention:
+    """o_proj(attention(q, k, v)), with q, k and v projected as one."""
+
+    def __init__(
+        self, scope: Scope, sizes: AttentionSizes, index: int, rope: Tensor | None
+    ) -> None:
+        """index: which of the model's attention layers this is (its place in a page).
+
+        rope: [max positions, rotary channels] float32, as kernels.rope makes it; None: positions
+        are not told to the attention.
+        """
+        self.index = index
+        self.rope = rope
+        self.scale = sizes.scale
+        self.head_dim = sizes.head_dim
+        self.heads = scope.shard.part(sizes.heads, "attention heads")
+        self.kv_heads = scope.shard.part(sizes.kv_heads, "KV heads")
+        q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        qkv = {"q_proj": (q,), "k_proj": (kv,), "v_proj": (kv,)}
+        self.qkv = ColumnLinear(scope, qkv, sizes.hidden, sizes.bias)
+        self.out = RowLinear(scope, "o_proj", sizes.hidden, q, sizes.bias)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        turned = self.heads + self.kv_heads  # q and k are rotated alike, so in one call
+        qk, v = qkv[:, :turned], qkv[:, turned:]
+        if self.rope is not None:
+            qk = apply_rope(qk, self.rope, step.positions)
+        q, k = qk[:, : self.heads], qk[:, self.heads :]
+        k_pool, v_pool = step.pages.k[self.index], step.pages.v[self.index]
+        kv_write(k, v, k_pool, v_pool, step.token_pages, step.token_offsets)
+        parts = []
+        if step.decode is not None:
+            rows = step.decode
+            parts.append(
+                paged_attn_decode(
+                    q[: step.decode_tokens].contiguous(),
+                    k_pool,
+                    v_pool,
+                    rows.block_tables,
+                    rows.kv_lens,
+                    rows.kv_lens_host,
+                    self.scale,
+                )
+            )
+        if step.prefill is not None:
+            ragged = step.prefill
+            parts.append(
+                paged_attn_prefill(
+                    q[step.decode_tokens :].contiguous(),
+                    k_pool,
+                    v_pool,
+                    ragged.block_tables,
+                    ragged.cu_seqlens,
+                    ragged.cu_seqlens_host,
+                    ragged.kv_lens,
+                    ragged.kv_lens_host,
+                    self.scale,
+                )
+            )
+        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self.out(attended.flatten(1))

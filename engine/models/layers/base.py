@@ -1,0 +1,15 @@
+"""What a layer is to the decoder that runs it."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from baton.engine.models.step import Step
+
+
+class Layer(Protocol):
+    """A mixer or a feed-forward: what one residual branch computes."""
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """x: [T, hidden] -> [T, hidden], both in the model's dtype."""
+        ...

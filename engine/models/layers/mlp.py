@@ -1,0 +1,31 @@
+"""The gated feed-forward: down(silu(gate x) * up x)."""
+
+from collections.abc import Mapping, Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.engine.models.layers.linear import ColumnLinear, RowLinear
+from baton.engine.models.scope import Scope
+from baton.engine.models.step import Step
+
+
+class GatedMlp:
+    """Gate and up projections are one matrix, gate rows first, whatever the checkpoint does."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        hidden: int,
+        intermediate: int,
+        gate_up: Mapping[str, Sequence[int]],
+        down: str,
+        bias: bool = False,
+    ) -> None:
+        """gate_up: the tensor, or the two, that hold gate and up, with their row blocks."""
+        self.gate_up = ColumnLinear(scope, gate_up, hidden, bias)
+        self.down = RowLinear(scope, down, hidden, intermediate, bias)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)

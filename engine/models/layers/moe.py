@@ -1,0 +1,38 @@
+"""Mixture of experts with a softmax over the top-k router logits."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.engine.models.scope import Scope
+from baton.engine.models.step import Step
+from baton.kernels.moe import experts_swiglu, route_softmax_topk
+
+
+class SoftmaxTopKMoe:
+    """Experts are gated like GatedMlp, stacked: [experts, 2 * intermediate, hidden] gate first.
+
+    Ranks divide every expert's intermediate channels, so each computes all experts in part.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        hidden: int,
+        intermediate: int,
+        experts: int,
+        top_k: int,
+        router: str,
+        gate_up: str,
+        down: str,
+    ) -> None:
+        """router, gate_up, down: the names of the tensors, already stacked over experts."""
+        self.top_k = top_k
+        self.comm = scope.comm
+        self.router = scope.tensor(router, experts, hidden)
+        halves = (intermediate, intermediate)
+        self.gate_up = scope.part(gate_up, (experts, 2 * intermediate, hidden), halves, dim=1)
+        self.down = scope.part(down, (experts, hidden, intermediate), (intermediate,), dim=2)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        weights, experts = route_softmax_topk(F.linear(x, self.router), self.top_k)
+        return self.comm.all_reduce(experts_swiglu(x, weights, experts, self.gate_up, self.down))

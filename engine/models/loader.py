@@ -1,0 +1,51 @@
+"""Loading a model: its configuration, then its weights."""
+
+import torch
+
+from baton.engine.comm import Comm, Shard, SingleComm
+from baton.engine.config import EngineConfig, LoadFormat, ModelConfig
+from baton.engine.models.base import Model
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.families import FAMILIES, read_config
+from baton.engine.models.scope import Scope
+from baton.engine.weights import (
+    Checkpoint,
+    DeclaredWeights,
+    DummyWeights,
+    Progress,
+    WeightSource,
+)
+
+
+def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
+    """The model in `config.model`, on `config.device`, ready to run.
+
+    progress is called with (bytes loaded, bytes in all). Raises ConfigError for a folder or a
+    configuration that cannot work, WeightsError for weights that do not fit it.
+    """
+    model = read_config(config.model, config.dtype, config.ssm_dtype)
+    if config.load_format is LoadFormat.DUMMY:
+        return build_model(model, DummyWeights(), torch.device(config.device))
+    checkpoint = Checkpoint(model.folder, progress)
+    needs = declared_weights(model)
+    checkpoint.check(needs.shapes, FAMILIES[model.family].ignored)
+    return build_model(model, checkpoint, torch.device(config.device))
+
+
+def declared_weights(config: ModelConfig) -> DeclaredWeights:
+    """The tensors that a model of this configuration needs. Reads and allocates nothing."""
+    declared = DeclaredWeights()
+    build_model(config, declared, torch.device("meta"))
+    return declared
+
+
+def build_model(
+    config: ModelConfig,
+    source: WeightSource,
+    device: torch.device,
+    shard: Shard | None = None,
+    comm: Comm | None = None,
+) -> Decoder:
+    """Compose the model of `config` from the tensors of `source`."""
+    scope = Scope(source, config.dtype, device, shard or Shard(), comm or SingleComm())
+    return FAMILIES[config.family].build(config, scope)

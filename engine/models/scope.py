@@ -1,0 +1,101 @@
+"""What a layer is built from: its tensors, under one name prefix, and its rank's part of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from baton.engine.comm import Comm, Shard
+from baton.engine.weights import Shape, WeightSource
+
+
+@dataclass
+class Tally:
+    """Bytes of the tensors that a model has taken, mapped or copied."""
+
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Tensor names are relative to `prefix`; tensors come in `dtype` on `device`.
+
+    A tensor that needs no change stays mapped from the file; any other is copied once.
+    """
+
+    source: WeightSource
+    dtype: torch.dtype
+    device: torch.device
+    shard: Shard
+    comm: Comm
+    prefix: str = ""
+    tally: Tally = field(default_factory=Tally)
+
+    def at(self, name: str) -> "Scope":
+        """The scope of the part called `name`."""
+        return replace(self, prefix=f"{self.prefix}{name}.")
+
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """The whole of a tensor of `shape`, on every rank."""
+        return self.part(name, shape, (), dtype=dtype)
+
+    def part(
+        self,
+        name: str,
+        shape: Shape,
+        blocks: Sequence[int],
+        dim: int = 0,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """This rank's part of a tensor of `shape`.
+
+        blocks: sizes of the blocks along `dim`; each is divided among the ranks on its own
+        (the q, k and v of one fused tensor, say). Empty: not divided.
+        """
+        full = self._whole(name, shape)
+        sharded = _divide(full, blocks, dim, self.shard, self.prefix + name)
+        own = sharded.to(self.device, dtype or self.dtype).contiguous()
+        if own is not full:
+            self.source.release(self.prefix + name)
+        self.tally.nbytes += own.nbytes
+        return own
+
+    def rows(self, parts: Mapping[str, Sequence[int]], suffix: str, columns: Shape) -> Tensor:
+        """This rank's rows of several tensors, one after another: [rows, *columns].
+
+        parts: tensor name (without `suffix`) to the row blocks in it, in the order wanted.
+        """
+        if len(parts) == 1:
+            ((name, blocks),) = parts.items()
+            return self.part(f"{name}.{suffix}", (sum(blocks), *columns), blocks)
+        total = sum(self.shard.part(block, name) for name in parts for block in parts[name])
+        fused = torch.empty((total, *columns), dtype=self.dtype, device=self.device)
+        first = 0
+        for name, blocks in parts.items():
+            full = self._whole(f"{name}.{suffix}", (sum(blocks), *columns))
+            sharded = _divide(full, blocks, 0, self.shard, self.prefix + name)
+            fused[first : first + sharded.shape[0]] = sharded
+            first += sharded.shape[0]
+            self.source.release(f"{self.prefix}{name}.{suffix}")
+        self.tally.nbytes += fused.nbytes
+        return fused
+
+    def own(self, tensor: Tensor) -> Tensor:
+        """A tensor that the model made for itself, on the device, its bytes counted."""
+        self.tally.nbytes += tensor.nbytes
+        return tensor.to(self.device)
+
+    def _whole(self, name: str, shape: Shape) -> Tensor:
+        return self.source.tensor(self.prefix + name, shape)
+
+
+def _divide(full: Tensor, blocks: Sequence[int], dim: int, shard: Shard, what: str) -> Tensor:
+    """`shard`'s part of every block along `dim`, end to end; `full` itself on a single rank."""
+    if shard.size == 1 or not blocks:
+        return full
+    parts = []
+    for block in torch.split(full, list(blocks), dim):
+        width = shard.part(block.shape[dim], what)
+        parts.append(block.narrow(dim, shard.rank * width, width))
+    return torch.cat(parts, dim)

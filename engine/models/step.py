@@ -1,0 +1,120 @@
+"""One step as the layers see it: its decode rows, its prefill rows, and where state lies.
+
+Made once a batch, so that what every layer would plan alike is planned once.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+
+from baton.engine.config import ModelConfig
+from baton.engine.errors import InvariantError
+from baton.engine.forward_batch import ForwardBatch
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.state_pool import StatePool
+from baton.kernels.chunks import ChunkIndex
+from baton.kernels.conv1d import ConvIndex, conv_index
+from baton.kernels.ssd import ssd_index
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    """The rows of one token each, which come first. D rows, D tokens."""
+
+    read_slots: Tensor  # [D] int64
+    write_slots: Tensor  # [D] int64
+    has_initial: Tensor | None  # [D] bool; None where every row has one
+    block_tables: Tensor  # [D, max pages] int64
+    kv_lens: Tensor  # [D] int64
+    kv_lens_host: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PrefillRows:
+    """The other rows, as a ragged batch of their own: token 0 is the first prefill token."""
+
+    cu_seqlens: Tensor  # [P + 1] int64
+    cu_seqlens_host: tuple[int, ...]
+    prefix_lens_host: tuple[int, ...]
+    read_slots: Tensor  # [P] int64
+    write_slots: Tensor  # [P] int64
+    has_initial: Tensor  # [P] bool
+    block_tables: Tensor  # [P, max pages] int64
+    kv_lens: Tensor  # [P] int64
+    kv_lens_host: tuple[int, ...]
+    conv: ConvIndex | None  # None: the model has no recurrent layer
+    scan: ChunkIndex | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """Set by the decoder, from the runner's batch."""
+
+    decode_tokens: int  # = decode rows
+    decode: DecodeRows | None
+    prefill: PrefillRows | None
+    positions: Tensor  # [T] int64
+    token_pages: Tensor  # [T] int64
+    token_offsets: Tensor  # [T] int64
+    states: StatePool
+    pages: PagePool
+
+    @classmethod
+    def plan(
+        cls, batch: ForwardBatch, states: StatePool, pages: PagePool, config: ModelConfig
+    ) -> Self:
+        return cls(
+            decode_tokens=batch.decode_rows,
+            decode=_decode_rows(batch) if batch.decode_rows else None,
+            prefill=_prefill_rows(batch, config) if batch.decode_rows < batch.rows else None,
+            positions=batch.positions,
+            token_pages=batch.token_pages,
+            token_offsets=batch.token_offsets,
+            states=states,
+            pages=pages,
+        )
+
+    def ssm(self, index: int) -> Tensor:
+        """[slots, *ssm shape], the SSM states of recurrent layer `index`."""
+        pool = self.states.ssm[index]
+        if pool is None:
+            raise InvariantError(f"recurrent layer {index} has no SSM state in the pool's layout")
+        return pool
+
+
+def _decode_rows(batch: ForwardBatch) -> DecodeRows:
+    rows = slice(batch.decode_rows)
+    return DecodeRows(
+        read_slots=batch.read_slots[rows],
+        write_slots=batch.write_slots[rows],
+        has_initial=None if all(batch.host.has_initial[rows]) else batch.has_initial[rows],
+        block_tables=batch.block_tables[rows],
+        kv_lens=batch.kv_lens[rows],
+        kv_lens_host=batch.host.kv_lens[rows],
+    )
+
+
+def _prefill_rows(batch: ForwardBatch, config: ModelConfig) -> PrefillRows:
+    first = batch.decode_rows  # a decode row has one token: rows and tokens before are as many
+    cu_seqlens_host = tuple(end - first for end in batch.host.cu_seqlens[first:])
+    prefix_lens_host = batch.host.prefix_lens[first:]
+    device = batch.token_ids.device
+    conv = scan = None
+    if config.recurrent:
+        width = config.recurrent[0].conv[1] + 1
+        conv = conv_index(cu_seqlens_host, prefix_lens_host, width, None, device)
+        scan = ssd_index(cu_seqlens_host, prefix_lens_host, config.mamba_chunk_size, None, device)
+    return PrefillRows(
+        cu_seqlens=batch.cu_seqlens[first:] - first,
+        cu_seqlens_host=cu_seqlens_host,
+        prefix_lens_host=prefix_lens_host,
+        read_slots=batch.read_slots[first:],
+        write_slots=batch.write_slots[first:],
+        has_initial=batch.has_initial[first:],
+        block_tables=batch.block_tables[first:],
+        kv_lens=batch.kv_lens[first:],
+        kv_lens_host=batch.host.kv_lens[first:],
+        conv=conv,
+        scan=scan,
+    )

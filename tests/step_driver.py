@@ -1,0 +1,116 @@
+"""Runs a model step by step without a scheduler: batches made by hand, pools of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from baton.engine.forward_batch import ForwardBatch, HostLengths
+from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.memory.owners import Owner
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.state_pool import StatePool
+from baton.engine.models.base import Model
+
+
+@dataclass
+class Sequence_:
+    """One sequence that the driver runs: its slot, its pages, and how much of it is computed."""
+
+    slot: int
+    tokens: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+
+
+class StepDriver:
+    """Everything that no row owns holds NaN, the padding slot and page too."""
+
+    def __init__(self, model: Model, slots: int = 12, pages: int = 128, page_size: int = 16):
+        config, device = model.config, torch.device("cpu")
+        self.model = model
+        self.page_size = page_size
+        slot_layout = SlotLayout(config.recurrent, config.conv_dtype, config.ssm_dtype)
+        self.states = StatePool(slot_layout, slots, device)
+        self.pages = PagePool(PageLayout(config.attention, page_size, config.dtype), pages, device)
+        for pool in self.pools():
+            pool.fill_(torch.nan)
+
+    def pools(self) -> list[Tensor]:
+        """Every typed view of the state and page pools."""
+        ssm = [pool for pool in self.states.ssm if pool is not None]
+        return [*self.states.conv, *ssm, *self.pages.k, *self.pages.v]
+
+    def start(self, tokens: Sequence[int]) -> Sequence_:
+        slot = self.states.ids.take(Owner.LIVE)
+        assert slot is not None
+        return Sequence_(slot, list(tokens))
+
+    def step(
+        self, decode: Sequence[Sequence_] = (), prefill: Sequence[tuple[Sequence_, int]] = ()
+    ) -> list[Tensor]:
+        """One forward: `decode` rows of one token, then (sequence, tokens) prefill rows.
+
+        Returns each row's logits [its tokens, vocab] float32.
+        """
+        rows = [(seq, 1) for seq in decode] + list(prefill)
+        batch = self._batch(rows, len(decode))
+        logits = self.model.forward(batch, self.states, self.pages)
+        for seq, count in rows:
+            seq.computed += count
+        return list(logits.split([count for _, count in rows]))
+
+    def prefill(self, seq: Sequence_, chunk: int | None = None) -> Tensor:
+        """All of `seq` that is not computed, in chunks: logits [its tokens, vocab]."""
+        logits = []
+        while left := len(seq.tokens) - seq.computed:
+            logits += self.step(prefill=[(seq, min(left, chunk or left))])
+        return torch.cat(logits)
+
+    def greedy(self, seqs: Sequence[Sequence_], logits: Sequence[Tensor], count: int) -> None:
+        """Append `count` greedy tokens to each, the first of each from its last logits."""
+        for step in range(count):
+            for seq, row in zip(seqs, logits, strict=True):
+                seq.tokens.append(int(row[-1].argmax()))
+            if step + 1 < count:
+                logits = self.step(decode=seqs)
+
+    def _batch(self, rows: Sequence[tuple[Sequence_, int]], decode_rows: int) -> ForwardBatch:
+        cu_seqlens, positions, tokens, token_pages = [0], [], [], []
+        for seq, count in rows:
+            end = seq.computed + count
+            while len(seq.pages) * self.page_size < end:
+                page = self.pages.ids.take(Owner.LIVE)
+                assert page is not None
+                seq.pages.append(page)
+            places = range(seq.computed, end)
+            cu_seqlens.append(cu_seqlens[-1] + count)
+            positions += places
+            tokens += seq.tokens[seq.computed : end]
+            token_pages += [seq.pages[place // self.page_size] for place in places]
+        widest = max(len(seq.pages) for seq, _ in rows)
+        slots = torch.tensor([seq.slot for seq, _ in rows])
+        host = HostLengths(
+            cu_seqlens=tuple(cu_seqlens),
+            prefix_lens=tuple(seq.computed for seq, _ in rows),
+            kv_lens=tuple(seq.computed + count for seq, count in rows),
+            has_initial=tuple(seq.computed > 0 for seq, _ in rows),
+        )
+        return ForwardBatch(
+            token_ids=torch.tensor(tokens),
+            positions=torch.tensor(positions),
+            cu_seqlens=torch.tensor(cu_seqlens),
+            kv_lens=torch.tensor(host.kv_lens),
+            read_slots=slots,
+            write_slots=slots,
+            has_initial=torch.tensor(host.has_initial),
+            block_tables=torch.tensor(
+                [seq.pages + [0] * (widest - len(seq.pages)) for seq, _ in rows]
+            ),
+            token_pages=torch.tensor(token_pages),
+            token_offsets=torch.tensor([place % self.page_size for place in positions]),
+            logit_tokens=torch.arange(cu_seqlens[-1]),
+            decode_rows=decode_rows,
+            host=host,
+        )
