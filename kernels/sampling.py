@@ -1,0 +1,135 @@
+"""From logits to tokens: penalties, filters, Gumbel-max sampling, log-probabilities.
+
+All of it is batched over rows with a parameter tensor a row. Which rows need what is known on the
+host (sampling parameters are), so index tensors of those rows say where work is done; nothing is
+read back from the device.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from baton.kernels.philox import vocabulary_uniform
+
+
+class LogProbs(NamedTuple):
+    """chosen [R] float32; top_values [R, n] float32, falling; top_ids [R, n] int64."""
+
+    chosen: Tensor
+    top_values: Tensor
+    top_ids: Tensor
+
+
+def add_token_counts(counts: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+    """Count tokens: counts [S, V] int32, rows [n] int64 into S, token_ids [n] int64; in place."""
+    ones = torch.ones_like(token_ids, dtype=counts.dtype)
+    counts.index_put_((rows, token_ids), ones, accumulate=True)
+
+
+def apply_penalties(
+    logits: Tensor,
+    rows: Tensor,
+    prompt_counts: Tensor,
+    output_counts: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> None:
+    """Make tokens that were seen less likely, in place, in the rows that ask for it.
+
+    logits: [R, V] float32
+    rows:   [n] int64 into R
+    prompt_counts, output_counts: [n, V] int32, how often each token occurs in prompt and output
+    repetition: [n] float32, divides positive and multiplies negative logits of tokens seen in
+                either (Keskar et al., 2019, arXiv:1909.05858); 1 is off
+    presence, frequency: [n] float32, subtracted once, and once an occurrence, for tokens of the
+                output (as OpenAI defines them); 0 is off
+    """
+    chosen = logits[rows]
+    seen = (prompt_counts > 0) | (output_counts > 0)
+    repeated = torch.where(chosen > 0, chosen / repetition[:, None], chosen * repetition[:, None])
+    chosen = torch.where(seen, repeated, chosen)
+    chosen -= frequency[:, None] * output_counts
+    chosen -= presence[:, None] * (output_counts > 0)
+    logits.index_copy_(0, rows, chosen)
+
+
+def mask_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+    """Rule tokens out, in place: end and stop tokens of rows below their minimum length.
+
+    logits [R, V] float32; rows [n] int64 into R and token_ids [n] int64, paired
+    """
+    never = torch.full((), -torch.inf, dtype=logits.dtype, device=logits.device)
+    logits.index_put_((rows, token_ids), never)
+
+
+def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Rule out all but the likely tokens: min-p and top-k, then top-p of what they leave.
+
+    logits: [n, V] float32, temperature applied
+    top_k:  [n] int64, keep the k largest (equals in vocabulary order); 0 is off
+    top_p:  [n] float32, keep the smallest set that has this probability; 1 is off
+    min_p:  [n] float32, keep tokens at least this fraction of the likeliest; 0 is off
+    returns [n, V] float32, -inf where ruled out; the likeliest token always stays
+    """
+    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(logits.shape[1], device=logits.device)
+    keep = (ranks < top_k[:, None]) | (top_k[:, None] <= 0)
+    keep &= ordered >= ordered[:, :1] + min_p.log()[:, None]
+    probabilities = ordered.masked_fill(~keep, -torch.inf).softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    keep &= (before < top_p[:, None]) | (top_p[:, None] >= 1.0)
+    keep |= ranks == 0
+    kept = ordered.masked_fill(~keep, -torch.inf)
+    return torch.empty_like(logits).scatter_(1, ids, kept)
+
+
+def sample_tokens(
+    logits: Tensor,
+    rows: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    filters: tuple[Tensor, Tensor, Tensor] | None,
+) -> Tensor:
+    """The next token of every row: the likeliest, or a draw where the row samples.
+
+    A draw is the argmax of logits / temperature plus Gumbel noise, whose distribution is the
+    softmax; noise is computed for the rows that sample and for no others.
+
+    logits:      [R, V] float32, penalties applied
+    rows:        [n] int64 into R, the rows that sample; all others are greedy
+    temperature: [n] float32, above 0
+    seeds:       [n] int64
+    positions:   [n] int64, index of the output token
+    filters:     top_k [n] int64, top_p [n], min_p [n] float32 (see filter_logits), or None where
+                 no row uses them
+    returns      [R] int64
+    """
+    tokens = logits.argmax(dim=-1)
+    if rows.shape[0] == 0:
+        return tokens
+    scaled = logits[rows] / temperature[:, None]
+    if filters is not None:
+        scaled = filter_logits(scaled, *filters)
+    uniform = vocabulary_uniform(seeds, positions, logits.shape[1])
+    # -log1p(-u) is exponential noise that keeps its precision near zero, where the winners are.
+    gumbel = uniform.neg_().log1p_().neg_().log_().neg_()
+    return tokens.index_copy_(0, rows, (scaled + gumbel).argmax(dim=-1))
+
+
+def log_probs(logits: Tensor, token_ids: Tensor, top_n: int) -> LogProbs:
+    """Log-probabilities of given tokens and of the likeliest ones.
+
+    Of the model's own distribution: before temperature, penalties and filters, as OpenAI's are.
+
+    logits:    [R, V] float, raw
+    token_ids: [R] int64
+    top_n:     how many of the likeliest; may be 0
+    """
+    wide = logits.float()
+    normaliser = wide.logsumexp(dim=-1, keepdim=True)
+    chosen = wide.gather(1, token_ids[:, None]) - normaliser
+    top_values, top_ids = wide.topk(top_n, dim=-1)
+    return LogProbs(chosen[:, 0], top_values - normaliser, top_ids)

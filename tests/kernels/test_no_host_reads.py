@@ -1,0 +1,133 @@
+"""No kernel of the forward path reads the device on the host."""
+
+import pytest
+import torch
+from guards import HostReadError, NoHostReads
+from ragged_batches import poisoned_pool, ragged_batch, random_snapshots, seeded
+
+from baton.kernels.attention import kv_write, paged_attn_decode, paged_attn_prefill
+from baton.kernels.conv1d import causal_conv1d_update, causal_conv1d_varlen
+from baton.kernels.moe import moe_forward
+from baton.kernels.norm import gated_rms_norm, rms_norm
+from baton.kernels.rope import apply_rope, rope_cache
+from baton.kernels.sampling import (
+    add_token_counts,
+    apply_penalties,
+    log_probs,
+    mask_tokens,
+    sample_tokens,
+)
+from baton.kernels.ssd import ssd_prefill
+from baton.kernels.state_copy import clear_slots, copy_slots, kv_pack, kv_unpack
+from baton.kernels.state_update import selective_state_update
+
+LIMIT = (0.0, float("inf"))
+
+
+def test_recurrent_kernels_read_nothing_back():
+    rng = seeded(0)
+    batch = ragged_batch([40, 1, 9], [0, 33, 64], rng)
+    snapshots = random_snapshots(batch, 32, rng)
+    conv_pool = poisoned_pool(batch, (10, 3), torch.float32)
+    ssm_pool = poisoned_pool(batch, (2, 4, 6), torch.float32)
+    x, weight, bias = torch.randn(50, 10), torch.randn(10, 4), torch.randn(10)
+    heads, dt = torch.randn(50, 2, 4), torch.randn(50, 2)
+    B, C = torch.randn(50, 1, 6), torch.randn(50, 1, 6)
+    A, D, dt_bias = -torch.rand(2), torch.randn(2), torch.randn(2)
+    lens = (batch.cu_seqlens, batch.cu_seqlens_host, batch.prefix_lens_host)
+    slots = (batch.read_slots, batch.write_slots)
+    rows = (*slots, batch.has_initial)
+    with NoHostReads():
+        causal_conv1d_varlen(x, weight, bias, *lens, conv_pool, *rows, snapshots)
+        causal_conv1d_update(x[:3], weight, bias, conv_pool, *rows)
+        ssd_prefill(heads, dt, A, B, C, D, dt_bias, LIMIT, *lens, 32, ssm_pool, *rows, snapshots)
+        selective_state_update(
+            ssm_pool, *slots, heads[:3], dt[:3], A, B[:3], C[:3], D, dt_bias, LIMIT,
+            batch.has_initial,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0, "window": 3}])
+def test_attention_reads_nothing_back(options):
+    seeded(1)
+    k_pool, v_pool = torch.randn(6, 4, 2, 8), torch.randn(6, 4, 2, 8)
+    tables = torch.tensor([[1, 2], [3, 0]], dtype=torch.int32)
+    q, k = torch.randn(5, 4, 8), torch.randn(5, 2, 8)
+    cu_seqlens, kv_lens = torch.tensor([0, 3, 5]), torch.tensor([7, 2])
+    pages, offsets = torch.tensor([2, 2, 2, 3, 3]), torch.tensor([0, 1, 2, 0, 1])
+    positions, cache = torch.arange(5), rope_cache(torch.rand(4), 8)
+    with NoHostReads():
+        q = apply_rope(q, cache, positions)
+        kv_write(k, k, k_pool, v_pool, pages, offsets)
+        paged_attn_prefill(
+            q, k_pool, v_pool, tables, cu_seqlens, [0, 3, 5], kv_lens, [7, 2], 0.3, **options
+        )
+        paged_attn_decode(q[:2], k_pool, v_pool, tables, kv_lens, [7, 2], 0.3, **options)
+
+
+def test_feed_forward_and_norms_read_nothing_back():
+    seeded(2)
+    x = torch.randn(7, 8)
+    w_in, w_out = torch.randn(4, 24, 8), torch.randn(4, 8, 12)
+    with NoHostReads():
+        x = rms_norm(x, torch.ones(8), 1e-5)
+        x = gated_rms_norm(x, x, torch.ones(8), 1e-5, 4, False)
+        moe_forward(x, torch.randn(7, 4), w_in, w_out, 2)
+
+
+def test_sampling_reads_nothing_back():
+    seeded(3)
+    logits = torch.randn(4, 30)
+    rows, n = torch.tensor([0, 2]), torch.ones(2)
+    counts = torch.zeros(2, 30, dtype=torch.int32)
+    filters = (torch.tensor([5, 0]), n * 0.9, n * 0.1)
+    with NoHostReads():
+        add_token_counts(counts, torch.tensor([0, 1, 1]), torch.tensor([3, 4, 4]))
+        apply_penalties(logits, rows, counts, counts, n * 1.2, n, n)
+        mask_tokens(logits, rows, torch.tensor([7, 8]))
+        tokens = sample_tokens(logits, rows, n, torch.tensor([1, 2]), rows, filters)
+        log_probs(logits, tokens, 3)
+
+
+def test_state_copies_read_nothing_back():
+    pool, pages = torch.zeros(5, 32, dtype=torch.uint8), torch.zeros(5, 2, 4, 8, dtype=torch.uint8)
+    ids = torch.tensor([1, 3])
+    with NoHostReads():
+        copy_slots(pool, ids, ids + 1)
+        clear_slots(pool, ids)
+        kv_unpack(kv_pack(pages, ids, 2, 5), pages, ids, 2, 5)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x[0].item(),
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+        lambda x: x.numpy(),
+        lambda x: x.nonzero(),
+        lambda x: torch.where(x > 0),
+        lambda x: x[x > 0],
+        lambda x: x.masked_select(x > 0),
+        lambda x: bool(x[0] > 0),
+        lambda x: int(x[0]),
+        lambda x: list(range(9))[x.long()[0]],
+        lambda x: x[x.long()[0]],
+        lambda x: x.repeat_interleave(torch.ones(3, dtype=torch.int64)),
+        lambda x: x.unique(),
+        lambda x: torch.equal(x, x),
+        lambda x: x.index_put_((x > 0,), torch.zeros(())),
+    ],
+)
+def test_the_guard_sees_each_way_to_read(read):
+    x = torch.tensor([1.0, 2.0, 0.0])
+    with pytest.raises(HostReadError), NoHostReads():
+        read(x)
+
+
+def test_the_guard_lets_device_work_pass():
+    x, index = torch.randn(5), torch.tensor([3, 1])
+    with NoHostReads():
+        y = torch.where(x > 0, x, 0.0)[index]
+        y = y.masked_fill(y > 1, 0.0)
+        x.index_put_((index,), y)
