@@ -23,13 +23,10 @@ def prefill_depths(
     chosen = {branch} if wanted and branch is not None else set()
     if budget > len(chosen):
         chosen.add(last)
-    # Evenly from the last depth downwards; where a place is taken already, the next free one below.
     spread = budget - len(chosen)
+    others = [depth for depth in range(first, last + 1, grid) if depth not in chosen]
     for part in range(1, spread + 1):
-        depth = last - (count * part // (spread + 1)) * grid
-        while depth in chosen and depth > first:
-            depth -= grid
-        chosen.add(depth)
+        chosen.add(others[len(others) * part // (spread + 1)])
     return tuple(sorted(chosen))
 
 

@@ -21,7 +21,7 @@ def test_every_depth_is_on_the_grid_inside_the_chunk_and_within_the_budget(
     depths = prefill_depths(prefix, extend, grid, branch, budget)
     possible = [d for d in range(prefix + 1, prefix + extend + 1) if d % grid == 0]
     assert list(depths) == sorted(set(depths)) and set(depths) <= set(possible)
-    assert len(depths) <= budget
+    assert len(depths) == min(budget, len(possible))
     if budget >= len(possible):
         assert list(depths) == possible
     if possible and budget >= 1 and branch in possible:
