@@ -6,6 +6,7 @@ the whole model before any of it is read, and every fault is named at once.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from hashlib import blake2b
@@ -66,13 +67,13 @@ class DummyWeights:
             return torch.rand(shape, generator=generator).mul(15).add(1).log()
         if leaf == "dt_bias":  # steps of 0.001 to 0.1 after softplus
             step = torch.rand(shape, generator=generator).mul(4.6).sub(6.9).exp()
-            return step + torch.expm1(-step).neg().log()
+            return step.add(torch.expm1(-step).neg().log())
         values = torch.randn(shape, generator=generator)
         if leaf == "bias":
             return values * 0.02
         if len(shape) == 1:  # norm weights, D
             return 1 + values * 0.02
-        return values * (self._gain * shape[-1] ** -0.5)
+        return values * (self._gain / math.sqrt(shape[-1]))
 
     def release(self, name: str) -> None:
         """Every tensor was made for its caller."""
