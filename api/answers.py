@@ -1,0 +1,160 @@
+"""One request's events with their text, and several requests' as one stream."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from baton.api.backend import (
+    Backend,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    PromptLogprobs,
+    TokenEvent,
+    TokenLogprob,
+)
+from baton.api.errors import ApiError, ErrorCode
+from baton.api.text_service import TextService
+
+_AHEAD = 64
+"""Deltas that wait for a slow client before its backend streams are read no further."""
+
+
+@dataclass(frozen=True)
+class AnswerDelta:
+    """What one event adds to one answer."""
+
+    index: int  # which of the stream's requests
+    text: str  # certain text; may trail the tokens, never precedes them
+    first_index: int  # output position of token_ids[0]
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: PromptLogprobs | None = None
+    finished: Finished | None = None  # set on the answer's last delta
+
+
+async def stream_answer(
+    backend: Backend,
+    text: TextService,
+    request: GenerateRequest,
+    *,
+    index: int = 0,
+    skip_special_tokens: bool = True,
+) -> AsyncGenerator[AnswerDelta, None]:
+    """The answer as it grows. Closed or cancelled early, it cancels the request.
+
+    An answer that failed or was aborted raises its `ApiError`.
+    """
+    answer = text.answer(request.sampling, skip_special_tokens)
+    given = 0
+    over = False
+    async with aclosing(backend.generate(request)) as events:
+        try:
+            async for event in events:
+                if isinstance(event, Finished):
+                    over = True
+                    _raise_if_failed(event)
+                    tail = answer.finish(event.cut_chars)
+                    yield AnswerDelta(index, tail, given, finished=event)
+                    return
+                _check_order(event, given)
+                delta = answer.push(event.token_ids)
+                yield AnswerDelta(
+                    index, delta, given, event.token_ids, event.logprobs, event.prompt_logprobs
+                )
+                given += len(event.token_ids)
+            raise ApiError(ErrorCode.INTERNAL, "the answer's stream ended without a finish")
+        finally:
+            if not over:  # also after an error here; for a request that never began it is nothing
+                await backend.cancel(request.request_id)
+
+
+def _check_order(event: TokenEvent, given: int) -> None:
+    if event.token_ids and event.first_index != given:
+        raise ApiError(
+            ErrorCode.DATA_LOSS,
+            f"tokens from index {event.first_index} came where {given} was next",
+            expected=str(given),
+            actual=str(event.first_index),
+        )
+
+
+def _raise_if_failed(finished: Finished) -> None:
+    if finished.reason is FinishReason.ABORT:
+        raise finished.error or ApiError(ErrorCode.CANCELLED, "the request was aborted")
+    if finished.reason is FinishReason.ERROR:
+        raise finished.error or ApiError(ErrorCode.INTERNAL, "the request failed; no reason given")
+
+
+async def stream_answers(
+    backend: Backend,
+    text: TextService,
+    requests: Sequence[GenerateRequest],
+    *,
+    skip_special_tokens: bool = True,
+) -> AsyncGenerator[AnswerDelta, None]:
+    """All requests at once, each delta as it comes; the first failure cancels the others."""
+    streams = [
+        stream_answer(backend, text, request, index=i, skip_special_tokens=skip_special_tokens)
+        for i, request in enumerate(requests)
+    ]
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for delta in only:
+                yield delta
+        return
+    ready: asyncio.Queue[AnswerDelta | ApiError] = asyncio.Queue(_AHEAD)
+    pumps = [asyncio.create_task(_pump(stream, ready)) for stream in streams]
+    running = len(pumps)
+    try:
+        while running:
+            item = await ready.get()
+            if isinstance(item, ApiError):
+                raise item
+            running -= item.finished is not None
+            yield item
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    stream: AsyncGenerator[AnswerDelta, None], ready: "asyncio.Queue[AnswerDelta | ApiError]"
+) -> None:
+    try:
+        async with aclosing(stream):
+            async for delta in stream:
+                await ready.put(delta)
+    except ApiError as err:
+        await ready.put(err)
+
+
+@dataclass
+class WholeAnswer:
+    """One answer's deltas, joined."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finished: Finished = field(default_factory=lambda: Finished(FinishReason.ABORT))
+
+    def add(self, delta: AnswerDelta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs += delta.prompt_logprobs.tokens
+        if delta.finished is not None:
+            self.finished = delta.finished
+
+
+async def collect(deltas: AsyncGenerator[AnswerDelta, None], count: int) -> list[WholeAnswer]:
+    """Wait for all `count` answers."""
+    answers = [WholeAnswer() for _ in range(count)]
+    async with aclosing(deltas):
+        async for delta in deltas:
+            answers[delta.index].add(delta)
+    return answers

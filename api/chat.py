@@ -1,0 +1,62 @@
+"""`POST /v1/chat/completions`."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from baton.api.answers import collect, stream_answers
+from baton.api.backend import Backend
+from baton.api.chat_choice import ChatChoices
+from baton.api.chat_schema import ChatBody
+from baton.api.disconnect import unless_disconnected
+from baton.api.openai_stream import Envelope, chunks
+from baton.api.request_body import labels_of, read_body
+from baton.api.requests import make_requests, new_request_id
+from baton.api.sampling import SamplingParams
+from baton.api.schema import parse_body
+from baton.api.sse import EventStream
+from baton.api.text_service import TextService, room_for_answer, served_model
+
+
+@dataclass(frozen=True)
+class ChatEndpoint:
+    backend: Backend
+    text: TextService
+    max_body_bytes: int
+
+    async def post(self, request: Request) -> Response:
+        body = parse_body(ChatBody, await read_body(request, self.max_body_bytes))
+        body.check()
+        model = served_model(body.model, await self.backend.models())
+        prompt_ids = await self.text.encode_chat(
+            body.template_messages(),
+            add_generation_prompt=body.add_generation_prompt,
+            variables=body.chat_template_kwargs,
+        )
+        if body.answer_tokens is not None:
+            _sampling(body, body.answer_tokens)  # its own range, before the context's
+        room = room_for_answer(prompt_ids, body.answer_tokens, model, param="messages")
+        requests = make_requests(
+            prompt_ids, _sampling(body, room), body.choices, labels_of(request, body)
+        )
+        deltas = stream_answers(
+            self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens
+        )
+        form = ChatChoices(self.text.table, body.choices, bool(body.logprobs))
+        reply_id = new_request_id()
+        headers = {"x-request-id": reply_id}
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        envelope = Envelope(
+            f"chatcmpl-{reply_id}", kind, model.model_id, body.choices, body.include_usage
+        )
+        if body.stream:
+            return EventStream(chunks(envelope, form, deltas), headers)
+        answers = await unless_disconnected(request.receive, collect(deltas, len(requests)))
+        choices = [form.whole(i, answer) for i, answer in enumerate(answers)]
+        return JSONResponse(envelope.whole(choices, answers), headers=headers)
+
+
+def _sampling(body: ChatBody, max_tokens: int) -> SamplingParams:
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return body.sampling(max_tokens, logprobs=logprobs)

@@ -1,0 +1,75 @@
+"""The choices of `/v1/completions`: text, and OpenAI's older table of log probabilities."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.api.answers import AnswerDelta, WholeAnswer
+from baton.api.backend import TokenLogprob
+from baton.text.token_table import TokenTable
+
+
+@dataclass
+class CompletionChoices:
+    """The formatter of one request; `echoes` is each choice's prompt text, or empty."""
+
+    table: TokenTable
+    echoes: Sequence[str]
+    want_logprobs: bool
+    _offsets: dict[int, int] = field(default_factory=dict)  # choice -> characters in its table
+    _to_echo: set[int] = field(default_factory=set)
+    _prompts: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._to_echo = {i for i, echo in enumerate(self.echoes) if echo}
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        return iter(())
+
+    def choices(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]:
+        """Tokens without certain text yet make no chunk, unless their log probabilities do."""
+        if delta.prompt_logprobs is not None:
+            self._prompts.setdefault(delta.index, []).extend(delta.prompt_logprobs.tokens)
+        begun = bool(delta.token_ids) or delta.finished is not None
+        if begun and delta.index in self._to_echo:
+            self._to_echo.discard(delta.index)
+            prompt = self._prompts.pop(delta.index, [])
+            yield self._choice(delta.index, self.echoes[delta.index], prompt)
+        if delta.text or delta.finished is not None or (self.want_logprobs and delta.token_ids):
+            reason = None if delta.finished is None else delta.finished.reason.value
+            yield self._choice(delta.index, delta.text, delta.logprobs, reason)
+
+    def whole(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
+        """A choice of a reply that is not a stream."""
+        text = self.echoes[index] + answer.text
+        entries = [*answer.prompt_logprobs, *answer.logprobs]
+        return self._choice(index, text, entries, answer.finished.reason.value)
+
+    def _choice(
+        self, index: int, text: str, entries: Sequence[TokenLogprob], reason: str | None = None
+    ) -> dict[str, Any]:
+        logprobs = self._logprobs(index, entries) if self.want_logprobs else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        tokens = [self.table.text(entry.token_id) for entry in entries]
+        offset = self._offsets.get(index, 0)
+        offsets = []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token)
+        self._offsets[index] = offset
+        return {
+            "tokens": tokens,
+            "token_logprobs": [entry.logprob for entry in entries],
+            "top_logprobs": [self._top(entry) for entry in entries],
+            "text_offset": offsets,
+        }
+
+    def _top(self, entry: TokenLogprob) -> dict[str, float] | None:
+        if entry.logprob is None:
+            return None
+        top: dict[str, float] = {}
+        for token, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
+            top.setdefault(self.table.text(token), logprob)  # parts of characters look alike
+        return top

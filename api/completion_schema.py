@@ -1,0 +1,54 @@
+"""The body of `/v1/completions`."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from baton.api.schema import SamplingBody, refused
+
+MAX_PROMPTS = 256
+MAX_LOGPROBS = 20
+
+
+def _prompts(value: Any) -> Any:
+    """A string, ids, or a list of either, as a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        if all(type(item) is int for item in value):
+            return [value]
+        if all(isinstance(item, str) for item in value):
+            return value
+        if all(isinstance(item, list) and all(type(i) is int for i in item) for item in value):
+            return value
+    raise ValueError("expected a string, a list of strings, token ids, or a list of token ids")
+
+
+Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+
+
+class CompletionBody(SamplingBody):
+    prompt: Prompts
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+    add_special_tokens: bool = True
+
+    def check(self) -> None:
+        super().check()
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise refused("logprobs", f"logprobs is {self.logprobs}; expected 0 to {MAX_LOGPROBS}")
+        if self.best_of is not None and self.best_of != self.choices:
+            raise refused("best_of", "best_of other than n is not supported; ask for n answers")
+        if self.suffix:
+            raise refused("suffix", "suffix is not supported; leave it out")
+        answers = len(self.prompt) * self.choices
+        if answers > MAX_PROMPTS:
+            raise refused(
+                "prompt", f"{answers} answers in one request; expected at most {MAX_PROMPTS}"
+            )
+
+    @property
+    def answer_tokens(self) -> int:
+        return 16 if self.max_tokens is None else self.max_tokens

@@ -1,0 +1,79 @@
+"""`POST /v1/completions`."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from baton.api.answers import collect, stream_answers
+from baton.api.backend import Backend, GenerateRequest, ModelInfo
+from baton.api.completion_choice import CompletionChoices
+from baton.api.completion_schema import CompletionBody
+from baton.api.disconnect import unless_disconnected
+from baton.api.openai_stream import Envelope, chunks
+from baton.api.request_body import labels_of, read_body
+from baton.api.requests import RequestLabels, make_requests, new_request_id
+from baton.api.sampling import SamplingParams
+from baton.api.schema import parse_body
+from baton.api.sse import EventStream
+from baton.api.text_service import TextService, room_for_answer, served_model
+
+
+@dataclass(frozen=True)
+class CompletionsEndpoint:
+    backend: Backend
+    text: TextService
+    max_body_bytes: int
+
+    async def post(self, request: Request) -> Response:
+        body = parse_body(CompletionBody, await read_body(request, self.max_body_bytes))
+        body.check()
+        model = served_model(body.model, await self.backend.models())
+        labels = labels_of(request, body)
+        requests: list[GenerateRequest] = []
+        echoes: list[str] = []
+        for prompt in body.prompt:
+            made = await self._requests(prompt, body, model, labels)
+            requests += made
+            echoes += [await self._echo(prompt, body)] * len(made)
+        form = CompletionChoices(self.text.table, echoes, body.logprobs is not None)
+        deltas = stream_answers(
+            self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens
+        )
+        reply_id = new_request_id()
+        headers = {"x-request-id": reply_id}
+        envelope = Envelope(
+            f"cmpl-{reply_id}", "text_completion", model.model_id, body.choices, body.include_usage
+        )
+        if body.stream:
+            return EventStream(chunks(envelope, form, deltas), headers)
+        answers = await unless_disconnected(request.receive, collect(deltas, len(requests)))
+        choices = [form.whole(i, answer) for i, answer in enumerate(answers)]
+        return JSONResponse(envelope.whole(choices, answers), headers=headers)
+
+    async def _requests(
+        self, prompt: str | list[int], body: CompletionBody, model: ModelInfo, labels: RequestLabels
+    ) -> list[GenerateRequest]:
+        if isinstance(prompt, str):
+            ids = await self.text.encode(prompt, add_special_tokens=body.add_special_tokens)
+        else:
+            ids = tuple(prompt)
+        # The range of max_tokens is checked before it is compared with the context.
+        sampling = _sampling(body)
+        room_for_answer(ids, sampling.max_tokens, model)
+        return make_requests(ids, sampling, body.choices, labels)
+
+    async def _echo(self, prompt: str | list[int], body: CompletionBody) -> str:
+        if not body.echo:
+            return ""
+        return prompt if isinstance(prompt, str) else await self.text.decode(prompt)
+
+
+def _sampling(body: CompletionBody) -> SamplingParams:
+    scored = bool(body.echo) and body.logprobs is not None
+    return body.sampling(
+        body.answer_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs_start=0 if scored else None,
+        prompt_logprobs=body.logprobs if scored else 0,
+    )

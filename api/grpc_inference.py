@@ -1,0 +1,107 @@
+"""`baton.v1.Inference` over a `Backend`."""
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from baton.api.answers import AnswerDelta, WholeAnswer, collect, stream_answer
+from baton.api.backend import Backend, GenerateRequest, PromptLogprobs
+from baton.api.errors import ApiError, ErrorCode
+from baton.api.requests import RequestLabels, make_requests
+from baton.api.text_service import TextService, room_for_answer, served_model
+from baton.api.wire import (
+    finished_to_proto,
+    logprob_to_proto,
+    prompt_logprobs_to_proto,
+    sampling_from_options,
+)
+from baton.proto import inference_pb2, inference_pb2_grpc
+
+ERROR_METADATA = "baton-error-bin"
+"""Trailing metadata key of a failed call: a serialised `baton.v1.Error`."""
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """For `grpc.aio` servers. A call that the client cancels cancels its request."""
+
+    def __init__(self, backend: Backend, text: TextService) -> None:
+        self._backend = backend
+        self._text = text
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[inference_pb2.GenerateReply]:
+        try:
+            wanted = await self._request(request)
+            deltas = stream_answer(self._backend, self._text, wanted)
+            replies = _stream(wanted, deltas) if request.stream else _whole(wanted, deltas)
+            async with contextlib.aclosing(replies):
+                async for reply in replies:
+                    yield reply
+        except ApiError as err:
+            await _abort(context, err)
+
+    async def _request(self, request: inference_pb2.GenerateRequest) -> GenerateRequest:
+        model = served_model(request.model, await self._backend.models())
+        sampling = sampling_from_options(request.sampling)
+        kind = request.WhichOneof("prompt")
+        if kind is None:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST, "the request has no prompt; set text or token_ids"
+            )
+        if kind == "text":
+            ids = await self._text.encode(request.text, param="text")
+        else:
+            ids = tuple(request.token_ids.ids)
+        room_for_answer(ids, sampling.max_tokens, model, param=kind)
+        return make_requests(ids, sampling, 1, RequestLabels(request.client_id or None))[0]
+
+
+async def _stream(
+    request: GenerateRequest, deltas: AsyncGenerator[AnswerDelta, None]
+) -> AsyncGenerator[inference_pb2.GenerateReply, None]:
+    async with contextlib.aclosing(deltas):
+        async for delta in deltas:
+            yield _reply(request, delta)
+
+
+async def _whole(
+    request: GenerateRequest, deltas: AsyncGenerator[AnswerDelta, None]
+) -> AsyncGenerator[inference_pb2.GenerateReply, None]:
+    (answer,) = await collect(deltas, 1)
+    yield _reply(request, _joined(request, answer))
+
+
+def _joined(request: GenerateRequest, answer: WholeAnswer) -> AnswerDelta:
+    prompt = None
+    if answer.prompt_logprobs:
+        start = request.sampling.prompt_logprobs_start or 0
+        prompt = PromptLogprobs(start, tuple(answer.prompt_logprobs))
+    return AnswerDelta(
+        index=0,
+        text=answer.text,
+        first_index=0,
+        token_ids=tuple(answer.token_ids),
+        logprobs=tuple(answer.logprobs),
+        prompt_logprobs=prompt,
+        finished=answer.finished,
+    )
+
+
+def _reply(request: GenerateRequest, delta: AnswerDelta) -> inference_pb2.GenerateReply:
+    prompt = delta.prompt_logprobs
+    return inference_pb2.GenerateReply(
+        request_id=request.request_id,
+        first_index=delta.first_index,
+        token_ids=delta.token_ids,
+        text=delta.text,
+        logprobs=[logprob_to_proto(entry) for entry in delta.logprobs],
+        prompt_logprobs=prompt_logprobs_to_proto(prompt) if prompt else None,
+        finished=finished_to_proto(delta.finished) if delta.finished else None,
+    )
+
+
+async def _abort(context: Any, err: ApiError) -> None:
+    """End the call with the code's status; the whole error rides in the trailing metadata."""
+    details = ((ERROR_METADATA, err.to_proto().SerializeToString()),)
+    await context.abort(err.status.grpc, err.message, trailing_metadata=details)

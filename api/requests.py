@@ -1,0 +1,39 @@
+"""Backend requests from what a client asked for."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from baton.api.backend import GenerateRequest
+from baton.api.sampling import SamplingParams, nth_seed
+
+
+@dataclass(frozen=True)
+class RequestLabels:
+    """What rides along with every answer of one call."""
+
+    client_id: str | None = None
+    priority: int = 0
+    routed_dp_rank: int | None = None
+
+
+def new_request_id() -> str:
+    """128 random bits in hex."""
+    return secrets.token_hex(16)
+
+
+def make_requests(
+    prompt_ids: Sequence[int], sampling: SamplingParams, n: int, labels: RequestLabels
+) -> list[GenerateRequest]:
+    """`n` answers to one prompt: the same but for id and seed, so that later ones hit the cache."""
+    return [
+        GenerateRequest(
+            request_id=new_request_id(),
+            prompt_ids=tuple(prompt_ids),
+            sampling=replace(sampling, seed=nth_seed(sampling.seed, i)),
+            client_id=labels.client_id,
+            priority=labels.priority,
+            routed_dp_rank=labels.routed_dp_rank,
+        )
+        for i in range(n)
+    ]

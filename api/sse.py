@@ -1,0 +1,66 @@
+"""Server-sent events as OpenAI's clients read them."""
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from baton.api.disconnect import ClientGone, unless_disconnected
+from baton.api.errors import ApiError
+from baton.api.replies import error_response
+
+DONE = b"data: [DONE]\n\n"
+
+
+class EventStream(Response):
+    """Sends each chunk as an event, then `[DONE]`.
+
+    Nothing is sent before the first chunk is there, so an error until then has its own HTTP status;
+    an error after that is an event with OpenAI's error body.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, chunks: AsyncGenerator[Mapping[str, Any], None], headers: Mapping[str, str]
+    ) -> None:
+        # Proxies that buffer or rewrite a stream would spoil its timing.
+        quiet = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(headers={**headers, **quiet})
+        del self.headers["content-length"]
+        self._chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_disconnected(receive, self._send_all(scope, receive, send))
+        except ClientGone:
+            return
+
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._chunks) as chunks:
+            try:
+                first = await anext(chunks)
+            except ApiError as err:
+                await error_response(err)(scope, receive, send)
+                return
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+            await _send_part(send, event(first))
+            try:
+                async for chunk in chunks:
+                    await _send_part(send, event(chunk))
+            except ApiError as err:
+                await _send_part(send, event(err.to_openai()))
+            await _send_part(send, DONE, last=True)
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """One `data:` event; JSON has no raw newline, so one line is enough."""
+    return b"data: %b\n\n" % json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+async def _send_part(send: Send, body: bytes, last: bool = False) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": not last})

@@ -1,0 +1,134 @@
+"""Prompts to token ids, off the event loop where they are long, and ids to answers."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from baton.api.backend import ModelInfo
+from baton.api.errors import ApiError, ErrorCode, invalid
+from baton.api.sampling import SamplingParams
+from baton.text.answer import AnswerText
+from baton.text.chat_template import ChatTemplate
+from baton.text.errors import TextError
+from baton.text.token_table import TokenTable
+from baton.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+INLINE_CHARS = 2048
+"""Shorter prompts take well under a millisecond: a thread costs more than it saves."""
+
+
+class TextService:
+    """One model's text side. Tokenising releases the interpreter lock, so threads help."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, threads: int = 2) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.table = TokenTable(tokenizer)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+
+    def close(self) -> None:
+        """Let the threads end; what was begun completes."""
+        self._threads.shutdown(wait=False)
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> tuple[int, ...]:
+        """The ids of a prompt; INVALID_REQUEST naming `param` for text that has none."""
+        if not text:
+            raise invalid(param, f"{param} is empty; expected some text", expected="text")
+
+        def work() -> tuple[int, ...]:
+            return tuple(self.tokenizer.encode(text, add_special_tokens))
+
+        return await self._run(work, len(text), param)
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """The ids of a conversation, by the model's chat template."""
+
+        def work() -> tuple[int, ...]:
+            prompt = self.template.render(
+                messages, add_generation_prompt=add_generation_prompt, variables=variables
+            )
+            return tuple(self.tokenizer.encode(prompt, add_special_tokens=False))
+
+        size = sum(len(str(message.get("content"))) for message in messages)
+        return await self._run(work, size, "messages")
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """The text of a prompt that came as ids, for `echo`."""
+        return await self._run(lambda: self.tokenizer.decode(ids), len(ids), "prompt")
+
+    def answer(self, params: SamplingParams, skip_special_tokens: bool = True) -> AnswerText:
+        """A fresh text for one answer, under the stop rules that the engine follows too."""
+        return AnswerText(
+            self.tokenizer,
+            params.stop,
+            include_stop=params.include_stop,
+            min_tokens=params.min_tokens,
+            skip_special_tokens=skip_special_tokens,
+        )
+
+    async def _run(self, work: Callable[[], T], size: int, param: str) -> T:
+        try:
+            if size <= INLINE_CHARS:
+                return work()
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except TextError as err:
+            raise invalid(param, f"{param}: {err}") from err
+
+
+def room_for_answer(
+    prompt_ids: Sequence[int], max_tokens: int | None, model: ModelInfo, param: str = "prompt"
+) -> int:
+    """How many tokens the answer may have; an error where prompt and answer cannot fit.
+
+    `max_tokens` None asks for all that the context leaves.
+    """
+    length, context = len(prompt_ids), model.max_model_len
+    if not length:
+        raise invalid(param, f"{param} has no tokens; expected at least one", expected="1 token")
+    low, high = min(prompt_ids), max(prompt_ids)
+    if low < 0 or high >= model.vocab_size:
+        bad = low if low < 0 else high
+        allowed = f"0 to {model.vocab_size - 1}"
+        raise invalid(
+            param, f"{param} has token id {bad}; expected {allowed}", expected=allowed, actual=bad
+        )
+    wanted = 1 if max_tokens is None else max_tokens
+    if length + wanted > context:
+        raise invalid(
+            param if length + 1 > context else "max_tokens",
+            f"the prompt has {length} tokens and the answer may have {wanted}, but this model's "
+            f"context is {context}; shorten the prompt or lower max_tokens",
+            expected=f"at most {context} tokens",
+            actual=length + wanted,
+        )
+    return context - length if max_tokens is None else max_tokens
+
+
+def served_model(name: str | None, models: Sequence[ModelInfo]) -> ModelInfo:
+    """The model that a request names; the first where it names none."""
+    if not models:
+        raise ApiError(ErrorCode.UNAVAILABLE, "no model is being served yet; try again soon")
+    if not name:
+        return models[0]
+    for model in models:
+        if model.model_id == name:
+            return model
+    known = ", ".join(model.model_id for model in models)
+    raise ApiError(
+        ErrorCode.NOT_FOUND,
+        f"model {name[:80]!r} is not served here; expected {known}",
+        param="model",
+        expected=known,
+        actual=name[:80],
+    )

@@ -1,0 +1,81 @@
+"""The application over a fake backend: in process, and behind a real server on a free port."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import toy_tokenizer
+import uvicorn
+from fake_backend import Connect, FakeBackend, Serve
+
+from baton.api.http import MetricsPage, make_app
+from baton.api.text_service import TextService
+from baton.text.chat_template import ChatTemplate
+from baton.text.tokenizer import Tokenizer
+
+MAX_BODY = 20_000
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return toy_tokenizer.save_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_folder(folder)
+
+
+@pytest.fixture
+def text(folder: Path, tokenizer: Tokenizer) -> Iterator[TextService]:
+    service = TextService(tokenizer, ChatTemplate.from_folder(folder))
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def backend(tokenizer: Tokenizer) -> FakeBackend:
+    return FakeBackend(tokenizer)
+
+
+@pytest.fixture
+def connect(backend: FakeBackend, text: TextService) -> Connect:
+    """A client of the application, without a server between."""
+    app = make_app(
+        backend,
+        text,
+        lambda: MetricsPage(b"baton_up 1\n", "text/plain; version=0.0.4"),
+        max_body_bytes=MAX_BODY,
+    )
+
+    @asynccontextmanager
+    async def open_client() -> AsyncIterator[httpx.AsyncClient]:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
+            yield client
+
+    return open_client
+
+
+@pytest.fixture
+def serve(backend: FakeBackend, text: TextService) -> Serve:
+    """A real server; gives its base URL."""
+
+    @asynccontextmanager
+    async def run() -> AsyncIterator[str]:
+        config = uvicorn.Config(make_app(backend, text), lifespan="off", log_level="warning")
+        server = uvicorn.Server(config)
+        # Bound and listening before the server runs: a client can connect at once.
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            task = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                server.should_exit = True
+                await asyncio.wait_for(task, 10)
+
+    return run

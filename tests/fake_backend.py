@@ -1,0 +1,132 @@
+"""A neighbour of the API under test: answers from a script, follows the engine's stop rules."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+
+import httpx
+
+from baton.api.backend import (
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Health,
+    ModelInfo,
+    PromptLogprobs,
+    Timings,
+    TokenEvent,
+    TokenLogprob,
+    Usage,
+)
+from baton.api.errors import ApiError
+from baton.text.answer import AnswerText
+from baton.text.tokenizer import Tokenizer
+
+CONTEXT = 64
+
+Connect = Callable[[], AbstractAsyncContextManager[httpx.AsyncClient]]
+Serve = Callable[[], AbstractAsyncContextManager[str]]
+
+
+@dataclass
+class FakeBackend:
+    """Says `says` (or the prompt itself), `per_event` tokens at a time."""
+
+    tokenizer: Tokenizer
+    says: str | None = None
+    per_event: int = 1
+    fail_first: ApiError | None = None  # instead of any event
+    fail_after: int | None = None  # tokens, then `failure`
+    failure: ApiError | None = None
+    hold_after: int | None = None  # tokens, then wait for a cancel
+    ready: bool = True
+    seen: list[GenerateRequest] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    holding: asyncio.Event = field(default_factory=asyncio.Event)
+    was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(
+        self, request: GenerateRequest
+    ) -> AsyncGenerator[TokenEvent | Finished, None]:
+        self.seen.append(request)
+        if self.fail_first is not None:
+            raise self.fail_first
+        if request.sampling.prompt_logprobs_start is not None:
+            yield TokenEvent(0, (), prompt_logprobs=self._prompt_logprobs(request))
+        ids, finished = self._answer(request)
+        for start in range(0, len(ids), self.per_event):
+            await self._maybe_stop(start)
+            some = ids[start : start + self.per_event]
+            yield TokenEvent(start, tuple(some), self._logprobs(request, some))
+        await self._maybe_stop(len(ids))
+        yield finished
+
+    async def _maybe_stop(self, given: int) -> None:
+        if self.failure is not None and given == self.fail_after:
+            raise self.failure
+        if self.hold_after is not None and given >= self.hold_after:
+            self.holding.set()
+            await asyncio.wait_for(asyncio.Event().wait(), 30)
+
+    def _answer(self, request: GenerateRequest) -> tuple[list[int], Finished]:
+        params = request.sampling
+        script = list(request.prompt_ids)
+        if self.says is not None:
+            script = self.tokenizer.encode(self.says)
+        text = AnswerText(
+            self.tokenizer,
+            params.stop,
+            include_stop=params.include_stop,
+            min_tokens=params.min_tokens,
+        )
+        ids: list[int] = []
+        for token in script[: params.max_tokens]:
+            ids.append(token)
+            text.push([token])
+            if text.match:
+                break
+        cut = text.end()
+        stopped = text.match is not None or len(ids) < params.max_tokens
+        finished = Finished(
+            FinishReason.STOP if stopped else FinishReason.LENGTH,
+            stop_string=text.match.stop if text.match else "",
+            cut_chars=cut,
+            usage=Usage(len(request.prompt_ids), len(ids), cached_tokens=1),
+            timings=Timings(prefill_us=5, ttft_us=7, e2e_us=9),
+        )
+        return ids, finished
+
+    def _logprobs(self, request: GenerateRequest, ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+        top = request.sampling.logprobs
+        return () if top is None else tuple(entry(i, top) for i in ids)
+
+    def _prompt_logprobs(self, request: GenerateRequest) -> PromptLogprobs:
+        start = request.sampling.prompt_logprobs_start
+        assert start is not None
+        entries = [entry(i, request.sampling.prompt_logprobs) for i in request.prompt_ids[start:]]
+        if start == 0:
+            entries[0] = TokenLogprob(request.prompt_ids[0], None)
+        return PromptLogprobs(start, tuple(entries))
+
+    async def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+        self.was_cancelled.set()
+
+    async def models(self) -> Sequence[ModelInfo]:
+        return [ModelInfo("toy", CONTEXT, self.tokenizer.vocab_size, created=1, root="/models/toy")]
+
+    async def server_info(self) -> Mapping[str, object]:
+        return {"workers": 0}
+
+    async def health(self) -> Health:
+        return Health(self.ready, "" if self.ready else "no decode rank has registered")
+
+    async def flush_cache(self, timeout_s: float) -> None:
+        return None
+
+
+def entry(token_id: int, top: int) -> TokenLogprob:
+    """Log probabilities that a test can compute again: minus the rank, minus one."""
+    ids = (token_id, *range(70, 70 + top))[:top]
+    return TokenLogprob(token_id, -1.0, ids, tuple(-1.0 - k for k in range(top)))
