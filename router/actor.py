@@ -1,0 +1,44 @@
+"""The router as a plain class with blocking methods; `deploy` makes a Ray actor of it."""
+
+import asyncio
+import threading
+
+import uvloop
+
+from baton.router.config import RouterConfig
+from baton.router.server import RouterServer, Started
+
+START_TIMEOUT_S = 60.0
+STOP_MARGIN_S = 10.0
+
+
+class RouterActor:
+    """Runs a `RouterServer` on a loop of its own, on a thread of its own."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._server = RouterServer(config)
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="router", daemon=True)
+
+    def start(self) -> Started:
+        """Serving when it returns. After a ConfigError or `TextError` it is of no more use."""
+        self._thread.start()
+        return asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(
+            START_TIMEOUT_S
+        )
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Let requests end for `grace_s`; the thread is gone when it returns. Again: nothing."""
+        if not self._thread.is_alive():
+            return
+        stopping = asyncio.run_coroutine_threadsafe(self._server.stop(grace_s), self._loop)
+        try:
+            stopping.result(grace_s + STOP_MARGIN_S)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(STOP_MARGIN_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()

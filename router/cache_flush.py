@@ -1,0 +1,38 @@
+"""Emptying the prefix caches of all workers."""
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+
+from baton.api.errors import ApiError, ErrorCode
+from baton.proto import worker_pb2_grpc
+from baton.proto.worker_pb2 import FlushCacheRequest
+from baton.router.worker_table import Worker
+
+GRACE_S = 1.0
+"""For the answer's way back, after the time the worker was given."""
+
+
+async def flush_all(workers: Sequence[Worker], timeout_s: float) -> None:
+    """All at once; the first failure in the table's order is raised when all have answered."""
+    failures = await asyncio.gather(*(_flush(worker, timeout_s) for worker in workers))
+    for failure in failures:
+        if failure is not None:
+            raise failure
+
+
+async def _flush(worker: Worker, timeout_s: float) -> ApiError | None:
+    async with grpc.aio.insecure_channel(worker.identity.address) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        request = FlushCacheRequest(timeout_ms=round(timeout_s * 1000))
+        try:
+            reply = await stub.FlushCache(request, timeout=timeout_s + GRACE_S)
+        except grpc.aio.AioRpcError as error:
+            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            return ApiError(
+                ErrorCode.DEADLINE_EXCEEDED if late else ErrorCode.UNAVAILABLE,
+                f"{worker.worker_id} did not flush its cache: {error.details()}",
+                origin=worker.worker_id,
+            )
+    return ApiError.from_proto(reply.error) if reply.HasField("error") else None

@@ -1,0 +1,26 @@
+"""What the router itself knows of the model it serves, from its folder."""
+
+import time
+from pathlib import Path
+
+from baton.api.backend import ModelInfo
+from baton.text.model_folder import read_json_object
+from baton.text.tokenizer import Tokenizer
+
+UNBOUNDED = 2**31 - 1
+"""The context of a model whose config.json names none, until a worker says what it allows."""
+
+
+def read_model_info(folder: Path, model_id: str, tokenizer: Tokenizer) -> ModelInfo:
+    """Raises `TokenizerFileError` where config.json cannot be read.
+
+    The embedding may have more rows than the tokenizer has tokens: all are legal in a prompt.
+    """
+    config = read_json_object(folder / "config.json")
+    return ModelInfo(
+        model_id=model_id,
+        max_model_len=int(config.get("max_position_embeddings", UNBOUNDED)),
+        vocab_size=int(config.get("vocab_size", tokenizer.vocab_size)),
+        created=int(time.time()),
+        root=str(folder),
+    )

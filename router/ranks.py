@@ -1,0 +1,65 @@
+"""A session to each decode rank in the table, kept in step with it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from baton.router.rank_session import RankSession, SessionOptions
+from baton.router.worker_table import Change, Role, Worker, WorkerTable
+
+log = logging.getLogger(__name__)
+
+
+class Ranks:
+    """`on_change` is called when a rank becomes usable or stops being so. Needs a running loop."""
+
+    def __init__(
+        self, table: WorkerTable, options: SessionOptions, on_change: Callable[[], None]
+    ) -> None:
+        self._options = options
+        self._on_change = on_change
+        self._sessions: dict[str, RankSession] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stopped = False
+        table.subscribe(self._follow)
+
+    def session(self, worker: Worker) -> RankSession | None:
+        """Of exactly this start of the worker, if requests can be started on it."""
+        session = self._sessions.get(worker.worker_id)
+        if session is None or session.worker.registration != worker.registration:
+            return None
+        return session if session.ready else None
+
+    async def stop(self) -> None:
+        """No session is opened after this."""
+        self._stopped = True
+        tasks = list(self._tasks.values())
+        for worker_id in list(self._sessions):
+            self._close(worker_id, "this router stops")
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _follow(self, change: Change) -> None:
+        worker = change.after or change.before
+        if self._stopped or worker is None or worker.role is not Role.DECODE:
+            return
+        if change.after is None:
+            self._close(worker.worker_id, change.reason)
+        elif change.before is None:
+            self._open(worker)
+
+    def _open(self, worker: Worker) -> None:
+        session = RankSession(worker, self._options, self._on_change)
+        self._sessions[worker.worker_id] = session
+        task = asyncio.create_task(session.run(), name=f"session-{worker.worker_id}")
+        task.add_done_callback(_report)
+        self._tasks[worker.worker_id] = task
+
+    def _close(self, worker_id: str, reason: str) -> None:
+        self._sessions.pop(worker_id).close(reason)
+        self._tasks.pop(worker_id).cancel()
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A session never ends by itself: if it did, say why."""
+    if not task.cancelled():
+        log.error("%s failed", task.get_name(), exc_info=task.exception())

@@ -1,0 +1,263 @@
+"""The router as a `Backend`: place, start, stream, cancel, and account for the time."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+
+from baton.api.backend import (
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Health,
+    ModelInfo,
+    TokenEvent,
+)
+from baton.api.errors import ApiError, ErrorCode
+from baton.api.wire import sampling_to_proto
+from baton.proto.worker_pb2 import StartRequest
+from baton.router.answer_stream import AnswerStream
+from baton.router.cache_flush import flush_all
+from baton.router.changed import Changed
+from baton.router.cluster_info import worker_info
+from baton.router.config import RouterConfig
+from baton.router.live_requests import LiveRequest, LiveRequests
+from baton.router.metrics import RouterMetrics
+from baton.router.placement import Placement, Placer
+from baton.router.rank_session import RankSession, SessionOptions
+from baton.router.ranks import Ranks
+from baton.router.request_times import RequestTimes
+from baton.router.worker_table import Change, Role, Worker, WorkerTable
+
+log = logging.getLogger(__name__)
+
+FIRST_ATTEMPT = 1
+
+
+class RouterBackend:
+    """Implements `baton.api.backend.Backend` over the workers of `table`. Needs a running loop."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        model: ModelInfo,
+        table: WorkerTable,
+        options: SessionOptions,
+        metrics: RouterMetrics,
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._table = table
+        self._router_id = options.router_id
+        self._clock = options.clock
+        self._metrics = metrics
+        self._started = options.clock()
+        self._live = LiveRequests(config.max_queued, config.retry_after_s)
+        self.changed = Changed()
+        """Fires when what may be placed or the health may differ, and when no request is left."""
+        self._ranks = Ranks(table, options, self.changed.fire)
+        self._placer = Placer(
+            table,
+            lambda worker: self._ranks.session(worker) is not None,
+            config.policy,
+            config.prefill_fallbacks,
+        )
+        table.subscribe(self._on_change)
+        metrics.active.set_function(lambda: len(self._live))
+
+    async def generate(
+        self, request: GenerateRequest
+    ) -> AsyncGenerator[TokenEvent | Finished, None]:
+        """Raises `ApiError` where it never started; a later failure is in `Finished`."""
+        live = self._admit(request)
+        limit = self._config.request_timeout_s
+        timeout = asyncio.get_running_loop().call_later(limit, self._time_out, live)
+        try:
+            placement, session = await self._place(live)
+            stream = self._dispatch(live, placement, session)
+            hold = self._placer.hold(placement)
+            try:
+                while isinstance(event := await stream.next(), TokenEvent):
+                    if event.token_ids:
+                        hold.prefilled()
+                        self._given(live.times, len(event.token_ids))
+                    yield event
+                yield self._finish(live, stream, event)
+            finally:
+                hold.release()
+                session.end(stream, live.outcome)
+        except ApiError as error:
+            live.outcome = error.code.name.lower()
+            raise
+        finally:
+            timeout.cancel()
+            self._end(live)
+
+    async def cancel(self, request_id: str) -> None:
+        live = self._live.get(request_id)
+        if live is not None:
+            error = ApiError(ErrorCode.CANCELLED, "the request was cancelled")
+            live.stop(error, FinishReason.ABORT)
+            self.changed.fire()
+
+    async def models(self) -> Sequence[ModelInfo]:
+        """The context is the shortest of any worker's; the model's own before one is there."""
+        allowed = (w.status.max_model_len for w in self._table.workers())
+        shortest = min((n for n in allowed if n), default=self._model.max_model_len)
+        return [replace(self._model, max_model_len=shortest)]
+
+    async def server_info(self) -> Mapping[str, object]:
+        active, capacity = len(self._live), self._placer.capacity()
+        return {
+            "router": {
+                "router_id": self._router_id,
+                "model": self._model.model_id,
+                "model_folder": self._model.root,
+                "policy": self._config.policy,
+                "uptime_s": self._clock() - self._started,
+                "lease_ms": self._config.lease_ms,
+                "active": active,
+                "capacity": capacity,
+                "queued": max(active - capacity, 0),
+                "max_queued": self._config.max_queued,
+            },
+            "workers": [self._worker_info(worker) for worker in self._table.workers()],
+        }
+
+    async def health(self) -> Health:
+        return self.health_now()
+
+    def health_now(self) -> Health:
+        if self._live.closing:
+            return Health(False, "the router is stopping")
+        missing = self._placer.missing()
+        return Health(missing is None, "" if missing is None else missing.message)
+
+    async def flush_cache(self, timeout_s: float) -> None:
+        await flush_all(self._table.workers(), timeout_s)
+
+    async def drain(self, grace_s: float) -> None:
+        """Turn new requests away, and wait up to `grace_s` for those here to end."""
+        self._live.closing = True
+        self.changed.fire()
+        deadline = self._clock() + grace_s
+        while self._live and (left := deadline - self._clock()) > 0:
+            await self.changed.wait(left)
+
+    async def stop(self) -> None:
+        """Requests that are still here fail, and their ranks stop working on them."""
+        self._live.closing = True
+        self.changed.fire()
+        await self._ranks.stop()
+
+    def _admit(self, request: GenerateRequest) -> LiveRequest:
+        try:
+            return self._live.admit(request, self._clock(), self._placer.capacity())
+        except ApiError as error:
+            self._metrics.ended(error.code.name.lower())
+            raise
+
+    async def _place(self, live: LiveRequest) -> tuple[Placement, RankSession]:
+        """Wait for a worker of each role, but no longer than `worker_wait_s`."""
+        deadline = live.times.arrived + self._config.worker_wait_s
+        while True:
+            if live.refusal is not None:
+                raise live.refusal
+            self._live.check_open()
+            placement = self._placer.place(live.request.routed_dp_rank)
+            session = None if placement is None else self._ranks.session(placement.rank)
+            if placement is not None and session is not None:
+                return placement, session
+            left = deadline - self._clock()
+            if left <= 0:
+                raise self._nowhere(live.request)
+            await self.changed.wait(left)
+
+    def _dispatch(
+        self, live: LiveRequest, placement: Placement, session: RankSession
+    ) -> AnswerStream:
+        request = live.request
+        seed = request.sampling.seed
+        start = StartRequest(
+            request_id=request.request_id,
+            attempt=FIRST_ATTEMPT,
+            client_id=request.client_id or "",
+            prompt_ids=request.prompt_ids,
+            sampling=sampling_to_proto(
+                request.sampling, secrets.randbits(64) if seed is None else seed
+            ),
+            prefills=[worker.identity for worker in placement.prefills],
+        )
+        live.stream = session.start(start)
+        live.times.dispatched = self._clock()
+        self._metrics.dispatched(live.times.dispatched - live.times.arrived)
+        return live.stream
+
+    def _given(self, times: RequestTimes, tokens: int) -> None:
+        now = self._clock()
+        if times.first_out is None:
+            times.first_out = now
+        else:
+            self._metrics.between_tokens(now - times.last_out, tokens)
+        times.last_out = now
+
+    def _finish(self, live: LiveRequest, stream: AnswerStream, event: Finished) -> Finished:
+        timings = live.times.split(
+            event.timings,
+            first_in=stream.first_in,
+            held_us=stream.held_us,
+            finished=self._clock(),
+        )
+        live.outcome = event.error.code.name.lower() if event.error else event.reason.value
+        usage = event.usage
+        if event.error is None:
+            self._metrics.finished(usage, timings)
+        else:
+            usage = replace(usage, prompt_tokens=len(live.request.prompt_ids))
+        return replace(event, usage=usage, timings=timings)
+
+    def _end(self, live: LiveRequest) -> None:
+        self._live.remove(live)
+        self._metrics.ended(live.outcome)
+        if not self._live:
+            self.changed.fire()
+
+    def _time_out(self, live: LiveRequest) -> None:
+        limit = self._config.request_timeout_s
+        error = ApiError(ErrorCode.DEADLINE_EXCEEDED, f"the answer took longer than {limit:g} s")
+        live.stop(error, FinishReason.ERROR)
+        self.changed.fire()
+
+    def _nowhere(self, request: GenerateRequest) -> ApiError:
+        error = self._placer.missing() or ApiError(
+            ErrorCode.UNAVAILABLE,
+            f"decode rank {request.routed_dp_rank} is not ready; leave routed_dp_rank out to "
+            "use any other",
+            param="routed_dp_rank",
+        )
+        error.retry_after_s = self._config.retry_after_s
+        return error
+
+    def _worker_info(self, worker: Worker) -> dict[str, object]:
+        reachable = worker.role is Role.PREFILL or self._ranks.session(worker) is not None
+        return worker_info(
+            worker,
+            ready=reachable and not worker.leaving,
+            placed=self._placer.placed[worker.worker_id],
+        )
+
+    def _on_change(self, change: Change) -> None:
+        """After `Ranks`, which subscribed first."""
+        worker = change.after or change.before
+        if worker is None:
+            return
+        log.info("%s %s", worker.worker_id, _what_happened(change))
+        self._metrics.workers(worker.role, len(self._table.workers(worker.role)))
+        self.changed.fire()
+
+
+def _what_happened(change: Change) -> str:
+    if change.before is None:
+        return "joined"
+    return "is leaving" if change.after else f"is gone: {change.reason}"
