@@ -15,7 +15,7 @@ from ragged_batches import (
 from torch import Tensor
 
 from baton.kernels.chunks import SnapshotPlan
-from baton.kernels.ssd import ssd_index, ssd_prefill, ssd_prefill_ref
+from baton.kernels.ssd import discretise, ssd_index, ssd_prefill, ssd_prefill_ref
 from baton.kernels.state_update import selective_state_update, selective_state_update_ref
 
 LIMIT = (0.0, float("inf"))
@@ -216,6 +216,16 @@ def test_the_pool_keeps_its_own_dtype(dtype):
     torch.testing.assert_close(y, expected.bfloat16(), atol=1e-4, rtol=2**-7)
     tolerance = 1e-5 if dtype == torch.float32 else 2**-7
     assert_pools_match(pool, expected_pool, atol=1e-5, rtol=tolerance)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 13, 40])
+def test_a_step_size_does_not_depend_on_how_many_are_computed(tokens):
+    seeded(tokens)
+    dt, dt_bias = torch.randn(200, 3) * 4, torch.randn(3)
+    together = discretise(dt, dt_bias, LIMIT)
+    assert torch.equal(discretise(dt[:tokens].clone(), dt_bias, LIMIT), together[:tokens])
+    exact = torch.nn.functional.softplus(dt.double() + dt_bias.double())
+    torch.testing.assert_close(together.double(), exact, atol=0.0, rtol=1e-6)
 
 
 def step(function, layer: Layer, inputs: dict[str, Tensor], batch: RaggedBatch, pool, has_initial):
