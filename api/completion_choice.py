@@ -16,6 +16,7 @@ class CompletionChoices:
     table: TokenTable
     echoes: Sequence[str]
     want_logprobs: bool
+    want_ids: bool = False
     _offsets: dict[int, int] = field(default_factory=dict)  # choice -> characters in its table
     _to_echo: set[int] = field(default_factory=set)
     _prompts: dict[int, list[TokenLogprob]] = field(default_factory=dict)
@@ -27,7 +28,7 @@ class CompletionChoices:
         return iter(())
 
     def choices(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]:
-        """Tokens without certain text yet make no chunk, unless their log probabilities do."""
+        """Tokens without certain text yet make no chunk, unless more than text was asked for."""
         if delta.prompt_logprobs is not None:
             self._prompts.setdefault(delta.index, []).extend(delta.prompt_logprobs.tokens)
         begun = bool(delta.token_ids) or delta.finished is not None
@@ -35,21 +36,29 @@ class CompletionChoices:
             self._to_echo.discard(delta.index)
             prompt = self._prompts.pop(delta.index, [])
             yield self._choice(delta.index, self.echoes[delta.index], prompt)
-        if delta.text or delta.finished is not None or (self.want_logprobs and delta.token_ids):
+        wanted = (self.want_logprobs or self.want_ids) and bool(delta.token_ids)
+        if delta.text or delta.finished is not None or wanted:
             reason = None if delta.finished is None else delta.finished.reason.value
-            yield self._choice(delta.index, delta.text, delta.logprobs, reason)
+            yield self._choice(delta.index, delta.text, delta.logprobs, reason, delta.token_ids)
 
     def whole(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
         """A choice of a reply that is not a stream."""
         text = self.echoes[index] + answer.text
         entries = [*answer.prompt_logprobs, *answer.logprobs]
-        return self._choice(index, text, entries, answer.finished.reason.value)
+        reason = answer.finished.reason.value
+        return self._choice(index, text, entries, reason, answer.token_ids)
 
     def _choice(
-        self, index: int, text: str, entries: Sequence[TokenLogprob], reason: str | None = None
+        self,
+        index: int,
+        text: str,
+        entries: Sequence[TokenLogprob],
+        reason: str | None = None,
+        ids: Sequence[int] = (),
     ) -> dict[str, Any]:
         logprobs = self._logprobs(index, entries) if self.want_logprobs else None
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return choice | {"token_ids": ids} if self.want_ids else choice
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         tokens = [self.table.text(entry.token_id) for entry in entries]

@@ -33,6 +33,7 @@ class CompletionBody(SamplingBody):
     logprobs: int | None = None
     best_of: int | None = None
     suffix: str | None = None
+    return_token_ids: bool = False  # beside the text, in every choice
     add_special_tokens: bool = True
 
     def check(self) -> None:

@@ -36,7 +36,9 @@ class CompletionsEndpoint:
             made = await self._requests(prompt, body, model, labels)
             requests += made
             echoes += [await self._echo(prompt, body)] * len(made)
-        form = CompletionChoices(self.text.table, echoes, body.logprobs is not None)
+        form = CompletionChoices(
+            self.text.table, echoes, body.logprobs is not None, body.return_token_ids
+        )
         deltas = stream_answers(
             self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens
         )
