@@ -1,0 +1,106 @@
+"""Which workers serve a request, given the table."""
+
+import pytest
+
+from baton.api.errors import ApiError, ErrorCode
+from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
+from baton.proto.worker_pb2 import WorkerStatus
+from baton.router.placement import Placer
+from baton.router.worker_table import Worker, WorkerTable
+
+
+class Setup:
+    """A table of `prefills` and `ranks` workers, all reachable unless named in `cut_off`."""
+
+    def __init__(self, prefills: int, ranks: int, policy: str = "round_robin") -> None:
+        self.table = WorkerTable(1.0, lambda: 0.0)
+        self.cut_off: set[str] = set()
+        self.workers: dict[str, Worker] = {}
+        for role, letter, count in ((PREFILL, "p", prefills), (DECODE, "d", ranks)):
+            for i in range(count):
+                identity = WorkerIdentity(worker_id=f"{letter}{i}", address="a:1", role=role)
+                worker = self.table.register(Hello(protocol_major=1, worker=identity))
+                self.workers[worker.worker_id] = worker
+        self.placer = Placer(self.table, self.reachable, policy, prefill_fallbacks=1)
+
+    def reachable(self, worker: Worker) -> bool:
+        return worker.worker_id not in self.cut_off
+
+    def report(self, name: str, running: int = 0, slots: int = 4, leaving: bool = False) -> None:
+        status = WorkerStatus(running=running, max_running=slots)
+        self.table.report(self.workers[name], status, leaving)
+
+    def chosen(self, only_rank: int | None = None) -> tuple[list[str], str]:
+        placement = self.placer.place(only_rank)
+        assert placement is not None
+        return [w.worker_id for w in placement.prefills], placement.rank.worker_id
+
+
+def test_prefills_come_in_order_with_as_many_fallbacks_as_are_wanted() -> None:
+    setup = Setup(prefills=3, ranks=2)
+    assert [setup.chosen() for _ in range(3)] == [
+        (["p0", "p1"], "d0"),
+        (["p1", "p2"], "d1"),
+        (["p2", "p0"], "d0"),
+    ]
+
+
+def test_a_leaving_worker_and_an_unreachable_rank_get_nothing() -> None:
+    setup = Setup(prefills=2, ranks=3)
+    setup.report("p0", leaving=True)
+    setup.report("d0", leaving=True)
+    setup.cut_off.add("d1")
+    assert {setup.chosen()[1] for _ in range(4)} == {"d2"}
+    assert setup.chosen()[0] == ["p1"]
+
+
+@pytest.mark.parametrize(("prefills", "ranks", "word"), [(0, 1, "prefill"), (1, 0, "decode")])
+def test_a_missing_role_is_named(prefills: int, ranks: int, word: str) -> None:
+    placer = Setup(prefills, ranks).placer
+    assert placer.place() is None
+    missing = placer.missing()
+    assert missing is not None and missing.code is ErrorCode.UNAVAILABLE
+    assert f"no {word} worker" in missing.message
+
+
+def test_least_load_counts_what_was_reported_and_what_was_placed_since() -> None:
+    setup = Setup(prefills=1, ranks=2, policy="least_load")
+    setup.report("d0", running=2)
+    setup.report("d1", running=0)
+    holds = []
+    for _ in range(4):
+        placement = setup.placer.place()
+        assert placement is not None
+        holds.append(setup.placer.hold(placement))
+    assert setup.placer.placed["d1"] == 3 and setup.placer.placed["d0"] == 1
+    for hold in holds:
+        hold.release()
+        hold.release()
+    assert not any(setup.placer.placed.values())
+
+
+def test_a_prefill_worker_is_free_again_after_the_first_token() -> None:
+    setup = Setup(prefills=1, ranks=1)
+    placement = setup.placer.place()
+    assert placement is not None
+    hold = setup.placer.hold(placement)
+    hold.prefilled()
+    hold.prefilled()
+    assert (setup.placer.placed["p0"], setup.placer.placed["d0"]) == (0, 1)
+
+
+def test_a_named_rank_is_used_and_no_other() -> None:
+    setup = Setup(prefills=1, ranks=3)
+    assert {setup.chosen(only_rank=1)[1] for _ in range(3)} == {"d1"}
+    setup.cut_off.add("d1")
+    assert setup.placer.place(only_rank=1) is None
+    with pytest.raises(ApiError, match="routed_dp_rank is 3; expected 0 to 2"):
+        setup.placer.place(only_rank=3)
+
+
+def test_capacity_is_that_of_the_decode_ranks_that_stay() -> None:
+    setup = Setup(prefills=1, ranks=3)
+    for name in ("p0", "d0", "d1"):
+        setup.report(name, slots=8)
+    setup.report("d2", slots=8, leaving=True)
+    assert setup.placer.capacity() == 16

@@ -1,0 +1,53 @@
+"""The split of a request's time."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.api.backend import Timings
+from baton.router.request_times import RequestTimes
+
+durations = st.integers(0, 10_000_000)  # us
+
+
+@given(durations, durations, durations, durations, durations, durations, st.floats(0, 1e6))
+def test_the_parts_of_ttft_add_up_to_it(
+    queue: int, wait: int, prefill: int, held: int, network: int, own: int, arrived: float
+) -> None:
+    times = RequestTimes(arrived)
+    times.dispatched = arrived + queue / 1e6
+    first_in = times.dispatched + (wait + prefill + held + network) / 1e6
+    times.first_out = first_in + own / 1e6
+    seen = times.split(
+        Timings(prefill_queue_us=wait, prefill_us=prefill, transfer_us=9),
+        first_in=first_in,
+        held_us=held,
+        finished=times.first_out + 1.0,
+    )
+    parts = (
+        seen.router_queue_us,
+        seen.prefill_queue_us,
+        seen.prefill_us,
+        seen.delivery_us,
+        seen.network_us,
+    )
+    # Each of three readings is rounded to a microsecond.
+    assert abs(sum(parts) - seen.ttft_us) <= 3
+    assert abs(seen.network_us - network) <= 3 and abs(seen.delivery_us - held - own) <= 1
+    assert abs(seen.e2e_us - seen.ttft_us - 1_000_000) <= 2
+    assert seen.transfer_us == 9
+
+
+def test_an_answer_without_a_token_has_no_ttft() -> None:
+    times = RequestTimes(1.0)
+    times.dispatched = 1.25
+    seen = times.split(Timings(), first_in=None, held_us=0, finished=1.5)
+    assert (seen.router_queue_us, seen.ttft_us, seen.network_us) == (250_000, 0, 0)
+    assert seen.e2e_us == 500_000
+
+
+def test_a_rank_that_claims_more_than_there_was_leaves_nothing_to_the_network() -> None:
+    times = RequestTimes(0.0)
+    times.dispatched = 0.0
+    times.first_out = 0.01
+    seen = times.split(Timings(prefill_us=99_000), first_in=0.009, held_us=0, finished=0.02)
+    assert seen.network_us == 0 and seen.ttft_us == 10_000
