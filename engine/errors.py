@@ -5,7 +5,8 @@ BatonError
 │   └── WeightsError   a checkpoint's tensors are missing, extra, misshapen or cut short
 ├── RequestError       one request is wrong; the engine goes on
 │   └── TooLargeError  it could not fit even alone
-└── InvariantError     the engine's own books do not balance: a fault of ours
+├── InvariantError     the engine's own books do not balance: a fault of ours
+└── StoppedError       the engine's loop has ended; nothing more can be asked of it
 """
 
 
@@ -35,3 +36,7 @@ class TooLargeError(RequestError):
 
 class InvariantError(BatonError):
     """The engine's own books do not balance."""
+
+
+class StoppedError(BatonError):
+    """The engine's loop has ended."""

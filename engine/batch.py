@@ -1,0 +1,76 @@
+"""The host-side plan of one step. Nothing in it changes once it is made.
+
+Results are processed from what is recorded here, never from fields of a request: by then the
+request may have gone on, stopped, or been preempted.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from baton.engine.sampling_params import SamplingParams
+
+
+class Draw(NamedTuple):
+    """One token to sample, from the logits of its row's last token."""
+
+    position: int  # among the output, counted from 0
+    sampling: SamplingParams
+    banned: tuple[int, ...]  # token ids that must not come yet (min_tokens)
+    prompt: tuple[int, ...]  # for penalties; empty where the request has none
+    output: tuple[int, ...]  # for penalties; empty where the request has none
+
+
+class Scores(NamedTuple):
+    """Prompt tokens whose logprobs are wanted. Position 0 has none: nothing precedes it."""
+
+    start: int  # position of targets[0]
+    targets: tuple[int, ...]  # the prompt's token ids from `start` on
+    top: int  # alternatives a position
+
+    @property
+    def logits(self) -> int:
+        """Positions that have logits."""
+        return len(self.targets) - (self.start == 0)
+
+    @property
+    def first_logit(self) -> int:
+        """Absolute position of the token whose logits score the first such target."""
+        return max(self.start, 1) - 1
+
+
+class Row(NamedTuple):
+    """One request's part of a step: tokens [start, start + len(tokens))."""
+
+    serial: int  # the request's
+    start: int  # tokens computed before this step
+    tokens: tuple[int, ...]
+    read_slot: int  # state slot; 0 where start is 0: there is no initial state
+    write_slot: int  # state slot
+    pages: tuple[int, ...]  # cover at least `end` tokens
+    reaches_target: bool  # everything that was to be computed is, with this row
+    draw: Draw | None
+    scores: Scores | None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Set by the scheduler. Rows that decode come first."""
+
+    sequence: int  # of this forward: 1, 2, 3 ...
+    rows: tuple[Row, ...]
+    decode_rows: int
+
+    @cached_property
+    def draws(self) -> tuple[tuple[int, Draw], ...]:
+        """(row index, draw) of each row that samples."""
+        return tuple((i, row.draw) for i, row in enumerate(self.rows) if row.draw is not None)
+
+    @cached_property
+    def scores(self) -> tuple[tuple[int, Scores], ...]:
+        """(row index, scores) of each row that scores its prompt."""
+        return tuple((i, row.scores) for i, row in enumerate(self.rows) if row.scores is not None)

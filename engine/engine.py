@@ -1,0 +1,284 @@
+"""One replica's engine: requests in, events out. Usable alone, in process."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from baton.engine.audit import audit
+from baton.engine.batch import Batch
+from baton.engine.config import EngineConfig
+from baton.engine.errors import RequestError
+from baton.engine.events import Event, Finished, FinishReason
+from baton.engine.intake import Intake
+from baton.engine.memory.available import available_memory
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.plan import MemoryPlan
+from baton.engine.memory.state_pool import StatePool
+from baton.engine.models.base import Model
+from baton.engine.models.loader import load_model
+from baton.engine.output import Output, OutputCollector, PromptIds
+from baton.engine.request import Holding, Request, RequestSpec, RequestState, Reservation
+from baton.engine.request_memory import RequestMemory
+from baton.engine.result_processor import ResultProcessor
+from baton.engine.row_planner import RowPlanner
+from baton.engine.runner import ModelRunner
+from baton.engine.sampling_params import SamplingParams
+from baton.engine.scheduler import Scheduler
+from baton.engine.status import EngineStatus
+from baton.engine.stop_checker import Stop
+from baton.text.tokenizer import Tokenizer
+
+
+class Engine:
+    """Not thread-safe: one thread calls it (see `EngineLoop`).
+
+    `step` is plan, launch, collect, process. `plan_step` and `run_step` are its two halves, for
+    callers that want to hear of newly scheduled requests before the forward runs.
+    """
+
+    def __init__(self, config: EngineConfig, model: Model, tokenizer: Tokenizer | None) -> None:
+        """tokenizer: for stop strings alone. Raises ConfigError where the options do not fit."""
+        device = torch.device(config.device)
+        self.config = config
+        self.model_config = model.config
+        free = available_memory(device) + model.weight_bytes
+        self.plan = MemoryPlan(config, model.config, model.weight_bytes, free)
+        self.states = StatePool(self.plan.slot_layout, self.plan.slots, device)
+        self.pages = PagePool(self.plan.page_layout, self.plan.pages, device)
+        self._runner = ModelRunner(model, self.states, self.pages)
+        self._memory = RequestMemory(self.states, self.pages)
+        self._scheduler = Scheduler(
+            self._memory,
+            RowPlanner(model.config.vocab_size),
+            max_running=config.max_running,
+            chunked_prefill_size=config.chunked_prefill_size,
+            grid=model.config.mamba_chunk_size,
+            held_fraction=config.held_fraction,
+        )
+        eos = frozenset(model.config.eos_token_ids)
+        if tokenizer is not None:
+            eos |= tokenizer.stop_ids
+        self._intake = Intake(model.config.vocab_size, self.plan.max_model_len, eos, tokenizer)
+        self._requests: dict[int, Request] = {}  # by serial
+        self._serials: dict[str, int] = {}  # by request id
+        self._reservations: dict[str, Reservation] = {}  # by request id
+        self._results = ResultProcessor(self._scheduler, self._requests)
+        self._outbox: list[Event] = []
+        self._planned: Batch | None = None
+        self._last_serial = 0
+
+    @classmethod
+    def load(
+        cls, config: EngineConfig, progress: Callable[[str, float], None] | None = None
+    ) -> "Engine":
+        """Read the model folder. progress: told what is being done, and the fraction done."""
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+
+        def weights(done: int, total: int) -> None:
+            if progress is not None:
+                progress("weights", done / max(1, total))
+
+        model = load_model(config, weights)
+        has_text = (config.model / "tokenizer.json").is_file()
+        return cls(config, model, Tokenizer.from_folder(config.model) if has_text else None)
+
+    @property
+    def has_work(self) -> bool:
+        """A step would do or report something."""
+        return bool(self._outbox) or self._planned is not None or self._scheduler.has_work
+
+    def submit(self, spec: RequestSpec) -> None:
+        """Queue a request. Raises RequestError or TooLargeError; then nothing was queued."""
+        request = self._enter(spec)
+        self._scheduler.enqueue(request)
+        self._end_if_given(request)
+
+    def cancel(self, request_id: str, reason: str) -> None:
+        """End a request, if it is here; its Finished comes with the next step.
+
+        What it owns is free at once: whoever reads a held request's memory must have stopped.
+        """
+        serial = self._serials.get(request_id)
+        if serial is not None:
+            self._end(self._requests[serial], Stop(FinishReason.ABORT), reason)
+
+    def step(self) -> list[Event]:
+        """One scheduling round; [] when there is nothing to do."""
+        events = self.plan_step()
+        return events + self.run_step()
+
+    def plan_step(self) -> list[Event]:
+        """Decide the next step; reports what happened since the last and what was scheduled."""
+        if self._planned is None:
+            self._planned = self._scheduler.plan(self._outbox)
+        return self._report()
+
+    def run_step(self) -> list[Event]:
+        """Run what was planned, if anything was. If it raises, `fail_step` comes next."""
+        batch = self._planned
+        if batch is None:
+            return self._report()
+        launched = self._runner.launch(batch)
+        result = self._runner.collect(launched)
+        self._planned = None
+        self._memory.complete(batch.sequence)
+        for finished in self._results.process(batch, result, self._outbox):
+            del self._serials[finished.request_id]
+        return self._report()
+
+    def fail_step(self, error: Exception) -> list[Event]:
+        """End the requests of a step that raised, with their reason; all others go on."""
+        batch, self._planned = self._planned, None
+        if batch is None:
+            raise error
+        for row in batch.rows:
+            request = self._requests.get(row.serial)
+            if request is not None:
+                reason = f"the step failed: {type(error).__name__}: {error}"
+                self._end(request, Stop(FinishReason.ERROR), reason)
+        self._memory.complete(batch.sequence)
+        return self._report()
+
+    def holding(self, request_id: str) -> Holding:
+        """Where a hold request's state lies, from its Scheduled event on. Its pages stay the same
+        until it is released or cancelled; `computed` grows with its chunks."""
+        request = self._find(request_id)
+        if not request.spec.hold or not request.slot:
+            raise RequestError(f"request {request_id} is {request.state}: it holds no hand-off")
+        return Holding(request.slot, request.pages, request.computed)
+
+    def release(self, request_id: str) -> None:
+        """A held request's state is no longer needed here. It ends without an event."""
+        request = self._find(request_id)
+        if request.state is not RequestState.HELD:
+            raise RequestError(f"request {request_id} is {request.state}, not held")
+        self._forget(request, Stop(FinishReason.STOP))
+
+    def reserve(self, request_id: str, tokens: int) -> Reservation | None:
+        """A slot and pages for the state of `tokens` tokens, for a peer to write.
+
+        None when there is no room now. Raises TooLargeError when there never could be.
+        """
+        self._check_new(request_id)
+        if tokens < 1:
+            raise RequestError(f"a hand-off has at least one token; got {tokens}", "tokens")
+        self._intake.check_length(tokens + 1)
+        if len(self._reservations) >= self.config.tickets or self._scheduler.preempted:
+            return None
+        reservation = self._memory.reserve(request_id, tokens, self._scheduler.headroom)
+        if reservation is not None:
+            self._reservations[request_id] = reservation
+        return reservation
+
+    def abandon(self, reservation: Reservation) -> None:
+        """Give a reservation back. No peer may write to it any more."""
+        self._take(reservation)
+        self._memory.abandon(reservation)
+
+    def adopt(self, spec: RequestSpec, reservation: Reservation) -> None:
+        """Start a request whose state a peer has written into `reservation`.
+
+        The state is that of prompt and output less the last token, which is computed next.
+        Raises RequestError; then the reservation stands as it was.
+        """
+        computed = len(spec.prompt_ids) + len(spec.output_ids) - 1
+        if not spec.output_ids or spec.hold or computed != reservation.tokens:
+            raise RequestError(
+                f"a hand-off into a reservation of {reservation.tokens} tokens needs prompt and "
+                f"output ids of {reservation.tokens + 1} tokens, at least one of them output, and "
+                f"no hold; got {len(spec.prompt_ids)} + {len(spec.output_ids)}"
+            )
+        self._take(reservation)
+        try:
+            request = self._enter(spec)
+        except RequestError:
+            self._reservations[reservation.request_id] = reservation
+            raise
+        request.announced = True
+        self._memory.adopt(request, reservation)
+        self._scheduler.join(request)
+        self._end_if_given(request)
+
+    def status(self) -> EngineStatus:
+        scheduler = self._scheduler
+        return EngineStatus(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            held=len(scheduler.held),
+            slots=self.states.ids.counts(),
+            pages=self.pages.ids.counts(),
+            max_running=self.config.max_running,
+            max_model_len=self.plan.max_model_len,
+        )
+
+    def audit(self) -> list[str]:
+        """Every slot and page must be free or owned exactly once; what is not, in words."""
+        return audit(
+            self.states.ids,
+            self.pages.ids,
+            self.config.page_size,
+            self._requests.values(),
+            self._reservations.values(),
+        )
+
+    def generate(
+        self,
+        prompts: Sequence[PromptIds],
+        sampling: SamplingParams | Sequence[SamplingParams],
+    ) -> list[Output]:
+        """Blocking, for scripts: submit all, step until all are done. In the prompts' order."""
+        each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        collector = OutputCollector()
+        for number, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
+            request_id = f"generate-{self._last_serial + 1}-{number}"
+            collector.expect(request_id)
+            self.submit(RequestSpec(request_id, tuple(prompt), params))
+        while not collector.done:
+            collector.take(self.step())
+        return collector.outputs()
+
+    def _enter(self, spec: RequestSpec) -> Request:
+        self._check_new(spec.request_id)
+        self._intake.check(spec)
+        stopper = self._intake.stopper(spec)
+        self._last_serial += 1
+        request = Request(spec, self._last_serial, stopper)
+        self._requests[request.serial] = request
+        self._serials[spec.request_id] = request.serial
+        return request
+
+    def _check_new(self, request_id: str) -> None:
+        if request_id in self._serials or request_id in self._reservations:
+            raise RequestError(f"request {request_id} is here already", "request_id")
+
+    def _find(self, request_id: str) -> Request:
+        serial = self._serials.get(request_id)
+        if serial is None:
+            raise RequestError(f"no request {request_id} here", "request_id")
+        return self._requests[serial]
+
+    def _take(self, reservation: Reservation) -> None:
+        if self._reservations.get(reservation.request_id) is not reservation:
+            raise RequestError(
+                f"no such reservation for {reservation.request_id}: abandoned or adopted already",
+                "request_id",
+            )
+        del self._reservations[reservation.request_id]
+
+    def _end_if_given(self, request: Request) -> None:
+        """The output that came with the request may have ended it already."""
+        stop = request.stopper.replay(request.output)
+        if stop is not None:
+            self._end(request, stop)
+
+    def _end(self, request: Request, stop: Stop, error: str | None = None) -> None:
+        self._outbox.append(self._forget(request, stop, error))
+
+    def _forget(self, request: Request, stop: Stop, error: str | None = None) -> Finished:
+        del self._serials[request.request_id]
+        return self._results.finish(request, stop, error)
+
+    def _report(self) -> list[Event]:
+        events, self._outbox = self._outbox, []
+        return events

@@ -1,0 +1,85 @@
+"""From a Batch to the device tensors of its forward."""
+
+from itertools import accumulate, chain, repeat
+
+from baton.engine.batch import Batch, Row
+from baton.engine.forward_batch import ForwardBatch, HostLengths
+from baton.engine.host_pack import DevicePack, HostPack
+
+
+def pack_forward(batch: Batch, page_size: int, pack: HostPack) -> HostLengths:
+    """Put the fields of the step's ForwardBatch into `pack`."""
+    rows = batch.rows
+    host = HostLengths(
+        cu_seqlens=(0, *accumulate(len(row.tokens) for row in rows)),
+        prefix_lens=tuple(row.start for row in rows),
+        kv_lens=tuple(row.end for row in rows),
+        has_initial=tuple(row.start > 0 for row in rows),
+    )
+    pack.ints("token_ids", chain.from_iterable(row.tokens for row in rows))
+    pack.ints("positions", chain.from_iterable(range(row.start, row.end) for row in rows))
+    pack.ints("cu_seqlens", host.cu_seqlens)
+    pack.ints("kv_lens", host.kv_lens)
+    pack.ints("read_slots", [row.read_slot for row in rows])
+    pack.ints("write_slots", [row.write_slot for row in rows])
+    pack.ints("has_initial", host.has_initial)
+    _pack_pages(batch, page_size, pack)
+    pack.ints("logit_tokens", _logit_tokens(batch, host.cu_seqlens))
+    return host
+
+
+def bind_forward(batch: Batch, host: HostLengths, packed: DevicePack) -> ForwardBatch:
+    """The ForwardBatch over the packed copy; all views but `has_initial`."""
+    return ForwardBatch(
+        token_ids=packed.ints("token_ids"),
+        positions=packed.ints("positions"),
+        cu_seqlens=packed.ints("cu_seqlens"),
+        kv_lens=packed.ints("kv_lens"),
+        read_slots=packed.ints("read_slots"),
+        write_slots=packed.ints("write_slots"),
+        has_initial=packed.ints("has_initial").bool(),
+        block_tables=packed.ints("block_tables").view(len(batch.rows), -1),
+        token_pages=packed.ints("token_pages"),
+        token_offsets=packed.ints("token_offsets"),
+        logit_tokens=packed.ints("logit_tokens"),
+        decode_rows=batch.decode_rows,
+        host=host,
+    )
+
+
+def _pack_pages(batch: Batch, page_size: int, pack: HostPack) -> None:
+    rows = batch.rows
+    width = max(len(row.pages) for row in rows)
+    padded = (chain(row.pages, repeat(0, width - len(row.pages))) for row in rows)
+    pack.ints("block_tables", chain.from_iterable(padded))
+    decoding = rows[: batch.decode_rows]
+    chunks = rows[batch.decode_rows :]
+    pages = [row.pages[row.start // page_size] for row in decoding]
+    offsets = [row.start % page_size for row in decoding]
+    for row in chunks:
+        for page, first, last in _page_runs(row, page_size):
+            pages += repeat(page, last - first)
+            offsets += range(first, last)
+    pack.ints("token_pages", pages)
+    pack.ints("token_offsets", offsets)
+
+
+def _page_runs(row: Row, page_size: int) -> list[tuple[int, int, int]]:
+    """(page, first offset, end offset) of each page that takes KV of the row's tokens."""
+    runs: list[tuple[int, int, int]] = []
+    position = row.start
+    while position < row.end:
+        first = position % page_size
+        last = min(page_size, first + row.end - position)
+        runs.append((row.pages[position // page_size], first, last))
+        position += last - first
+    return runs
+
+
+def _logit_tokens(batch: Batch, cu_seqlens: tuple[int, ...]) -> list[int]:
+    """Flat token indices: first each draw's, then each scored row's in order of position."""
+    wanted = [cu_seqlens[index + 1] - 1 for index, _ in batch.draws]
+    for index, scores in batch.scores:
+        first = cu_seqlens[index] + scores.first_logit - batch.rows[index].start
+        wanted += range(first, first + scores.logits)
+    return wanted

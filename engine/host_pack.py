@@ -1,0 +1,50 @@
+"""Many small host lists, one copy to the device."""
+
+from array import array
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+class HostPack:
+    """Named fields of 64-bit numbers, end to end in one buffer."""
+
+    def __init__(self) -> None:
+        self._buffer = array("q")
+        self._fields: dict[str, slice] = {}
+
+    def ints(self, name: str, values: Iterable[int]) -> None:
+        """A field of int64."""
+        start = len(self._buffer)
+        self._buffer.extend(values)
+        self._fields[name] = slice(start, len(self._buffer))
+
+    def floats(self, name: str, values: Iterable[float]) -> None:
+        """A field of float64; its bits travel among the integers."""
+        start = len(self._buffer)
+        self._buffer.frombytes(array("d", values).tobytes())
+        self._fields[name] = slice(start, len(self._buffer))
+
+    def ship(self, device: torch.device) -> "DevicePack":
+        """One copy; on a GPU from pinned memory, so that it does not wait for the stream."""
+        host = torch.frombuffer(self._buffer, dtype=torch.int64)
+        if device.type == "cpu":
+            return DevicePack(host, self._fields)
+        return DevicePack(host.pin_memory().to(device, non_blocking=True), self._fields)
+
+
+class DevicePack:
+    """The same fields on the device: views of one int64 tensor."""
+
+    def __init__(self, packed: Tensor, fields: dict[str, slice]) -> None:
+        self._packed = packed
+        self._fields = fields
+
+    def ints(self, name: str) -> Tensor:
+        """[n] int64"""
+        return self._packed[self._fields[name]]
+
+    def floats(self, name: str) -> Tensor:
+        """[n] float32"""
+        return self.ints(name).view(torch.float64).float()

@@ -1,0 +1,59 @@
+"""What a request must be to enter the engine."""
+
+from collections.abc import Iterable, Sequence
+
+from baton.engine.errors import RequestError, TooLargeError
+from baton.engine.request import RequestSpec
+from baton.engine.stop_checker import StopChecker
+from baton.text.tokenizer import Tokenizer
+
+
+class Intake:
+    """Checks a spec against the model and the memory; makes its stop checker."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        max_model_len: int,
+        eos_ids: Iterable[int],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._eos_ids = frozenset(eos_ids)
+        self._tokenizer = tokenizer
+
+    def check(self, spec: RequestSpec) -> None:
+        """Raises RequestError or TooLargeError that say what is wrong."""
+        if not spec.prompt_ids:
+            raise RequestError("the prompt is empty; expected at least one token", "prompt_ids")
+        self._check_ids(spec.prompt_ids, "prompt_ids")
+        self._check_ids(spec.output_ids, "output_ids")
+        given, limit = len(spec.output_ids), spec.sampling.max_tokens
+        if given > limit:
+            raise RequestError(
+                f"{given} output tokens were given but max_tokens is {limit}", "output_ids"
+            )
+        # What is sampled last is never computed, but it must have a place in the context.
+        self.check_length(len(spec.prompt_ids) + max(given, min(1, limit)))
+
+    def check_length(self, tokens: int) -> None:
+        """Raises TooLargeError where a sequence of `tokens` tokens could not fit even alone."""
+        if tokens > self._max_model_len:
+            raise TooLargeError(
+                f"prompt and output need at least {tokens} tokens, but a sequence may have "
+                f"{self._max_model_len} here: shorten the prompt",
+                "prompt_ids",
+            )
+
+    def stopper(self, spec: RequestSpec) -> StopChecker:
+        room = self._max_model_len - len(spec.prompt_ids)
+        return StopChecker(spec.sampling, room, self._eos_ids, self._tokenizer)
+
+    def _check_ids(self, ids: Sequence[int], field: str) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+            position = next(i for i, t in enumerate(ids) if not 0 <= t < self._vocab_size)
+            raise RequestError(
+                f"{field}[{position}] is {ids[position]}; expected 0 to {self._vocab_size - 1}",
+                field,
+            )

@@ -1,0 +1,128 @@
+"""A thread that owns an engine."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from baton.engine.engine import Engine
+from baton.engine.errors import InvariantError, StoppedError
+from baton.engine.events import Event
+
+T = TypeVar("T")
+
+
+class EngineLoop:
+    """Steps the engine while it has work, sleeps while it has none, and runs what it is asked to
+    between two steps. `on_events` and `on_failure` are called on its thread.
+
+    A step that raises ends the requests of that step, with ERROR and the reason, and the loop goes
+    on. An InvariantError, or an error outside a step, ends the loop: `on_failure` is told.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_events: Callable[[list[Event]], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._engine = engine
+        self._on_events = on_events
+        self._on_failure = on_failure
+        self._wake = threading.Condition()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._abandoned: deque[Callable[[], None]] = deque()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def call(self, fn: Callable[[Engine], T]) -> "Future[T]":
+        """Run `fn` on the engine, between two steps. StoppedError when the loop has ended."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(self._engine))
+            except Exception as error:  # whatever it is, it belongs to the caller
+                future.set_exception(error)
+
+        def abandon() -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(StoppedError("the engine's loop has ended"))
+
+        with self._wake:
+            if self._stopping:
+                abandon()
+            else:
+                self._calls.append(run)
+                self._abandoned.append(abandon)
+                self._wake.notify()
+        return future
+
+    def stop(self, timeout: float) -> None:
+        """End after the current step. Raises TimeoutError when that takes over `timeout` s."""
+        self._close()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the engine's step did not end within {timeout} s")
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                self._run_calls()
+                self._step()
+        except Exception as error:  # the thread's last line: nobody above could catch it
+            self._close()
+            self._on_failure(error)
+        finally:
+            self._close()
+            self._refuse_calls()
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; false when it is to end."""
+        with self._wake:
+            while not self._stopping and not self._calls and not self._engine.has_work:
+                self._wake.wait()
+            return not self._stopping
+
+    def _run_calls(self) -> None:
+        with self._wake:
+            calls = list(self._calls)
+            self._calls.clear()
+            self._abandoned.clear()
+        for run in calls:
+            run()
+
+    def _step(self) -> None:
+        if not self._engine.has_work:
+            return
+        self._report(self._engine.plan_step())
+        try:
+            events = self._engine.run_step()
+        except InvariantError:
+            raise
+        except Exception as error:  # a model or a kernel may raise anything
+            events = self._engine.fail_step(error)
+        self._report(events)
+
+    def _report(self, events: list[Event]) -> None:
+        if events:
+            self._on_events(events)
+
+    def _close(self) -> None:
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+
+    def _refuse_calls(self) -> None:
+        with self._wake:
+            refused = list(self._abandoned)
+            self._calls.clear()
+            self._abandoned.clear()
+        for abandon in refused:
+            abandon()

@@ -1,0 +1,36 @@
+"""How much memory a device has free."""
+
+from pathlib import Path
+
+import torch
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that could be taken now. On a CPU within the container's limit, where it has one."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    free = _meminfo_available(MEMINFO.read_text())
+    limit = CGROUP / "memory.max"
+    current = CGROUP / "memory.current"
+    if limit.is_file() and current.is_file():
+        free = min(free, _cgroup_left(limit.read_text(), current.read_text(), free))
+    return free
+
+
+def _meminfo_available(text: str) -> int:
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    raise RuntimeError(f"no MemAvailable in {MEMINFO}: set memory_bytes")
+
+
+def _cgroup_left(limit: str, current: str, otherwise: int) -> int:
+    """What the container's limit leaves; `otherwise` without one."""
+    if limit.strip() == "max":
+        return otherwise
+    return max(0, int(limit) - int(current))

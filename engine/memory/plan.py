@@ -1,0 +1,210 @@
+"""How a memory budget is divided. A pure function of numbers."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.errors import ConfigError
+from baton.engine.memory.layout import PageLayout, SlotLayout
+
+SCORED_ROWS = 256  # rows of logits for prompt scores that a step may want beside its draws
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """available_bytes: what the device has free, the weights included.
+
+    Raises ConfigError when the options do not fit, with what would.
+    """
+
+    config: EngineConfig
+    model_config: ModelConfig
+    weight_bytes: int
+    available_bytes: int
+
+    def __post_init__(self) -> None:
+        self._check_options()
+        if self._fits(self.config.max_running):
+            return
+        largest = self._largest_max_running()
+        wanted = self._pool_bytes(self.config.max_running)
+        message = (
+            f"max_running {self.config.max_running} needs {_size(wanted)} for states and pages, "
+            f"but {_size(self.budget_bytes)} of budget leave {_size(max(0, self.pool_bytes))} "
+            f"after {_size(self.weight_bytes)} of weights and {_size(self.activation_bytes)} of "
+            "activations"
+        )
+        if largest:
+            raise ConfigError(f"{message}; the largest max_running that fits is {largest}")
+        raise ConfigError(f"{message}; not even one request fits: raise memory_bytes, or lower "
+                          "chunked_prefill_size or max_model_len")  # fmt: skip
+
+    @cached_property
+    def slot_layout(self) -> SlotLayout:
+        model = self.model_config
+        return SlotLayout(model.recurrent, model.conv_dtype, model.ssm_dtype)
+
+    @cached_property
+    def page_layout(self) -> PageLayout:
+        model = self.model_config
+        return PageLayout(model.attention, self.config.page_size, model.dtype)
+
+    @property
+    def budget_bytes(self) -> int:
+        """For weights, pools and activations together."""
+        config = self.config
+        if config.memory_bytes is not None:
+            return config.memory_bytes
+        share = config.workers_on_host if config.device == "cpu" else 1
+        return int(self.available_bytes * config.memory_fraction) // share
+
+    @property
+    def activation_bytes(self) -> int:
+        return self._activation_bytes(self.config.max_running)
+
+    def _activation_bytes(self, running: int) -> int:
+        """Estimate of the largest step's intermediates, generous: float32, nothing reused."""
+        model = self.model_config
+        tokens = self.config.chunked_prefill_size + running
+        chunk = model.mamba_chunk_size
+        widest = 16 * model.hidden_size
+        states = 0
+        for layer in model.recurrent:
+            heads = layer.ssm[0] if layer.ssm else 0
+            size = _elements(layer.ssm)
+            widest = max(widest, 16 * model.hidden_size + 6 * layer.conv[0] + heads * chunk)
+            states = max(states, (tokens // chunk + running + 1) * size)
+        logits = 3 * (running + SCORED_ROWS) * model.vocab_size
+        return 4 * (tokens * widest + 2 * states + logits)
+
+    @property
+    def pool_bytes(self) -> int:
+        """What the pools may take."""
+        return self.budget_bytes - self.weight_bytes - self.activation_bytes
+
+    @property
+    def live_slots(self) -> int:
+        """Running requests, those held for a hand-off among them."""
+        return self.config.max_running
+
+    @property
+    def ticket_slots(self) -> int:
+        return self.config.tickets
+
+    @property
+    def track_slots(self) -> int:
+        """Snapshots that a planned step may write."""
+        return 0
+
+    @property
+    def snapshot_slots(self) -> int:
+        """Snapshots that the prefix cache keeps."""
+        return 0
+
+    @property
+    def slots(self) -> int:
+        """Rows of the state pool, the padding slot among them."""
+        return 1 + self.live_slots + self.ticket_slots + self.track_slots + self.snapshot_slots
+
+    @property
+    def pages(self) -> int:
+        """Rows of the page pool, the padding page among them: what the slots leave, up to what
+        full slots of the longest sequences could use."""
+        per_request = self.page_layout.pages_for(self._wanted_len)
+        useful = 1 + (self.live_slots + self.ticket_slots) * per_request
+        if not self.page_layout.page_bytes:
+            return useful
+        left = self.pool_bytes - self.slots * self.slot_layout.slot_bytes
+        return min(useful, left // self.page_layout.page_bytes)
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence, in tokens: one that long fits the pages alone."""
+        return min(self._wanted_len, (self.pages - 1) * self.config.page_size)
+
+    def describe(self) -> dict[str, str]:
+        """The plan in words, for a start-up message or a status page."""
+        slot_bytes = self.slot_layout.slot_bytes
+        page_bytes = self.page_layout.page_bytes
+        return {
+            "budget": _size(self.budget_bytes),
+            "weights": _size(self.weight_bytes),
+            "activations": f"up to {_size(self.activation_bytes)}",
+            "state slots": (
+                f"{self.slots} of {_size(slot_bytes)} = {_size(self.slots * slot_bytes)} "
+                f"(1 padding, {self.live_slots} live, {self.ticket_slots} tickets)"
+            ),
+            "pages": f"{self.pages} of {_size(page_bytes)} = {_size(self.pages * page_bytes)}",
+            "tokens in pages": f"{(self.pages - 1) * self.config.page_size:,}",
+            "longest sequence": f"{self.max_model_len:,} tokens",
+        }
+
+    @property
+    def _wanted_len(self) -> int:
+        return self.config.max_model_len or self.model_config.max_model_len
+
+    def _check_options(self) -> None:
+        config, model = self.config, self.model_config
+        least = {
+            "page_size": config.page_size,
+            "max_running": config.max_running,
+            "chunked_prefill_size": config.chunked_prefill_size,
+            "workers_on_host": config.workers_on_host,
+        }
+        for name, value in least.items():
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1; got {value}")
+        if config.tickets < 0:
+            raise ConfigError(f"tickets must be at least 0; got {config.tickets}")
+        for name, fraction in (
+            ("memory_fraction", config.memory_fraction),
+            ("held_fraction", config.held_fraction),
+        ):
+            if not 0.0 < fraction <= 1.0:
+                raise ConfigError(f"{name} must be above 0 and at most 1; got {fraction}")
+        wanted = config.max_model_len
+        if wanted is not None and not 1 < wanted <= model.max_model_len:
+            raise ConfigError(
+                f"max_model_len must be 2 to {model.max_model_len}, which is what the model was "
+                f"made for; got {wanted}"
+            )
+
+    def _pool_bytes(self, running: int) -> int:
+        """The least that `running` requests need: a slot and a page each, padding, tickets; and
+        pages for one sequence of the length that was asked for."""
+        slots = 1 + running + self.config.tickets
+        longest = self.config.max_model_len or self.config.page_size
+        pages = 1 + max(running, self.page_layout.pages_for(longest))
+        return slots * self.slot_layout.slot_bytes + pages * self.page_layout.page_bytes
+
+    def _fits(self, running: int) -> bool:
+        needed = self.weight_bytes + self._activation_bytes(running) + self._pool_bytes(running)
+        return needed <= self.budget_bytes
+
+    def _largest_max_running(self) -> int:
+        """The largest max_running that fits, 0 for none; needs grow with it, so by bisection."""
+        fits, fails = 0, self.config.max_running
+        while fails - fits > 1:
+            middle = (fits + fails) // 2
+            if self._fits(middle):
+                fits = middle
+            else:
+                fails = middle
+        return fits
+
+
+def _elements(shape: tuple[int, ...] | None) -> int:
+    count = 1 if shape else 0
+    for size in shape or ():
+        count *= size
+    return count
+
+
+def _size(nbytes: int) -> str:
+    """12345678 as "11.8 MiB"."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024.0:
+            return f"{value:.4g} {unit}"
+        value /= 1024.0
+    return f"{value:.4g} GiB"

@@ -1,0 +1,125 @@
+"""A request: what the caller asked for, and the engine's own record of it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from baton.engine.errors import InvariantError
+from baton.engine.sampling_params import SamplingParams
+from baton.engine.stop_checker import StopChecker
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """What the caller hands in, unchanged to the end."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    # Given already (a retry, a migration, a hand-off): never sampled again.
+    output_ids: tuple[int, ...] = ()
+    # Prefill role: compute the prompt, sample the first token unless it is given, then hold the
+    # state until `Engine.release`.
+    hold: bool = False
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The source side of a hand-off: where the state of `computed` tokens lies."""
+
+    slot: int  # state slot
+    pages: tuple[int, ...]  # page p holds tokens [p * page_size, (p + 1) * page_size)
+    computed: int  # tokens
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """The destination side of a hand-off: a slot and pages that a peer may write. Owner: ticket."""
+
+    request_id: str
+    slot: int  # state slot
+    pages: tuple[int, ...]  # in token order
+    tokens: int  # that the pages were reserved for
+
+
+class RequestState(StrEnum):
+    WAITING = "waiting"  # owns nothing
+    RUNNING = "running"  # owns a slot and pages; takes part in steps
+    HELD = "held"  # owns a slot and pages, which no step touches
+    FINISHED = "finished"  # owns nothing
+
+
+ALLOWED_MOVES = {
+    RequestState.WAITING: {RequestState.RUNNING, RequestState.FINISHED},
+    # Back to WAITING: preempted.
+    RequestState.RUNNING: {RequestState.WAITING, RequestState.HELD, RequestState.FINISHED},
+    RequestState.HELD: {RequestState.FINISHED},
+    RequestState.FINISHED: set(),
+}
+
+
+class Request:
+    """One request inside the engine. Only the scheduler's side of the engine changes it.
+
+    Lengths, in tokens: computed <= target <= total = prompt + output.
+    """
+
+    __slots__ = (
+        "announced",
+        "computed",
+        "output",
+        "pages",
+        "scored",
+        "serial",
+        "slot",
+        "spec",
+        "state",
+        "stopper",
+    )
+
+    def __init__(self, spec: RequestSpec, serial: int, stopper: StopChecker) -> None:
+        self.spec = spec
+        self.serial = serial  # order of arrival; the larger, the younger; never used twice
+        self.stopper = stopper
+        self.state = RequestState.WAITING
+        self.output = list(spec.output_ids)
+        self.slot = 0  # 0: none
+        self.pages: tuple[int, ...] = ()  # replaced, never changed in place: batches keep it
+        self.computed = 0  # tokens whose state the last planned step leaves behind
+        self.scored = 0  # prompt positions below this were scored; set by the planner
+        self.announced = False  # Scheduled went out
+
+    @property
+    def request_id(self) -> str:
+        return self.spec.request_id
+
+    @property
+    def total(self) -> int:
+        return len(self.spec.prompt_ids) + len(self.output)
+
+    @property
+    def target(self) -> int:
+        """Tokens to compute before the next token is sampled or the request is held."""
+        given = self.spec.hold and bool(self.output)
+        return self.total - 1 if given else self.total
+
+    @property
+    def decodes(self) -> bool:
+        """Its next step computes its newest token alone."""
+        return self.computed >= len(self.spec.prompt_ids) and self.target - self.computed == 1
+
+    def token_ids(self, start: int, end: int) -> tuple[int, ...]:
+        """Tokens [start, end) of prompt and output."""
+        prompt = self.spec.prompt_ids
+        inside = len(prompt)
+        if end <= inside:
+            return prompt[start:end]
+        output = self.output[max(0, start - inside) : end - inside]
+        return (*prompt[start:], *output)
+
+    def move(self, state: RequestState) -> None:
+        if state not in ALLOWED_MOVES[self.state]:
+            raise InvariantError(
+                f"request {self.request_id} cannot go from {self.state} to {state}; "
+                f"allowed: {sorted(ALLOWED_MOVES[self.state])}"
+            )
+        self.state = state

@@ -1,0 +1,93 @@
+"""From a step's results to events, by what its Batch recorded."""
+
+from baton.engine.batch import Batch, Draw
+from baton.engine.events import (
+    ChunkComputed,
+    Event,
+    Finished,
+    FinishReason,
+    PrefillHeld,
+    PromptScored,
+    TokenLogprob,
+    TokenSampled,
+)
+from baton.engine.request import Request
+from baton.engine.scheduler import Scheduler
+from baton.engine.step_result import StepResult
+from baton.engine.stop_checker import Stop
+
+
+class ResultProcessor:
+    """Appends sampled tokens, ends requests and holds them.
+
+    requests: the engine's own table, by serial. A row whose request has left it in the meantime
+    (cancelled) leaves no trace.
+    """
+
+    def __init__(self, scheduler: Scheduler, requests: dict[int, Request]) -> None:
+        self._scheduler = scheduler
+        self._requests = requests
+
+    def process(self, batch: Batch, result: StepResult, outbox: list[Event]) -> list[Finished]:
+        """Append this step's events to `outbox`; those that end a request are returned too."""
+        draws = iter(zip(result.token_ids, result.logprobs, strict=True))
+        scores = iter(result.scores)
+        finished: list[Finished] = []
+        for row in batch.rows:
+            drawn = next(draws) if row.draw is not None else None
+            scored = next(scores) if row.scores is not None else None
+            request = self._requests.get(row.serial)
+            if request is None:
+                continue
+            if row.scores is not None and scored is not None:
+                outbox.append(PromptScored(request.request_id, row.scores.start, scored))
+            if request.spec.hold:
+                outbox.append(ChunkComputed(request.request_id, row.start, row.end))
+            if not row.reaches_target:
+                continue
+            if row.draw is not None and drawn is not None:
+                end = self._sampled(request, row.draw, drawn, outbox)
+            else:
+                end = self._computed(request)
+            if end is not None:
+                finished.append(end)
+                outbox.append(end)
+            elif request.spec.hold:
+                self._scheduler.hold(request)
+                outbox.append(PrefillHeld(request.request_id))
+        return finished
+
+    def finish(self, request: Request, stop: Stop, error: str | None = None) -> Finished:
+        """`request` is over: it leaves every queue and gives back what it owns."""
+        self._scheduler.drop(request)
+        del self._requests[request.serial]
+        return Finished(
+            request.request_id,
+            stop.reason,
+            prompt_tokens=len(request.spec.prompt_ids),
+            completion_tokens=len(request.output),
+            cached_tokens=0,
+            stop_token_id=stop.stop_token_id,
+            stop_string=stop.stop_string,
+            cut_chars=stop.cut_chars,
+            error=error,
+        )
+
+    def _sampled(
+        self,
+        request: Request,
+        draw: Draw,
+        drawn: tuple[int, TokenLogprob | None],
+        outbox: list[Event],
+    ) -> Finished | None:
+        token, logprob = drawn
+        request.output.append(token)
+        outbox.append(TokenSampled(request.request_id, draw.position, token, logprob))
+        stop = request.stopper.push(request.output)
+        return self.finish(request, stop) if stop is not None else None
+
+    def _computed(self, request: Request) -> Finished | None:
+        """All is computed and nothing was to be sampled: scores alone, or a hold as given."""
+        if request.spec.hold and request.output:
+            return None
+        return self.finish(request, Stop(FinishReason.LENGTH))

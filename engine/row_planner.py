@@ -1,0 +1,90 @@
+"""From a request and a range of its tokens to a row of the batch."""
+
+from baton.engine.batch import Draw, Row, Scores
+from baton.engine.request import Request
+
+SCORED_TOKENS = 256
+"""Most prompt tokens of one row that are scored in one step: each needs a row of logits."""
+
+
+class RowPlanner:
+    """Fixes, when a step is planned, all that its results will be processed by."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def row(self, request: Request, end: int) -> Row:
+        """`request` computes its tokens up to `end`; its pages cover them already."""
+        spec, start = request.spec, request.computed
+        reaches = end == request.target
+        held_as_given = spec.hold and bool(request.output)
+        samples = reaches and spec.sampling.max_tokens > 0 and not held_as_given
+        row = Row(
+            serial=request.serial,
+            start=start,
+            tokens=request.token_ids(start, end),
+            read_slot=request.slot if start else 0,
+            write_slot=request.slot,
+            pages=request.pages,
+            reaches_target=reaches,
+            draw=self._draw(request) if samples else None,
+            scores=self._scores(request, end),
+        )
+        request.computed = end
+        if row.scores is not None:
+            request.scored = row.scores.start + len(row.scores.targets)
+        return row
+
+    def decode_row(self, request: Request) -> Row:
+        """The same for a row that computes its newest token: the busiest path of the scheduler."""
+        start = request.computed
+        request.computed = start + 1
+        slot = request.slot
+        token = request.output[-1]
+        return Row(
+            request.serial,
+            start,
+            (token,),
+            slot,
+            slot,
+            request.pages,
+            True,
+            self._draw(request),
+            None,
+        )
+
+    def scored_limit(self, request: Request) -> int:
+        """The furthest end of a chunk that scores no more than SCORED_TOKENS positions."""
+        first = self._first_unscored(request)
+        if first is None:
+            return request.target
+        return max(first, 1) - 1 + SCORED_TOKENS
+
+    def _draw(self, request: Request) -> Draw:
+        sampling = request.spec.sampling
+        index = len(request.output)
+        banned: tuple[int, ...] = ()
+        if index < sampling.min_tokens:
+            banned = tuple(t for t in request.stopper.stop_ids if 0 <= t < self._vocab_size)
+        if sampling.penalised:
+            return Draw(index, sampling, banned, request.spec.prompt_ids, tuple(request.output))
+        return Draw(index, sampling, banned, (), ())
+
+    def _scores(self, request: Request, end: int) -> Scores | None:
+        """Logits at token t score position t + 1, so a chunk scores one position past its end."""
+        first = self._first_unscored(request)
+        if first is None:
+            return None
+        prompt = request.spec.prompt_ids
+        stop = min(end + 1, len(prompt))
+        if first >= stop:
+            return None
+        return Scores(first, prompt[first:stop], request.spec.sampling.prompt_logprobs)
+
+    def _first_unscored(self, request: Request) -> int | None:
+        """The next prompt position to score; None where there is none."""
+        wanted = request.spec.sampling.prompt_logprobs_start
+        if wanted is None:
+            return None
+        first = max(wanted, request.scored)
+        return first if first < len(request.spec.prompt_ids) else None

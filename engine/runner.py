@@ -1,0 +1,86 @@
+"""Runs forwards: launch, then collect. The two are apart so that planning can come between."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from baton.engine.batch import Batch
+from baton.engine.events import TokenLogprob
+from baton.engine.forward_builder import bind_forward, pack_forward
+from baton.engine.host_pack import HostPack
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.state_pool import StatePool
+from baton.engine.models.base import Model
+from baton.engine.sampler import Sampled, sample
+from baton.engine.sampling_batch import bind_sampling, pack_sampling
+from baton.engine.step_result import StepResult
+from baton.kernels.sampling import LogProbs
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that was given to the device; `sampled` lies there."""
+
+    batch: Batch
+    sampled: Sampled
+
+
+class ModelRunner:
+    """One model over one pool of slots and one of pages."""
+
+    def __init__(self, model: Model, states: StatePool, pages: PagePool) -> None:
+        self._model = model
+        self._states = states
+        self._pages = pages
+        self._device = pages.storage.device
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> Launched:
+        """Copy the plan to the device, run the forward, sample. Reads nothing back."""
+        pack = HostPack()
+        host = pack_forward(batch, self._pages.layout.page_size, pack)
+        pack_sampling(batch, pack)
+        packed = pack.ship(self._device)
+        forward = bind_forward(batch, host, packed)
+        logits = self._model.forward(forward, self._states, self._pages)
+        return Launched(batch, sample(logits, bind_sampling(batch, packed)))
+
+    def collect(self, launched: Launched) -> StepResult:
+        """Wait for the step and bring its results to the host."""
+        batch, sampled = launched.batch, launched.sampled
+        tokens = sampled.token_ids.tolist()
+        drawn = _token_logprobs(sampled.logprobs)
+        scored = _token_logprobs(sampled.scores)
+        logprobs: list[TokenLogprob | None] = []
+        for token, (_, draw) in zip(tokens, batch.draws, strict=True):
+            wanted = draw.sampling.logprobs
+            logprobs.append(None if wanted is None else next(drawn).entry(token, wanted))
+        scores: list[tuple[TokenLogprob, ...]] = []
+        for _, row in batch.scores:
+            unscored = row.targets[: len(row.targets) - row.logits]
+            first = [TokenLogprob(token, None) for token in unscored]
+            rest = [next(scored).entry(token, row.top) for token in row.targets[len(unscored) :]]
+            scores.append((*first, *rest))
+        return StepResult(tuple(tokens), tuple(logprobs), tuple(scores))
+
+
+@dataclass(frozen=True)
+class _HostLogprob:
+    """One row of LogProbs on the host."""
+
+    chosen: float
+    top_ids: list[int]
+    top_values: list[float]
+
+    def entry(self, token: int, top: int) -> TokenLogprob:
+        return TokenLogprob(
+            token, self.chosen, tuple(self.top_ids[:top]), tuple(self.top_values[:top])
+        )
+
+
+def _token_logprobs(found: LogProbs | None) -> Iterator[_HostLogprob]:
+    if found is None:
+        return iter(())
+    columns = found.chosen.tolist(), found.top_ids.tolist(), found.top_values.tolist()
+    return (_HostLogprob(*row) for row in zip(*columns, strict=True))

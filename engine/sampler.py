@@ -1,0 +1,71 @@
+"""From logits to tokens and log probabilities, on the device."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.sampling_batch import PenalisedRows, RandomRows, SamplingBatch
+from baton.kernels.sampling import (
+    LogProbs,
+    add_token_counts,
+    apply_penalties,
+    log_probs,
+    mask_tokens,
+    sample_tokens,
+)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """On the device. token_ids [draws] int64; logprobs of the draws that want them; scores of the
+    scored prompt tokens."""
+
+    token_ids: Tensor
+    logprobs: LogProbs | None
+    scores: LogProbs | None
+
+
+def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
+    """logits: [draws + scored tokens, vocab] float32, raw; its first rows are changed in place."""
+    draws = logits[: batch.draws]
+    scores = None
+    if batch.score_targets is not None:
+        scores = log_probs(logits[batch.draws :], batch.score_targets, batch.score_top)
+    # Logprobs are of the raw distribution, so their rows are put aside before penalties.
+    raw = draws[batch.logprob_rows] if batch.logprob_rows is not None else None
+    if batch.penalised is not None:
+        _penalise(draws, batch.penalised)
+    if batch.banned is not None:
+        mask_tokens(draws, *batch.banned)
+    token_ids = _draw(draws, batch.random)
+    logprobs = None
+    if raw is not None and batch.logprob_rows is not None:
+        logprobs = log_probs(raw, token_ids[batch.logprob_rows], batch.logprob_top)
+    return Sampled(token_ids, logprobs, scores)
+
+
+def _draw(logits: Tensor, random: RandomRows | None) -> Tensor:
+    """[draws] int64"""
+    if random is None:
+        return logits.argmax(dim=-1)
+    return sample_tokens(
+        logits, random.rows, random.temperature, random.seeds, random.positions, random.filters
+    )
+
+
+def _penalise(logits: Tensor, penalised: PenalisedRows) -> None:
+    shape = penalised.rows.shape[0], logits.shape[1]
+    in_prompt = torch.zeros(shape, dtype=torch.int32, device=logits.device)
+    in_output = torch.zeros_like(in_prompt)
+    add_token_counts(in_prompt, penalised.prompt_rows, penalised.prompt_ids)
+    add_token_counts(in_output, penalised.output_rows, penalised.output_ids)
+    apply_penalties(
+        logits,
+        penalised.rows,
+        in_prompt,
+        in_output,
+        penalised.repetition,
+        penalised.presence,
+        penalised.frequency,
+    )

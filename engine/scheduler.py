@@ -1,0 +1,185 @@
+"""Who computes what in the next step."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from baton.engine.batch import Batch, Row
+from baton.engine.chunking import chunk_end
+from baton.engine.events import Event, Scheduled
+from baton.engine.request import Request, RequestState
+from baton.engine.request_memory import RequestMemory
+from baton.engine.row_planner import RowPlanner
+
+
+class Scheduler:
+    """Continuous batching: rows that decode first, then prompt chunks under a budget of tokens.
+
+    Older requests come first in everything. When pages run out, the youngest running request
+    gives back what it owns, and is recomputed later from its prompt and output.
+    """
+
+    def __init__(
+        self,
+        memory: RequestMemory,
+        planner: RowPlanner,
+        max_running: int,
+        chunked_prefill_size: int,
+        grid: int,
+        held_fraction: float,
+    ) -> None:
+        """grid: tokens; chunks end on its multiples where they can."""
+        self._memory = memory
+        self._planner = planner
+        self._max_running = max_running
+        self._chunk = chunked_prefill_size
+        self._grid = grid
+        self._held_slots = max(1, int(held_fraction * max_running))
+        self._held_pages = max(1, int(held_fraction * memory.total_pages))
+        self.waiting: OrderedDict[int, Request] = OrderedDict()  # by serial; the preempted first
+        self.running: list[Request] = []  # oldest first
+        self.held: dict[int, Request] = {}  # by serial
+        self._sequence = 0
+
+    @property
+    def has_work(self) -> bool:
+        """A plan would not be None."""
+        return bool(self.running) or self._next_admissible() is not None
+
+    def enqueue(self, request: Request) -> None:
+        self.waiting[request.serial] = request
+
+    def join(self, request: Request) -> None:
+        """An adopted request: its state is there, it decodes from the next step on."""
+        request.move(RequestState.RUNNING)
+        self._insert(request)
+
+    def hold(self, request: Request) -> None:
+        request.move(RequestState.HELD)
+        self.running.remove(request)
+        self.held[request.serial] = request
+
+    def drop(self, request: Request) -> None:
+        """`request` is over, wherever it stood; all that it owned is given back."""
+        if request.state is RequestState.WAITING:
+            del self.waiting[request.serial]
+        elif request.state is RequestState.RUNNING:
+            self.running.remove(request)
+        else:
+            del self.held[request.serial]
+        request.move(RequestState.FINISHED)
+        self._memory.release(request)
+
+    @property
+    def headroom(self) -> int:
+        """Pages that running requests will want soon: the rest of their prompts, and one each."""
+        promised = sum(
+            self._memory.missing_pages(request, request.target)
+            for request in self.running
+            if not request.decodes
+        )
+        return promised + len(self.running)
+
+    @property
+    def preempted(self) -> bool:
+        """A request that had begun waits for memory."""
+        return any(request.announced for request in self.waiting.values())
+
+    def plan(self, outbox: list[Event]) -> Batch | None:
+        """The next step, or None when nothing can run. Moves ids and lengths, touches no tensor."""
+        decode: list[Row] = []
+        prefill: list[Row] = []
+        budget = self._plan_running(decode, prefill)
+        if budget and self._next_admissible() is not None:
+            self._plan_waiting(prefill, budget, outbox)
+        if not decode and not prefill:
+            return None
+        self._sequence += 1
+        self._memory.launch(self._sequence)
+        return Batch(self._sequence, (*decode, *prefill), len(decode))
+
+    def _plan_running(self, decode: list[Row], prefill: list[Row]) -> int:
+        """Rows of running requests; returns what is left of the budget of prompt tokens."""
+        budget = self._chunk
+        # A victim is never older than the request that needs its pages, so it has no row yet.
+        for request in tuple(self.running):
+            if request.state is not RequestState.RUNNING:
+                continue
+            if request.decodes:
+                if len(decode) < self._max_running and self._make_room(request, request.target):
+                    decode.append(self._planner.decode_row(request))
+                continue
+            end = self._chunk_end(request, budget, first=not prefill)
+            if end > request.computed and self._make_room(request, end):
+                budget -= end - request.computed
+                prefill.append(self._planner.row(request, end))
+        return budget
+
+    def _plan_waiting(self, prefill: list[Row], budget: int, outbox: list[Event]) -> None:
+        places = self._max_running - len(self.running) - len(self.held)
+        with self._memory.admission(min(places, len(self.waiting))):
+            for request in self._admissible():
+                end = self._chunk_end(request, budget, first=not prefill)
+                if end == 0:
+                    return
+                # A hand-off may read a held request's pages while later chunks compute, so it
+                # takes all of them at once and is never preempted.
+                self._memory.admit(request, request.target if request.spec.hold else end)
+                del self.waiting[request.serial]
+                request.move(RequestState.RUNNING)
+                self._insert(request)
+                if not request.announced:
+                    request.announced = True
+                    outbox.append(Scheduled(request.request_id))
+                budget -= end
+                prefill.append(self._planner.row(request, end))
+
+    def _admissible(self) -> Iterator[Request]:
+        """The head of the queue, again and again, for as long as it may be admitted."""
+        while (request := self._next_admissible()) is not None:
+            yield request
+
+    def _next_admissible(self) -> Request | None:
+        """First come, first served: a large request is not overtaken, so it cannot starve."""
+        if not self.waiting or len(self.running) + len(self.held) >= self._max_running:
+            return None
+        if self._held_too_much() or not self._memory.free_slots:
+            return None
+        request = next(iter(self.waiting.values()))
+        needed = self._memory.pages_for(request.target)
+        headroom = self.headroom
+        if not self.running:
+            headroom = 0  # it has the pool for itself, and fits alone
+        return request if self._memory.free_pages - needed >= headroom else None
+
+    def _held_too_much(self) -> bool:
+        if len(self.held) >= self._held_slots:
+            return True
+        return sum(len(request.pages) for request in self.held.values()) >= self._held_pages
+
+    def _chunk_end(self, request: Request, budget: int, first: bool) -> int:
+        budget = min(budget, self._planner.scored_limit(request) - request.computed)
+        return chunk_end(request.computed, request.target, budget, self._grid, first)
+
+    def _make_room(self, request: Request, tokens: int) -> bool:
+        """Pages for `tokens` tokens, preempting younger requests; false when it was its own turn
+        to go."""
+        while not self._memory.grow(request, tokens):
+            victim = next(r for r in reversed(self.running) if not r.spec.hold)
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        request.move(RequestState.WAITING)
+        self._memory.release(request)
+        self.waiting[request.serial] = request
+        self.waiting.move_to_end(request.serial, last=False)
+
+    def _insert(self, request: Request) -> None:
+        """Keep `running` ordered by age; the newcomer is nearly always the youngest."""
+        index = len(self.running)
+        while index and self.running[index - 1].serial > request.serial:
+            index -= 1
+        self.running.insert(index, request)

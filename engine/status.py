@@ -1,0 +1,18 @@
+"""What an engine tells about itself."""
+
+from dataclasses import dataclass
+
+from baton.engine.memory.owners import Owner
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """A snapshot between two steps."""
+
+    running: int  # requests that take part in steps
+    waiting: int
+    held: int  # that wait for their hand-off to end
+    slots: dict[Owner, int]  # the padding slot left out
+    pages: dict[Owner, int]  # the padding page left out
+    max_running: int
+    max_model_len: int  # tokens, prompt and output

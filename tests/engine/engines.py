@@ -1,0 +1,109 @@
+"""Engines over the hash model, small enough to fill, and ways to drive them."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from engine.hash_model import VOCAB, HashModel
+
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.events import Event, Finished, TokenSampled
+from baton.engine.memory.plan import MemoryPlan
+from baton.engine.request import RequestSpec, Reservation
+from baton.engine.sampling_params import SamplingParams
+from baton.text.tokenizer import Tokenizer
+
+PAGE = 8
+STEPS = 5000  # a bound on any loop here: no test waits for ever
+
+
+def make_engine(
+    model: HashModel | None = None,
+    *,
+    pages: int = 200,
+    max_running: int = 4,
+    chunk: int = 16,
+    tickets: int = 0,
+    held_fraction: float = 0.5,
+    tokenizer: Tokenizer | None = None,
+) -> Engine:
+    """An engine with `pages` usable pages of 8 tokens, all its memory poisoned."""
+    model = model or HashModel()
+    config = EngineConfig(
+        model=Path("."),
+        page_size=PAGE,
+        max_running=max_running,
+        chunked_prefill_size=chunk,
+        tickets=tickets,
+        held_fraction=held_fraction,
+        memory_bytes=1 << 40,
+    )
+    plan = MemoryPlan(config, model.config, 0, 0)
+    pool_bytes = plan.slots * plan.slot_layout.slot_bytes
+    pool_bytes += (1 + pages) * plan.page_layout.page_bytes
+    engine = Engine(
+        replace(config, memory_bytes=plan.activation_bytes + pool_bytes), model, tokenizer
+    )
+    assert engine.pages.ids.size == 1 + pages
+    engine.states.storage.random_(0, 256)
+    engine.pages.storage.random_(0, 256)
+    return engine
+
+
+def greedy(max_tokens: int = 12, **more: object) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **more)  # type: ignore[arg-type]
+
+
+def random_prompt(rng: random.Random, low: int = 1, high: int = 60) -> tuple[int, ...]:
+    return tuple(rng.randrange(VOCAB) for _ in range(rng.randint(low, high)))
+
+
+def assert_clean(engine: Engine) -> None:
+    findings = engine.audit()
+    assert not findings, findings
+
+
+def run(engine: Engine, between: Callable[[list[Event]], None] | None = None) -> list[Event]:
+    """Step until there is nothing to do; audit after each step."""
+    events: list[Event] = []
+    for _ in range(STEPS):
+        if not engine.has_work:
+            return events
+        new = engine.step()
+        assert_clean(engine)
+        if between is not None:
+            between(new)
+        events += new
+    raise AssertionError(f"still at work after {STEPS} steps: {engine.status()}")
+
+
+def tokens_of(events: list[Event], request_id: str) -> list[int]:
+    """Its sampled tokens; their indices must follow one another."""
+    mine = [e for e in events if isinstance(e, TokenSampled) and e.request_id == request_id]
+    assert [e.index for e in mine] == list(range(mine[0].index, mine[0].index + len(mine)))
+    return [e.token_id for e in mine]
+
+
+def finish_of(events: list[Event], request_id: str) -> Finished:
+    (finish,) = [e for e in events if isinstance(e, Finished) and e.request_id == request_id]
+    return finish
+
+
+def copy_state(source: Engine, request_id: str, target: Engine, into: Reservation) -> None:
+    """What a channel does: the slot and the pages of a held request, into a reservation."""
+    held = source.holding(request_id)
+    assert held.computed == into.tokens and len(held.pages) == len(into.pages)
+    target.states.storage[into.slot] = source.states.storage[held.slot]
+    for mine, theirs in zip(held.pages, into.pages, strict=True):
+        target.pages.storage[theirs] = source.pages.storage[mine]
+
+
+def hand_over(source: Engine, target: Engine, spec: RequestSpec, first: tuple[int, ...]) -> None:
+    """Move held request `spec`, whose output so far is `first`, into `target`."""
+    reservation = target.reserve(spec.request_id, source.holding(spec.request_id).computed)
+    assert reservation is not None
+    copy_state(source, spec.request_id, target, reservation)
+    target.adopt(replace(spec, output_ids=first, hold=False), reservation)
+    source.release(spec.request_id)

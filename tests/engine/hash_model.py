@@ -1,0 +1,142 @@
+"""A model whose logits are a hash of everything that it finds in its slots and pages.
+
+Each output depends on every token seen through the state slot (in order), on the KV of every
+token read through the block table, and on the convolution window. A wrong slot or page, a stale
+read, a lost or repeated token: each changes the tokens. All arithmetic is on int64 that wraps, so
+the tokens do not depend on batching at all.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from baton.engine.config import ModelConfig
+from baton.engine.forward_batch import ForwardBatch
+from baton.engine.memory.layout import AttentionShape, RecurrentShape
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.state_pool import StatePool
+
+VOCAB = 97
+EOS = 96
+WINDOW = 3
+MASK = (1 << 64) - 1
+STATE, TOKEN, PLACE = 6364136223846793005, 1442695040888963407, 0x9E3779B97F4A7C15
+
+
+def hash_config(max_model_len: int = 512, chunk: int = 16) -> ModelConfig:
+    return ModelConfig(
+        family="hash",
+        folder=Path("."),
+        vocab_size=VOCAB,
+        hidden_size=1,
+        max_model_len=max_model_len,
+        layers=(),
+        recurrent=(RecurrentShape(conv=(1, WINDOW), ssm=(1, 1, 1)),),
+        attention=(AttentionShape(kv_heads=1, head_dim=1),),
+        mamba_chunk_size=chunk,
+        eos_token_ids=(EOS,),
+        dtype=torch.int64,
+        conv_dtype=torch.int64,
+        ssm_dtype=torch.int64,
+        raw={},
+    )
+
+
+def signed(value: int) -> int:
+    value &= MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def mix(x: Tensor) -> Tensor:
+    """[n] int64 -> [n] int64, every input bit in every output bit (splitmix64's finaliser)."""
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+class HashModel:
+    """peak: the logit scale; the likeliest token is clear, but others can be drawn."""
+
+    weight_bytes = 0
+
+    def __init__(self, config: ModelConfig | None = None, peak: float = 8.0) -> None:
+        self.config = config or hash_config()
+        self.peak = peak
+        self.forwards = 0
+        self.fail_on: set[int] = set()  # forwards, counted from 1, that raise
+
+    def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
+        """[L, vocab] float32, L of batch.logit_tokens."""
+        self.forwards += 1
+        if self.forwards in self.fail_on:
+            raise RuntimeError("the model was told to fail")
+        self._check(batch)
+        pages.k[0][batch.token_pages, batch.token_offsets, 0, 0] = batch.token_ids * TOKEN
+        pages.v[0][batch.token_pages, batch.token_offsets, 0, 0] = batch.positions + 1
+        sums = [self._row(batch, row, states, pages) for row in range(batch.rows)]
+        hashes = mix(torch.cat(sums)[batch.logit_tokens])
+        words = mix(hashes[:, None] + torch.arange(VOCAB)[None, :] * signed(PLACE))
+        return (words.float() / 2.0**63) * self.peak
+
+    def _row(self, batch: ForwardBatch, row: int, states: StatePool, pages: PagePool) -> Tensor:
+        """[tokens of the row] int64, from state, window and pages."""
+        start, end = batch.host.cu_seqlens[row : row + 2]
+        tokens = [int(t) for t in batch.token_ids[start:end]]
+        read, write = int(batch.read_slots[row]), int(batch.write_slots[row])
+        conv, ssm = states.conv[0], states.ssm[0]
+        assert ssm is not None
+        state, window = 0, [0] * WINDOW
+        if bool(batch.has_initial[row]):
+            state = int(ssm[read, 0, 0, 0])
+            window = [int(t) for t in conv[read, 0]]
+        seen: list[int] = []
+        for token in tokens:
+            window = [*window[1:], token + 1]
+            state = (state * STATE + (token + 1) * TOKEN) & MASK
+            seen.append(signed(state + sum(w * PLACE << i for i, w in enumerate(window))))
+        ssm[write, 0, 0, 0] = signed(state)
+        conv[write, 0] = torch.tensor(window)
+        kv = int(batch.kv_lens[row])
+        table = batch.block_tables[row]
+        keys = pages.k[0][table].reshape(-1)[:kv]
+        places = pages.v[0][table].reshape(-1)[:kv]
+        attended = mix(keys + places * signed(PLACE)).cumsum(0)
+        return torch.tensor(seen) + attended[kv - (end - start) :]
+
+    def _check(self, batch: ForwardBatch) -> None:
+        writes = batch.write_slots.tolist()
+        assert 0 not in writes and len(set(writes)) == len(writes), writes
+        places = list(zip(batch.token_pages.tolist(), batch.token_offsets.tolist(), strict=True))
+        assert len(set(places)) == len(places), "two tokens write one place"
+        assert 0 not in batch.token_pages.tolist(), "a real token writes the padding page"
+        positions = [
+            p
+            for start, end in zip(batch.host.prefix_lens, batch.host.kv_lens, strict=True)
+            for p in range(start, end)
+        ]
+        assert positions == batch.positions.tolist()
+        assert batch.host.cu_seqlens[batch.decode_rows] == batch.decode_rows
+
+
+def expected_tokens(model: HashModel, prompt: tuple[int, ...], count: int) -> list[int]:
+    """The greedy continuation, straight from the definition: no pools, no batches."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(model_logits(model, tokens).argmax()))
+    return tokens[len(prompt) :]
+
+
+def model_logits(model: HashModel, tokens: list[int]) -> Tensor:
+    """[vocab] float32 after `tokens`."""
+    state, window = 0, [0] * WINDOW
+    for token in tokens:
+        window = [*window[1:], token + 1]
+        state = (state * STATE + (token + 1) * TOKEN) & MASK
+    ids = torch.tensor(tokens)
+    places = torch.arange(1, len(tokens) + 1)
+    attended = mix(ids * TOKEN + places * signed(PLACE)).sum()
+    seen = signed(state + sum(w * PLACE << i for i, w in enumerate(window)))
+    hashed = mix((attended + seen)[None])
+    words = mix(hashed[:, None] + torch.arange(VOCAB)[None, :] * signed(PLACE))
+    return (words.float() / 2.0**63 * model.peak)[0]
