@@ -15,10 +15,11 @@ from baton.engine.models.base import Model
 
 
 @dataclass
-class Sequence_:
+class Row:
     """One sequence that the driver runs: its slot, its pages, and how much of it is computed."""
 
     slot: int
+    read_slot: int  # another's, until its own has been written
     tokens: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     computed: int = 0
@@ -42,33 +43,52 @@ class StepDriver:
         ssm = [pool for pool in self.states.ssm if pool is not None]
         return [*self.states.conv, *ssm, *self.pages.k, *self.pages.v]
 
-    def start(self, tokens: Sequence[int]) -> Sequence_:
+    def start(self, tokens: Sequence[int]) -> Row:
         slot = self.states.ids.take(Owner.LIVE)
         assert slot is not None
-        return Sequence_(slot, list(tokens))
+        return Row(slot, slot, list(tokens))
+
+    def branch(self, row: Row, tokens: Sequence[int]) -> Row:
+        """A row that goes on with `tokens` from where `row` is: its slot is read, not copied.
+
+        `row` must end on a page's end, so that full pages are shared.
+        """
+        assert row.computed == len(row.tokens) and row.computed % self.page_size == 0
+        other = self.start([*row.tokens, *tokens])
+        other.read_slot, other.pages, other.computed = row.slot, list(row.pages), row.computed
+        return other
+
+    def unowned(self) -> list[Tensor]:
+        """Copies of what no row owns, as bytes: slots, then pages; the padding ones too."""
+        copies = []
+        for pool in (self.states, self.pages):
+            free = [i for i in range(pool.ids.size) if pool.ids.owner(i) is Owner.FREE]
+            copies.append(pool.storage[free].clone())
+        return copies
 
     def step(
-        self, decode: Sequence[Sequence_] = (), prefill: Sequence[tuple[Sequence_, int]] = ()
+        self, decode: Sequence[Row] = (), prefill: Sequence[tuple[Row, int]] = ()
     ) -> list[Tensor]:
         """One forward: `decode` rows of one token, then (sequence, tokens) prefill rows.
 
         Returns each row's logits [its tokens, vocab] float32.
         """
         rows = [(seq, 1) for seq in decode] + list(prefill)
-        batch = self._batch(rows, len(decode))
+        batch = self.batch(rows, len(decode))
         logits = self.model.forward(batch, self.states, self.pages)
         for seq, count in rows:
             seq.computed += count
-        return list(logits.split([count for _, count in rows]))
+            seq.read_slot = seq.slot
+        return list(torch.split(logits, [count for _, count in rows]))
 
-    def prefill(self, seq: Sequence_, chunk: int | None = None) -> Tensor:
+    def prefill(self, seq: Row, chunk: int | None = None) -> Tensor:
         """All of `seq` that is not computed, in chunks: logits [its tokens, vocab]."""
         logits = []
         while left := len(seq.tokens) - seq.computed:
             logits += self.step(prefill=[(seq, min(left, chunk or left))])
         return torch.cat(logits)
 
-    def greedy(self, seqs: Sequence[Sequence_], logits: Sequence[Tensor], count: int) -> None:
+    def greedy(self, seqs: Sequence[Row], logits: Sequence[Tensor], count: int) -> None:
         """Append `count` greedy tokens to each, the first of each from its last logits."""
         for step in range(count):
             for seq, row in zip(seqs, logits, strict=True):
@@ -76,7 +96,13 @@ class StepDriver:
             if step + 1 < count:
                 logits = self.step(decode=seqs)
 
-    def _batch(self, rows: Sequence[tuple[Sequence_, int]], decode_rows: int) -> ForwardBatch:
+    def batch(
+        self,
+        rows: Sequence[tuple[Row, int]],
+        decode_rows: int,
+        logit_tokens: Sequence[int] | None = None,
+    ) -> ForwardBatch:
+        """(row, tokens of it) one after another; logits of all tokens, or of `logit_tokens`."""
         cu_seqlens, positions, tokens, token_pages = [0], [], [], []
         for seq, count in rows:
             end = seq.computed + count
@@ -90,7 +116,6 @@ class StepDriver:
             tokens += seq.tokens[seq.computed : end]
             token_pages += [seq.pages[place // self.page_size] for place in places]
         widest = max(len(seq.pages) for seq, _ in rows)
-        slots = torch.tensor([seq.slot for seq, _ in rows])
         host = HostLengths(
             cu_seqlens=tuple(cu_seqlens),
             prefix_lens=tuple(seq.computed for seq, _ in rows),
@@ -102,15 +127,17 @@ class StepDriver:
             positions=torch.tensor(positions),
             cu_seqlens=torch.tensor(cu_seqlens),
             kv_lens=torch.tensor(host.kv_lens),
-            read_slots=slots,
-            write_slots=slots,
+            read_slots=torch.tensor([seq.read_slot for seq, _ in rows]),
+            write_slots=torch.tensor([seq.slot for seq, _ in rows]),
             has_initial=torch.tensor(host.has_initial),
             block_tables=torch.tensor(
                 [seq.pages + [0] * (widest - len(seq.pages)) for seq, _ in rows]
             ),
             token_pages=torch.tensor(token_pages),
             token_offsets=torch.tensor([place % self.page_size for place in positions]),
-            logit_tokens=torch.arange(cu_seqlens[-1]),
+            logit_tokens=torch.tensor(
+                range(cu_seqlens[-1]) if logit_tokens is None else logit_tokens
+            ),
             decode_rows=decode_rows,
             host=host,
         )

@@ -1,0 +1,82 @@
+"""What our models say is what transformers says, on tiny float32 checkpoints of every family."""
+
+import random
+
+import pytest
+import torch
+from oracle.reference import LOGIT_BOUND, Oracle
+from oracle.specs import SPECS
+from step_driver import StepDriver
+
+from baton.engine.config import EngineConfig
+from baton.engine.models.base import Model
+from baton.engine.models.loader import load_model
+
+STEPS = 64
+pytestmark = pytest.mark.parametrize("name", SPECS)
+
+
+@pytest.fixture
+def model(oracle: Oracle, name: str) -> Model:
+    return load_model(EngineConfig(model=oracle.checkpoint(name)))
+
+
+@pytest.fixture
+def prompts(name: str) -> list[list[int]]:
+    """Ragged: shorter than the convolution, a kernel chunk exactly, several chunks and a bit."""
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    chunk = SPECS[name].config["mamba_chunk_size"]
+    lengths = (2, chunk, 3 * chunk + 5, 77)
+    return [[rng.randrange(3, SPECS[name].config["vocab_size"]) for _ in range(n)] for n in lengths]
+
+
+def assert_same_logits(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    error = float((got - wanted).abs().max())  # NaN, where poison was read, is no small number
+    assert error <= LOGIT_BOUND, f"logits differ by {error:.1e}; at most {LOGIT_BOUND} is allowed"
+
+
+@pytest.mark.parametrize("chunk", [None, 64, 16, 1])
+def test_prompt_logits_in_chunks_of_any_size(
+    oracle: Oracle, name: str, model: Model, prompts: list[list[int]], chunk: int | None
+) -> None:
+    driver = StepDriver(model)
+    for prompt in prompts:
+        wanted = oracle.logits(oracle.checkpoint(name), prompt)
+        assert_same_logits(driver.prefill(driver.start(prompt), chunk), wanted)
+
+
+def test_a_ragged_batch_continues_with_the_same_tokens(
+    oracle: Oracle, name: str, model: Model, prompts: list[list[int]]
+) -> None:
+    driver = StepDriver(model)
+    rows = [driver.start(prompt) for prompt in prompts]
+    first = driver.step(prefill=[(row, len(row.tokens)) for row in rows])
+    driver.greedy(rows, first, STEPS)
+    wanted = oracle.greedy(oracle.checkpoint(name), prompts, STEPS)
+    assert [row.tokens[-STEPS:] for row in rows] == wanted
+
+
+def test_rows_that_decode_beside_a_prefill_say_the_same(
+    oracle: Oracle, name: str, model: Model, prompts: list[list[int]]
+) -> None:
+    folder = oracle.checkpoint(name)
+    driver = StepDriver(model)
+    decoding = [driver.start(prompt) for prompt in prompts[:2]]
+    for row in decoding:
+        row.tokens.append(int(driver.prefill(row)[-1].argmax()))
+    late = driver.start(prompts[2])
+    fresh = driver.start(prompts[3])
+    done: list[torch.Tensor] = []
+    for size in (7, 16, 9):
+        driver_prefill = [(late, size)] if late.computed else [(late, size), (fresh, 30)]
+        *decoded, late_logits = driver.step(decoding, driver_prefill)[: len(decoding) + 1]
+        done.append(late_logits)
+        for row, logits in zip(decoding, decoded, strict=True):
+            row.tokens.append(int(logits[-1].argmax()))
+    done.append(driver.prefill(late))
+    assert_same_logits(torch.cat(done), oracle.logits(folder, late.tokens))
+    assert_same_logits(driver.prefill(fresh), oracle.logits(folder, fresh.tokens)[30:])
+    wanted = oracle.greedy(folder, prompts[:2], STEPS)
+    assert [row.tokens[-4:] for row in decoding] == [tokens[:4] for tokens in wanted]

@@ -1,0 +1,117 @@
+"""What a step may touch: its rows' slots and pages, nothing else, and never the host."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from guards import NoHostReads
+from step_driver import StepDriver
+
+from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
+from baton.engine.config import EngineConfig
+from baton.engine.models.base import Model
+from baton.engine.models.loader import load_model
+
+MOE = {
+    "hidden_size": 64,
+    "mamba_d_head": 16,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 32,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 32,
+    "shared_intermediate_size": 32,
+    "position_embedding_type": "rope",
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder: Path = tmp_path_factory.mktemp("model")
+    return load_model(EngineConfig(model=write_checkpoint(folder, {**GRANITE_SMALL, **MOE})))
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+def _prompt(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(512) for _ in range(length)]
+
+
+def test_slots_and_pages_of_others_stay_as_they_were(model: Model, rng: random.Random) -> None:
+    driver = StepDriver(model)
+    rows = [driver.start(_prompt(rng, length)) for length in (3, 40, 70)]
+    # Six more tokens fit in the pages that the rows have: none changes hands in between.
+    logits = driver.step(prefill=[(row, len(row.tokens)) for row in rows])
+    before = driver.unowned()
+    driver.greedy(rows, logits, 6)
+    for was, now in zip(before, driver.unowned(), strict=True):
+        torch.testing.assert_close(now, was, rtol=0, atol=0)
+    for row in rows:
+        assert not any(pool[row.slot].isnan().any() for pool in driver.states.conv)
+
+
+def test_a_branch_reads_the_snapshot_and_leaves_it_whole(model: Model, rng: random.Random) -> None:
+    driver = StepDriver(model)
+    trunk = driver.start(_prompt(rng, 48))
+    driver.prefill(trunk)
+    kept = driver.states.storage[trunk.slot].clone()
+    tails = [_prompt(rng, 20), _prompt(rng, 1)]
+    branches = [driver.branch(trunk, tail) for tail in tails]
+    got = driver.step(prefill=[(row, len(tail)) for row, tail in zip(branches, tails, strict=True)])
+    assert torch.equal(driver.states.storage[trunk.slot], kept)
+    for row, tail, logits in zip(branches, tails, got, strict=True):
+        alone = driver.prefill(driver.start(row.tokens))[-len(tail) :]
+        torch.testing.assert_close(logits, alone, rtol=0, atol=1e-4)
+
+
+def test_a_decoding_branch_reads_the_snapshot_too(model: Model, rng: random.Random) -> None:
+    driver = StepDriver(model)
+    trunk = driver.start(_prompt(rng, 32))
+    driver.prefill(trunk)
+    kept = driver.states.storage[trunk.slot].clone()
+    branch = driver.branch(trunk, [5])
+    (logits,) = driver.step(decode=[branch])
+    assert torch.equal(driver.states.storage[trunk.slot], kept)
+    alone = driver.prefill(driver.start(branch.tokens))[-1:]
+    torch.testing.assert_close(logits, alone, rtol=0, atol=1e-4)
+
+
+def test_a_row_that_begins_by_decoding_starts_from_nothing(
+    model: Model, rng: random.Random
+) -> None:
+    driver = StepDriver(model)
+    other = driver.start(_prompt(rng, 16))
+    other.tokens.append(int(driver.prefill(other)[-1].argmax()))
+    fresh = driver.start([7])
+    _, logits = driver.step(decode=[other, fresh])
+    alone = driver.prefill(driver.start([7]))
+    torch.testing.assert_close(logits, alone, rtol=0, atol=1e-4)
+
+
+def test_a_forward_never_reads_the_device(model: Model, rng: random.Random) -> None:
+    driver = StepDriver(model)
+    rows = [driver.start(_prompt(rng, length)) for length in (5, 40)]
+    late = driver.start(_prompt(rng, 50))
+    driver.prefill(rows[0])
+    rows[0].tokens.append(1)
+    inputs = driver.batch([(rows[0], 1), (rows[1], 40), (late, 20)], decode_rows=1)
+    with NoHostReads():
+        model.forward(inputs, driver.states, driver.pages)
+
+
+def test_only_the_logits_asked_for_are_computed(model: Model, rng: random.Random) -> None:
+    driver = StepDriver(model)
+    row = driver.start(_prompt(rng, 30))
+    whole = driver.prefill(driver.start(row.tokens))
+    batch = driver.batch([(row, 30)], decode_rows=0, logit_tokens=[29, 4])
+    logits = model.forward(batch, driver.states, driver.pages)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, whole[[29, 4]], rtol=0, atol=1e-5)

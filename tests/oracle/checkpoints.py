@@ -1,0 +1,48 @@
+"""Tiny random checkpoints, made and saved by transformers (which takes seconds to import)."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from oracle.specs import Spec
+
+from baton.bench.checkpoints import write_tokenizer
+from baton.engine.weights import DummyWeights
+
+_SEED = 3
+
+
+def make_checkpoint(spec: Spec, folder: Path) -> Path:
+    """Write `spec` to `folder`, with logits of standard deviation one, and a tokenizer."""
+    model = _untrained(spec)
+    source = DummyWeights(_SEED, gain=1.5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(source.tensor(name, tuple(parameter.shape)))
+        generator = torch.Generator().manual_seed(_SEED)
+        ids = torch.randint(3, spec.config["vocab_size"], (4, 64), generator=generator)
+        std = model(ids, position_ids=torch.arange(64).expand(4, 64)).logits.std()
+        model.get_parameter(spec.final_norm).div_(std)
+    model.save_pretrained(folder)
+    write_tokenizer(folder, spec.config["vocab_size"])
+    return folder
+
+
+def load_reference(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """transformers' own model of the checkpoint in `folder`, ready to run."""
+    transformers = _transformers()
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+def _untrained(spec: Spec) -> Any:
+    transformers = _transformers()
+    config = transformers.AutoConfig.for_model(spec.model_type, **spec.config)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def _transformers() -> Any:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers

@@ -1,0 +1,24 @@
+"""Write a named checkpoint: `python tests/oracle/make.py granite_small DIR`.
+
+The names of `baton.bench.checkpoints` need no transformers; those of `oracle.specs` do.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from baton.bench.checkpoints import CONFIGS, write_checkpoint
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from oracle.checkpoints import make_checkpoint
+    from oracle.specs import SPECS
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=[*CONFIGS, *SPECS])
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    if arguments.name in CONFIGS:
+        write_checkpoint(arguments.folder, CONFIGS[arguments.name])
+    else:
+        make_checkpoint(SPECS[arguments.name], arguments.folder)

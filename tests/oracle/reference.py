@@ -1,0 +1,136 @@
+"""transformers as the oracle of what a checkpoint says, and whether a checkpoint can tell."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from oracle.checkpoints import load_reference, make_checkpoint
+from oracle.specs import SPECS
+from torch import Tensor
+
+# Logits may differ by this much in float32, at a standard deviation of one.
+LOGIT_BOUND = 1e-4
+# What a lost state must at least do to the next token's distribution (in nats): 100 times what
+# LOGIT_BOUND is taken to stand for, though an error of that size moves it by less than 1e-8.
+LOST_STATE_KL = 100 * LOGIT_BOUND
+_PROMPT = 48
+_STEPS = 64
+
+
+class Oracle:
+    """`checkpoint(name)` is fit for use: what it returns has been accepted (see `accept`).
+
+    Everything is computed once a session. Positions are always passed: without them, Bamba in
+    transformers counts from zero again at each decode step.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._models: dict[tuple[Path, torch.dtype], Any] = {}
+        self._answers: dict[tuple[Path, tuple[int, ...]], list[int]] = {}
+        self._accepted: set[str] = set()
+
+    def checkpoint(self, name: str) -> Path:
+        """The folder of the checkpoint called `name` in oracle.specs."""
+        folder = self._root / name
+        if name not in self._accepted:
+            make_checkpoint(SPECS[name], folder)
+            accept(self._model(folder), SPECS[name].config["vocab_size"])
+            self._accepted.add(name)
+        return folder
+
+    def logits(
+        self, folder: Path, ids: Sequence[int], dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Logits of every position of `ids`: [tokens, vocab] float32."""
+        model = self._model(folder, dtype)
+        with torch.no_grad():
+            out = model(torch.tensor([ids]), position_ids=torch.arange(len(ids))[None])
+        logits: Tensor = out.logits[0].float()
+        return logits
+
+    def greedy(self, folder: Path, prompts: Sequence[Sequence[int]], n: int) -> list[list[int]]:
+        """The `n` tokens that follow each prompt; ends of sequence do not end them."""
+        return [self._greedy(folder, tuple(prompt), n) for prompt in prompts]
+
+    def _greedy(self, folder: Path, prompt: tuple[int, ...], n: int) -> list[int]:
+        known = self._answers.get((folder, prompt), [])
+        if len(known) < n:
+            known, _ = continue_greedily(self._model(folder), torch.tensor([prompt]), n)[0]
+            self._answers[folder, prompt] = known
+        return known[:n]
+
+    def _model(self, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+        if (folder, dtype) not in self._models:
+            self._models[folder, dtype] = load_reference(folder, dtype)
+        return self._models[folder, dtype]
+
+
+def continue_greedily(
+    model: Any, prompts: Tensor, n: int, lose: Sequence[str] = ()
+) -> list[tuple[list[int], Tensor]]:
+    """Each row's `n` greedy tokens, and the logits [vocab] of its second.
+
+    prompts: [rows, tokens]. lose: a state for each row that is zeroed after the prompt: "kv",
+    "conv", "ssm", or "" for none.
+    """
+    rows, length = prompts.shape
+    with torch.no_grad():
+        positions = torch.arange(length).expand(rows, length)
+        out = model(prompts, position_ids=positions, use_cache=True)
+        cache = out.past_key_values
+        for row, state in enumerate(lose):
+            _zero(cache, row, state)
+        tokens = [out.logits[:, -1].argmax(-1)]
+        second = out.logits[:, -1]
+        while len(tokens) < n:
+            positions = torch.full((rows, 1), length + len(tokens) - 1)
+            out = model(
+                tokens[-1][:, None],
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+            )
+            if len(tokens) == 1:
+                second = out.logits[:, -1]
+            tokens.append(out.logits[:, -1].argmax(-1))
+    answers = torch.stack(tokens, dim=1).tolist()
+    return list(zip(answers, second, strict=True))
+
+
+def accept(model: Any, vocab_size: int) -> None:
+    """Assert that the checkpoint shows a wrong state: lively, scaled, and no state is idle."""
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(3, vocab_size, (1, _PROMPT), generator=generator)
+    with torch.no_grad():
+        std = float(model(prompt, position_ids=torch.arange(_PROMPT)[None]).logits.std())
+    assert 0.7 < std < 1.4, f"logits should have a standard deviation near 1; got {std:.2f}"
+    states = ("", "kv", "conv", "ssm")
+    (tokens, logits), *lost = continue_greedily(model, prompt.expand(4, -1), _STEPS, states)
+    distinct = len(set(tokens))
+    assert distinct >= 16, f"{_STEPS} greedy tokens should hold 16 distinct ones; got {distinct}"
+    for state, (lost_tokens, lost_logits) in zip(states[1:], lost, strict=True):
+        assert lost_tokens != tokens, f"zeroing {state} does not change the greedy tokens"
+        kl = kl_divergence(logits, lost_logits)
+        assert kl >= LOST_STATE_KL, (
+            f"zeroing {state} moves the next token's distribution by {kl:.1e} nats; "
+            f"at least {LOST_STATE_KL:.0e} is needed"
+        )
+
+
+def kl_divergence(reference: Tensor, other: Tensor) -> float:
+    """KL(reference || other) of two logit vectors [vocab], in nats."""
+    log_p, log_q = reference.double().log_softmax(-1), other.double().log_softmax(-1)
+    return float((log_p.exp() * (log_p - log_q)).sum())
+
+
+def _zero(cache: Any, row: int, state: str) -> None:
+    for layer in cache.layers:
+        if state == "kv" and hasattr(layer, "keys"):
+            layer.keys[row] = 0
+            layer.values[row] = 0
+        elif state == "conv" and hasattr(layer, "conv_states"):
+            layer.conv_states[0][row] = 0
+        elif state == "ssm" and hasattr(layer, "recurrent_states"):
+            layer.recurrent_states[0][row] = 0
