@@ -20,15 +20,16 @@ from baton.kernels.chunks import SnapshotPlan, pack_ints
 class ConvIndex:
     """Places in the extended input (each row after its window); built once a batch for all layers.
 
+    sources:         [B * (W - 1) + T] int64, what lies at each place: a column of the rows' initial
+                     windows, laid end to end, or (after those) a packed token
     token_places:    [T] int64, place of each packed token
-    window_places:   [B, W - 1] int64, where each row's initial window goes
     final_places:    [B, W - 1] int64, the last W - 1 inputs of each row
     snapshot_places: [S, W - 1] int64, the last W - 1 inputs before each snapshot
     snapshot_slots:  [S] int64, destination slots
     """
 
+    sources: Tensor
     token_places: Tensor
-    window_places: Tensor
     final_places: Tensor
     snapshot_places: Tensor
     snapshot_slots: Tensor
@@ -44,29 +45,30 @@ def conv_index(
     """Lay every row out behind its window of `width - 1` inputs; one copy to the device."""
     lead = width - 1
     batch = len(cu_seqlens_host) - 1
-    # Row r begins `lead` places later for each window before it, its own included.
+    # Row r begins `lead` places later for each window before it.
     begins = [cu_seqlens_host[row] + lead * row for row in range(batch)]
     lengths = [cu_seqlens_host[row + 1] - cu_seqlens_host[row] for row in range(batch)]
+    sources: list[int] = []
     tokens: list[int] = []
-    for begin, length in zip(begins, lengths, strict=True):
+    for row, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
+        first = batch * lead + cu_seqlens_host[row]
+        sources.extend(range(row * lead, (row + 1) * lead))
+        sources.extend(range(first, first + length))
         tokens.extend(range(begin + lead, begin + lead + length))
     rows = snapshots.rows if snapshots else ()
     extents = snapshots.extents(cu_seqlens_host, prefix_lens_host) if snapshots else ()
     # `extent` tokens into a row, its last `lead` inputs begin `extent` places after its window
     # does: a window that is partly the initial one needs no case of its own.
-    starts = [
-        begins,
-        [begin + length for begin, length in zip(begins, lengths, strict=True)],
-        [begins[row] + extent for row, extent in zip(rows, extents, strict=True)],
-    ]
+    finals = [begin + length for begin, length in zip(begins, lengths, strict=True)]
+    kept = [begins[row] + extent for row, extent in zip(rows, extents, strict=True)]
     slots = snapshots.slots if snapshots else ()
-    token_places, window, final, snapshot, snapshot_slots = pack_ints(
-        [tokens, *starts, slots], device
+    source_places, token_places, final, snapshot, snapshot_slots = pack_ints(
+        [sources, tokens, finals, kept, slots], device
     )
     steps = torch.arange(lead, device=device)
     return ConvIndex(
+        sources=source_places,
         token_places=token_places,
-        window_places=window[:, None] + steps,
         final_places=final[:, None] + steps,
         snapshot_places=snapshot[:, None] + steps,
         snapshot_slots=snapshot_slots,
@@ -106,11 +108,9 @@ def causal_conv1d_varlen(
     if index is None:
         index = conv_index(cu_seqlens_host, prefix_lens_host, width, snapshots, x.device)
     lead = width - 1
-    batch = read_slots.shape[0]
-    extended = x.new_empty((x.shape[0] + batch * lead, channels), dtype=torch.float32)
-    window = _initial_window(conv_pool, read_slots, has_initial)
-    extended[index.window_places] = window.transpose(1, 2)
-    extended.index_copy_(0, index.token_places, x.float())
+    windows = _initial_window(conv_pool, read_slots, has_initial).transpose(1, 2)
+    columns = torch.cat((windows.reshape(-1, channels), x.float()))
+    extended = columns.index_select(0, index.sources)
     taps = weight.float()
     # One pass a tap over the whole buffer; the places of the windows compute unused sums.
     span = extended.shape[0] - lead

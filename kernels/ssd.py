@@ -90,28 +90,31 @@ def ssd_prefill(
     """
     if index is None:
         index = ssd_index(cu_seqlens_host, prefix_lens_host, chunk_size, snapshots, x.device)
-    states = x.new_empty((index.num_chunks, *ssm_pool.shape[1:]), dtype=torch.float32)
-    decays = x.new_empty((index.num_chunks, x.shape[1]), dtype=torch.float32)
+    chunks, batch = index.num_chunks, read_slots.shape[0]
+    # The states that enter the chunks, then the final ones; snapshots index the two as one.
+    states = x.new_empty((chunks + batch, *ssm_pool.shape[1:]), dtype=torch.float32)
+    decays = x.new_empty((chunks, x.shape[1]), dtype=torch.float32)
     dt_bias, A = dt_bias.float(), A.float()
     terms = []
     for tile in index.tiles:
-        # log-decay of the whole chunk and its own contribution to the state at its end
         term, state, decay = _within_chunks(x, dt, A, B, C, D, dt_bias, dt_limit, tile)
         states.index_copy_(0, tile.chunks, state)
         decays.index_copy_(0, tile.chunks, decay)
         terms.append(term)
-    initial = torch.where(has_initial[:, None, None, None], ssm_pool[read_slots].float(), 0.0)
-    final = _pass_states(states, decays, initial.index_select(0, index.row_order), index.widths)
-    y = torch.cat(
-        [
-            _add_entry_state(term, states.index_select(0, tile.chunks)).flatten(0, 1)
-            for term, tile in zip(terms, index.tiles, strict=True)
-        ]
-    )
+    final = states[chunks:]
+    starts = has_initial[index.row_order, None, None, None]
+    initial = ssm_pool[read_slots[index.row_order]].float()
+    final.copy_(torch.where(starts, initial, 0.0))
+    _pass_states(states[:chunks], decays, final, index.widths)
+    outputs = [
+        _add_entry_state(term, states[tile.chunks]).flatten(0, 1)
+        for term, tile in zip(terms, index.tiles, strict=True)
+    ]
+    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     ssm_pool.index_copy_(0, write_slots[index.row_order], final.to(ssm_pool.dtype))
-    kept = torch.cat((states, final)).index_select(0, index.snapshot_sources)
+    kept = states[index.snapshot_sources]
     ssm_pool.index_copy_(0, index.snapshot_slots, kept.to(ssm_pool.dtype))
-    return y.index_select(0, index.token_places).to(x.dtype)
+    return y[index.token_places].to(x.dtype)
 
 
 def _within_chunks(
@@ -154,8 +157,8 @@ def _within_chunks(
     return _TileTerms(y, entry.transpose(1, 2), C_tile), state, entry[:, :, -1]
 
 
-def _pass_states(states: Tensor, decays: Tensor, state: Tensor, widths: Sequence[int]) -> Tensor:
-    """Turn each chunk's own contribution into the state that enters it; returns the final states.
+def _pass_states(states: Tensor, decays: Tensor, state: Tensor, widths: Sequence[int]) -> None:
+    """Turn each chunk's own contribution into the state that enters it.
 
     states: [chunks, H, P, N] float32, contributions; overwritten with the entry states
     decays: [chunks, H] float32
@@ -168,7 +171,6 @@ def _pass_states(states: Tensor, decays: Tensor, state: Tensor, widths: Sequence
         here.copy_(state[:width])
         state[:width] = carried
         first += width
-    return state
 
 
 def _add_entry_state(term: _TileTerms, entry: Tensor) -> Tensor:
