@@ -8,7 +8,7 @@ from baton.engine.audit import audit
 from baton.engine.batch import Batch
 from baton.engine.config import EngineConfig
 from baton.engine.errors import RequestError
-from baton.engine.events import Event, Finished, FinishReason
+from baton.engine.events import Event, FinishReason
 from baton.engine.intake import Intake
 from baton.engine.memory.available import available_memory
 from baton.engine.memory.page_pool import PagePool
@@ -19,6 +19,7 @@ from baton.engine.models.loader import load_model
 from baton.engine.output import Output, OutputCollector, PromptIds
 from baton.engine.request import Holding, Request, RequestSpec, RequestState, Reservation
 from baton.engine.request_memory import RequestMemory
+from baton.engine.request_table import RequestTable
 from baton.engine.result_processor import ResultProcessor
 from baton.engine.row_planner import RowPlanner
 from baton.engine.runner import ModelRunner
@@ -59,8 +60,7 @@ class Engine:
         if tokenizer is not None:
             eos |= tokenizer.stop_ids
         self._intake = Intake(model.config.vocab_size, self.plan.max_model_len, eos, tokenizer)
-        self._requests: dict[int, Request] = {}  # by serial
-        self._serials: dict[str, int] = {}  # by request id
+        self._requests = RequestTable()
         self._reservations: dict[str, Reservation] = {}  # by request id
         self._results = ResultProcessor(self._scheduler, self._requests)
         self._outbox: list[Event] = []
@@ -99,9 +99,8 @@ class Engine:
 
         What it owns is free at once: whoever reads a held request's memory must have stopped.
         """
-        serial = self._serials.get(request_id)
-        if serial is not None:
-            self._end(self._requests[serial], Stop(FinishReason.ABORT), reason)
+        if request_id in self._requests:
+            self._end(self._requests.named(request_id), Stop(FinishReason.ABORT), reason)
 
     def step(self) -> list[Event]:
         """One scheduling round; [] when there is nothing to do."""
@@ -121,10 +120,9 @@ class Engine:
             return self._report()
         launched = self._runner.launch(batch)
         result = self._runner.collect(launched)
-        self._planned = None
         self._memory.complete(batch.sequence)
-        for finished in self._results.process(batch, result, self._outbox):
-            del self._serials[finished.request_id]
+        self._results.process(batch, result, self._outbox)
+        self._planned = None
         return self._report()
 
     def fail_step(self, error: Exception) -> list[Event]:
@@ -133,7 +131,7 @@ class Engine:
         if batch is None:
             raise error
         for row in batch.rows:
-            request = self._requests.get(row.serial)
+            request = self._requests.at(row.serial)
             if request is not None:
                 reason = f"the step failed: {type(error).__name__}: {error}"
                 self._end(request, Stop(FinishReason.ERROR), reason)
@@ -143,17 +141,17 @@ class Engine:
     def holding(self, request_id: str) -> Holding:
         """Where a hold request's state lies, from its Scheduled event on. Its pages stay the same
         until it is released or cancelled; `computed` grows with its chunks."""
-        request = self._find(request_id)
+        request = self._requests.named(request_id)
         if not request.spec.hold or not request.slot:
             raise RequestError(f"request {request_id} is {request.state}: it holds no hand-off")
         return Holding(request.slot, request.pages, request.computed)
 
     def release(self, request_id: str) -> None:
         """A held request's state is no longer needed here. It ends without an event."""
-        request = self._find(request_id)
+        request = self._requests.named(request_id)
         if request.state is not RequestState.HELD:
             raise RequestError(f"request {request_id} is {request.state}, not held")
-        self._forget(request, Stop(FinishReason.STOP))
+        self._results.finish(request, Stop(FinishReason.STOP))
 
     def reserve(self, request_id: str, tokens: int) -> Reservation | None:
         """A slot and pages for the state of `tokens` tokens, for a peer to write.
@@ -166,7 +164,8 @@ class Engine:
         self._intake.check_length(tokens + 1)
         if len(self._reservations) >= self.config.tickets or self._scheduler.preempted:
             return None
-        reservation = self._memory.reserve(request_id, tokens, self._scheduler.headroom)
+        headroom = self._scheduler.headroom + len(self._reservations)
+        reservation = self._memory.reserve(request_id, tokens, headroom)
         if reservation is not None:
             self._reservations[request_id] = reservation
         return reservation
@@ -218,7 +217,7 @@ class Engine:
             self.states.ids,
             self.pages.ids,
             self.config.page_size,
-            self._requests.values(),
+            self._requests,
             self._reservations.values(),
         )
 
@@ -227,14 +226,22 @@ class Engine:
         prompts: Sequence[PromptIds],
         sampling: SamplingParams | Sequence[SamplingParams],
     ) -> list[Output]:
-        """Blocking, for scripts: submit all, step until all are done. In the prompts' order."""
+        """Blocking, for scripts: submit all, step until all are done. In the prompts' order.
+
+        Raises RequestError when any prompt is refused; then none is generated.
+        """
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-        collector = OutputCollector()
-        for number, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
-            request_id = f"generate-{self._last_serial + 1}-{number}"
-            collector.expect(request_id)
-            self.submit(RequestSpec(request_id, tuple(prompt), params))
-        while not collector.done:
+        specs = [
+            RequestSpec(f"generate-{self._last_serial}-{number}", tuple(prompt), params)
+            for number, (prompt, params) in enumerate(zip(prompts, each, strict=True))
+        ]
+        for spec in specs:
+            self._intake.check(spec)
+            self._intake.stopper(spec)
+        for spec in specs:
+            self.submit(spec)
+        collector = OutputCollector(spec.request_id for spec in specs)
+        while not collector.done and self.has_work:
             collector.take(self.step())
         return collector.outputs()
 
@@ -244,19 +251,12 @@ class Engine:
         stopper = self._intake.stopper(spec)
         self._last_serial += 1
         request = Request(spec, self._last_serial, stopper)
-        self._requests[request.serial] = request
-        self._serials[spec.request_id] = request.serial
+        self._requests.add(request)
         return request
 
     def _check_new(self, request_id: str) -> None:
-        if request_id in self._serials or request_id in self._reservations:
+        if request_id in self._requests or request_id in self._reservations:
             raise RequestError(f"request {request_id} is here already", "request_id")
-
-    def _find(self, request_id: str) -> Request:
-        serial = self._serials.get(request_id)
-        if serial is None:
-            raise RequestError(f"no request {request_id} here", "request_id")
-        return self._requests[serial]
 
     def _take(self, reservation: Reservation) -> None:
         if self._reservations.get(reservation.request_id) is not reservation:
@@ -273,11 +273,7 @@ class Engine:
             self._end(request, stop)
 
     def _end(self, request: Request, stop: Stop, error: str | None = None) -> None:
-        self._outbox.append(self._forget(request, stop, error))
-
-    def _forget(self, request: Request, stop: Stop, error: str | None = None) -> Finished:
-        del self._serials[request.request_id]
-        return self._results.finish(request, stop, error)
+        self._outbox.append(self._results.finish(request, stop, error))
 
     def _report(self) -> list[Event]:
         events, self._outbox = self._outbox, []

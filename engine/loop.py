@@ -4,7 +4,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from baton.engine.engine import Engine
 from baton.engine.errors import InvariantError, StoppedError
@@ -31,9 +32,8 @@ class EngineLoop:
         self._on_events = on_events
         self._on_failure = on_failure
         self._wake = threading.Condition()
-        self._calls: deque[Callable[[], None]] = deque()
-        self._abandoned: deque[Callable[[], None]] = deque()
-        self._stopping = False
+        self._calls: deque[_Call[Any]] = deque()
+        self._ending = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -41,62 +41,42 @@ class EngineLoop:
 
     def call(self, fn: Callable[[Engine], T]) -> "Future[T]":
         """Run `fn` on the engine, between two steps. StoppedError when the loop has ended."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(fn(self._engine))
-            except Exception as error:  # whatever it is, it belongs to the caller
-                future.set_exception(error)
-
-        def abandon() -> None:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(StoppedError("the engine's loop has ended"))
-
+        call = _Call(fn, Future())
         with self._wake:
-            if self._stopping:
-                abandon()
+            if self._ending:
+                call.refuse()
             else:
-                self._calls.append(run)
-                self._abandoned.append(abandon)
+                self._calls.append(call)
                 self._wake.notify()
-        return future
+        return call.future
 
     def stop(self, timeout: float) -> None:
         """End after the current step. Raises TimeoutError when that takes over `timeout` s."""
-        self._close()
-        self._thread.join(timeout)
+        self._end()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
         if self._thread.is_alive():
             raise TimeoutError(f"the engine's step did not end within {timeout} s")
+        self._refuse_calls()
 
     def _run(self) -> None:
         try:
             while self._wait():
-                self._run_calls()
+                for call in self._take_calls():
+                    call.run(self._engine)
                 self._step()
         except Exception as error:  # the thread's last line: nobody above could catch it
-            self._close()
+            self._end()
             self._on_failure(error)
         finally:
-            self._close()
             self._refuse_calls()
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; false when it is to end."""
         with self._wake:
-            while not self._stopping and not self._calls and not self._engine.has_work:
+            while not (self._ending or self._calls or self._engine.has_work):
                 self._wake.wait()
-            return not self._stopping
-
-    def _run_calls(self) -> None:
-        with self._wake:
-            calls = list(self._calls)
-            self._calls.clear()
-            self._abandoned.clear()
-        for run in calls:
-            run()
+            return not self._ending
 
     def _step(self) -> None:
         if not self._engine.has_work:
@@ -114,15 +94,35 @@ class EngineLoop:
         if events:
             self._on_events(events)
 
-    def _close(self) -> None:
+    def _end(self) -> None:
         with self._wake:
-            self._stopping = True
+            self._ending = True
             self._wake.notify()
 
-    def _refuse_calls(self) -> None:
+    def _take_calls(self) -> "list[_Call[Any]]":
         with self._wake:
-            refused = list(self._abandoned)
+            calls = list(self._calls)
             self._calls.clear()
-            self._abandoned.clear()
-        for abandon in refused:
-            abandon()
+        return calls
+
+    def _refuse_calls(self) -> None:
+        for call in self._take_calls():
+            call.refuse()
+
+
+@dataclass(frozen=True)
+class _Call(Generic[T]):
+    fn: Callable[[Engine], T]
+    future: "Future[T]"
+
+    def run(self, engine: Engine) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.fn(engine))
+        except Exception as error:  # whatever it is, it belongs to the caller
+            self.future.set_exception(error)
+
+    def refuse(self) -> None:
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_exception(StoppedError("the engine's loop has ended"))

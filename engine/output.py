@@ -29,13 +29,9 @@ class _Answer:
 class OutputCollector:
     """Events of the expected requests in, Outputs out."""
 
-    def __init__(self) -> None:
-        self._answers: dict[str, _Answer] = {}
-        self._open = 0
-
-    def expect(self, request_id: str) -> None:
-        self._answers[request_id] = _Answer()
-        self._open += 1
+    def __init__(self, request_ids: Iterable[str]) -> None:
+        self._answers = {request_id: _Answer() for request_id in request_ids}
+        self._open = len(self._answers)
 
     @property
     def done(self) -> bool:

@@ -12,6 +12,7 @@ from baton.engine.events import (
     TokenSampled,
 )
 from baton.engine.request import Request
+from baton.engine.request_table import RequestTable
 from baton.engine.scheduler import Scheduler
 from baton.engine.step_result import StepResult
 from baton.engine.stop_checker import Stop
@@ -20,23 +21,21 @@ from baton.engine.stop_checker import Stop
 class ResultProcessor:
     """Appends sampled tokens, ends requests and holds them.
 
-    requests: the engine's own table, by serial. A row whose request has left it in the meantime
-    (cancelled) leaves no trace.
+    A row whose request has left the table in the meantime (cancelled) leaves no trace.
     """
 
-    def __init__(self, scheduler: Scheduler, requests: dict[int, Request]) -> None:
+    def __init__(self, scheduler: Scheduler, requests: RequestTable) -> None:
         self._scheduler = scheduler
         self._requests = requests
 
-    def process(self, batch: Batch, result: StepResult, outbox: list[Event]) -> list[Finished]:
-        """Append this step's events to `outbox`; those that end a request are returned too."""
+    def process(self, batch: Batch, result: StepResult, outbox: list[Event]) -> None:
+        """Append this step's events to `outbox`."""
         draws = iter(zip(result.token_ids, result.logprobs, strict=True))
         scores = iter(result.scores)
-        finished: list[Finished] = []
         for row in batch.rows:
             drawn = next(draws) if row.draw is not None else None
             scored = next(scores) if row.scores is not None else None
-            request = self._requests.get(row.serial)
+            request = self._requests.at(row.serial)
             if request is None:
                 continue
             if row.scores is not None and scored is not None:
@@ -50,17 +49,15 @@ class ResultProcessor:
             else:
                 end = self._computed(request)
             if end is not None:
-                finished.append(end)
                 outbox.append(end)
             elif request.spec.hold:
                 self._scheduler.hold(request)
                 outbox.append(PrefillHeld(request.request_id))
-        return finished
 
     def finish(self, request: Request, stop: Stop, error: str | None = None) -> Finished:
         """`request` is over: it leaves every queue and gives back what it owns."""
         self._scheduler.drop(request)
-        del self._requests[request.serial]
+        self._requests.remove(request)
         return Finished(
             request.request_id,
             stop.reason,

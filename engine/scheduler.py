@@ -81,8 +81,8 @@ class Scheduler:
 
     @property
     def preempted(self) -> bool:
-        """A request that had begun waits for memory."""
-        return any(request.announced for request in self.waiting.values())
+        """A request that had begun waits for memory; such stand first in the queue."""
+        return bool(self.waiting) and next(iter(self.waiting.values())).announced
 
     def plan(self, outbox: list[Event]) -> Batch | None:
         """The next step, or None when nothing can run. Moves ids and lengths, touches no tensor."""
@@ -142,14 +142,11 @@ class Scheduler:
         """First come, first served: a large request is not overtaken, so it cannot starve."""
         if not self.waiting or len(self.running) + len(self.held) >= self._max_running:
             return None
-        if self._held_too_much() or not self._memory.free_slots:
-            return None
         request = next(iter(self.waiting.values()))
+        if not self._memory.free_slots or (request.spec.hold and self._held_too_much()):
+            return None
         needed = self._memory.pages_for(request.target)
-        headroom = self.headroom
-        if not self.running:
-            headroom = 0  # it has the pool for itself, and fits alone
-        return request if self._memory.free_pages - needed >= headroom else None
+        return request if self._memory.free_pages - needed >= self.headroom else None
 
     def _held_too_much(self) -> bool:
         if len(self.held) >= self._held_slots:

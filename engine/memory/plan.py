@@ -160,8 +160,8 @@ class MemoryPlan:
             ("memory_fraction", config.memory_fraction),
             ("held_fraction", config.held_fraction),
         ):
-            if not 0.0 < fraction <= 1.0:
-                raise ConfigError(f"{name} must be above 0 and at most 1; got {fraction}")
+            if not 0.0 <= fraction <= 1.0:
+                raise ConfigError(f"{name} must be 0 to 1; got {fraction}")
         wanted = config.max_model_len
         if wanted is not None and not 1 < wanted <= model.max_model_len:
             raise ConfigError(
