@@ -5,10 +5,12 @@ from pathlib import Path
 from baton.engine.config import Mixer, ModelConfig
 from baton.engine.models.decoder import Decoder, Norm, Residual
 from baton.engine.models.family import (
+    REQUIRED,
     DTypes,
     Family,
     layer_mixers,
     model_config,
+    placed,
     read_head,
 )
 from baton.engine.models.fields import Fields
@@ -19,6 +21,7 @@ from baton.engine.models.layers.mlp import GatedMlp
 from baton.engine.models.layers.rope import read_rope
 from baton.engine.models.scope import Scope
 
+_NAME = "bamba"
 _ROTARY_FRACTION = 0.5  # of every Bamba; older config.json files do not say it
 
 
@@ -30,11 +33,7 @@ def _sizes(fields: Fields) -> tuple[Mamba2Shape, AttentionSizes]:
 
 def _read(fields: Fields, folder: Path, dtypes: DTypes) -> ModelConfig:
     fields.require(
-        "hidden_size",
-        "vocab_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "max_position_embeddings",
+        *REQUIRED,
         "intermediate_size",
         "mamba_n_heads",
         "mamba_d_state",
@@ -48,7 +47,7 @@ def _read(fields: Fields, folder: Path, dtypes: DTypes) -> ModelConfig:
     )
     layers = layer_mixers(fields, names)
     return model_config(
-        fields, folder, dtypes, layers, mamba.state, attention.cache, mamba.chunk_size
+        _NAME, fields, folder, dtypes, layers, mamba.state, attention.cache, mamba.chunk_size
     )
 
 
@@ -63,16 +62,13 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
     model = scope.at("model")
     embedding = model.tensor("embed_tokens.weight", config.vocab_size, hidden)
     blocks: list[Residual] = []
-    recurrent = attentions = 0
-    for index, (mixer,) in enumerate(config.layers):
+    for index, mixer, place in placed(config):
         layer = model.at(f"layers.{index}")
         mix: Layer
         if mixer is Mixer.MAMBA2:
-            mix = Mamba2Mixer(layer.at("mamba"), mamba, recurrent)
-            recurrent += 1
+            mix = Mamba2Mixer(layer.at("mamba"), mamba, place)
         else:
-            mix = Attention(layer.at("self_attn"), attention, attentions, rope)
-            attentions += 1
+            mix = Attention(layer.at("self_attn"), attention, place, rope)
         mlp = GatedMlp(
             layer.at("feed_forward"),
             hidden,
@@ -94,4 +90,4 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
     )
 
 
-FAMILY = Family("bamba", "BambaForCausalLM", _read, _build)
+FAMILY = Family(_NAME, "BambaForCausalLM", _read, _build)

@@ -1,5 +1,7 @@
 """What the table of families knows about each."""
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +16,14 @@ from baton.engine.models.decoder import Decoder
 from baton.engine.models.fields import Fields, read_json
 from baton.engine.models.scope import Scope
 
+# What every decoder's config.json must say, whatever its family.
+REQUIRED = (
+    "hidden_size",
+    "vocab_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
 _GENERATION_FILE = "generation_config.json"
 # transformers 5 writes the second spelling of each, older versions the first.
 _MIXERS = {
@@ -71,6 +81,7 @@ def layer_mixers(fields: Fields, names: tuple[str, ...]) -> tuple[tuple[Mixer, .
 
 
 def model_config(
+    family: str,
     fields: Fields,
     folder: Path,
     dtypes: DTypes,
@@ -82,7 +93,7 @@ def model_config(
     """What is alike in all families whose recurrent layers have one shape."""
     mixers = [mixer for block in layers for mixer in block]
     return ModelConfig(
-        family=fields.text("model_type"),
+        family=family,
         folder=folder,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
@@ -97,6 +108,14 @@ def model_config(
         ssm_dtype=dtypes.ssm,
         raw=dict(fields.raw),
     )
+
+
+def placed(config: ModelConfig) -> Iterator[tuple[int, Mixer, int]]:
+    """(layer, its mixer, its place among the layers with that mixer), one mixer a layer."""
+    seen: Counter[Mixer] = Counter()
+    for layer, (mixer,) in enumerate(config.layers):
+        yield layer, mixer, seen[mixer]
+        seen[mixer] += 1
 
 
 def read_head(fields: Fields, scope: Scope, embedding: Tensor) -> Tensor:

@@ -10,10 +10,12 @@ from baton.engine.config import Mixer, ModelConfig
 from baton.engine.errors import ConfigError
 from baton.engine.models.decoder import Decoder, Norm, Residual
 from baton.engine.models.family import (
+    REQUIRED,
     DTypes,
     Family,
     layer_mixers,
     model_config,
+    placed,
     read_head,
 )
 from baton.engine.models.fields import Fields
@@ -25,6 +27,8 @@ from baton.engine.models.layers.moe import SoftmaxTopKMoe
 from baton.engine.models.layers.rope import read_rope
 from baton.engine.models.scope import Scope
 
+_NAME = "granitemoehybrid"
+
 
 def _sizes(fields: Fields) -> tuple[Mamba2Shape, AttentionSizes]:
     hidden = fields.integer("hidden_size")
@@ -35,11 +39,7 @@ def _sizes(fields: Fields) -> tuple[Mamba2Shape, AttentionSizes]:
 
 def _read(fields: Fields, folder: Path, dtypes: DTypes) -> ModelConfig:
     fields.require(
-        "hidden_size",
-        "vocab_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "max_position_embeddings",
+        *REQUIRED,
         "layer_types",
         "shared_intermediate_size",
         "mamba_n_heads",
@@ -54,7 +54,7 @@ def _read(fields: Fields, folder: Path, dtypes: DTypes) -> ModelConfig:
     mamba, attention = _sizes(fields)
     layers = layer_mixers(fields, fields.texts("layer_types"))
     return model_config(
-        fields, folder, dtypes, layers, mamba.state, attention.cache, mamba.chunk_size
+        _NAME, fields, folder, dtypes, layers, mamba.state, attention.cache, mamba.chunk_size
     )
 
 
@@ -95,16 +95,13 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
     model = scope.at("model")
     embedding = model.tensor("embed_tokens.weight", config.vocab_size, hidden)
     blocks: list[Residual] = []
-    recurrent = attentions = 0
-    for index, (mixer,) in enumerate(config.layers):
+    for index, mixer, place in placed(config):
         layer = model.at(f"layers.{index}")
         mix: Layer
         if mixer is Mixer.MAMBA2:
-            mix = Mamba2Mixer(layer.at("mamba"), mamba, recurrent)
-            recurrent += 1
+            mix = Mamba2Mixer(layer.at("mamba"), mamba, place)
         else:
-            mix = Attention(layer.at("self_attn"), attention, attentions, rope)
-            attentions += 1
+            mix = Attention(layer.at("self_attn"), attention, place, rope)
         before = Norm(layer.tensor("input_layernorm.weight", hidden), eps)
         after = Norm(layer.tensor("post_attention_layernorm.weight", hidden), eps)
         blocks.append(Residual(before, (mix,), multiplier))
@@ -121,4 +118,4 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
     )
 
 
-FAMILY = Family("granitemoehybrid", "GraniteMoeHybridForCausalLM", _read, _build)
+FAMILY = Family(_NAME, "GraniteMoeHybridForCausalLM", _read, _build)
