@@ -11,7 +11,7 @@ Token runs are int32 bytes, so that an edge is compared by one memcmp and hashed
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -204,13 +204,18 @@ class PrefixCache:
     # Insertion -----------------------------------------------------------------------------
 
     def insert(
-        self, key: bytes, pages: Sequence[int], snapshots: Sequence[tuple[int, int]] = ()
+        self,
+        key: bytes,
+        pages: Sequence[int],
+        snapshots: Sequence[tuple[int, int]] = (),
+        hopeful: Collection[int] = (),
     ) -> Inserted:
         """Take over `pages`, which hold the KV of `key` (one a whole page of it), and
         `snapshots`, pairs of (depth, slot) at page boundaries inside it.
 
         Where the cache has a page or a snapshot already, its own stays, and the caller keeps the
-        spare one. A tombstone that gets a snapshot lives again.
+        spare one. A tombstone that gets a snapshot lives again. Snapshots at `hopeful` depths are
+        the first to be evicted, until a match uses them.
         """
         if len(key) != len(pages) * self._page_bytes:
             raise InvariantError(
@@ -240,9 +245,11 @@ class PrefixCache:
             at += len(child.pages)
             node = child
             if waiting and node.depth == waiting[-1][0]:
-                slot = waiting.pop()[1]
-                if not self._take_snapshot(node, slot):
+                depth, slot = waiting.pop()
+                if node.snapshot is not None:
                     spare_slots.append(slot)
+                else:
+                    self._take_snapshot(node, slot, last=depth not in hopeful)
         self._offer(node)
         return Inserted(node, tuple(had), tuple(spare_pages), tuple(spare_slots))
 
@@ -254,13 +261,10 @@ class PrefixCache:
         self.nodes += 1
         return child
 
-    def _take_snapshot(self, node: Node, slot: int) -> bool:
-        if node.snapshot is not None:
-            self._snapshots.move_to_end(node)
-            return node.snapshot == slot
+    def _take_snapshot(self, node: Node, slot: int, last: bool) -> None:
         node.snapshot = slot
         self._snapshots[node] = None
-        return True
+        self._snapshots.move_to_end(node, last)
 
     def _split(self, node: Node, keep: int) -> Node:
         """Cut `node` after `keep` pages; returns the new upper part, which has no snapshot.

@@ -118,6 +118,15 @@ def test_a_match_refreshes_the_snapshot_that_it_uses_and_no_other() -> None:
     assert slots == [7, 9]
 
 
+def test_hopeful_snapshots_go_first_until_they_are_used() -> None:
+    cache, _, slots = new_cache()
+    cache.insert(token_key(run(1)), [10], [(4, 6)])
+    cache.insert(token_key(run(5, 6, 7)), [11, 12, 13], [(4, 7), (8, 8), (12, 9)], hopeful=(4, 8))
+    cache.match(token_key([*run(5), 0, 0, 0, 0]), limit=8)
+    cache.evict_snapshots(3)
+    assert slots == [8, 6, 9]
+
+
 def test_without_recurrent_layers_every_page_boundary_can_be_resumed_from() -> None:
     cache, _, _ = new_cache(stateful=False)
     cache.insert(token_key(run(1, 2, 3)), [11, 12, 13])

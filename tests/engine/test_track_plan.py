@@ -18,23 +18,25 @@ grids = st.sampled_from([1, 4, 16, 64, 256])
 def test_every_depth_is_on_the_grid_inside_the_chunk_and_within_the_budget(
     prefix: int, extend: int, grid: int, branch: int | None, budget: int
 ) -> None:
-    depths = prefill_depths(prefix, extend, grid, branch, budget)
+    wanted, hopeful = prefill_depths(prefix, extend, grid, branch, budget)
+    depths = sorted(wanted + hopeful)
     possible = [d for d in range(prefix + 1, prefix + extend + 1) if d % grid == 0]
-    assert list(depths) == sorted(set(depths)) and set(depths) <= set(possible)
+    assert depths == sorted(set(depths)) and set(depths) <= set(possible)
+    assert list(wanted) == sorted(wanted) and list(hopeful) == sorted(hopeful)
     assert len(depths) == min(budget, len(possible))
     if budget >= len(possible):
-        assert list(depths) == possible
+        assert depths == possible
     if possible and budget >= 1 and branch in possible:
-        assert branch in depths
+        assert branch in wanted
     if possible and budget >= (2 if branch in possible else 1):
-        assert possible[-1] in depths
+        assert possible[-1] in wanted
 
 
 @given(sizes, st.integers(1, 600), grids, st.integers(2, 8))
 def test_no_gap_is_much_wider_than_an_even_spread(
     prefix: int, extend: int, grid: int, budget: int
 ) -> None:
-    depths = prefill_depths(prefix, extend, grid, None, budget)
+    depths = sorted(sum(prefill_depths(prefix, extend, grid, None, budget), ()))
     possible = [d for d in range(prefix + 1, prefix + extend + 1) if d % grid == 0]
     if len(possible) > budget:
         assert len(depths) == budget
@@ -44,9 +46,13 @@ def test_no_gap_is_much_wider_than_an_even_spread(
 
 
 def test_with_one_snapshot_the_branch_point_goes_before_the_chunk_end() -> None:
-    assert prefill_depths(0, 1000, 256, 256, 1) == (256,)
-    assert prefill_depths(0, 1000, 256, None, 1) == (768,)
-    assert prefill_depths(0, 1000, 256, 256, 2) == (256, 768)
+    assert prefill_depths(0, 1000, 256, 256, 1) == ((256,), ())
+    assert prefill_depths(0, 1000, 256, None, 1) == ((768,), ())
+    assert prefill_depths(0, 1000, 256, 256, 2) == ((256, 768), ())
+
+
+def test_spread_depths_are_only_hopeful() -> None:
+    assert prefill_depths(0, 1024, 128, 512, 4) == ((512, 1024), (384, 768))
 
 
 def test_the_grids_follow_from_chunk_page_and_interval() -> None:
