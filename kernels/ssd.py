@@ -103,7 +103,7 @@ def ssd_prefill(
         terms.append(term)
     final = states[chunks:]
     starts = has_initial[index.row_order, None, None, None]
-    initial = ssm_pool[read_slots[index.row_order]].float()
+    initial = ssm_pool.index_select(0, read_slots[index.row_order]).float()
     final.copy_(torch.where(starts, initial, 0.0))
     _pass_states(states[:chunks], decays, final, index.widths)
     outputs = [
@@ -114,7 +114,7 @@ def ssd_prefill(
     ssm_pool.index_copy_(0, write_slots[index.row_order], final.to(ssm_pool.dtype))
     kept = states[index.snapshot_sources]
     ssm_pool.index_copy_(0, index.snapshot_slots, kept.to(ssm_pool.dtype))
-    return y[index.token_places].to(x.dtype)
+    return y.index_select(0, index.token_places).to(x.dtype)
 
 
 def _within_chunks(
@@ -136,9 +136,9 @@ def _within_chunks(
     m, L = tile.valid.shape
     _, H, P = x.shape
     G, N = B.shape[1:]
-    x_tile = x[tile.tokens].float().view(m, L, H, P)
-    B_tile = B[tile.tokens].float().view(m, L, G, N).transpose(1, 2)
-    C_tile = C[tile.tokens].float().view(m, L, G, N).transpose(1, 2).contiguous()
+    x_tile = x.index_select(0, tile.tokens).float().view(m, L, H, P)
+    B_tile = B.index_select(0, tile.tokens).float().view(m, L, G, N).transpose(1, 2)
+    C_tile = C.index_select(0, tile.tokens).float().view(m, L, G, N).transpose(1, 2).contiguous()
     step = discretise(dt[tile.tokens].view(m, L, H), dt_bias, dt_limit)
     step = torch.where(tile.valid[:, :, None], step, 0.0)  # a padded token changes nothing
     # Summed in float64: a long sum of logarithms would lose the small ones.
