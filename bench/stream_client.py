@@ -87,7 +87,8 @@ async def _exchange(base_url: str, payload: bytes) -> tuple[float, list[_Read]]:
 def _parse(sent: float, reads: Sequence[_Read]) -> Answer:
     times: list[float] = []
     ids: list[int] = []
-    cached, timings = 0, {}
+    cached = 0
+    timings: Mapping[str, int] = {}
     for at, event in _events(reads):
         if "error" in event:
             raise RequestFailed(f"the stream ended with {event['error']}")

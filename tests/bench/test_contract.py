@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from baton.bench.contract import Report, as_json, percentile, show, summarise
 
 

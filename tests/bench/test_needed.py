@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.bench.needed import handoff_bytes
 from baton.engine.models.families import read_config

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+
 from baton.bench.load import Load, measure, run
 from baton.bench.stream_client import Answer, RequestFailed, complete
 
@@ -63,7 +64,7 @@ async def test_tokens_are_read_whole_however_the_bytes_are_cut() -> None:
 async def test_a_refusal_says_what_the_server_said() -> None:
     reply = b'HTTP/1.1 429 Too Many Requests\r\n\r\n{"error": {"message": "queue is full"}}'
     async with _server(lambda body: [reply]) as url:
-        with pytest.raises(RequestFailed, match="429.*queue is full"):
+        with pytest.raises(RequestFailed, match=r"429.*queue is full"):
             await complete(url, {}, deadline_s=10)
 
 
@@ -82,7 +83,7 @@ async def test_a_broken_stream_is_no_answer(stream: bytes, complaint: str) -> No
 
 
 async def test_a_server_that_is_not_there_is_named() -> None:
-    with pytest.raises(RequestFailed, match="http://127.0.0.1:1"):
+    with pytest.raises(RequestFailed, match=r"http://127\.0\.0\.1:1"):
         await complete("http://127.0.0.1:1", {}, deadline_s=10)
 
 

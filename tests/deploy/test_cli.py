@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.deploy.cli import main
 

@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+
 from baton.deploy.errors import StartError
 from baton.deploy.ports import settle
 
@@ -31,5 +32,5 @@ def test_one_port_for_two_options_is_refused() -> None:
 
 
 def test_a_host_that_is_no_address_is_refused() -> None:
-    with pytest.raises(StartError, match="--host no.such.host.invalid"):
+    with pytest.raises(StartError, match=r"--host no\.such\.host\.invalid"):
         settle("no.such.host.invalid", {"--http-port": 0})

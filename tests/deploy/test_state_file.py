@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from baton.deploy.errors import DeployError, NotRunning
 from baton.deploy.state_file import folder, newest, published
 

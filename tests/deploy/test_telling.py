@@ -3,11 +3,12 @@
 import io
 from typing import Any
 
+from rich.console import Console
+
 from baton.deploy.progress import Lines, shown
 from baton.deploy.status_table import render
 from baton.deploy.timings_line import first_token, second_token
 from baton.deploy.vigil import changes
-from rich.console import Console
 
 
 def _console() -> tuple[Console, io.StringIO]:
