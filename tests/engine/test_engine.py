@@ -75,7 +75,7 @@ def test_prompt_scores_are_the_raw_log_probabilities(seeded: random.Random, chun
     sampling = greedy(1, prompt_logprobs_start=start, prompt_logprobs=3)
     engine.submit(RequestSpec("a", prompt, sampling))
     scored = [e for e in run(engine) if isinstance(e, PromptScored)]
-    assert [e.start for e in scored][0] == start
+    assert scored[0].start == start
     entries = [entry for e in scored for entry in e.logprobs]
     assert [entry.token_id for entry in entries] == list(prompt[start:])
     for position, entry in enumerate(entries, start):

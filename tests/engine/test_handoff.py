@@ -32,7 +32,7 @@ def test_a_held_request_waits_untouched_until_it_is_released(seeded: random.Rand
     assert len(pages) == -(-len(prompt) // 8), "all pages from the start: a channel reads them"
     events = run(engine)
     chunks = [e for e in events if isinstance(e, ChunkComputed)]
-    assert [c.start for c in chunks] == [0] + [c.end for c in chunks][:-1]
+    assert [c.start for c in chunks] == [0, *[c.end for c in chunks][:-1]]
     assert chunks[-1].end == len(prompt)
     assert events[-1] == PrefillHeld("a")
     assert tokens_of(events, "a") == expected_tokens(HashModel(), prompt, 1)

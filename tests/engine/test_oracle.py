@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,9 @@ def test_so_do_requests_that_are_preempted(
         engine.submit(RequestSpec(str(number), prompt, greedy(STEPS)))
     waiting: list[int] = [engine.status().waiting]
     events = run(engine, lambda _: waiting.append(engine.status().waiting))
-    assert any(a < b for a, b in zip(waiting, waiting[1:])), "the pool was to be too small"
+    assert any(a < b for a, b in pairwise(waiting)), (
+        "the pool was to be too small"
+    )
     got = [tokens_of(events, str(number)) for number in range(len(prompts))]
     assert got == oracle.greedy(folder, prompts, STEPS)
 

@@ -57,7 +57,9 @@ def test_rows_that_decode_come_first_and_prompt_tokens_keep_to_the_budget(
     run(engine)
     mixed = 0
     for step in model.steps:
-        lengths = [b - a for a, b in zip(step.host.cu_seqlens, step.host.cu_seqlens[1:])]
+        lengths = [
+            b - a for a, b in zip(step.host.cu_seqlens, step.host.cu_seqlens[1:], strict=False)
+        ]
         assert all(length == 1 for length in lengths[: step.decode_rows])
         assert sum(lengths[step.decode_rows :]) <= 16
         assert len(lengths) <= 6

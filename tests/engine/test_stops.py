@@ -75,7 +75,7 @@ def test_a_stop_string_does_not_count_before_the_minimum(
 def test_a_visible_stop_token_is_cut_from_the_text(
     seeded: random.Random, tokenizer: Tokenizer
 ) -> None:
-    prompt, expected, text = readable(seeded, tokenizer)
+    prompt, expected, _ = readable(seeded, tokenizer)
     stop = expected[10]
     where = expected.index(stop)
     for include in (False, True):
