@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 .PHONY: demo serve test check protos constraints clean
 
 demo: $(STAMP)
-	$(BIN)/python -m baton.deploy.demo
+	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
 
 serve: $(STAMP)
 	$(BIN)/baton serve --model $(MODEL) --prefill 1 --decode 2

@@ -10,7 +10,6 @@ from starlette.types import Receive, Scope, Send
 
 from baton.api.disconnect import ClientGone, unless_disconnected
 from baton.api.errors import ApiError
-from baton.api.replies import error_response
 
 DONE = b"data: [DONE]\n\n"
 
@@ -18,8 +17,8 @@ DONE = b"data: [DONE]\n\n"
 class EventStream(Response):
     """Sends each chunk as an event, then `[DONE]`.
 
-    Nothing is sent before the first chunk is there, so an error until then has its own HTTP status;
-    an error after that is an event with OpenAI's error body.
+    Nothing is sent before the first chunk is there: an error until then is raised, and gets its own
+    HTTP status from the application. An error after that is an event with OpenAI's error body.
     """
 
     media_type = "text/event-stream"
@@ -35,17 +34,13 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_disconnected(receive, self._send_all(scope, receive, send))
+            await unless_disconnected(receive, self._send_all(send))
         except ClientGone:
             return
 
-    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_all(self, send: Send) -> None:
         async with aclosing(self._chunks) as chunks:
-            try:
-                first = await anext(chunks)
-            except ApiError as err:
-                await error_response(err)(scope, receive, send)
-                return
+            first = await anext(chunks)
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
             await _send_part(send, event(first))

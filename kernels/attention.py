@@ -61,8 +61,8 @@ def paged_attn_prefill(
         if start == end:
             continue
         pages = block_tables[row, : -(-kv_len // page_size)]
-        keys = k_pool[pages].flatten(0, 1)[:kv_len].to(q.dtype)
-        values = v_pool[pages].flatten(0, 1)[:kv_len].to(q.dtype)
+        keys = k_pool.index_select(0, pages).flatten(0, 1)[:kv_len].to(q.dtype)
+        values = v_pool.index_select(0, pages).flatten(0, 1)[:kv_len].to(q.dtype)
         rows = q[start:end]
         prefix = kv_len - (end - start)
         if softcap is None and window is None and prefix == 0:
@@ -104,11 +104,8 @@ def paged_attn_decode(
     seen = positions < kv_lens[:, None]
     if window is not None:
         seen &= positions >= kv_lens[:, None] - window
-    # What lies past a row's length is another's or never written: zeroed, since a masked score
-    # would still let a NaN value through.
-    unseen = ~seen[:, :, None, None]
-    keys = k_pool[pages].flatten(1, 2).to(q.dtype).masked_fill_(unseen, 0.0)
-    values = v_pool[pages].flatten(1, 2).to(q.dtype).masked_fill_(unseen, 0.0)
+    keys = _gather_seen(k_pool, pages, seen, q.dtype)
+    values = _gather_seen(v_pool, pages, seen, q.dtype)
     # A padding row sees the zeros of position 0 alone: a softmax over nothing would be NaN.
     seen |= (positions == 0) & (kv_lens[:, None] == 0)
     # The query heads of one KV head stand where a sequence would: no key is repeated for them.
@@ -157,6 +154,23 @@ def paged_attn_ref(
                     scores = softcap * torch.tanh(scores / softcap)
                 out[t, head] = scores.softmax(dim=0) @ values
     return out
+
+
+# The integers that a float's bits are masked as.
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _gather_seen(pool: Tensor, pages: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """[B, S, KH, D]: the rows' keys or values in order, zeros where seen [B, S] is False.
+
+    What lies past a row's length is another's or was never written, and a masked score would let a
+    NaN value through; so its bits are cleared. (A masked fill does the same 8 x slower.)
+    """
+    batch, places = seen.shape
+    gathered = pool.index_select(0, pages.flatten()).to(dtype).view(batch, places, *pool.shape[2:])
+    bits = _BITS[dtype.itemsize]
+    gathered.view(bits).bitwise_and_(seen.to(bits).neg_()[:, :, None, None])
+    return gathered
 
 
 def _visible(

@@ -191,7 +191,7 @@ def causal_conv1d_varlen_ref(
 
 def _initial_window(conv_pool: Tensor, read_slots: Tensor, has_initial: Tensor | None) -> Tensor:
     """[B, C, W - 1] float32: each row's window, zero (not multiplied by zero) where it has none."""
-    window = conv_pool[read_slots].float()
+    window = conv_pool.index_select(0, read_slots).float()
     if has_initial is None:
         return window
     return torch.where(has_initial[:, None, None], window, 0.0)

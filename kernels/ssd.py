@@ -21,7 +21,7 @@ from torch import Tensor
 from baton.kernels.chunks import ChunkIndex, ChunkTile, SnapshotPlan, chunk_index
 
 # Work inside a chunk grows with its length squared, so a CPU does better with short ones: 2,048
-# tokens of 24 heads (64 x 128) take 68, 49, 74 and 128 ms on one core at 32, 64, 128 and 256.
+# tokens of 24 heads (64 x 128) take 69, 68 and 107 ms on one core at 32, 64 and 128.
 _CPU_BLOCK = 64
 
 
@@ -103,18 +103,19 @@ def ssd_prefill(
         terms.append(term)
     final = states[chunks:]
     starts = has_initial[index.row_order, None, None, None]
-    initial = ssm_pool[read_slots[index.row_order]].float()
+    initial = ssm_pool.index_select(0, read_slots[index.row_order]).float()
     final.copy_(torch.where(starts, initial, 0.0))
     _pass_states(states[:chunks], decays, final, index.widths)
     outputs = [
         _add_entry_state(term, states[tile.chunks]).flatten(0, 1)
         for term, tile in zip(terms, index.tiles, strict=True)
     ]
-    y = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    nothing = states.new_empty((0, *x.shape[1:]))
+    y = outputs[0] if len(outputs) == 1 else torch.cat((nothing, *outputs))
     ssm_pool.index_copy_(0, write_slots[index.row_order], final.to(ssm_pool.dtype))
     kept = states[index.snapshot_sources]
     ssm_pool.index_copy_(0, index.snapshot_slots, kept.to(ssm_pool.dtype))
-    return y[index.token_places].to(x.dtype)
+    return y.index_select(0, index.token_places).to(x.dtype)
 
 
 def _within_chunks(
@@ -136,9 +137,9 @@ def _within_chunks(
     m, L = tile.valid.shape
     _, H, P = x.shape
     G, N = B.shape[1:]
-    x_tile = x[tile.tokens].float().view(m, L, H, P)
-    B_tile = B[tile.tokens].float().view(m, L, G, N).transpose(1, 2)
-    C_tile = C[tile.tokens].float().view(m, L, G, N).transpose(1, 2).contiguous()
+    x_tile = x.index_select(0, tile.tokens).float().view(m, L, H, P)
+    B_tile = B.index_select(0, tile.tokens).float().view(m, L, G, N).transpose(1, 2)
+    C_tile = C.index_select(0, tile.tokens).float().view(m, L, G, N).transpose(1, 2).contiguous()
     step = discretise(dt[tile.tokens].view(m, L, H), dt_bias, dt_limit)
     step = torch.where(tile.valid[:, :, None], step, 0.0)  # a padded token changes nothing
     # Summed in float64: a long sum of logarithms would lose the small ones.

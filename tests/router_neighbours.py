@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TypeVar
 
 import grpc
+import httpx
 from toy_tokenizer import save_folder
 
 from baton.proto import inference_pb2_grpc, worker_pb2_grpc
@@ -41,7 +42,7 @@ from baton.router.server import RouterServer
 
 DEADLINE_S = 20.0
 """For every wait of a test; only a broken router reaches it."""
-VOCAB = 256
+VOCAB = 300
 T = TypeVar("T")
 Answer = Callable[[StartRequest], Iterable[RequestTokens]]
 
@@ -55,10 +56,10 @@ def model_folder(folder: Path) -> Path:
 
 def random_ids(rng: random.Random, count: int) -> list[int]:
     """Token ids that are plain text for the toy tokenizer."""
-    return [rng.randrange(10, VOCAB) for _ in range(count)]
+    return [rng.randrange(10, 250) for _ in range(count)]
 
 
-class FakeWorker(AbstractAsyncContextManager["FakeWorker"]):
+class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["FakeWorker"]):
     """Serves `baton.v1.Worker` and registers when told; a prefill worker does no more than that."""
 
     role = PREFILL
@@ -273,6 +274,18 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
             timeout=timeout,
         )
 
+    async def workers(self) -> dict[str, dict[str, object]]:
+        """What `/server_info` says of each, by id."""
+        async with httpx.AsyncClient(base_url=self.http, timeout=DEADLINE_S) as client:
+            info = (await client.get("/server_info")).json()
+        return {w["worker_id"]: w for w in info["workers"]}
+
+    async def until(self, true_of: Callable[[dict[str, dict[str, object]]], bool]) -> None:
+        """Ask for `workers` until what is said of them is true."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not true_of(await self.workers()):
+                pass
+
 
 def tokens_of(
     start: StartRequest, ids: Sequence[int], first_index: int = 0, last: bool = False
@@ -292,6 +305,16 @@ def tokens_of(
         finished=done,
         held_us=0 if first_index else 6,
     )
+
+
+async def replies_of(
+    call: "grpc.aio.UnaryStreamCall[GenerateRequest, GenerateReply]",
+) -> list[GenerateReply]:
+    """All that are still to come."""
+    replies: list[GenerateReply] = []
+    while (reply := await call.read()) is not grpc.aio.EOF:
+        replies.append(reply)
+    return replies
 
 
 async def within(work: Awaitable[T]) -> T:

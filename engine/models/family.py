@@ -54,14 +54,15 @@ class Build(Protocol):
 class Family:
     """One model family: how to read its config.json, and how to compose its layers.
 
-    ignored: patterns of tensors that its checkpoints may hold and that are not used.
+    ignored: patterns of tensors that its checkpoints may hold and that are not used; those of
+    every family are a head saved beside the embedding that it is tied to, and rotary frequencies.
     """
 
     model_type: str  # of config.json
     architecture: str  # in config.json's `architectures`
     read: ReadConfig
     build: Build
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ("lm_head.weight", "*.rotary_emb.inv_freq")
 
 
 def layer_mixers(fields: Fields, names: tuple[str, ...]) -> tuple[tuple[Mixer, ...], ...]:

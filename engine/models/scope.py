@@ -1,6 +1,6 @@
 """What a layer is built from: its tensors, under one name prefix, and its rank's part of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -47,11 +47,14 @@ class Scope:
         blocks: Sequence[int],
         dim: int = 0,
         dtype: torch.dtype | None = None,
+        then: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """This rank's part of a tensor of `shape`.
 
         blocks: sizes of the blocks along `dim`; each is divided among the ranks on its own
         (the q, k and v of one fused tensor, say). Empty: not divided.
+        then: what the layer makes of it. Not called on a tensor without data: torch's first
+        arithmetic on one imports for two seconds.
         """
         full = self._whole(name, shape)
         sharded = _divide(full, blocks, dim, self.shard, self.prefix + name)
@@ -59,7 +62,7 @@ class Scope:
         if own is not full:
             self.source.release(self.prefix + name)
         self.tally.nbytes += own.nbytes
-        return own
+        return own if then is None or own.is_meta else then(own)
 
     def rows(self, parts: Mapping[str, Sequence[int]], suffix: str, columns: Shape) -> Tensor:
         """This rank's rows of several tensors, one after another: [rows, *columns].

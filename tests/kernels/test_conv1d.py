@@ -22,6 +22,7 @@ RAGGED = [
     ([1], [0]),
     ([7, 1, 2, 3, 40], [0, 5, 0, 64, 1]),
     ([2, 2, 1, 1], [1, 2, 3, 0]),  # every row shorter than its window
+    ([0, 0], [3, 0]),
     ([0, 5, 0], [9, 0, 0]),  # rows without a token keep the state they came with
 ]
 

@@ -73,6 +73,7 @@ RAGGED = [
     ([70], [0]),
     ([33, 1, 64, 5, 100], [0, 31, 32, 45, 7]),  # prefixes off the chunk grid
     ([1, 1, 1], [0, 32, 33]),
+    ([0, 0], [3, 0]),
     ([0, 40, 0], [9, 0, 0]),  # rows without a token keep the state they came with
 ]
 

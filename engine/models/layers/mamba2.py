@@ -101,6 +101,10 @@ def read_dt_limit(fields: Fields) -> tuple[float, float]:
     return (low, high)
 
 
+def _decay(a_log: Tensor) -> Tensor:
+    return a_log.exp().neg()
+
+
 class Mamba2Mixer:
     """in_proj -> [z | x B C | dt]; conv over [x B C]; scan; norm(y * silu(z)) a group; out_proj."""
 
@@ -129,7 +133,7 @@ class Mamba2Mixer:
             scope.part("conv1d.bias", (sum(blocks),), blocks) if shape.conv_bias else None
         )
         heads, fp32 = (shape.heads,), torch.float32
-        self.A = scope.part("A_log", heads, heads, dtype=fp32).exp().neg()  # [heads] float32
+        self.A = scope.part("A_log", heads, heads, dtype=fp32, then=_decay)  # [heads] float32
         self.D = scope.part("D", heads, heads, dtype=fp32)
         self.dt_bias = scope.part("dt_bias", heads, heads, dtype=fp32)
         self.norm_weight = scope.part("norm.weight", (shape.inner,), (shape.inner,))

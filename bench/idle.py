@@ -1,0 +1,26 @@
+"""What processes that wait for work cost."""
+
+import time
+from collections.abc import Mapping
+
+import psutil
+
+WINDOW_S = 5.0
+
+
+def cpu_percent(pids: Mapping[str, int]) -> dict[str, float]:
+    """Each process's use of one core, in percent, over WINDOW_S; a name for each pid."""
+    processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+    before = {name: _seconds(process) for name, process in processes.items()}
+    began = time.monotonic()
+    time.sleep(WINDOW_S)
+    elapsed = time.monotonic() - began
+    return {
+        name: 100 * (_seconds(process) - before[name]) / elapsed
+        for name, process in processes.items()
+    }
+
+
+def _seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

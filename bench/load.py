@@ -1,0 +1,72 @@
+"""One round of requests against a server, and what the clients saw of it."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from baton.bench.contract import percentile
+from baton.bench.stream_client import Answer, complete
+
+DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of one shape: `concurrency` at a time until `requests` are answered."""
+
+    requests: int
+    concurrency: int
+    input_len: int
+    output_len: int
+
+    def draw(self, rng: random.Random, vocab_size: int) -> list[list[int]]:
+        """Fresh prompts of random token ids: [requests][input_len]."""
+        return [
+            [rng.randrange(vocab_size) for _ in range(self.input_len)] for _ in range(self.requests)
+        ]
+
+
+async def run(
+    url: str, load: Load, prompts: Sequence[Sequence[int]], model: str | None = None
+) -> list[Answer]:
+    """Greedy answers of exactly `output_len` tokens, in the order of the prompts.
+
+    Raises RequestFailed as soon as one fails.
+    """
+    free = asyncio.Semaphore(load.concurrency)
+
+    async def one(prompt: Sequence[int]) -> Answer:
+        body = {
+            "prompt": list(prompt),
+            "max_tokens": load.output_len,
+            "min_tokens": load.output_len,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        if model is not None:
+            body["model"] = model
+        async with free:
+            return await complete(url, body, DEADLINE_S)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(prompt)) for prompt in prompts]
+    return [task.result() for task in tasks]
+
+
+def measure(load: Load, answers: Sequence[Answer]) -> dict[str, float]:
+    """Rates over the whole round, latencies over its tokens; the contract's keys."""
+    seconds = max(a.ended for a in answers) - min(a.sent for a in answers)
+    written = sum(len(a.token_ids) for a in answers)
+    ttfts = [a.ttft * 1e3 for a in answers]
+    itls = list(chain.from_iterable([gap * 1e3 for gap in a.itls] for a in answers)) or [0.0]
+    return {
+        "output_tok_s": written / seconds,
+        "total_tok_s": (written + load.input_len * len(answers)) / seconds,
+        "ttft_ms_p50": percentile(ttfts, 0.50),
+        "ttft_ms_p99": percentile(ttfts, 0.99),
+        "itl_ms_p50": percentile(itls, 0.50),
+        "itl_ms_p99": percentile(itls, 0.99),
+    }

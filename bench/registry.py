@@ -1,0 +1,12 @@
+"""The benchmarks by name, without importing them: `baton bench NAME`."""
+
+BENCHES = {
+    "serve": (
+        "baton.bench.serve:serve",
+        "A whole cluster under streaming requests: tokens a second, TTFT, ITL, bytes moved.",
+    ),
+    "prefix": (
+        "baton.bench.prefix:prefix",
+        "A trace's prefix hit rate by memory budget; no model runs.",
+    ),
+}

@@ -1,0 +1,122 @@
+"""A streaming HTTP client that costs little: on two cores its own work would be measured too.
+
+Bytes are kept as they come, each read with its time, and parsed when the run is over.
+"""
+
+import asyncio
+import json
+import re
+import time
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+from urllib.parse import urlsplit
+
+_EVENT = re.compile(rb"^data: (\{.*\})\r?$", re.MULTILINE)
+
+
+class RequestFailed(Exception):
+    """The server did not answer with a stream of tokens; the message says what it did."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One streamed completion. Times in seconds on this process's monotonic clock."""
+
+    sent: float
+    token_times: tuple[float, ...]  # when each output token was read
+    token_ids: tuple[int, ...]
+    cached_tokens: int
+    timings: Mapping[str, int]  # the server's own, microseconds
+
+    @property
+    def ttft(self) -> float:
+        return self.token_times[0] - self.sent
+
+    @property
+    def itls(self) -> list[float]:
+        """Gaps between one token and the next."""
+        return [after - before for before, after in pairwise(self.token_times)]
+
+    @property
+    def ended(self) -> float:
+        return self.token_times[-1]
+
+
+@dataclass(frozen=True)
+class _Read:
+    at: float
+    data: bytes
+
+
+async def complete(base_url: str, body: Mapping[str, Any], deadline_s: float) -> Answer:
+    """POST `body` to /v1/completions with streaming on. Raises RequestFailed."""
+    wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    try:
+        async with asyncio.timeout(deadline_s):
+            sent, reads = await _exchange(base_url, json.dumps(wanted).encode())
+    except TimeoutError as err:
+        raise RequestFailed(f"no whole answer within {deadline_s:g} s") from err
+    except OSError as err:
+        raise RequestFailed(f"{base_url}: {err}") from err
+    return _parse(sent, reads)
+
+
+async def _exchange(base_url: str, payload: bytes) -> tuple[float, list[_Read]]:
+    """Send one request on a connection of its own and read until the server closes it."""
+    where = urlsplit(base_url)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: {where.netloc}\r\n"
+        "Content-Type: application/json\r\nConnection: close\r\n"
+        f"Content-Length: {len(payload)}\r\n\r\n"
+    )
+    try:
+        sent = time.perf_counter()
+        writer.write(head.encode() + payload)
+        reads: list[_Read] = []
+        while data := await reader.read(1 << 16):
+            reads.append(_Read(time.perf_counter(), data))
+        return sent, reads
+    finally:
+        writer.close()
+
+
+def _parse(sent: float, reads: Sequence[_Read]) -> Answer:
+    times: list[float] = []
+    ids: list[int] = []
+    cached = 0
+    timings: Mapping[str, int] = {}
+    for at, event in _events(reads):
+        if "error" in event:
+            raise RequestFailed(f"the stream ended with {event['error']}")
+        for choice in event.get("choices", ()):
+            new = choice.get("token_ids") or ()
+            ids += new
+            times += [at] * len(new)
+        if event.get("usage"):
+            cached = event["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0)
+        timings = event.get("timings") or timings
+    if not times:
+        raise RequestFailed("the answer has no tokens")
+    return Answer(sent, tuple(times), tuple(ids), cached, timings)
+
+
+def _events(reads: Sequence[_Read]) -> list[tuple[float, dict[str, Any]]]:
+    """Each server-sent event with the time of the read that completed it.
+
+    Servers send each event as one HTTP chunk, so chunk sizes stand between events, not in them.
+    """
+    whole = b"".join(read.data for read in reads)
+    ends = list(accumulate(len(read.data) for read in reads))
+    head, _, rest = whole.partition(b"\r\n\r\n")
+    status = head.split(b"\r\n", 1)[0].decode(errors="replace")
+    if " 200 " not in status:
+        detail = rest.decode(errors="replace")[:500]
+        raise RequestFailed(f"{status or 'the connection closed before an answer'} {detail}")
+    return [
+        (reads[bisect_left(ends, match.end())].at, json.loads(match[1]))
+        for match in _EVENT.finditer(whole)
+    ]

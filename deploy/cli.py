@@ -1,0 +1,48 @@
+"""The `baton` command."""
+
+import sys
+
+import click
+
+from baton.bench.registry import BENCHES
+from baton.deploy.errors import DeployError
+from baton.deploy.lazy_group import Lazy, LazyGroup
+
+_COMMANDS = "baton.deploy.commands"
+
+bench = LazyGroup(
+    "bench",
+    {name: Lazy(at, line) for name, (at, line) in BENCHES.items()},
+    "Measure, with limits and peers in the same run.",
+)
+
+baton = LazyGroup(
+    "baton",
+    {
+        "serve": Lazy(f"{_COMMANDS}.serve:serve", "Start a cluster and keep it up until Ctrl-C."),
+        "generate": Lazy(f"{_COMMANDS}.generate:generate", "Ask a running cluster one question."),
+        "status": Lazy(f"{_COMMANDS}.status:status", "Workers, slots, pages and queues."),
+        "stop": Lazy(f"{_COMMANDS}.stop:stop", "Stop the cluster that you started last."),
+        "bench": Lazy(f"{__name__}:bench", "Measure, with limits and peers in the same run."),
+    },
+    "Serve hybrid Mamba/attention models with prefill and decode on workers of their own.",
+)
+click.version_option(package_name="baton")(baton)
+
+
+def main() -> None:
+    """What a command raises on purpose ends as one line and exit code 1; Ctrl-C as 130."""
+    try:
+        baton(standalone_mode=False)
+    except click.ClickException as err:
+        err.show()
+        sys.exit(err.exit_code)
+    except DeployError as err:
+        click.echo(f"baton: {err}", err=True)
+        sys.exit(1)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""`baton status`."""
+
+import json
+import time
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from baton.deploy.router_client import RouterClient
+from baton.deploy.state_file import newest
+from baton.deploy.status_table import render
+
+
+@click.command()
+@click.option("--url", default=None, help="The router; the cluster started last when left out.")
+@click.option("--watch", is_flag=True, help="Redraw until Ctrl-C.")
+@click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True,
+              help="Seconds between two looks, with --watch.")  # fmt: skip
+@click.option("--json", "json_wanted", is_flag=True, help="What the router says, as JSON.")
+def status(url: str | None, watch: bool, interval: float, json_wanted: bool) -> None:
+    """Workers and their roles, requests, state slots and KV pages by owner, hand-offs."""
+    router = RouterClient(url or newest().http_url)
+    if json_wanted:
+        click.echo(json.dumps(router.server_info(), indent=2))
+        return
+    console = Console()
+    if not watch:
+        console.print(render(router.server_info()))
+        return
+    with Live(render(router.server_info()), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            live.update(render(router.server_info()), refresh=True)

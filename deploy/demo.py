@@ -1,0 +1,110 @@
+"""`make demo`: a cluster on this machine answers questions whose answers need a whole state.
+
+The model was trained for this (examples/recall): a key-value pair, a running sum and a copy of the
+last words each lie in another part of the state that prefill hands to decode, so a hand-off that
+lost anything shows as a wrong answer.
+"""
+
+import random
+import sys
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from baton.deploy.cluster import Cluster
+from baton.deploy.cluster_config import ClusterConfig
+from baton.deploy.demo_clients import ask_grpc, ask_openai
+from baton.deploy.errors import DeployError
+from baton.deploy.preflight import check_model
+from baton.deploy.progress import shown
+from baton.deploy.status_table import render
+from baton.deploy.stop_signal import StopWanted, stop_on_signals
+from baton.deploy.timings_line import first_token, second_token
+from baton.engine.config import EngineConfig
+from recall.language import END
+from recall.questions import Question, draw
+from recall.story import TASKS
+
+MODEL = Path(__file__).resolve().parent.parent / "examples" / "recall" / "model"
+LENGTHS = (64, 128, 256, 512)  # tokens of the prompts
+MAX_TOKENS = 16
+MAX_RUNNING = 8
+
+
+@click.command()
+@click.option("--model", type=click.Path(path_type=Path), default=MODEL, show_default=True)
+@click.option("--seed", type=int, default=None, help="Of the questions; drawn when left out.")
+def demo(model: Path, seed: int | None) -> None:
+    """Bring one prefill and two decode workers up, ask them over gRPC and HTTP, and stop."""
+    began = time.monotonic()
+    console = Console(highlight=False)
+    seed = random.randrange(10**6) if seed is None else seed
+    config = ClusterConfig(EngineConfig(model, max_running=MAX_RUNNING), prefill=1, decode=2)
+    check_model(config.engine)
+    console.print(f"[bold]1 prefill + 2 decode workers and a router[/]  (questions: seed {seed})")
+    with suppress(StopWanted), stop_on_signals(), ExitStack() as stack:
+        with shown(console) as progress:
+            cluster = stack.enter_context(Cluster(config, progress))
+        up = time.monotonic() - began
+        first = _ask_all(console, cluster, random.Random(seed), began)
+        console.print(render(cluster.router.server_info()))
+        parts = "  ".join(f"{part} {took:.1f} s" for part, took in cluster.seconds.items())
+        console.print(f"start: {parts}  up after {up:.1f} s  first token after {first:.1f} s")
+        stopping = time.monotonic()
+    console.print(f"stopped in {time.monotonic() - stopping:.1f} s; "
+                  f"{time.monotonic() - began:.1f} s in all")  # fmt: skip
+
+
+def _ask_all(console: Console, cluster: Cluster, rng: random.Random, began: float) -> float:
+    """A question of each kind by each protocol. Returns the first token's time since `began`."""
+    firsts: list[float] = []
+    right = asked = 0
+    for protocol in ("gRPC", "OpenAI HTTP"):
+        console.rule(f"[bold]{protocol}", align="left")
+        for task, length in zip(TASKS, LENGTHS, strict=True):
+            question = draw(rng, task, length)
+            console.print(f"[cyan]{task}[/] [dim]… {escape(_tail(question))}[/]", end=" ")
+
+            def show(text: str) -> None:
+                firsts.append(time.monotonic())
+                console.print(f"[bold]{escape(text)}[/]", end="")
+
+            if protocol == "gRPC":
+                reply = ask_grpc(cluster.grpc_address, question.text, MAX_TOKENS, show)
+            else:
+                reply = ask_openai(cluster.http_url, question.text, MAX_TOKENS, show)
+            correct = reply.text.split() == _expected(question)
+            right, asked = right + correct, asked + 1
+            mark = "[green]right[/]" if correct else f"[red]wrong: {_expected(question)}[/]"
+            console.print(f"  {mark}")
+            console.print(f"  [dim]{length} tokens: {first_token(reply.timings)}[/]")
+            console.print(f"  [dim]{second_token(reply.timings)}[/]")
+    console.rule(f"[bold]{right} of {asked} right", align="left")
+    return firsts[0] - began
+
+
+def _tail(question: Question, words: int = 12) -> str:
+    return " ".join(question.prompt[-words:])
+
+
+def _expected(question: Question) -> list[str]:
+    return [word for word in question.answer if word != END]
+
+
+def main() -> None:
+    try:
+        demo(standalone_mode=False)
+    except click.ClickException as err:
+        err.show()
+        sys.exit(err.exit_code)
+    except DeployError as err:
+        click.echo(f"demo: {err}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

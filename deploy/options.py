@@ -1,0 +1,79 @@
+"""The command-line options that describe a cluster, shared by every command that starts one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from baton.deploy.cluster_config import ClusterConfig
+from baton.engine.config import EngineConfig
+from baton.router.policies import POLICIES
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+_OPTIONS = (
+    click.option("--model", type=click.Path(path_type=Path), required=True,
+                 help="A Hugging Face model folder."),
+    click.option("--prefill", type=click.IntRange(1), default=1, show_default=True,
+                 help="Workers that read prompts."),
+    click.option("--decode", type=click.IntRange(1), default=1, show_default=True,
+                 help="Workers that write answers."),
+    click.option("--policy", type=click.Choice(sorted(POLICIES)), default="round_robin",
+                 show_default=True, help="How the router places requests."),
+    click.option("--served-model-name", default=None,
+                 help="What clients ask for; the folder's name when left out."),
+    click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32",
+                 show_default=True, help="Of weights, activations and KV."),
+    click.option("--device", default="cpu", show_default=True),
+    click.option("--page-size", type=click.IntRange(1), default=64, show_default=True,
+                 help="Tokens a KV page."),
+    click.option("--max-running", type=click.IntRange(1), default=16, show_default=True,
+                 help="Requests at once on a worker."),
+    click.option("--chunked-prefill-size", type=click.IntRange(1), default=2048,
+                 show_default=True, help="Prompt tokens a step."),
+    click.option("--max-model-len", type=click.IntRange(2), default=None,
+                 help="Prompt and answer together; the model's when left out."),
+    click.option("--memory-gb", type=click.FloatRange(0, min_open=True), default=None,
+                 help="Of one worker; shares of what is free when left out."),
+    click.option("--ray-address", default=None,
+                 help="A Ray cluster to join; a Ray of its own when left out."),
+    click.option("--start-timeout", type=click.FloatRange(0, min_open=True), default=600.0,
+                 show_default=True, help="Seconds until a start has failed."),
+)  # fmt: skip
+
+
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add them all; `config_from` reads what they gave."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def config_from(given: dict[str, Any]) -> ClusterConfig:
+    """`given`: the options' values by parameter name."""
+    memory = given["memory_gb"]
+    engine = EngineConfig(
+        model=given["model"],
+        dtype=DTYPES[given["dtype"]],
+        device=given["device"],
+        page_size=given["page_size"],
+        max_running=given["max_running"],
+        chunked_prefill_size=given["chunked_prefill_size"],
+        max_model_len=given["max_model_len"],
+        memory_bytes=None if memory is None else int(memory * 2**30),
+    )
+    return ClusterConfig(
+        engine=engine,
+        prefill=given["prefill"],
+        decode=given["decode"],
+        policy=given["policy"],
+        served_model_name=given["served_model_name"],
+        ray_address=given["ray_address"],
+        start_deadline_s=given["start_timeout"],
+    )

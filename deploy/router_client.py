@@ -1,0 +1,43 @@
+"""The router's HTTP side, as commands ask it; streams are the clients' own business."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from baton.deploy.errors import NotRunning
+
+DEADLINE_S = 10.0
+
+
+class RouterClient:
+    """`url` without a path, as in http://127.0.0.1:8000."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+
+    def server_info(self) -> dict[str, Any]:
+        """Raises NotRunning."""
+        info = json.loads(self._call("/server_info"))
+        assert isinstance(info, dict)
+        return info
+
+    def healthy(self) -> bool:
+        """Whether a request sent now could be answered."""
+        try:
+            self._call("/health")
+        except NotRunning:
+            return False
+        return True
+
+    def _call(self, path: str) -> bytes:
+        request = urllib.request.Request(self.url + path)
+        try:
+            with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
+                body: bytes = reply.read()
+        except urllib.error.HTTPError as err:
+            detail = err.read().decode(errors="replace")[:300]
+            raise NotRunning(f"{self.url}{path} answers {err.code}: {detail}") from err
+        except OSError as err:
+            raise NotRunning(f"no router answers at {self.url}: {err}") from err
+        return body

@@ -1,0 +1,62 @@
+"""Waiting for several actors to start, telling how far each is."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from baton.deploy.actors import Actor, Call, WorkerActor
+from baton.deploy.errors import StartError
+from baton.deploy.progress import StartProgress
+
+_POLL_S = 0.1
+
+
+class StartWatch:
+    """One actor's start, and what it said last."""
+
+    def __init__(self, actor: Actor, progress: StartProgress) -> None:
+        self.actor = actor
+        self._progress = progress
+        self._start = actor.start()
+        self._asked: Call | None = None
+        progress.update(actor.name, "process", 0.0)
+
+    def poll(self) -> Any | None:
+        """Its `Started`, or None while it starts. Raises StartError."""
+        if self._start.ready():
+            return self._start.result()
+        if isinstance(self.actor, WorkerActor):
+            self._ask(self.actor)
+        return None
+
+    def _ask(self, worker: WorkerActor) -> None:
+        if self._asked is None:
+            self._asked = worker.progress()
+        elif self._asked.ready():
+            phase, fraction = self._asked.result()
+            self._progress.update(worker.name, phase, fraction)
+            self._asked = None
+
+
+def wait_for_all(
+    actors: Sequence[Actor], progress: StartProgress, deadline_s: float
+) -> dict[str, Any]:
+    """Each actor's `Started` by name. Raises StartError at the first that fails."""
+    until = time.monotonic() + deadline_s
+    watches = {actor.name: StartWatch(actor, progress) for actor in actors}
+    started: dict[str, Any] = {}
+    began = time.monotonic()
+    while watches:
+        for name, watch in list(watches.items()):
+            result = watch.poll()
+            if result is not None:
+                started[name] = result
+                del watches[name]
+                progress.done(name, f"ready after {time.monotonic() - began:.1f} s")
+        if watches and time.monotonic() > until:
+            raise StartError(
+                f"{', '.join(watches)} did not start within {deadline_s:g} s; a larger "
+                "--start-timeout waits longer"
+            )
+        time.sleep(_POLL_S)
+    return started

@@ -1,0 +1,85 @@
+"""Where a running cluster says how to reach it, so that other commands need no flags.
+
+One JSON file a cluster, in a folder of this user's alone, named after the process that serves it.
+"""
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from baton.deploy.errors import DeployError, NotRunning
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """Written by `baton serve` once the cluster is ready."""
+
+    pid: int  # of `baton serve`; a signal to it stops the cluster
+    started: float  # that process's creation time: a pid that is used again is another process
+    model: str
+    http_url: str
+    grpc_address: str
+
+    @property
+    def alive(self) -> bool:
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.started) < 1.0
+        except psutil.NoSuchProcess:
+            return False
+
+
+def folder() -> Path:
+    """Made when needed. Raises DeployError when somebody else could have written there."""
+    path = Path(tempfile.gettempdir()) / f"baton-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise DeployError(f"{path} must be a folder that only you can write to; remove it")
+    return path
+
+
+@contextmanager
+def published(model: str, http_url: str, grpc_address: str) -> Iterator[ClusterState]:
+    """The file of this process, there until the context ends."""
+    me = psutil.Process()
+    state = ClusterState(me.pid, me.create_time(), model, http_url, grpc_address)
+    path = folder() / f"{me.pid}.json"
+    draft = path.with_suffix(".new")
+    draft.write_text(json.dumps(asdict(state)))
+    draft.replace(path)  # readers see all of it or none
+    try:
+        yield state
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def newest() -> ClusterState:
+    """The cluster that this user started last and that still runs. Raises NotRunning."""
+    running: list[ClusterState] = []
+    for path in folder().glob("*.json"):
+        state = _read(path)
+        if state is not None and state.alive:
+            running.append(state)
+        else:
+            path.unlink(missing_ok=True)
+    if not running:
+        raise NotRunning(
+            "no cluster of yours runs on this machine; start one with `baton serve --model DIR`, "
+            "or name one with --url"
+        )
+    return max(running, key=lambda state: state.started)
+
+
+def _read(path: Path) -> ClusterState | None:
+    """None for a file that is gone or that another version wrote."""
+    try:
+        return ClusterState(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None

@@ -1,0 +1,47 @@
+"""Telling whoever runs `baton serve` when a worker goes and comes back."""
+
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from baton.deploy.cluster import Cluster
+from baton.deploy.errors import NotRunning
+from baton.deploy.stop_signal import StopWanted
+
+_LOOK_S = 2.0
+
+
+def keep_watch(console: Console, cluster: Cluster) -> None:
+    """Until a signal. Ray restarts what died; this only tells."""
+    try:
+        seen = _incarnations(cluster)
+        while True:
+            time.sleep(_LOOK_S)
+            now = _incarnations(cluster)
+            for line in changes(seen, now):
+                console.print(f"{time.strftime('%H:%M:%S')}  {line}", highlight=False)
+            seen = now
+    except StopWanted:
+        console.print(f"stopping; requests have {cluster.config.drain_s:g} s to end")
+
+
+def changes(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
+    """What happened between two looks at the incarnations by worker_id."""
+    gone = [f"{name} is gone; Ray starts it again" for name in before if name not in after]
+    back = [f"{name} is here" for name in after if name not in before]
+    again = [
+        f"{name} was started again"
+        for name in before.keys() & after.keys()
+        if before[name] != after[name]
+    ]
+    return gone + back + again
+
+
+def _incarnations(cluster: Cluster) -> dict[str, int]:
+    """Empty where the router does not answer; its name is among the keys where it does."""
+    try:
+        workers = cluster.router.server_info()["workers"]
+    except NotRunning:
+        return {}
+    return {"router": 0} | {worker["worker_id"]: worker["incarnation"] for worker in workers}

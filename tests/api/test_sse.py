@@ -1,0 +1,52 @@
+"""The bytes of a stream, as any client reads them."""
+
+import json
+
+import httpx
+from fake_backend import FakeBackend, Serve
+
+from baton.api.errors import ApiError, ErrorCode
+
+
+async def stream_of(serve: Serve, path: str, body: dict[str, object]) -> httpx.Response:
+    async with serve() as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+        return await client.post(path, json=body | {"stream": True})
+
+
+async def test_a_stream_is_data_events_and_ends_with_done(
+    backend: FakeBackend, serve: Serve
+) -> None:
+    backend.says = "two\nlines 日"
+    reply = await stream_of(serve, "/v1/completions", {"prompt": "x"})
+    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert reply.headers["cache-control"] == "no-cache"
+    assert len(reply.headers["x-request-id"]) == 32
+    *events, done, nothing = reply.text.split("\n\n")
+    assert (done, nothing) == ("data: [DONE]", "")
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "two\nlines 日"
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+async def test_an_error_in_a_stream_is_an_event_and_still_ends_with_done(
+    backend: FakeBackend, serve: Serve
+) -> None:
+    backend.fail_after = 1
+    backend.failure = ApiError(ErrorCode.UNAVAILABLE, "lost")
+    reply = await stream_of(serve, "/v1/completions", {"prompt": [65, 66]})
+    assert reply.status_code == 200
+    *_, error, done, _ = reply.text.split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"]["message"] == "lost"
+    assert done == "data: [DONE]"
+
+
+async def test_token_ids_come_beside_the_text_where_asked_for(
+    backend: FakeBackend, serve: Serve
+) -> None:
+    backend.says = "naïve 😀"
+    body = {"prompt": "x", "max_tokens": 40, "return_token_ids": True}
+    reply = await stream_of(serve, "/v1/completions", body)
+    events = reply.text.split("\n\n")[:-2]
+    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+    ids = [i for choice in choices for i in choice["token_ids"]]
+    assert backend.tokenizer.decode(ids) == "".join(c["text"] for c in choices) == "naïve 😀"

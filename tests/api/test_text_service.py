@@ -1,0 +1,45 @@
+"""Prompts become ids without holding up other requests."""
+
+import threading
+
+import pytest
+import toy_tokenizer
+
+from baton.api.errors import ApiError
+from baton.api.text_service import INLINE_CHARS, TextService
+from baton.text.chat_template import ChatTemplate
+from baton.text.special_tokens import SpecialTokens
+from baton.text.tokenizer import Tokenizer
+
+
+class WatchedTokenizer(Tokenizer):
+    """Remembers which thread it was used on."""
+
+    def __init__(self) -> None:
+        super().__init__(toy_tokenizer.byte_level(), SpecialTokens())
+        self.threads: list[threading.Thread] = []
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.threads.append(threading.current_thread())
+        return super().encode(text, add_special_tokens)
+
+
+async def test_long_prompts_are_tokenised_off_the_event_loop_and_short_ones_on_it() -> None:
+    tokenizer = WatchedTokenizer()
+    service = TextService(tokenizer, ChatTemplate("{{ messages[0].content }}"))
+    long = "word " * INLINE_CHARS
+    ids = await service.encode(long)
+    chat = await service.encode_chat([{"role": "user", "content": long}])
+    await service.encode("short")
+    service.close()
+    assert tokenizer.decode(ids) == tokenizer.decode(chat) == long
+    here = threading.current_thread()
+    assert [thread is here for thread in tokenizer.threads] == [False, False, True]
+
+
+async def test_an_error_on_a_thread_is_the_callers_error_too() -> None:
+    service = TextService(WatchedTokenizer(), ChatTemplate(None))
+    with pytest.raises(ApiError, match="no chat template") as caught:
+        await service.encode_chat([{"role": "user", "content": "x" * 2 * INLINE_CHARS}])
+    assert caught.value.param == "messages"
+    service.close()

@@ -1,0 +1,82 @@
+"""What people read: progress, changes among the workers, the status table, timings."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from baton.deploy.progress import Lines, shown
+from baton.deploy.status_table import render
+from baton.deploy.timings_line import first_token, second_token
+from baton.deploy.vigil import changes
+
+
+def _console() -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=200), out
+
+
+def test_a_pipe_gets_one_line_a_phase_and_part() -> None:
+    console, out = _console()
+    with shown(console) as progress:
+        assert isinstance(progress, Lines)
+        for fraction in (0.1, 0.2, 0.9):
+            progress.update("decode-0", "weights", fraction)
+        progress.update("prefill-0", "weights", 0.5)
+        progress.done("decode-0", "ready after 1.0 s")
+    lines = [line.split(" s  ", 1)[1].split() for line in out.getvalue().splitlines()]
+    assert lines == [
+        ["decode-0", "weights"],
+        ["prefill-0", "weights"],
+        ["decode-0", "ready", "after", "1.0", "s"],
+    ]
+
+
+def test_a_terminal_gets_bars() -> None:
+    out = io.StringIO()
+    with shown(Console(file=out, force_terminal=True, width=100)) as progress:
+        progress.update("decode-0", "weights", 0.5)
+        progress.done("decode-0", "ready")
+    assert "decode-0" in out.getvalue() and "ready" in out.getvalue()
+
+
+def test_workers_that_go_come_and_start_again_are_each_told_once() -> None:
+    before = {"router": 0, "decode-0": 5, "decode-1": 6}
+    assert changes(before, before) == []
+    assert changes(before, {"router": 0, "decode-0": 7}) == [
+        "decode-1 is gone; Ray starts it again",
+        "decode-0 was started again",
+    ]
+    assert changes({"router": 0}, before) == ["decode-0 is here", "decode-1 is here"]
+
+
+def test_the_status_table_names_owners_that_own_something() -> None:
+    worker: dict[str, Any] = {
+        "worker_id": "decode-0", "role": "decode", "ready": True, "leaving": False,
+        "uptime_s": 75.0, "running": 3, "max_running": 16, "waiting": 2, "incarnation": 9,
+        "slots": {"free": 12, "live": 3, "ticket": 0}, "pages": {"free": 7, "live": 1},
+        "handoffs": {"writing": 2, "complete": 40},
+    }  # fmt: skip
+    router = {"model": "m", "policy": "round_robin", "uptime_s": 3700.0, "active": 5,
+              "capacity": 16, "queued": 1}  # fmt: skip
+    console, out = _console()
+    console.print(render({"router": router, "workers": [worker]}))
+    text = out.getvalue()
+    assert "requests 5 of 16, queued 1" in text and "1h01m" in text and "1m15s" in text
+    assert "free 12, live 3" in text and "ticket" not in text
+    assert "writing 2" in text and "complete" not in text
+
+
+def test_a_timings_line_adds_up_what_it_names() -> None:
+    timings = {
+        "ttft_us": 31_000, "router_queue_us": 200, "prefill_queue_us": 800, "prefill_us": 29_000,
+        "delivery_us": 400, "network_us": 600, "transfer_us": 3_000, "decode_wait_us": 100,
+        "first_decode_step_us": 9_000,
+    }  # fmt: skip
+    assert first_token(timings) == (
+        "first token 31 ms = router queue 0.20 ms + prefill queue 0.80 ms + prefill 29 ms + "
+        "delivery 0.40 ms + network 0.60 ms"
+    )
+    assert second_token(timings) == (
+        "second token 12 ms = transfer 3.00 ms + decode wait 0.10 ms + first decode step 9.00 ms"
+    )

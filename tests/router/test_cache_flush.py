@@ -1,0 +1,36 @@
+"""Emptying all caches, over real gRPC."""
+
+import pytest
+from router_neighbours import DEADLINE_S, FakeRank, FakeWorker
+
+from baton.api.errors import ApiError, ErrorCode
+from baton.proto.common_pb2 import UNAVAILABLE, Error
+from baton.proto.worker_pb2 import FlushCacheReply, FlushCacheRequest
+from baton.router.cache_flush import flush_all
+from baton.router.worker_table import WorkerTable
+
+
+class Busy(FakeRank):
+    async def FlushCache(self, request: FlushCacheRequest, context: object) -> FlushCacheReply:
+        return FlushCacheReply(error=Error(code=UNAVAILABLE, origin="d1", message="busy"))
+
+
+async def test_every_worker_is_flushed_and_a_failure_does_not_spare_the_others() -> None:
+    table = WorkerTable(1.0, lambda: 0.0)
+    async with Busy("d0") as busy, FakeRank("d1") as rank, FakeWorker("p0") as prefill:
+        for worker in (rank, prefill):
+            table.register(worker.hello)
+        await flush_all(table.workers(), DEADLINE_S)
+        table.register(busy.hello)
+        with pytest.raises(ApiError, match="busy"):
+            await flush_all(table.workers(), DEADLINE_S)
+        assert (rank.flushes, prefill.flushes) == (2, 2)
+
+
+async def test_a_worker_that_is_not_there_is_named() -> None:
+    table = WorkerTable(1.0, lambda: 0.0)
+    async with FakeWorker("p0") as gone:
+        table.register(gone.hello)
+    with pytest.raises(ApiError, match="p0 did not flush") as failed:
+        await flush_all(table.workers(), 1.0)
+    assert failed.value.code in (ErrorCode.UNAVAILABLE, ErrorCode.DEADLINE_EXCEEDED)

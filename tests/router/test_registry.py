@@ -1,0 +1,106 @@
+"""Workers join, leave and are lost, over real gRPC."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from router_neighbours import (
+    DEADLINE_S,
+    Cluster,
+    FakeRank,
+    FakeWorker,
+    replies_of,
+    tokens_of,
+    within,
+)
+
+from baton.proto import worker_pb2_grpc
+from baton.proto.common_pb2 import INCOMPATIBLE, INVALID_REQUEST, UNAVAILABLE
+from baton.proto.worker_pb2 import WorkerReport
+
+
+async def test_a_worker_is_told_the_lease_and_shows_up_with_what_it_reported(
+    tmp_path: Path,
+) -> None:
+    async with Cluster(tmp_path, lease_ms=1700) as cluster, FakeRank("d0", 3) as rank:
+        rank.running = 2
+        reply = await rank.register(cluster.started.grpc_address)
+        assert reply.lease_ms == 1700 and reply.router_id.startswith("router-")
+        seen = (await cluster.workers())["d0"]
+        assert seen["role"] == "decode" and seen["incarnation"] == 3
+        assert seen["address"] == rank.address and seen["running"] == 2
+        assert seen["pages"] == {"free": 7, "live": 2}
+
+
+async def test_a_worker_of_another_model_is_turned_away_and_told_both_values(
+    tmp_path: Path,
+) -> None:
+    async with Cluster(tmp_path) as cluster, FakeRank("d0", dtype="bf16") as odd:
+        await cluster.add(FakeWorker("p0", dtype="fp32"))
+        reply = await odd.register(cluster.started.grpc_address)
+        assert reply.error.code == INCOMPATIBLE
+        assert (reply.error.expected, reply.error.actual) == ("fp32", "bf16")
+        assert await within(odd.replies.get()) is None  # the router ended the stream
+        assert set(await cluster.workers()) == {"p0"}
+
+
+async def test_a_new_incarnation_replaces_the_old_one_whose_stream_is_ended(
+    tmp_path: Path,
+) -> None:
+    async with Cluster(tmp_path) as cluster:
+        old, new = FakeRank("d0", incarnation=1), FakeRank("d0", incarnation=2)
+        await cluster.add(old, new)
+        turned_away = await within(old.replies.get())
+        assert turned_away is not None and turned_away.error.code == UNAVAILABLE
+        assert (await cluster.workers())["d0"]["incarnation"] == 2
+        await cluster.add(FakeWorker("p0"))
+        call = cluster.generate([11, 12])
+        await within(new.starts.get())
+        assert old.starts.empty()
+        call.cancel()
+
+
+async def test_a_stream_must_begin_with_hello(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        call = worker_pb2_grpc.RegistryStub(cluster.channel).Register(timeout=DEADLINE_S)
+        await call.write(WorkerReport(leaving=True))
+        assert (await call.read()).error.code == INVALID_REQUEST
+        assert await call.read() is grpc.aio.EOF
+
+
+async def test_a_leaving_worker_gets_nothing_new_but_ends_what_it_has(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        first, second = FakeRank("d0"), FakeRank("d1")
+        await cluster.add(FakeWorker("p0"), first)
+        running = cluster.generate([11, 12], max_tokens=4)
+        start = await within(first.starts.get())
+        await cluster.add(second)
+        first.report(leaving=True)
+        await cluster.until(lambda workers: bool(workers["d0"]["leaving"]))
+        others = [cluster.generate([13, 14]) for _ in range(3)]
+        for _ in others:
+            await within(second.starts.get())
+        assert first.starts.empty()
+        first.send(tokens_of(start, [20, 21], last=True))
+        replies = await within(replies_of(running))
+        assert [i for reply in replies for i in reply.token_ids] == [20, 21]
+        for call in others:
+            call.cancel()
+
+
+@pytest.mark.parametrize("go", [FakeRank.unregister, FakeRank.hang_up])
+async def test_requests_of_a_rank_that_went_fail_with_its_name_and_the_reason(
+    tmp_path: Path, go: Callable[[FakeRank], None]
+) -> None:
+    # A lease so long that only the end of a stream can tell.
+    async with Cluster(tmp_path, lease_ms=3_600_000) as cluster:
+        rank = FakeRank("d0")
+        await cluster.add(FakeWorker("p0"), rank)
+        call = cluster.generate([11, 12])
+        await within(rank.starts.get())
+        go(rank)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await within(call.read())
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "decode rank d0 was lost: it" in failed.value.details()

@@ -1,0 +1,55 @@
+"""Two workers that lay their memory out differently never exchange a byte."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from transfer.layouts import PAGES, SLOTS
+
+from baton.transfer.errors import FingerprintError
+from baton.transfer.fingerprint import ABSENT, check, differences, layout_fingerprint
+
+
+def fingerprint(slots=SLOTS, pages=PAGES, **changed: object) -> Mapping[str, str]:
+    options = {"model": "m", "weights": "w", "dtype": "float32", "chunk_size": 16} | changed
+    return layout_fingerprint(slots, pages, **options)
+
+
+def test_two_equal_workers_agree() -> None:
+    assert differences(fingerprint(), fingerprint()) == []
+    check(fingerprint(), fingerprint(), "p0")
+
+
+@pytest.mark.parametrize(
+    ("other", "names"),
+    [
+        (fingerprint(model="n"), {"model"}),
+        (fingerprint(weights="x"), {"weights"}),
+        (fingerprint(dtype="bfloat16"), {"dtype"}),
+        (fingerprint(chunk_size=32), {"chunk_size"}),
+        (fingerprint(shard="0/2"), {"shard"}),
+        (fingerprint(replace(SLOTS, ssm_dtype=torch.bfloat16)), {"ssm_dtype", "slot_layout"}),
+        (fingerprint(replace(SLOTS, layers=SLOTS.layers[::-1])), {"slot_layout"}),
+        (fingerprint(pages=replace(PAGES, page_size=16)), {"page_size", "page_layout"}),
+        (fingerprint(pages=replace(PAGES, dtype=torch.float16)), {"kv_dtype", "page_layout"}),
+    ],
+    ids=lambda value: ",".join(sorted(value)) if isinstance(value, set) else "",
+)
+def test_a_difference_is_named_with_both_values(other: Mapping[str, str], names: set[str]) -> None:
+    ours = fingerprint()
+    assert {d.name for d in differences(ours, other)} == names
+    with pytest.raises(FingerprintError, match="p0 cannot exchange state") as refused:
+        check(ours, other, "p0")
+    for name in names:
+        assert f"{name}={ours[name]}" in refused.value.expected
+        assert f"{name}={other[name]}" in refused.value.actual
+
+
+def test_a_name_that_one_side_lacks_is_a_difference() -> None:
+    ours = fingerprint()
+    theirs = {name: value for name, value in ours.items() if name != "ssm_dtype"}
+    for left, right in ((ours, theirs), (theirs, ours)):
+        (difference,) = differences(left, right)
+        assert difference.name == "ssm_dtype"
+        assert ABSENT in (difference.ours, difference.theirs)

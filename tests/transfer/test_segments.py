@@ -1,0 +1,99 @@
+"""What is sent covers what is needed exactly once, whatever the layout."""
+
+import itertools
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from transfer.layouts import PAGES, SLOTS, page_layouts, slot_layouts
+
+from baton.engine.memory.layout import Component, PageLayout, SlotLayout
+from baton.transfer.segments import (
+    Kind,
+    Segment,
+    bytes_needed,
+    cut_kv,
+    cut_state,
+    nbytes,
+    pieces,
+)
+
+limits = st.integers(1, 400)
+token_runs = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted)
+
+
+def touched(segments: list[Segment], slots: SlotLayout, pages: PageLayout) -> Counter:
+    """(block, byte) of everything that the segments carry."""
+    return Counter(
+        (piece.block, byte)
+        for segment in segments
+        for piece in pieces(segment, slots, pages)
+        for byte in range(piece.offset, piece.offset + piece.nbytes)
+    )
+
+
+def bytes_of_tokens(component: Component, page_size: int, low: int, high: int) -> range:
+    token = component.nbytes // page_size
+    return range(component.offset + low * token, component.offset + high * token)
+
+
+@given(slot_layouts, limits)
+def test_state_segments_cover_every_component_once_and_no_padding(
+    slots: SlotLayout, limit: int
+) -> None:
+    segments = list(cut_state(slots, limit))
+    wanted = Counter(
+        (0, byte) for c in slots.components for byte in range(c.offset, c.offset + c.nbytes)
+    )
+    assert touched(segments, slots, PAGES) == wanted
+    assert all(0 < nbytes(s, PAGES) <= limit for s in segments)
+
+
+@given(page_layouts, token_runs, limits)
+def test_kv_segments_cover_the_tokens_once_to_the_token(
+    pages: PageLayout, run: list[int], limit: int
+) -> None:
+    start, end = run
+    segments = list(cut_kv(pages, start, end, limit))
+    wanted = Counter(
+        (token // pages.page_size, byte)
+        for token in range(start, end)
+        for c in pages.components
+        for byte in bytes_of_tokens(
+            c, pages.page_size, token % pages.page_size, token % pages.page_size + 1
+        )
+    )
+    assert touched(segments, SLOTS, pages) == wanted
+    assert all(nbytes(s, pages) <= max(limit, pages.token_bytes) for s in segments)
+
+
+@given(page_layouts, st.integers(0, 60), st.lists(st.integers(0, 60), max_size=5), limits)
+def test_chunks_sent_as_they_end_cover_the_prompt_once(
+    pages: PageLayout, tokens: int, cuts: list[int], limit: int
+) -> None:
+    ends = sorted({min(c, tokens) for c in cuts} | {0, tokens})
+    segments = [
+        s for low, high in itertools.pairwise(ends) for s in cut_kv(pages, low, high, limit)
+    ]
+    whole = list(cut_kv(pages, 0, tokens))
+    assert touched(segments, SLOTS, pages) == touched(whole, SLOTS, pages)
+
+
+@given(slot_layouts, page_layouts, token_runs, limits)
+def test_bytes_needed_is_what_the_segments_carry(
+    slots: SlotLayout, pages: PageLayout, run: list[int], limit: int
+) -> None:
+    kv_from, tokens = run
+    segments = [*cut_state(slots, limit), *cut_kv(pages, kv_from, tokens, limit)]
+    assert sum(nbytes(s, pages) for s in segments) == bytes_needed(slots, pages, tokens, kv_from)
+    for segment in segments:
+        carried = sum(piece.nbytes for piece in pieces(segment, slots, pages))
+        assert carried == nbytes(segment, pages)
+
+
+def test_whole_pages_are_one_piece_each_when_nothing_pads_them() -> None:
+    pages = PageLayout(PAGES.layers[:1] * 2, 16, PAGES.dtype)
+    assert all(c.nbytes % 16 == 0 for c in pages.components)
+    (segment,) = cut_kv(pages, 16, 64)
+    assert segment == Segment(Kind.KV, 16, 64)
+    assert [piece.block for piece in pieces(segment, SLOTS, pages)] == [1, 2, 3]

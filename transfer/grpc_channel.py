@@ -1,0 +1,191 @@
+"""State over gRPC: raw bytes, one call a hand-off, applied as it lands, one reply at the end.
+
+The receiver's own thread copies each segment into its pools, so a ticket that is closed is closed:
+nothing can write there any more, and its memory is free at once.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
+
+import grpc
+from grpc import aio
+
+from baton.transfer import frames
+from baton.transfer.channel import OnBytes
+from baton.transfer.errors import (
+    ChannelError,
+    ChecksumError,
+    FrameError,
+    TicketError,
+    TransferError,
+)
+from baton.transfer.grpc_options import DATA_OPTIONS
+from baton.transfer.regions import EngineMemory, Holder
+from baton.transfer.segments import Segment, nbytes
+from baton.transfer.tickets import Claim, Received, TicketTable
+
+SERVICE = "baton.v1.StateChannel"
+METHOD = f"/{SERVICE}/Write"
+T = TypeVar("T")
+
+_CODES: tuple[tuple[type[TransferError], grpc.StatusCode], ...] = (
+    (ChecksumError, grpc.StatusCode.DATA_LOSS),
+    (TicketError, grpc.StatusCode.FAILED_PRECONDITION),
+    (FrameError, grpc.StatusCode.INVALID_ARGUMENT),
+)
+
+
+class GrpcReceiver:
+    """Serves `baton.v1.StateChannel/Write`: puts what arrives where its ticket says."""
+
+    def __init__(self, tickets: TicketTable, memory: EngineMemory, on_bytes: OnBytes) -> None:
+        self._tickets = tickets
+        self._pages = memory.pages
+        self._on_bytes = on_bytes
+
+    def add_to(self, server: aio.Server) -> None:
+        # No serialisers: requests and replies stay the bytes that they are.
+        handler = grpc.stream_stream_rpc_method_handler(self._write)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Write": handler}),)
+        )
+
+    async def _write(
+        self, messages: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]
+    ) -> None:
+        claim: Claim | None = None
+        try:
+            async for message in messages:
+                if claim is None:
+                    opening = frames.decode_opening(message)
+                    self._tickets.admit(opening)
+                    claim = opening
+                else:
+                    self._apply(claim, message)
+            if claim is None:
+                raise FrameError("a Write stream ended before it opened a ticket")
+            await context.write(frames.encode_reply(self._tickets.received(claim)))
+        except TransferError as error:
+            if claim is not None:
+                self._tickets.broken(claim, error)
+            # The reply goes first, and the call ends only when the writer has stopped: a call that
+            # ends in the middle of a write loses its status (grpc.aio puts its own in its place).
+            await context.write(frames.encode_refusal(error))
+            async for _ in messages:
+                pass
+            code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
+            await context.abort(code or grpc.StatusCode.INTERNAL, frames.describe(error))
+
+    def _apply(self, claim: Claim, message: bytes) -> None:
+        segment, payload = frames.decode_segment(message)
+        self._tickets.apply(claim, segment, payload)
+        self._on_bytes(segment.kind, len(payload))
+
+
+class GrpcChannel:
+    """The writer's end. One connection a peer, shared by all its hand-offs."""
+
+    def __init__(
+        self, memory: EngineMemory, *, verify: bool, deadline_s: float, on_bytes: OnBytes
+    ) -> None:
+        """deadline_s: how long one message may wait for the peer to take it."""
+        self._memory = memory
+        self._verify = verify
+        self._deadline_s = deadline_s
+        self._on_bytes = on_bytes
+        self._connections: dict[str, aio.Channel] = {}
+
+    def open(self, address: str, claim: Claim) -> "GrpcWriting":
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = aio.insecure_channel(address, options=DATA_OPTIONS)
+            self._connections[address] = connection
+        return GrpcWriting(
+            connection.stream_stream(METHOD)(),
+            address,
+            claim,
+            self._memory,
+            self._verify,
+            self._deadline_s,
+            self._on_bytes,
+        )
+
+    async def close(self) -> None:
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            await connection.close()
+
+
+class GrpcWriting:
+    """One call of `StateChannel/Write`."""
+
+    def __init__(
+        self,
+        call: aio.StreamStreamCall[bytes, bytes],
+        address: str,
+        claim: Claim,
+        memory: EngineMemory,
+        verify: bool,
+        deadline_s: float,
+        on_bytes: OnBytes,
+    ) -> None:
+        self._call = call
+        self._address = address
+        self._memory = memory
+        self._verify = verify
+        self._deadline_s = deadline_s
+        self._on_bytes = on_bytes
+        self._opening: bytes | None = frames.encode_opening(claim)
+        self._reply = asyncio.ensure_future(call.read())
+
+    async def write(self, segment: Segment, holder: Holder) -> None:
+        """The payload is copied into the message before the first await."""
+        message = frames.encode_segment(segment, self._memory.read(segment, holder), self._verify)
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            await self._send(opening)
+        await self._send(message)
+        self._on_bytes(segment.kind, nbytes(segment, self._memory.pages))
+
+    async def finish(self) -> Received:
+        return await self._within_deadline(self._finish())
+
+    def cancel(self) -> None:
+        self._reply.cancel()
+        self._call.cancel()
+
+    async def _send(self, message: bytes) -> None:
+        if self._reply.done():  # before the end there is nothing but a refusal to reply
+            await self._within_deadline(self._read_reply())
+        await self._within_deadline(self._call.write(message))
+
+    async def _finish(self) -> Received:
+        await self._call.done_writing()
+        return await self._read_reply()
+
+    async def _read_reply(self) -> Received:
+        reply = await self._reply
+        if not isinstance(reply, bytes):
+            raise ChannelError(f"{self._address} ended the transfer without a reply")
+        return frames.decode_reply(reply)
+
+    async def _within_deadline(self, step: Awaitable[T]) -> T:
+        """`step`'s result. Raises what the receiver refused with, or ChannelError; then the call
+        is over."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return await step
+        except TimeoutError:
+            self.cancel()
+            raise ChannelError(
+                f"{self._address} took no bytes for {self._deadline_s:g} s; check the network "
+                "between the two workers"
+            ) from None
+        except (aio.AioRpcError, asyncio.InvalidStateError) as error:
+            self.cancel()
+            why = error.details() if isinstance(error, aio.AioRpcError) else str(error)
+            raise ChannelError(f"the connection to {self._address} broke: {why}") from error
+        except TransferError:
+            self.cancel()
+            raise

@@ -1,0 +1,20 @@
+"""How every gRPC connection between workers is set up."""
+
+OPTIONS: tuple[tuple[str, int], ...] = (
+    # A peer that comes back is found again in a second, not in gRPC's default two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_http_proxy", 0),
+    # Prompts and their logprobs travel in one message.
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+)
+
+DATA_OPTIONS: tuple[tuple[str, int], ...] = (
+    *OPTIONS,
+    # A connection of its own: a gigabyte of state must not queue in front of tokens.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.http2.write_buffer_size", 8 << 20),
+    ("grpc.http2.lookahead_bytes", 16 << 20),
+)

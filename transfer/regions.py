@@ -1,0 +1,94 @@
+"""The memory of one engine's pools, as a channel reads and writes it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.state_pool import StatePool
+from baton.transfer.segments import Kind, Piece, Segment, pieces
+
+
+class Region(Protocol):
+    """One pool's storage: [blocks, block_bytes] uint8."""
+
+    def read(self, block: int, offset: int, nbytes: int) -> memoryview:
+        """Bytes of one block. May alias the pool: use it before anything can write there."""
+        ...
+
+    def write(self, block: int, offset: int, payload: memoryview) -> None: ...
+
+
+class HostRegion:
+    """A pool in the CPU's memory: no copy but the one that moves the bytes."""
+
+    def __init__(self, storage: Tensor) -> None:
+        self._block_bytes = storage.shape[1]
+        self._bytes = storage.view(-1).numpy().data
+
+    def read(self, block: int, offset: int, nbytes: int) -> memoryview:
+        start = block * self._block_bytes + offset
+        return self._bytes[start : start + nbytes]
+
+    def write(self, block: int, offset: int, payload: memoryview) -> None:
+        start = block * self._block_bytes + offset
+        self._bytes[start : start + len(payload)] = payload
+
+
+class DeviceRegion:
+    """A pool in an accelerator's memory: every piece goes through host memory."""
+
+    def __init__(self, storage: Tensor) -> None:
+        self._storage = storage
+
+    def read(self, block: int, offset: int, nbytes: int) -> memoryview:
+        return self._storage[block, offset : offset + nbytes].cpu().numpy().data
+
+    def write(self, block: int, offset: int, payload: memoryview) -> None:
+        # frombuffer wants memory that it could write; copying out of the message gives it that.
+        host = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        self._storage[block, offset : offset + len(payload)].copy_(host)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One request's memory in a pool: what binds a segment's blocks to ids."""
+
+    slot: int
+    pages: tuple[int, ...]
+
+
+class EngineMemory:
+    """Both pools of one engine."""
+
+    def __init__(self, states: StatePool, pages: PagePool) -> None:
+        self.slots = states.layout
+        self.pages = pages.layout
+        self._states = _region(states.storage)
+        self._kv = _region(pages.storage)
+
+    def read(self, segment: Segment, holder: Holder) -> list[memoryview]:
+        """The segment's bytes, in the order in which they travel."""
+        region, bound = self._bind(segment, holder)
+        return [region.read(block, piece.offset, piece.nbytes) for block, piece in bound]
+
+    def write(self, segment: Segment, holder: Holder, payload: memoryview) -> None:
+        """Put `payload`, as `read` gave it on the other side, where it belongs here."""
+        region, bound = self._bind(segment, holder)
+        at = 0
+        for block, piece in bound:
+            region.write(block, piece.offset, payload[at : at + piece.nbytes])
+            at += piece.nbytes
+
+    def _bind(self, segment: Segment, holder: Holder) -> tuple[Region, Sequence[tuple[int, Piece]]]:
+        found = pieces(segment, self.slots, self.pages)
+        if segment.kind is Kind.STATE:
+            return self._states, [(holder.slot, piece) for piece in found]
+        return self._kv, [(holder.pages[piece.block], piece) for piece in found]
+
+
+def _region(storage: Tensor) -> Region:
+    return HostRegion(storage) if storage.device.type == "cpu" else DeviceRegion(storage)

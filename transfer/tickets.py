@@ -1,0 +1,237 @@
+"""The right to write one request's state into this engine, and the fence round it.
+
+A generation fences activation on every channel. Where the receiver applies the bytes itself (the
+gRPC and local channels) it fences the bytes too: the check and the copy are one step, under the
+ticket's lock, so memory is free to reuse the moment that `close` returns.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baton.transfer.coverage import Coverage
+from baton.transfer.errors import FrameError, TicketError, TransferError
+from baton.transfer.regions import EngineMemory, Holder
+from baton.transfer.segments import Kind, Segment, nbytes
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a writer shows before its first byte: its ticket, and what it computed."""
+
+    ticket_id: int
+    generation: int
+    prompt_hash: int
+    sampling_hash: int
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Made by `TicketTable.grant`, unchanged after. The prefill sends `tokens` tokens' KV from
+    `kv_from` on, and the whole state."""
+
+    ticket_id: int
+    generation: int
+    request_id: str
+    attempt: int
+    holder: Holder
+    tokens: int
+    kv_from: int
+    prompt_hash: int
+    sampling_hash: int
+
+    @property
+    def claim(self) -> Claim:
+        """What its writer must show."""
+        return Claim(self.ticket_id, self.generation, self.prompt_hash, self.sampling_hash)
+
+
+@dataclass(frozen=True)
+class Received:
+    """What has arrived under a ticket."""
+
+    segments: int
+    bytes_state: int
+    bytes_kv: int
+
+
+OnReceived = Callable[[Ticket], None]
+"""Called after each segment, on the thread that applied it."""
+
+OnBroken = Callable[[Ticket, TransferError], None]
+"""Called when what came under the ticket cannot be used, on the thread that found it."""
+
+
+@dataclass
+class _Entry:
+    ticket: Ticket
+    on_received: OnReceived
+    on_broken: OnBroken
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    open: bool = True
+    segments: int = 0
+    state: Coverage = field(default_factory=Coverage)  # dense bytes
+    kv: Coverage = field(default_factory=Coverage)  # tokens
+
+    def coverage(self, kind: Kind) -> Coverage:
+        return self.state if kind is Kind.STATE else self.kv
+
+
+class TicketTable:
+    """Every ticket that is open. Thread-safe: any thread may apply bytes or close a ticket."""
+
+    def __init__(self, memory: EngineMemory, first_generation: int) -> None:
+        """first_generation: above any that this worker's earlier incarnations gave out."""
+        self._memory = memory
+        self._generation = first_generation
+        self._lock = threading.Lock()
+        self._entries: dict[int, _Entry] = {}
+        self._unused: list[int] = []
+
+    def grant(
+        self,
+        request_id: str,
+        attempt: int,
+        holder: Holder,
+        tokens: int,
+        *,
+        prompt_hash: int,
+        sampling_hash: int,
+        on_received: OnReceived,
+        on_broken: OnBroken,
+        kv_from: int = 0,
+    ) -> Ticket:
+        """Open a ticket to write into `holder`. Ids are used again, generations never."""
+        with self._lock:
+            self._generation += 1
+            ticket_id = self._unused.pop() if self._unused else len(self._entries) + 1
+            ticket = Ticket(
+                ticket_id,
+                self._generation,
+                request_id,
+                attempt,
+                holder,
+                tokens,
+                kv_from,
+                prompt_hash,
+                sampling_hash,
+            )
+            self._entries[ticket_id] = _Entry(ticket, on_received, on_broken)
+        return ticket
+
+    def admit(self, claim: Claim) -> None:
+        """A writer shows its claim before its first byte. Raises TicketError."""
+        ticket = self._entry(claim).ticket
+        if claim != ticket.claim:
+            raise TicketError(
+                f"ticket {claim.ticket_id} was granted for another prompt or other sampling "
+                "parameters",
+                expected=_hashes(ticket.claim),
+                actual=_hashes(claim),
+            )
+
+    def apply(self, claim: Claim, segment: Segment, payload: memoryview) -> None:
+        """Check and copy as one step. Raises TicketError or FrameError, with no byte written."""
+        entry = self._entry(claim)
+        with entry.lock:
+            if not entry.open:
+                raise _closed(claim)
+            self._check(entry, segment, payload)
+            self._memory.write(segment, entry.ticket.holder, payload)
+            entry.coverage(segment.kind).add(segment.start, segment.end)
+            entry.segments += 1
+        entry.on_received(entry.ticket)
+
+    def received(self, claim: Claim) -> Received:
+        """What has arrived so far. Raises TicketError once the ticket is closed."""
+        entry = self._entry(claim)
+        with entry.lock:
+            kv_bytes = entry.kv.total * self._memory.pages.token_bytes
+            return Received(entry.segments, entry.state.total, kv_bytes)
+
+    def complete(self, ticket: Ticket) -> bool:
+        """Whether every byte of the state, and of the KV from `kv_from` on, is here.
+
+        Raises TicketError once the ticket is closed.
+        """
+        entry = self._entry(ticket.claim)
+        with entry.lock:
+            state = entry.state.covers(0, self._memory.slots.state_bytes)
+            has_kv = self._memory.pages.token_bytes > 0
+            return state and (not has_kv or entry.kv.covers(ticket.kv_from, ticket.tokens))
+
+    def broken(self, claim: Claim, error: TransferError) -> None:
+        """Tell the ticket's owner that its bytes cannot be used. Nothing if it is closed."""
+        with self._lock:
+            entry = self._entries.get(claim.ticket_id)
+        if entry is not None and entry.ticket.claim == claim:
+            entry.on_broken(entry.ticket, error)
+
+    def close(self, ticket: Ticket) -> bool:
+        """No byte is written under this ticket from here on: activated, cancelled or expired.
+
+        Waits for a copy that is under way. False if it was closed already.
+        """
+        with self._lock:
+            entry = self._entries.get(ticket.ticket_id)
+            if entry is None or entry.ticket.generation != ticket.generation:
+                return False
+            del self._entries[ticket.ticket_id]
+            self._unused.append(ticket.ticket_id)
+        with entry.lock:
+            entry.open = False
+        return True
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _entry(self, claim: Claim) -> _Entry:
+        with self._lock:
+            entry = self._entries.get(claim.ticket_id)
+        if entry is None:
+            raise _closed(claim)
+        if entry.ticket.generation != claim.generation:
+            raise TicketError(
+                f"ticket {claim.ticket_id} is of another generation: the one that this write "
+                "belongs to is over",
+                expected=str(entry.ticket.generation),
+                actual=str(claim.generation),
+            )
+        return entry
+
+    def _check(self, entry: _Entry, segment: Segment, payload: memoryview) -> None:
+        """Inside the ticket, of the right size, and overlapping nothing that came before."""
+        ticket = entry.ticket
+        low, high = 0, self._memory.slots.state_bytes
+        if segment.kind is Kind.KV:
+            low, high = ticket.kv_from, ticket.tokens
+        if not low <= segment.start < segment.end <= high:
+            raise FrameError(
+                f"{segment} lies outside ticket {ticket.ticket_id}",
+                expected=f"within [{low}, {high})",
+                actual=str(segment),
+            )
+        size = nbytes(segment, self._memory.pages)
+        if len(payload) != size:
+            raise FrameError(
+                f"{segment} has {len(payload)} bytes", expected=str(size), actual=str(len(payload))
+            )
+        there = entry.coverage(segment.kind).overlap(segment.start, segment.end)
+        if there is not None:
+            raise FrameError(
+                f"{segment} overlaps [{there[0]}, {there[1]}), which is here already",
+                expected="each byte once",
+                actual=str(segment),
+            )
+
+
+def _closed(claim: Claim) -> TicketError:
+    return TicketError(
+        f"ticket {claim.ticket_id} is not open: it was activated, cancelled or expired",
+        expected="an open ticket",
+        actual=f"ticket {claim.ticket_id}, generation {claim.generation}",
+    )
+
+
+def _hashes(claim: Claim) -> str:
+    return f"prompt {claim.prompt_hash:016x}, sampling {claim.sampling_hash:016x}"
