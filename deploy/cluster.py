@@ -8,20 +8,28 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from baton.decode.actor import DecodeActor
 from baton.deploy import ray_start
 from baton.deploy.actors import Actor, WorkerActor
 from baton.deploy.cluster_config import ClusterConfig
 from baton.deploy.errors import StartError
+from baton.deploy.host import ReportingServed
 from baton.deploy.progress import Silent, StartProgress
-from baton.deploy.roles import ACTORS, Wiring, router_config
 from baton.deploy.router_client import RouterClient
 from baton.deploy.start_watch import wait_for_all
+from baton.deploy.wiring import Wiring
+from baton.prefill.actor import PrefillActor
 from baton.router.actor import RouterActor
+from baton.worker.config import Role
 from baton.worker.started import Started
 
 _READY_S = 30.0  # for the router to hear of all workers, once they serve
 _STOP_MARGIN_S = 10.0
 _ROUTER = "router"
+_KINDS: dict[Role, type[ReportingServed]] = {
+    Role.PREFILL: PrefillActor,
+    Role.DECODE: DecodeActor,
+}
 
 
 class Cluster:
@@ -96,12 +104,11 @@ class Cluster:
 
     def _make_actors(self) -> None:
         """All at once: the router's addresses are settled, so nobody waits for anybody."""
-        config, wiring = self.config, self._wiring
-        self._actors.append(Actor(_ROUTER, RouterActor, router_config(config, wiring), cpus=1))
-        for worker_id in config.worker_ids:
-            kind = ACTORS[worker_id.partition("-")[0]]
-            options = wiring.worker_config(config, worker_id)
-            self._actors.append(WorkerActor(worker_id, kind, options, wiring.threads))
+        wiring = self._wiring
+        self._actors.append(Actor(_ROUTER, RouterActor, wiring.router(), cpus=1))
+        for worker_id, role in self.config.worker_ids.items():
+            options = wiring.worker(worker_id, role)
+            self._actors.append(WorkerActor(worker_id, _KINDS[role], options, wiring.threads))
 
     def _wait_until_ready(self) -> None:
         until = time.monotonic() + _READY_S

@@ -18,11 +18,6 @@ class Mixer(StrEnum):
     MAMBA2 = "mamba2"
 
 
-class FeedForward(StrEnum):
-    MLP = "mlp"
-    MOE = "moe"
-
-
 @dataclass(frozen=True)
 class ModelConfig:
     """Read from a Hugging Face folder by `baton.engine.models.families`; family-specific numbers

@@ -250,7 +250,7 @@ async def test_a_rank_that_answers_as_another_start_is_not_used(tmp_path: Path) 
         await cluster.add(FakeWorker("p0"), rank)
         rank.incarnation = 2  # the process at that address was replaced
         rank.hang_up()
-        await cluster.until(lambda workers: not workers["d0"]["ready"])
+        await within(rank.hellos.get())  # the router has come back to it
         error = await failure(cluster.generate([11]))
         assert error.code == common_pb2.UNAVAILABLE and "no decode worker is ready" in error.message
 
