@@ -143,6 +143,7 @@ class Disaggregated(RuleBasedStateMachine):
             status = engine.status()
             assert status.slots[Owner.LIVE] == status.pages[Owner.LIVE] == 0
             assert status.slots[Owner.TICKET] == status.pages[Owner.TICKET] == 0
+            assert engine.flush_cache()
             assert engine.states.ids.available_to_channels == engine.states.ids.size - 1
 
     def hear(self, engine: Engine, event: Event) -> None:

@@ -41,6 +41,7 @@ def load(folder: Path, pages: int | None = None, **options: int) -> Engine:
         tickets=8,
         held_fraction=1.0,
         memory_bytes=1 << 30,
+        cached_snapshots=4,
     )
     engine = Engine.load(replace(config, **options))
     if pages is None:
@@ -73,9 +74,7 @@ def test_so_do_requests_that_are_preempted(
         engine.submit(RequestSpec(str(number), prompt, greedy(STEPS)))
     waiting: list[int] = [engine.status().waiting]
     events = run(engine, lambda _: waiting.append(engine.status().waiting))
-    assert any(a < b for a, b in pairwise(waiting)), (
-        "the pool was to be too small"
-    )
+    assert any(a < b for a, b in pairwise(waiting)), "the pool was to be too small"
     got = [tokens_of(events, str(number)) for number in range(len(prompts))]
     assert got == oracle.greedy(folder, prompts, STEPS)
 

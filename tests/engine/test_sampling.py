@@ -105,9 +105,9 @@ def test_a_launch_reads_nothing_back(plain: bool) -> None:
     history = ((), ()) if plain else ((1, 2, 3), (4, 4))
     draw = Draw(2, sampling, () if plain else (1, 5), *history)
     rows = (
-        Row(1, 9, (4,), 1, 1, (1, 2), True, draw, None),
-        Row(2, 0, tuple(range(12)), 0, 2, (3, 4), True, draw, Scores(0, tuple(range(12)), 2)),
-        Row(3, 8, (1, 2), 3, 3, (5, 6), False, None, None),
+        Row(1, 1, 9, (4,), 1, 1, (1, 2), True, draw, None),
+        Row(2, 1, 0, tuple(range(12)), 0, 2, (3, 4), True, draw, Scores(0, tuple(range(12)), 2)),
+        Row(3, 1, 8, (1, 2), 3, 3, (5, 6), False, None, None),
     )
     engine = make_engine()
     runner = ModelRunner(Wave(), engine.states, engine.pages)
