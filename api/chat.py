@@ -34,9 +34,13 @@ class ChatEndpoint:
             add_generation_prompt=body.add_generation_prompt,
             variables=body.chat_template_kwargs,
         )
-        if body.answer_tokens is not None:
-            _sampling(body, body.answer_tokens)  # its own range, before the context's
-        room = room_for_answer(prompt_ids, body.answer_tokens, model, param="messages")
+        room = room_for_answer(
+            prompt_ids,
+            body.answer_tokens,
+            model,
+            param="messages",
+            limit_param=body.answer_tokens_field,
+        )
         requests = make_requests(
             prompt_ids, _sampling(body, room), body.choices, labels_of(request, body)
         )

@@ -79,6 +79,11 @@ class ChatBody(SamplingBody):
             return self.max_completion_tokens
         return self.max_tokens
 
+    @property
+    def answer_tokens_field(self) -> str:
+        """Which of the two spellings set the bound."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
     def template_messages(self) -> list[dict[str, Any]]:
         """As templates read them; fields that were left out stay out."""
         return [message.model_dump(exclude_unset=True) for message in self.messages]

@@ -87,11 +87,17 @@ class TextService:
 
 
 def room_for_answer(
-    prompt_ids: Sequence[int], max_tokens: int | None, model: ModelInfo, param: str = "prompt"
+    prompt_ids: Sequence[int],
+    max_tokens: int | None,
+    model: ModelInfo,
+    *,
+    param: str = "prompt",
+    limit_param: str = "max_tokens",
 ) -> int:
     """How many tokens the answer may have; an error where prompt and answer cannot fit.
 
-    `max_tokens` None asks for all that the context leaves.
+    `max_tokens` None asks for all that the context leaves. The error names `param` where the prompt
+    is at fault, else `limit_param`.
     """
     length, context = len(prompt_ids), model.max_model_len
     if not length:
@@ -106,9 +112,9 @@ def room_for_answer(
     wanted = 1 if max_tokens is None else max_tokens
     if length + wanted > context:
         raise invalid(
-            param if length + 1 > context else "max_tokens",
+            param if length + 1 > context else limit_param,
             f"the prompt has {length} tokens and the answer may have {wanted}, but this model's "
-            f"context is {context}; shorten the prompt or lower max_tokens",
+            f"context is {context}; shorten the prompt or lower {limit_param}",
             expected=f"at most {context} tokens",
             actual=length + wanted,
         )

@@ -30,7 +30,7 @@ from baton.deploy.options import cluster_options, config_from
 from baton.deploy.preflight import check_model
 from baton.engine.models.families import read_config
 
-MOVED = "baton_transfer_bytes_total"
+MOVED = "baton_bytes_moved_total"
 
 
 @click.command("serve")

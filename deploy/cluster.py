@@ -8,20 +8,28 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from baton.decode.actor import DecodeActor
 from baton.deploy import ray_start
 from baton.deploy.actors import Actor, WorkerActor
 from baton.deploy.cluster_config import ClusterConfig
 from baton.deploy.errors import StartError
+from baton.deploy.host import ReportingServed
 from baton.deploy.progress import Silent, StartProgress
-from baton.deploy.roles import ACTORS, Wiring, router_config
 from baton.deploy.router_client import RouterClient
 from baton.deploy.start_watch import wait_for_all
+from baton.deploy.wiring import Wiring
+from baton.prefill.actor import PrefillActor
 from baton.router.actor import RouterActor
+from baton.worker.config import Role
 from baton.worker.started import Started
 
 _READY_S = 30.0  # for the router to hear of all workers, once they serve
-_STOP_MARGIN_S = 10.0
+_STOP_MARGIN_S = 5.0
 _ROUTER = "router"
+_KINDS: dict[Role, type[ReportingServed]] = {
+    Role.PREFILL: PrefillActor,
+    Role.DECODE: DecodeActor,
+}
 
 
 class Cluster:
@@ -61,10 +69,15 @@ class Cluster:
         with self._timed("registration"):
             self._wait_until_ready()
 
-    def down(self, drain_s: float) -> None:
-        """Turn new requests away, let those under way end for `drain_s`, then end everything."""
+    def down(self, drain_s: float | None) -> None:
+        """Turn new requests away, let those under way end for `drain_s`, then end everything.
+        None: end everything now."""
         try:
-            self._stop_all(drain_s)
+            if drain_s is not None:
+                self._drain(drain_s)
+            for actor in self._actors:
+                actor.end()
+            self._actors.clear()
         finally:
             ray_start.leave()
 
@@ -81,14 +94,14 @@ class Cluster:
         try:
             self.up()
         except BaseException:  # Ctrl-C too: no process may stay behind
-            self.down(drain_s=0.0)
+            self.down(drain_s=None)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, err: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self.down(self.config.drain_s if kind is None else 0.0)
+        self.down(self.config.drain_s if kind is None else None)
 
     def _ray_config(self) -> ray_start.RayConfig:
         cpus = 1 + self._wiring.threads * len(self.config.worker_ids)
@@ -96,12 +109,11 @@ class Cluster:
 
     def _make_actors(self) -> None:
         """All at once: the router's addresses are settled, so nobody waits for anybody."""
-        config, wiring = self.config, self._wiring
-        self._actors.append(Actor(_ROUTER, RouterActor, router_config(config, wiring), cpus=1))
-        for worker_id in config.worker_ids:
-            kind = ACTORS[worker_id.partition("-")[0]]
-            options = wiring.worker_config(config, worker_id)
-            self._actors.append(WorkerActor(worker_id, kind, options, wiring.threads))
+        wiring = self._wiring
+        self._actors.append(Actor(_ROUTER, RouterActor, wiring.router(), cpus=1))
+        for worker_id, role in self.config.worker_ids.items():
+            options = wiring.worker(worker_id, role)
+            self._actors.append(WorkerActor(worker_id, _KINDS[role], options, wiring.threads))
 
     def _wait_until_ready(self) -> None:
         until = time.monotonic() + _READY_S
@@ -118,15 +130,12 @@ class Cluster:
                 )
             time.sleep(0.05)
 
-    def _stop_all(self, drain_s: float) -> None:
+    def _drain(self, drain_s: float) -> None:
         """The router first, so that requests end while their workers still serve."""
         for actors in (self._actors[:1], self._actors[1:]):
-            calls = [actor.stop(drain_s) for actor in actors]
-            for call in calls:
-                call.ready(drain_s + _STOP_MARGIN_S)
-        for actor in self._actors:
-            actor.end()
-        self._actors.clear()
+            until = time.monotonic() + drain_s + _STOP_MARGIN_S
+            for call in [actor.stop(drain_s) for actor in actors]:
+                call.ready(max(0.0, until - time.monotonic()))
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

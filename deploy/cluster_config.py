@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig
+from baton.worker.config import Role
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,6 @@ class ClusterConfig:
                 raise StartError(f"{option} is {count}; a cluster needs at least one of each role")
 
     @property
-    def worker_ids(self) -> list[str]:
-        return [f"prefill-{i}" for i in range(self.prefill)] + [
-            f"decode-{i}" for i in range(self.decode)
-        ]
+    def worker_ids(self) -> dict[str, Role]:
+        roles = {Role.PREFILL: self.prefill, Role.DECODE: self.decode}
+        return {f"{role}-{i}": role for role, count in roles.items() for i in range(count)}

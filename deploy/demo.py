@@ -8,7 +8,7 @@ lost anything shows as a wrong answer.
 import random
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -22,7 +22,7 @@ from baton.deploy.errors import DeployError
 from baton.deploy.preflight import check_model
 from baton.deploy.progress import shown
 from baton.deploy.status_table import render
-from baton.deploy.stop_signal import StopWanted, stop_on_signals
+from baton.deploy.stop_signal import stop_on_signals
 from baton.deploy.timings_line import first_token, second_token
 from baton.engine.config import EngineConfig
 from recall.language import END
@@ -46,7 +46,7 @@ def demo(model: Path, seed: int | None) -> None:
     config = ClusterConfig(EngineConfig(model, max_running=MAX_RUNNING), prefill=1, decode=2)
     check_model(config.engine)
     console.print(f"[bold]1 prefill + 2 decode workers and a router[/]  (questions: seed {seed})")
-    with suppress(StopWanted), stop_on_signals(), ExitStack() as stack:
+    with stop_on_signals(), ExitStack() as stack:
         with shown(console) as progress:
             cluster = stack.enter_context(Cluster(config, progress))
         up = time.monotonic() - began
@@ -104,6 +104,8 @@ def main() -> None:
     except DeployError as err:
         click.echo(f"demo: {err}", err=True)
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

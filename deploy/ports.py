@@ -30,6 +30,7 @@ def _bind(held: ExitStack, host: str, option: str, port: int) -> int:
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         probe.bind(address[4])
+        probe.listen()  # or SO_REUSEADDR would let another option have it too
     except OSError as err:
         raise StartError(
             f"{option} {port} on {host} cannot be used ({err.strerror}); "

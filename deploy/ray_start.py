@@ -6,6 +6,7 @@ through it.
 
 import logging
 import os
+import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ class RayConfig:
 
 
 def connect(config: RayConfig) -> None:
-    """Start or join Ray. Raises StartError."""
+    """Start or join Ray, from the main thread. Raises StartError."""
     if ray.is_initialized():
         raise StartError("this process runs a cluster already; stop it first")
     # Ray offers no other way to say that it must not report usage to its makers.
@@ -32,17 +33,20 @@ def connect(config: RayConfig) -> None:
     options: dict[str, Any] = {"namespace": NAMESPACE, "logging_level": logging.ERROR}
     if config.address is None:
         options |= {
+            "address": "local",  # or RAY_ADDRESS would choose
             "num_cpus": config.cpus,
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES,
         }
     else:
         options["address"] = config.address
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(log_to_driver=False, **options)
     except (ConnectionError, ValueError, RuntimeError, OSError) as err:
         where = config.address or "on this machine"
         raise StartError(f"Ray {where} does not start or answer: {err}") from err
+    signal.signal(signal.SIGTERM, on_sigterm)  # Ray put one of its own there
 
 
 def leave() -> None:

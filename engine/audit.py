@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable
 
+from baton.engine.batch import Batch
 from baton.engine.errors import InvariantError
 from baton.engine.memory.id_pool import IdPool
 from baton.engine.memory.owners import Owner
+from baton.engine.prefix_cache import PrefixCache
 from baton.engine.request import Request, Reservation
 
 
@@ -15,24 +17,38 @@ def audit(
     page_size: int,
     requests: Iterable[Request],
     reservations: Iterable[Reservation],
+    cache: PrefixCache,
+    in_flight: Iterable[Batch],
 ) -> list[str]:
-    """What is wrong: every slot and page must be free or owned exactly once, and what is live or
-    reserved must be what these requests and reservations say. [] when all is well."""
+    """What is wrong: every slot and page must be free or owned exactly once, and what is live,
+    reserved, cached or tracked must be what these requests, reservations, cache and steps say.
+    [] when all is well."""
     findings: list[str] = []
-    for pool in (slots, pages):
+    requests, reservations = list(requests), list(reservations)
+    for books in (slots, pages, cache):
         try:
-            pool.check()
+            books.check()
         except InvariantError as error:
             findings.append(str(error))
-    requests, reservations = list(requests), list(reservations)
     live_slots = [r.slot for r in requests if r.slot]
-    live_pages = [page for r in requests for page in r.pages]
+    live_pages = [page for r in requests for page in r.owned]
     ticket_pages = [page for r in reservations for page in r.pages]
     findings += _compare(slots, Owner.LIVE, live_slots)
     findings += _compare(pages, Owner.LIVE, live_pages)
     findings += _compare(slots, Owner.TICKET, [r.slot for r in reservations])
     findings += _compare(pages, Owner.TICKET, ticket_pages)
+    cached_pages, cached_slots = cache.owned()
+    findings += _compare(slots, Owner.CACHE, cached_slots)
+    findings += _compare(pages, Owner.CACHE, cached_pages)
+    tracked = [t.slot for batch in in_flight for row in batch.rows for t in row.tracked]
+    findings += _compare(slots, Owner.TRACK, tracked)
+    findings += cache.lock_findings(
+        [r.node for r in requests if r.node is not None],
+        [r.resumes_from for r in requests if r.resumes_from is not None],
+    )
     for request in requests:
+        if not request.owned <= set(request.pages):
+            findings.append(f"request {request.request_id} owns pages that are not among its pages")
         if request.computed > len(request.pages) * page_size:
             findings.append(
                 f"request {request.request_id} has computed {request.computed} tokens but owns "

@@ -39,18 +39,33 @@ class Scores(NamedTuple):
         return max(self.start, 1) - 1
 
 
+class Tracked(NamedTuple):
+    """A snapshot that a step writes: the row's state after `depth` tokens."""
+
+    depth: int  # absolute tokens
+    slot: int  # state slot, owner TRACK, bound to this step alone
+    hopeful: bool  # the first to be evicted from the cache
+
+
 class Row(NamedTuple):
     """One request's part of a step: tokens [start, start + len(tokens))."""
 
     serial: int  # the request's
+    admission: int  # which of the request's admissions planned it: preemption makes another
     start: int  # tokens computed before this step
     tokens: tuple[int, ...]
-    read_slot: int  # state slot; 0 where start is 0: there is no initial state
+    read_slot: int  # state slot; 0 where start is 0; a snapshot's in the first row after a hit
     write_slot: int  # state slot
     pages: tuple[int, ...]  # cover at least `end` tokens
     reaches_target: bool  # everything that was to be computed is, with this row
     draw: Draw | None
     scores: Scores | None
+    tracked: tuple[Tracked, ...] = ()
+
+    @property
+    def resumes(self) -> bool:
+        """It reads a cached snapshot: copy on write without the copy."""
+        return self.read_slot not in (0, self.write_slot)
 
     @property
     def end(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from baton.engine.grids import Strategy
 from baton.engine.memory.layout import AttentionShape, RecurrentShape
 
 
@@ -15,11 +16,6 @@ class Mixer(StrEnum):
 
     ATTENTION = "attention"
     MAMBA2 = "mamba2"
-
-
-class FeedForward(StrEnum):
-    MLP = "mlp"
-    MOE = "moe"
 
 
 @dataclass(frozen=True)
@@ -69,3 +65,8 @@ class EngineConfig:
     tickets: int = 0  # hand-offs that may be under way into this engine
     held_fraction: float = 0.5  # of the pool that waiting hand-offs may hold
     threads: int | None = None  # compute threads; None: torch's
+    prefix_caching: bool = True
+    mamba_scheduler_strategy: Strategy = Strategy.AUTO
+    mamba_track_interval: int = 256  # tokens between the snapshots of a decoding row, at least
+    snapshots_per_prefill: int = 4  # most snapshots that one chunk of a prompt takes
+    cached_snapshots: int | None = None  # slots for the prefix cache; None: by the budget

@@ -1,14 +1,17 @@
 """One replica's engine: requests in, events out. Usable alone, in process."""
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 import torch
 
 from baton.engine.audit import audit
 from baton.engine.batch import Batch
 from baton.engine.config import EngineConfig
+from baton.engine.counters import Counters
 from baton.engine.errors import RequestError
 from baton.engine.events import Event, FinishReason
+from baton.engine.grids import Grids
 from baton.engine.intake import Intake
 from baton.engine.memory.available import available_memory
 from baton.engine.memory.page_pool import PagePool
@@ -27,6 +30,7 @@ from baton.engine.sampling_params import SamplingParams
 from baton.engine.scheduler import Scheduler
 from baton.engine.status import EngineStatus
 from baton.engine.stop_checker import Stop
+from baton.engine.tracker import Tracker
 from baton.text.tokenizer import Tokenizer
 
 
@@ -42,18 +46,23 @@ class Engine:
         device = torch.device(config.device)
         self.config = config
         self.model_config = model.config
-        free = available_memory(device) + model.weight_bytes
-        self.plan = MemoryPlan(config, model.config, model.weight_bytes, free)
+        weights = model.weight_bytes
+        free = available_memory(device) if config.memory_bytes is None else 0
+        self.plan = MemoryPlan(config, model.config, weights, free + weights)
         self.states = StatePool(self.plan.slot_layout, self.plan.slots, device)
         self.pages = PagePool(self.plan.page_layout, self.plan.pages, device)
+        self.counters = Counters()
         self._runner = ModelRunner(model, self.states, self.pages)
-        self._memory = RequestMemory(self.states, self.pages)
+        self._memory = RequestMemory(self.states, self.pages, config.prefix_caching, self.counters)
+        chunk = model.config.mamba_chunk_size if model.config.recurrent else config.page_size
+        grids = Grids(chunk, config.page_size, config.mamba_track_interval)
+        tracker = Tracker(self._memory, grids, config.snapshots_per_prefill, on=self.plan.tracks)
         self._scheduler = Scheduler(
             self._memory,
-            RowPlanner(model.config.vocab_size),
+            RowPlanner(model.config.vocab_size, tracker),
             max_running=config.max_running,
             chunked_prefill_size=config.chunked_prefill_size,
-            grid=model.config.mamba_chunk_size,
+            grid=grids.checkpoint,
             held_fraction=config.held_fraction,
         )
         eos = frozenset(model.config.eos_token_ids)
@@ -62,7 +71,12 @@ class Engine:
         self._intake = Intake(model.config.vocab_size, self.plan.max_model_len, eos, tokenizer)
         self._requests = RequestTable()
         self._reservations: dict[str, Reservation] = {}  # by request id
-        self._results = ResultProcessor(self._scheduler, self._requests)
+        self._results = ResultProcessor(
+            self._scheduler,
+            self._requests,
+            self._memory,
+            donates_live=config.prefix_caching and not self.plan.tracks,
+        )
         self._outbox: list[Event] = []
         self._planned: Batch | None = None
         self._last_serial = 0
@@ -110,7 +124,10 @@ class Engine:
     def plan_step(self) -> list[Event]:
         """Decide the next step; reports what happened since the last and what was scheduled."""
         if self._planned is None:
+            began = perf_counter()
             self._planned = self._scheduler.plan(self._outbox)
+            self.counters.schedule_seconds += perf_counter() - began
+            self.counters.steps += self._planned is not None
         return self._report()
 
     def run_step(self) -> list[Event]:
@@ -131,6 +148,7 @@ class Engine:
         if batch is None:
             raise error
         for row in batch.rows:
+            self._memory.drop(row.tracked)
             request = self._requests.at(row.serial)
             if request is not None:
                 reason = f"the step failed: {type(error).__name__}: {error}"
@@ -219,7 +237,14 @@ class Engine:
             self.config.page_size,
             self._requests,
             self._reservations.values(),
+            self._memory.cache,
+            [self._planned] if self._planned is not None else [],
         )
+
+    def flush_cache(self) -> bool:
+        """Empty the prefix cache, but for what requests are using; whether nothing was."""
+        self._memory.flush()
+        return not self._memory.cache.nodes
 
     def generate(
         self,

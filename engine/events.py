@@ -29,6 +29,7 @@ class Scheduled:
     """The request's first chunk has been planned. The hand-off asks for its destination now."""
 
     request_id: str
+    cached_tokens: int = 0  # prompt tokens that need not be computed
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from baton.kernels.chunks import SnapshotPlan
+
 
 @dataclass(frozen=True)
 class HostLengths:
@@ -36,6 +38,8 @@ class ForwardBatch:
     logit_tokens: Tensor  # [L], flat token indices whose logits are wanted
     decode_rows: int
     host: HostLengths
+    snapshots: SnapshotPlan | None = None  # of prefill rows, which count from 0 here
+    track: tuple[Tensor, Tensor] | None = None  # live and track slots of decode rows, [n] each
 
     @property
     def rows(self) -> int:

@@ -2,9 +2,12 @@
 
 from itertools import accumulate, chain, repeat
 
+from torch import Tensor
+
 from baton.engine.batch import Batch, Row
 from baton.engine.forward_batch import ForwardBatch, HostLengths
 from baton.engine.host_pack import DevicePack, HostPack
+from baton.kernels.chunks import SnapshotPlan
 
 
 def pack_forward(batch: Batch, page_size: int, pack: HostPack) -> HostLengths:
@@ -25,6 +28,9 @@ def pack_forward(batch: Batch, page_size: int, pack: HostPack) -> HostLengths:
     pack.ints("has_initial", host.has_initial)
     _pack_pages(batch, page_size, pack)
     pack.ints("logit_tokens", _logit_tokens(batch, host.cu_seqlens))
+    decoding = [(row.write_slot, t.slot) for row in rows[: batch.decode_rows] for t in row.tracked]
+    pack.ints("track_from", [live for live, _ in decoding])
+    pack.ints("track_to", [track for _, track in decoding])
     return host
 
 
@@ -44,7 +50,29 @@ def bind_forward(batch: Batch, host: HostLengths, packed: DevicePack) -> Forward
         logit_tokens=packed.ints("logit_tokens"),
         decode_rows=batch.decode_rows,
         host=host,
+        snapshots=_snapshots(batch),
+        track=_track(batch, packed),
     )
+
+
+def _track(batch: Batch, packed: DevicePack) -> tuple[Tensor, Tensor] | None:
+    """Known on the host, so that a step without a snapshot launches nothing for it."""
+    if any(row.tracked for row in batch.rows[: batch.decode_rows]):
+        return packed.ints("track_from"), packed.ints("track_to")
+    return None
+
+
+def _snapshots(batch: Batch) -> SnapshotPlan | None:
+    """Of the prefill rows, counted from the first of them."""
+    found = [
+        (index, tracked.depth, tracked.slot)
+        for index, row in enumerate(batch.rows[batch.decode_rows :])
+        for tracked in row.tracked
+    ]
+    if not found:
+        return None
+    rows, depths, slots = zip(*found, strict=True)
+    return SnapshotPlan(rows, depths, slots)
 
 
 def _pack_pages(batch: Batch, page_size: int, pack: HostPack) -> None:

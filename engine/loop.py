@@ -1,6 +1,7 @@
 """A thread that owns an engine."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,7 +17,8 @@ T = TypeVar("T")
 
 class EngineLoop:
     """Steps the engine while it has work, sleeps while it has none, and runs what it is asked to
-    between two steps. `on_events` and `on_failure` are called on its thread.
+    between two steps. `on_events`, `on_failure` and `on_step` (told the seconds that each step
+    took) are called on its thread.
 
     A step that raises ends the requests of that step, with ERROR and the reason, and the loop goes
     on. An InvariantError, or an error outside a step, ends the loop: `on_failure` is told.
@@ -27,10 +29,12 @@ class EngineLoop:
         engine: Engine,
         on_events: Callable[[list[Event]], None],
         on_failure: Callable[[Exception], None],
+        on_step: Callable[[float], None] | None = None,
     ) -> None:
         self._engine = engine
         self._on_events = on_events
         self._on_failure = on_failure
+        self._on_step = on_step
         self._wake = threading.Condition()
         self._calls: deque[_Call[Any]] = deque()
         self._ending = False
@@ -82,12 +86,15 @@ class EngineLoop:
         if not self._engine.has_work:
             return
         self._report(self._engine.plan_step())
+        began = time.monotonic()
         try:
             events = self._engine.run_step()
         except InvariantError:
             raise
         except Exception as error:  # a model or a kernel may raise anything
             events = self._engine.fail_step(error)
+        if self._on_step is not None:
+            self._on_step(time.monotonic() - began)
         self._report(events)
 
     def _report(self, events: list[Event]) -> None:

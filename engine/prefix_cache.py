@@ -10,7 +10,7 @@ Token runs are int32 bytes, so that an edge is compared by one memcmp and hashed
 """
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -79,6 +79,7 @@ class PrefixCache:
         self.root = Node(None, b"", [], 0)
         self.pages_held = 0
         self.pages_locked = 0
+        self.snapshots_locked = 0
         self.nodes = 0
         # Heap by last use. A node is in it at most once; entries may be stale.
         self._leaves: list[tuple[int, int, Node]] = []
@@ -87,6 +88,14 @@ class PrefixCache:
     @property
     def snapshots_held(self) -> int:
         return len(self._snapshots)
+
+    @property
+    def evictable_pages(self) -> int:
+        return self.pages_held - self.pages_locked
+
+    @property
+    def evictable_snapshots(self) -> int:
+        return len(self._snapshots) - self.snapshots_locked
 
     # Matching ------------------------------------------------------------------------------
 
@@ -164,15 +173,13 @@ class PrefixCache:
     def lock(self, node: Node) -> None:
         """Keep the path's pages, and this node's snapshot, until `unlock`."""
         node.snapshot_locks += 1
+        self.snapshots_locked += node.snapshot is not None and node.snapshot_locks == 1
         self._lock_path(node, 1)
 
     def unlock(self, node: Node) -> None:
         """End one `lock` of this node."""
-        if node.snapshot_locks < 1:
-            raise InvariantError(f"the node at {node.depth} tokens is not locked")
-        node.snapshot_locks -= 1
-        self._lock_path(node, -1)
-        self._offer(node)
+        self.unlock_snapshot(node)
+        self.unlock_pages(node)
 
     def unlock_snapshot(self, node: Node) -> None:
         """The forward that read the snapshot has run: keep the path's pages only. End what is
@@ -180,6 +187,7 @@ class PrefixCache:
         if node.snapshot_locks < 1:
             raise InvariantError(f"the snapshot at {node.depth} tokens is not locked")
         node.snapshot_locks -= 1
+        self.snapshots_locked -= node.snapshot is not None and node.snapshot_locks == 0
 
     def lock_pages(self, node: Node) -> None:
         """Keep the path's pages until `unlock_pages`."""
@@ -396,6 +404,30 @@ class PrefixCache:
             todo += node.children.values()
         return pages, slots
 
+    def lock_findings(self, page_holders: Sequence[Node], resuming: Sequence[Node]) -> list[str]:
+        """Locks that are not those of these nodes' holders, one entry of either list a lock."""
+        paths: Counter[Node] = Counter()
+        for holder in page_holders:
+            walk: Node | None = holder
+            while walk is not None and walk.parent is not None:
+                paths[walk] += 1
+                walk = walk.parent
+        snapshots = Counter(resuming)
+        findings: list[str] = []
+        todo = [self.root]
+        while todo:
+            node = todo.pop()
+            todo += node.children.values()
+            for what, held, expected in (
+                ("pages", node.page_locks, paths[node]),
+                ("snapshot", node.snapshot_locks, snapshots[node]),
+            ):
+                if held != expected:
+                    findings.append(
+                        f"the {what} at {node.depth} tokens are locked {held} times by {expected}"
+                    )
+        return findings
+
     def check(self) -> None:
         """The tree, its counts, its locks and its lists agree. Raises InvariantError."""
         pages, slots = self.owned()
@@ -415,6 +447,8 @@ class PrefixCache:
             locked += len(node.pages) if node.page_locks else 0
         if locked != self.pages_locked:
             raise InvariantError(f"{locked} pages locked in the tree, {self.pages_locked} counted")
+        if self.snapshots_locked != sum(n.snapshot_locks > 0 for n in self._snapshots):
+            raise InvariantError(f"{self.snapshots_locked} snapshots are not what is locked")
         if len(slots) != len(self._snapshots):
             raise InvariantError(
                 f"{len(slots)} snapshots in the tree, {len(self._snapshots)} listed"

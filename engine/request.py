@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.engine.errors import InvariantError
+from baton.engine.prefix_node import Node
 from baton.engine.sampling_params import SamplingParams
 from baton.engine.stop_checker import StopChecker
 
@@ -64,12 +65,19 @@ class Request:
     """
 
     __slots__ = (
+        "admissions",
         "announced",
+        "branch",
+        "cached_tokens",
         "computed",
+        "node",
         "output",
+        "owned",
         "pages",
+        "resumes_from",
         "scored",
         "serial",
+        "settled",
         "slot",
         "spec",
         "state",
@@ -84,7 +92,14 @@ class Request:
         self.output = list(spec.output_ids)
         self.slot = 0  # 0: none
         self.pages: tuple[int, ...] = ()  # replaced, never changed in place: batches keep it
+        self.owned: set[int] = set()  # its own of `pages`; the rest are the prefix cache's
+        self.node: Node | None = None  # where the cache's pages of it end; locked
+        self.resumes_from: Node | None = None  # the snapshot that its first row reads; locked
+        self.branch: int | None = None  # a depth where others went another way, worth a snapshot
+        self.cached_tokens = 0  # compute hit of its first admission, or what a peer reported
+        self.admissions = 0
         self.computed = 0  # tokens whose state the last planned step leaves behind
+        self.settled = 0  # tokens whose KV and state are known to be there: their step is over
         self.scored = 0  # prompt positions below this were scored; set by the planner
         self.announced = False  # Scheduled went out
 

@@ -1,26 +1,36 @@
-"""What requests own of the pools: who takes, grows and gives back slots and pages.
+"""What requests own of the pools, and what they share through the prefix cache.
 
-Only ids move here; the memory behind them is touched by forwards alone.
+Only ids move here; the memory behind them is touched by forwards alone. Live slots, track slots
+and tickets never wait for the cache: it is evicted first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
+from baton.engine.batch import Tracked
+from baton.engine.counters import Counters
 from baton.engine.errors import InvariantError
 from baton.engine.memory.owners import Owner
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.prefix_cache import Match, PrefixCache, token_key
 from baton.engine.request import Request, Reservation
 
 
 class RequestMemory:
-    """One slot and a run of pages a request, owner LIVE."""
+    """One live slot and a run of pages a request; the first pages may be the cache's."""
 
-    def __init__(self, states: StatePool, pages: PagePool) -> None:
-        self._states = states
-        self._pages = pages
+    def __init__(
+        self, states: StatePool, pages: PagePool, caching: bool, counters: Counters
+    ) -> None:
+        self._slots = states.ids
+        self._pages = pages.ids
         self._page_size = pages.layout.page_size
+        self.stateful = bool(states.layout.layers)
+        self._caching = caching
+        self._counters = counters
         self._launched = 0
+        self.cache = PrefixCache(self._page_size, self.stateful, self._evicted)
 
     def launch(self, sequence: int) -> None:
         """Forward `sequence` is planned: ids freed from now on may be touched by it."""
@@ -28,20 +38,24 @@ class RequestMemory:
 
     def complete(self, sequence: int) -> None:
         """Forward `sequence` has finished on the device."""
-        self._states.ids.complete(sequence)
-        self._pages.ids.complete(sequence)
+        self._slots.complete(sequence)
+        self._pages.complete(sequence)
+
+    # Room ----------------------------------------------------------------------------------
 
     @property
     def free_slots(self) -> int:
-        return self._states.ids.available
+        """Slots that could be had now, the cache's included."""
+        return self._slots.available + self.cache.evictable_snapshots
 
     @property
     def free_pages(self) -> int:
-        return self._pages.ids.available
+        """Pages that could be had now, the cache's included."""
+        return self._pages.available + self.cache.evictable_pages
 
     @property
     def total_pages(self) -> int:
-        return self._pages.ids.size - 1
+        return self._pages.size - 1
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self._page_size)
@@ -50,15 +64,67 @@ class RequestMemory:
         """Pages that `request` lacks for `tokens` tokens."""
         return max(0, self.pages_for(tokens) - len(request.pages))
 
+    def _evicted(self, pages: list[int], slots: list[int]) -> None:
+        """The cache lets these go. A forward in flight may still read them."""
+        self._pages.free_many(pages, Owner.CACHE, self._launched)
+        self._slots.free_many(slots, Owner.CACHE, self._launched)
+        self._counters.pages_evicted += len(pages)
+        self._counters.snapshots_evicted += len(slots)
+
+    def _take_slot(self, owner: Owner) -> int | None:
+        if not self._slots.available:
+            self.cache.evict_snapshots(1)
+        return self._slots.take(owner)
+
+    def _take_pages(self, count: int, owner: Owner) -> list[int] | None:
+        """All or none."""
+        short = count - self._pages.available
+        if short > self.cache.evictable_pages:
+            return None
+        if short > 0:
+            self.cache.evict_pages(short)
+        return self._pages.take_many(count, owner)
+
+    # Admission -----------------------------------------------------------------------------
+
     @contextmanager
     def admission(self, requests: int) -> Iterator[None]:
         """One pass over the waiting queue: slots for up to `requests` are set aside together."""
-        with self._states.ids.group(requests):
+        with self._slots.group(requests):
             yield
+
+    def resume(self, request: Request, limit: int, grid: int) -> Match:
+        """Give `request`, which owns nothing, the longest cached prefix of at most `limit` tokens.
+
+        Its pages and its snapshot stay locked until `release`, the snapshot at the latest until
+        `snapshot_read`.
+        """
+        tokens = request.token_ids(0, request.target)
+        match = self.cache.match(token_key(tokens), max(0, limit))
+        self.cache.lock(match.node)
+        request.node = request.resumes_from = match.node
+        request.pages = match.pages
+        request.computed = request.settled = match.depth
+        request.branch = self.cache.branch_point(match, grid)
+        return match
+
+    def count_hit(self, request: Request, match: Match) -> None:
+        """`request` is admitted with the prefix that `resume` gave it."""
+        counters = self._counters
+        counters.prompt_tokens += request.target
+        counters.hit_tokens_state += request.computed
+        counters.hit_tokens_kv += match.kv_depth
+        counters.branch_points += request.branch is not None
+        if not request.admissions:
+            request.cached_tokens = request.computed
+        request.admissions += 1
+
+    def count_preemption(self) -> None:
+        self._counters.preemptions += 1
 
     def admit(self, request: Request, tokens: int) -> None:
         """Take the live slot and pages for `tokens` tokens. The caller saw that they are there."""
-        slot = self._states.ids.take(Owner.LIVE)
+        slot = self._take_slot(Owner.LIVE)
         if slot is None:
             raise InvariantError(f"no slot for {request.request_id}, which was to be admitted")
         request.slot = slot
@@ -70,31 +136,137 @@ class RequestMemory:
         missing = self.missing_pages(request, tokens)
         if not missing:
             return True
-        taken = self._pages.ids.take_many(missing, Owner.LIVE)
+        taken = self._take_pages(missing, Owner.LIVE)
         if taken is None:
             return False
         request.pages = (*request.pages, *taken)
+        request.owned.update(taken)
         return True
+
+    def snapshot_read(self, request: Request) -> None:
+        """The forward that read the request's cached snapshot is over."""
+        if request.resumes_from is not None:
+            self.cache.unlock_snapshot(request.resumes_from)
+            request.resumes_from = None
 
     def release(self, request: Request) -> None:
         """Give back all that `request` owns, fenced by the newest forward that may touch it."""
+        self.snapshot_read(request)
+        if request.node is not None:
+            self.cache.unlock_pages(request.node)
+            request.node = None
         if request.slot:
-            self._states.ids.free(request.slot, Owner.LIVE, self._launched)
-        self._pages.ids.free_many(request.pages, Owner.LIVE, self._launched)
+            self._slots.free(request.slot, Owner.LIVE, self._launched)
+        self._pages.free_many(request.owned, Owner.LIVE, self._launched)
+        request.owned.clear()
         request.slot = 0
         request.pages = ()
-        request.computed = 0
+        request.computed = request.settled = 0
+        request.branch = None
+
+    # Tracking and donation -----------------------------------------------------------------
+
+    def take_track_slot(self, wanted: bool) -> int | None:
+        """A slot for a snapshot of the step that is being planned; never waited for.
+
+        Only a snapshot that is `wanted` may push an older one out of the cache.
+        """
+        if not wanted and not self._slots.available:
+            return None
+        slot = self._take_slot(Owner.TRACK)
+        if slot is None:
+            self._counters.snapshots_skipped += wanted
+            return None
+        self._counters.snapshots_written += 1
+        return slot
+
+    def drop(self, tracked: Sequence[Tracked]) -> None:
+        """Snapshots that nobody wants any more: their request is gone, or their step failed."""
+        self._slots.free_many((t.slot for t in tracked), Owner.TRACK, self._launched)
+
+    def donate(self, request: Request, tracked: Sequence[Tracked]) -> None:
+        """The cache takes over snapshots, and the pages below the deepest."""
+        if not self._caching or request.node is None:
+            self.drop(tracked)
+            return
+        for snapshot in tracked:
+            self._slots.move(snapshot.slot, Owner.TRACK, Owner.CACHE)
+        spare = self._insert(
+            request,
+            max(t.depth for t in tracked),
+            [(t.depth, t.slot) for t in tracked],
+            {t.depth for t in tracked if t.hopeful},
+        )
+        self._slots.free_many(spare, Owner.CACHE, self._launched)
+        self._counters.snapshots_donated += len(tracked) - len(spare)
+
+    def share_pages(self, request: Request) -> None:
+        """The cache takes over the whole pages that are settled; without recurrent layers they
+        can be resumed from, with them they show branch points and save transfers."""
+        if self._caching and request.node is not None:
+            self._insert(request, request.settled // self._page_size * self._page_size, [], ())
+
+    def donate_live(self, request: Request) -> None:
+        """no_buffer: the live state goes to the cache. For a request that is over, page size 1."""
+        if not self._caching or request.node is None or request.settled != request.computed:
+            return
+        if request.settled and request.slot:
+            self._slots.move(request.slot, Owner.LIVE, Owner.CACHE)
+            kept = [(request.settled, request.slot)]
+            for spare in self._insert(request, request.settled, kept, ()):
+                self._slots.free(spare, Owner.CACHE, self._launched)
+            request.slot = 0
+
+    def _insert(
+        self,
+        request: Request,
+        depth: int,
+        snapshots: list[tuple[int, int]],
+        hopeful: Collection[int],
+    ) -> tuple[int, ...]:
+        """Put the pages of the first `depth` tokens into the cache; returns the spare slots.
+
+        Pages that the cache had already replace the request's own, but for a held request: a
+        transfer may be reading those.
+        """
+        old = request.node
+        whole = depth // self._page_size
+        given = request.pages[:whole]
+        done = self.cache.insert(token_key(request.token_ids(0, depth)), given, snapshots, hopeful)
+        spare = set(done.spare_pages) & request.owned
+        for page in request.owned.intersection(given) - spare:
+            self._pages.move(page, Owner.LIVE, Owner.CACHE)
+            request.owned.discard(page)
+        if not request.spec.hold:
+            self._pages.free_many(spare, Owner.LIVE, self._launched)
+            request.owned -= spare
+            request.pages = (*done.pages, *request.pages[whole:])
+        self.cache.lock_pages(done.node)
+        if old is not None:
+            self.cache.unlock_pages(old)
+        request.node = done.node
+        return done.spare_slots
+
+    def flush(self) -> None:
+        """Empty the cache, but for what requests are using."""
+        self.cache.flush()
+
+    # Hand-off ------------------------------------------------------------------------------
 
     def reserve(self, request_id: str, tokens: int, headroom: int) -> Reservation | None:
         """A slot and pages for a peer's writes, if `headroom` pages stay free beside them.
 
         A channel is outside the forwards' order, so only ids that no forward may touch will do.
         """
-        slots, pages = self._states.ids, self._pages.ids
+        slots, pages = self._slots, self._pages
         needed = self.pages_for(tokens)
-        if not slots.available_to_channels or pages.available_to_channels < needed:
+        if self.free_pages - needed < headroom:
             return None
-        if pages.available - needed < headroom:
+        if not slots.available_to_channels:
+            self.cache.evict_snapshots(1)
+        if pages.available_to_channels < needed:
+            self.cache.evict_pages(needed - pages.available_to_channels)
+        if not slots.available_to_channels or pages.available_to_channels < needed:
             return None
         slot = slots.take(Owner.TICKET)
         taken = pages.take_many(needed, Owner.TICKET)
@@ -104,14 +276,18 @@ class RequestMemory:
 
     def abandon(self, reservation: Reservation) -> None:
         """The peer is proved quiet: its ids are free at once."""
-        self._states.ids.free(reservation.slot, Owner.TICKET)
-        self._pages.ids.free_many(reservation.pages, Owner.TICKET)
+        self._slots.free(reservation.slot, Owner.TICKET)
+        self._pages.free_many(reservation.pages, Owner.TICKET)
 
     def adopt(self, request: Request, reservation: Reservation) -> None:
         """Ticket to live: `request` owns what was reserved, with the state already in it."""
-        self._states.ids.move(reservation.slot, Owner.TICKET, Owner.LIVE)
+        self._slots.move(reservation.slot, Owner.TICKET, Owner.LIVE)
         for page in reservation.pages:
-            self._pages.ids.move(page, Owner.TICKET, Owner.LIVE)
+            self._pages.move(page, Owner.TICKET, Owner.LIVE)
         request.slot = reservation.slot
         request.pages = reservation.pages
-        request.computed = reservation.tokens
+        request.owned = set(reservation.pages)
+        request.computed = request.settled = reservation.tokens
+        request.admissions += 1
+        request.node = self.cache.root
+        self.cache.lock_pages(request.node)

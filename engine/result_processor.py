@@ -1,6 +1,6 @@
 """From a step's results to events, by what its Batch recorded."""
 
-from baton.engine.batch import Batch, Draw
+from baton.engine.batch import Batch, Draw, Row
 from baton.engine.events import (
     ChunkComputed,
     Event,
@@ -12,6 +12,7 @@ from baton.engine.events import (
     TokenSampled,
 )
 from baton.engine.request import Request
+from baton.engine.request_memory import RequestMemory
 from baton.engine.request_table import RequestTable
 from baton.engine.scheduler import Scheduler
 from baton.engine.step_result import StepResult
@@ -24,9 +25,19 @@ class ResultProcessor:
     A row whose request has left the table in the meantime (cancelled) leaves no trace.
     """
 
-    def __init__(self, scheduler: Scheduler, requests: RequestTable) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        requests: RequestTable,
+        memory: RequestMemory,
+        donates_live: bool,
+    ) -> None:
+        """donates_live: the strategy is no_buffer."""
         self._scheduler = scheduler
         self._requests = requests
+        self._memory = memory
+        self._donates_live = donates_live
+        self._shares_chunks = not memory.stateful
 
     def process(self, batch: Batch, result: StepResult, outbox: list[Event]) -> None:
         """Append this step's events to `outbox`."""
@@ -36,6 +47,10 @@ class ResultProcessor:
             drawn = next(draws) if row.draw is not None else None
             scored = next(scores) if row.scores is not None else None
             request = self._requests.at(row.serial)
+            if request is None or request.admissions != row.admission or not request.slot:
+                self._memory.drop(row.tracked)
+            else:
+                self._settle(request, row)
             if request is None:
                 continue
             if row.scores is not None and scored is not None:
@@ -56,6 +71,10 @@ class ResultProcessor:
 
     def finish(self, request: Request, stop: Stop, error: str | None = None) -> Finished:
         """`request` is over: it leaves every queue and gives back what it owns."""
+        if self._donates_live:
+            self._memory.donate_live(request)
+        else:
+            self._memory.share_pages(request)
         self._scheduler.drop(request)
         self._requests.remove(request)
         return Finished(
@@ -63,12 +82,22 @@ class ResultProcessor:
             stop.reason,
             prompt_tokens=len(request.spec.prompt_ids),
             completion_tokens=len(request.output),
-            cached_tokens=0,
+            cached_tokens=request.cached_tokens,
             stop_token_id=stop.stop_token_id,
             stop_string=stop.stop_string,
             cut_chars=stop.cut_chars,
             error=error,
         )
+
+    def _settle(self, request: Request, row: Row) -> None:
+        """The row's KV and state are there: what it tracked goes to the cache."""
+        request.settled = row.end
+        if row.resumes:
+            self._memory.snapshot_read(request)
+        if row.tracked:
+            self._memory.donate(request, row.tracked)
+        elif self._shares_chunks and len(row.tokens) > 1:
+            self._memory.share_pages(request)
 
     def _sampled(
         self,

@@ -2,6 +2,7 @@
 
 from baton.engine.batch import Draw, Row, Scores
 from baton.engine.request import Request
+from baton.engine.tracker import Tracker
 
 SCORED_TOKENS = 256
 """Most prompt tokens of one row that are scored in one step: each needs a row of logits."""
@@ -10,8 +11,9 @@ SCORED_TOKENS = 256
 class RowPlanner:
     """Fixes, when a step is planned, all that its results will be processed by."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, tracker: Tracker) -> None:
         self._vocab_size = vocab_size
+        self._tracker = tracker
 
     def row(self, request: Request, end: int) -> Row:
         """`request` computes its tokens up to `end`; its pages cover them already."""
@@ -21,14 +23,16 @@ class RowPlanner:
         samples = reaches and spec.sampling.max_tokens > 0 and not held_as_given
         row = Row(
             serial=request.serial,
+            admission=request.admissions,
             start=start,
             tokens=request.token_ids(start, end),
-            read_slot=request.slot if start else 0,
+            read_slot=self._read_slot(request),
             write_slot=request.slot,
             pages=request.pages,
             reaches_target=reaches,
             draw=self._draw(request) if samples else None,
             scores=self._scores(request, end),
+            tracked=self._tracker.prefill(request, start, end),
         )
         request.computed = end
         if row.scores is not None:
@@ -43,6 +47,7 @@ class RowPlanner:
         token = request.output[-1]
         return Row(
             request.serial,
+            request.admissions,
             start,
             (token,),
             slot,
@@ -51,7 +56,24 @@ class RowPlanner:
             True,
             self._draw(request),
             None,
+            self._tracker.decode(start + 1),
         )
+
+    def resume_limit(self, request: Request) -> int:
+        """The deepest prefix, in tokens, that `request` may resume from: the last token is always
+        computed, and so is every token whose logits are wanted."""
+        first = self._first_unscored(request)
+        last = request.target - 1
+        return last if first is None else min(last, max(first, 1) - 1)
+
+    def _read_slot(self, request: Request) -> int:
+        """The cached snapshot's slot in the first row after a hit, the request's own after it."""
+        if not request.computed:
+            return 0
+        node = request.resumes_from
+        if node is not None and node.snapshot is not None and node.depth == request.computed:
+            return node.snapshot
+        return request.slot
 
     def scored_limit(self, request: Request) -> int:
         """The furthest end of a chunk that scores no more than SCORED_TOKENS positions."""

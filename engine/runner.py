@@ -16,6 +16,7 @@ from baton.engine.sampler import Sampled, sample
 from baton.engine.sampling_batch import bind_sampling, pack_sampling
 from baton.engine.step_result import StepResult
 from baton.kernels.sampling import LogProbs
+from baton.kernels.state_copy import copy_slots
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ class ModelRunner:
         packed = pack.ship(self._device)
         forward = bind_forward(batch, host, packed)
         logits = self._model.forward(forward, self._states, self._pages)
+        if forward.track is not None:
+            # All layers at once: a slot is one row of bytes.
+            copy_slots(self._states.storage, *forward.track)
         return Launched(batch, sample(logits, bind_sampling(batch, packed)))
 
     def collect(self, launched: Launched) -> StepResult:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from baton.engine.errors import RequestError
 
@@ -53,11 +54,11 @@ class SamplingParams:
         if len(self.stop) > MAX_STOPS or not all(self.stop):
             raise RequestError(f"stop must be up to {MAX_STOPS} non-empty strings", "stop")
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
-    @property
+    @cached_property
     def penalised(self) -> bool:
         return (
             self.repetition_penalty != 1.0

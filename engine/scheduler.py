@@ -118,9 +118,14 @@ class Scheduler:
         places = self._max_running - len(self.running) - len(self.held)
         with self._memory.admission(min(places, len(self.waiting))):
             for request in self._admissible():
+                match = self._memory.resume(
+                    request, self._planner.resume_limit(request), self._grid
+                )
                 end = self._chunk_end(request, budget, first=not prefill)
-                if end == 0:
+                if end == request.computed:
+                    self._memory.release(request)
                     return
+                self._memory.count_hit(request, match)
                 # A hand-off may read a held request's pages while later chunks compute, so it
                 # takes all of them at once and is never preempted.
                 self._memory.admit(request, request.target if request.spec.hold else end)
@@ -129,8 +134,8 @@ class Scheduler:
                 self._insert(request)
                 if not request.announced:
                     request.announced = True
-                    outbox.append(Scheduled(request.request_id))
-                budget -= end
+                    outbox.append(Scheduled(request.request_id, request.cached_tokens))
+                budget -= end - request.computed
                 prefill.append(self._planner.row(request, end))
 
     def _admissible(self) -> Iterator[Request]:
@@ -170,7 +175,9 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
         request.move(RequestState.WAITING)
+        self._memory.share_pages(request)
         self._memory.release(request)
+        self._memory.count_preemption()
         self.waiting[request.serial] = request
         self.waiting.move_to_end(request.serial, last=False)
 

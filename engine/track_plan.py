@@ -39,8 +39,3 @@ def prefill_depths(prefix: int, extend: int, grid: int, branch: int | None, budg
         parts = range(1, spread + 1)
         hopeful = [others[len(others) * part // (spread + 1)] for part in parts]
     return Depths(tuple(sorted(wanted)), tuple(hopeful))
-
-
-def decode_depth(length: int, grid: int) -> bool:
-    """Whether a decoding row whose state will hold `length` tokens is tracked in this step."""
-    return length % grid == 0

@@ -1,6 +1,7 @@
 """One attempt's answer on its way from the rank's session to the client's handler."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from baton.api.backend import Finished, FinishReason, PromptLogprobs, TokenEvent, Usage
@@ -13,7 +14,8 @@ class AnswerStream:
     """Written by one session, read by one handler, on one loop.
 
     Tokens that were given before are dropped, whoever sends them again; the reader sees every
-    index once and in order, and `Finished` last.
+    index once and in order, and `Finished` last. Tokens that a slow reader has not taken yet are
+    joined, so that one who is behind catches up, and what lies here is bounded by the answer.
     """
 
     def __init__(self, request_id: str, attempt: int, clock: Callable[[], float]) -> None:
@@ -30,11 +32,15 @@ class AnswerStream:
         self._next_prompt = 0
         self._over = False
         self._clock = clock
-        self._events: asyncio.Queue[TokenEvent | Finished] = asyncio.Queue()
+        self._events: deque[TokenEvent | Finished] = deque()
+        self._arrived = asyncio.Event()
 
     async def next(self) -> TokenEvent | Finished:
         """The session ends every stream it is given, so this ends when the rank does."""
-        return await self._events.get()
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._events.popleft()
 
     def feed(self, tokens: RequestTokens) -> None:
         """Take what the rank sent; other attempts' tokens are nobody's."""
@@ -45,7 +51,7 @@ class AnswerStream:
             return
         event = self._new_part(tokens)
         if event is not None:
-            self._events.put_nowait(event)
+            self._put(event)
         if tokens.HasField("finished"):
             self.rank_done = True
             self._end(finished_from_proto(tokens.finished))
@@ -55,6 +61,15 @@ class AnswerStream:
         if not self._over:
             usage = Usage(completion_tokens=self.next_index)
             self._end(Finished(reason, usage=usage, error=error))
+
+    def _put(self, event: TokenEvent) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, TokenEvent) and last.prompt_logprobs is event.prompt_logprobs is None:
+            ids, logprobs = last.token_ids + event.token_ids, last.logprobs + event.logprobs
+            self._events[-1] = TokenEvent(last.first_index, ids, logprobs)
+        else:
+            self._events.append(event)
+        self._arrived.set()
 
     def _new_part(self, tokens: RequestTokens) -> TokenEvent | None:
         old = self.next_index - tokens.first_index
@@ -78,7 +93,8 @@ class AnswerStream:
 
     def _end(self, finished: Finished) -> None:
         self._over = True
-        self._events.put_nowait(finished)
+        self._events.append(finished)
+        self._arrived.set()
 
     def _gap(self, first_index: int) -> ApiError:
         return ApiError(

@@ -41,14 +41,17 @@ class RouterMetrics:
         self._queue = self._seconds(
             "baton_router_queue_seconds", "Arrival to dispatch to a decode rank."
         )
-        self._ttft_part = self._seconds(
+        ttft_part = self._seconds(
             "baton_ttft_part_seconds", "The parts that TTFT is the sum of.", "part"
         )
-        self._second_part = self._seconds(
+        second_part = self._seconds(
             "baton_second_token_part_seconds",
             "The parts of the time from first to second token.",
             "part",
         )
+        # `labels` looks its child up under a lock: once here rather than at every request.
+        self._ttft_parts = [ttft_part.labels(part) for part in TTFT_PARTS]
+        self._second_parts = [second_part.labels(part) for part in SECOND_TOKEN_PARTS]
         self._itl = self._seconds("baton_itl_seconds", "Between one output token and the next.")
         self._e2e = self._seconds("baton_e2e_seconds", "Arrival to finish.")
         for role in Role:
@@ -81,11 +84,11 @@ class RouterMetrics:
         self._e2e.observe(timings.e2e_us / 1e6)
         if timings.ttft_us:
             self._ttft.observe(timings.ttft_us / 1e6)
-            for part, us in zip(TTFT_PARTS, _ttft_parts(timings), strict=True):
-                self._ttft_part.labels(part).observe(us / 1e6)
+            for part, us in zip(self._ttft_parts, _ttft_parts(timings), strict=True):
+                part.observe(us / 1e6)
         if usage.completion_tokens > 1:
-            for part, us in zip(SECOND_TOKEN_PARTS, _second_parts(timings), strict=True):
-                self._second_part.labels(part).observe(us / 1e6)
+            for part, us in zip(self._second_parts, _second_parts(timings), strict=True):
+                part.observe(us / 1e6)
 
     def _seconds(self, name: str, help_text: str, *labels: str) -> Histogram:
         return Histogram(name, help_text, labels, registry=self.registry, buckets=BUCKETS)

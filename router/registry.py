@@ -28,10 +28,12 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
         worker: Worker | None = None
         try:
             async for report in reports:
-                if worker is None:
-                    worker = self._take_on(report)
-                    yield self._welcome
+                if worker is not None:
+                    self._renew(worker, report)
+                    continue
+                worker = self._take_on(report)
                 self._renew(worker, report)
+                yield self._welcome
         except Refused as refused:
             log.warning("turned a worker away: %s", refused)
             yield RegistryReply(router_id=self._welcome.router_id, error=refused.error.to_proto())

@@ -22,15 +22,21 @@ class RequestTimes:
         first_in: when the first token came from the rank; held_us: how long it had lain there.
         What no clock saw is `network_us`, so that the parts of TTFT add up to it.
         """
-        own = replace(rank, e2e_us=_us(finished - self.arrived))
-        if self.dispatched is not None:
-            own = replace(own, router_queue_us=_us(self.dispatched - self.arrived))
+        e2e = _us(finished - self.arrived)
+        queue = 0 if self.dispatched is None else _us(self.dispatched - self.arrived)
         if self.first_out is None or first_in is None:
-            return own
+            return replace(rank, e2e_us=e2e, router_queue_us=queue)
         ttft = _us(self.first_out - self.arrived)
         delivery = held_us + _us(self.first_out - first_in)
-        seen = own.router_queue_us + own.prefill_queue_us + own.prefill_us + delivery
-        return replace(own, ttft_us=ttft, delivery_us=delivery, network_us=max(ttft - seen, 0))
+        seen = queue + rank.prefill_queue_us + rank.prefill_us + delivery
+        return replace(
+            rank,
+            e2e_us=e2e,
+            router_queue_us=queue,
+            ttft_us=ttft,
+            delivery_us=delivery,
+            network_us=max(ttft - seen, 0),
+        )
 
 
 def _us(seconds: float) -> int:

@@ -55,7 +55,7 @@ class RouterBackend:
         self._started = options.clock()
         self._live = LiveRequests(config.max_queued, config.retry_after_s)
         self.changed = Changed()
-        """Fires when what may be placed or the health may differ, and when no request is left."""
+        """Fires when placement or health may differ; while closing, at each request's end too."""
         self._ranks = Ranks(table, options, self.changed.fire)
         self._placer = Placer(
             table,
@@ -220,7 +220,7 @@ class RouterBackend:
     def _end(self, live: LiveRequest) -> None:
         self._live.remove(live)
         self._metrics.ended(live.outcome)
-        if not self._live:
+        if self._live.closing:
             self.changed.fire()
 
     def _time_out(self, live: LiveRequest) -> None:

@@ -103,7 +103,10 @@ class StepDriver:
         logit_tokens: Sequence[int] | None = None,
     ) -> ForwardBatch:
         """(row, tokens of it) one after another; logits of all tokens, or of `logit_tokens`."""
-        cu_seqlens, positions, tokens, token_pages = [0], [], [], []
+        cu_seqlens = [0]
+        positions: list[int] = []
+        tokens: list[int] = []
+        token_pages: list[int] = []
         for seq, count in rows:
             end = seq.computed + count
             while len(seq.pages) * self.page_size < end:

@@ -22,7 +22,7 @@ from baton.transfer.errors import (
 )
 from baton.transfer.grpc_options import DATA_OPTIONS
 from baton.transfer.regions import EngineMemory, Holder
-from baton.transfer.segments import Segment, nbytes
+from baton.transfer.segments import Kind, Segment, nbytes
 from baton.transfer.tickets import Claim, Received, TicketTable
 
 SERVICE = "baton.v1.StateChannel"
@@ -55,6 +55,7 @@ class GrpcReceiver:
         self, messages: AsyncIterator[bytes], context: aio.ServicerContext[bytes, bytes]
     ) -> None:
         claim: Claim | None = None
+        applied = Received(0, 0, 0)
         try:
             async for message in messages:
                 if claim is None:
@@ -62,10 +63,11 @@ class GrpcReceiver:
                     self._tickets.admit(opening)
                     claim = opening
                 else:
-                    self._apply(claim, message)
+                    applied = applied.plus(*self._apply(claim, message))
             if claim is None:
                 raise FrameError("a Write stream ended before it opened a ticket")
-            await context.write(frames.encode_reply(self._tickets.received(claim)))
+            # Not asked of the ticket: it may have been activated, and closed, with the last byte.
+            await context.write(frames.encode_reply(applied))
         except TransferError as error:
             if claim is not None:
                 self._tickets.broken(claim, error)
@@ -77,10 +79,11 @@ class GrpcReceiver:
             code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
             await context.abort(code or grpc.StatusCode.INTERNAL, frames.describe(error))
 
-    def _apply(self, claim: Claim, message: bytes) -> None:
+    def _apply(self, claim: Claim, message: bytes) -> tuple[Kind, int]:
         segment, payload = frames.decode_segment(message)
         self._tickets.apply(claim, segment, payload)
         self._on_bytes(segment.kind, len(payload))
+        return segment.kind, len(payload)
 
 
 class GrpcChannel:

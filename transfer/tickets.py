@@ -48,11 +48,17 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Received:
-    """What has arrived under a ticket."""
+    """What was sent, or has arrived, under a ticket."""
 
     segments: int
     bytes_state: int
     bytes_kv: int
+
+    def plus(self, kind: Kind, size: int) -> "Received":
+        """With one more segment of `size` bytes."""
+        if kind is Kind.STATE:
+            return Received(self.segments + 1, self.bytes_state + size, self.bytes_kv)
+        return Received(self.segments + 1, self.bytes_state, self.bytes_kv + size)
 
 
 OnReceived = Callable[[Ticket], None]

@@ -1,7 +1,7 @@
 """`baton serve`."""
 
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from baton.deploy.options import cluster_options, config_from
 from baton.deploy.preflight import check_model
 from baton.deploy.progress import shown
 from baton.deploy.state_file import published
-from baton.deploy.stop_signal import StopWanted, stop_on_signals
+from baton.deploy.stop_signal import stop_on_signals
 from baton.deploy.vigil import keep_watch
 
 
@@ -39,7 +39,7 @@ def serve(
     )
     check_model(config.engine)
     try:
-        with suppress(StopWanted), stop_on_signals(), ExitStack() as stack:
+        with stop_on_signals(), ExitStack() as stack:
             with shown(console) as progress:
                 cluster = stack.enter_context(Cluster(config, progress))
             model = str(config.engine.model)

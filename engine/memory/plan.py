@@ -5,8 +5,10 @@ from functools import cached_property
 
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import ConfigError
+from baton.engine.grids import Strategy, resolve
 from baton.engine.memory.layout import PageLayout, SlotLayout
 
+SNAPSHOTS_A_REQUEST = 8  # cached snapshots for each running request, where there is room
 SCORED_ROWS = 256  # rows of logits for prompt scores that a step may want beside its draws
 
 
@@ -93,13 +95,39 @@ class MemoryPlan:
 
     @property
     def track_slots(self) -> int:
-        """Snapshots that a planned step may write."""
-        return 0
+        """Snapshots that planned steps may write: one a decoding row, some a prompt chunk."""
+        return self._track_slots(self.config.max_running)
+
+    def _track_slots(self, running: int) -> int:
+        return running + self.config.snapshots_per_prefill if self.tracks else 0
+
+    @property
+    def tracks(self) -> bool:
+        """Snapshots are taken in slots of their own."""
+        strategy = resolve(
+            self.config.mamba_scheduler_strategy,
+            len(self.model_config.recurrent),
+            self.config.page_size,
+        )
+        return self._caches_state and strategy is Strategy.EXTRA_BUFFER
+
+    @property
+    def _caches_state(self) -> bool:
+        return self.config.prefix_caching and bool(self.model_config.recurrent)
 
     @property
     def snapshot_slots(self) -> int:
-        """Snapshots that the prefix cache keeps."""
-        return 0
+        """Snapshots that the prefix cache may keep while every other slot is in use: as told, or
+        half of what the budget leaves, up to SNAPSHOTS_A_REQUEST for each running request."""
+        if not self._caches_state:
+            return 0
+        if self.config.cached_snapshots is not None:
+            return self.config.cached_snapshots
+        left = self.pool_bytes - self._pool_bytes(self.config.max_running)
+        return min(
+            SNAPSHOTS_A_REQUEST * self.config.max_running,
+            max(0, left) // 2 // self.slot_layout.slot_bytes,
+        )
 
     @property
     def slots(self) -> int:
@@ -109,9 +137,11 @@ class MemoryPlan:
     @property
     def pages(self) -> int:
         """Rows of the page pool, the padding page among them: what the slots leave, up to what
-        full slots of the longest sequences could use."""
+        full slots of the longest sequences, and their cached like, could use."""
         per_request = self.page_layout.pages_for(self._wanted_len)
-        useful = 1 + (self.live_slots + self.ticket_slots) * per_request
+        cached = self.snapshot_slots if self._caches_state else self.live_slots
+        sequences = self.live_slots + self.ticket_slots + cached * self.config.prefix_caching
+        useful = 1 + sequences * per_request
         if not self.page_layout.page_bytes:
             return useful
         left = self.pool_bytes - self.slots * self.slot_layout.slot_bytes
@@ -132,7 +162,8 @@ class MemoryPlan:
             "activations": f"up to {_size(self.activation_bytes)}",
             "state slots": (
                 f"{self.slots} of {_size(slot_bytes)} = {_size(self.slots * slot_bytes)} "
-                f"(1 padding, {self.live_slots} live, {self.ticket_slots} tickets)"
+                f"(1 padding, {self.live_slots} live, {self.track_slots} track, "
+                f"{self.ticket_slots} tickets, {self.snapshot_slots} cached snapshots)"
             ),
             "pages": f"{self.pages} of {_size(page_bytes)} = {_size(self.pages * page_bytes)}",
             "tokens in pages": f"{(self.pages - 1) * self.config.page_size:,}",
@@ -150,6 +181,7 @@ class MemoryPlan:
             "max_running": config.max_running,
             "chunked_prefill_size": config.chunked_prefill_size,
             "workers_on_host": config.workers_on_host,
+            "snapshots_per_prefill": config.snapshots_per_prefill,
         }
         for name, value in least.items():
             if value < 1:
@@ -172,7 +204,7 @@ class MemoryPlan:
     def _pool_bytes(self, running: int) -> int:
         """The least that `running` requests need: a slot and a page each, padding, tickets; and
         pages for one sequence of the length that was asked for."""
-        slots = 1 + running + self.config.tickets
+        slots = 1 + running + self._track_slots(running) + self.config.tickets
         longest = self.config.max_model_len or self.config.page_size
         pages = 1 + max(running, self.page_layout.pages_for(longest))
         return slots * self.slot_layout.slot_bytes + pages * self.page_layout.page_bytes

@@ -42,6 +42,7 @@ def _read(fields: Fields, folder: Path, dtypes: DTypes) -> ModelConfig:
         *REQUIRED,
         "layer_types",
         "shared_intermediate_size",
+        "num_local_experts",
         "mamba_n_heads",
         "mamba_d_state",
     )
@@ -77,7 +78,7 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
             gate_up={"input_linear": (shared, shared)},
             down="output_linear",
         )
-        experts = fields.integer("num_local_experts", 0, minimum=0)
+        experts = fields.integer("num_local_experts", minimum=0)
         if not experts:
             return (mlp,)
         moe = SoftmaxTopKMoe(

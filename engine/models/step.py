@@ -103,8 +103,9 @@ def _prefill_rows(batch: ForwardBatch, config: ModelConfig) -> PrefillRows:
     conv = scan = None
     if config.recurrent:
         width = config.recurrent[0].conv[1] + 1
-        conv = conv_index(cu_seqlens_host, prefix_lens_host, width, None, device)
-        scan = ssd_index(cu_seqlens_host, prefix_lens_host, config.mamba_chunk_size, None, device)
+        conv = conv_index(cu_seqlens_host, prefix_lens_host, width, batch.snapshots, device)
+        chunk = config.mamba_chunk_size
+        scan = ssd_index(cu_seqlens_host, prefix_lens_host, chunk, batch.snapshots, device)
     return PrefillRows(
         cu_seqlens=batch.cu_seqlens[first:] - first,
         cu_seqlens_host=cu_seqlens_host,

@@ -82,7 +82,13 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": USER, "logprobs": 5}, "logprobs", "valid boolean"),
     ({"messages": USER, "tools": [{"type": "function"}]}, "tools", "not supported yet"),
     ({"messages": USER, "response_format": {"type": "json_object"}}, "response_format", "not supp"),
-    ({"messages": USER, "max_completion_tokens": 64}, "max_tokens", f"context is {CONTEXT}"),
+    ({"messages": USER, "max_tokens": CONTEXT}, "max_tokens", "or lower max_tokens"),
+    ({"messages": USER, "max_tokens": -1}, "max_tokens", "is -1; expected 0 to"),
+    (
+        {"messages": USER, "max_completion_tokens": CONTEXT},
+        "max_completion_tokens",
+        "or lower max_completion_tokens",
+    ),
     ({"messages": [USER[0] | {"content": "x " * CONTEXT}]}, "messages", f"context is {CONTEXT}"),
 ]
 CASES = [(COMPLETIONS, *case) for case in BAD_COMPLETIONS] + [(CHAT, *c) for c in BAD_CHATS]

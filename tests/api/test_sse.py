@@ -50,3 +50,12 @@ async def test_token_ids_come_beside_the_text_where_asked_for(
     choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
     ids = [i for choice in choices for i in choice["token_ids"]]
     assert backend.tokenizer.decode(ids) == "".join(c["text"] for c in choices) == "naïve 😀"
+
+
+async def test_every_chunk_of_a_stream_with_usage_has_the_field(serve: Serve) -> None:
+    body = {"prompt": "hello", "stream_options": {"include_usage": True}}
+    reply = await stream_of(serve, "/v1/completions", body)
+    events = reply.text.split("\n\n")[:-2]
+    usages = [json.loads(event.removeprefix("data: "))["usage"] for event in events]
+    assert usages[:-1] == [None] * (len(events) - 1)
+    assert usages[-1]["prompt_tokens_details"] == {"cached_tokens": 1}

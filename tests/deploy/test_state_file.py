@@ -49,9 +49,8 @@ def test_a_pid_that_another_process_has_now_is_not_the_cluster() -> None:
 
 
 def test_the_cluster_started_last_is_the_one() -> None:
-    parent = psutil.Process().parent()
-    assert parent is not None
-    _write(parent.pid, parent.create_time())
+    first = psutil.Process(1)  # surely older than this one
+    _write(first.pid, first.create_time())
     with published("mine", "http://127.0.0.1:1", "127.0.0.1:2"):
         assert newest().model == "mine"
 

@@ -28,17 +28,21 @@ def make_engine(
     tickets: int = 0,
     held_fraction: float = 0.5,
     tokenizer: Tokenizer | None = None,
+    **more: object,
 ) -> Engine:
-    """An engine with `pages` usable pages of 8 tokens, all its memory poisoned."""
+    """An engine with `pages` usable pages of 8 tokens, all its memory poisoned.
+
+    more: other fields of EngineConfig.
+    """
     model = model or HashModel()
     config = EngineConfig(
         model=Path("."),
-        page_size=PAGE,
         max_running=max_running,
         chunked_prefill_size=chunk,
         tickets=tickets,
         held_fraction=held_fraction,
         memory_bytes=1 << 40,
+        **{"page_size": PAGE, "cached_snapshots": 6, "mamba_track_interval": 16} | more,  # type: ignore[arg-type]
     )
     plan = MemoryPlan(config, model.config, 0, 0)
     pool_bytes = plan.slots * plan.slot_layout.slot_bytes
@@ -46,7 +50,7 @@ def make_engine(
     engine = Engine(
         replace(config, memory_bytes=plan.activation_bytes + pool_bytes), model, tokenizer
     )
-    assert engine.pages.ids.size == 1 + pages
+    assert engine.pages.ids.size == min(1 + pages, plan.pages)
     engine.states.storage.random_(0, 256)
     engine.pages.storage.random_(0, 256)
     return engine

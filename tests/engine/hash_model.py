@@ -91,10 +91,14 @@ class HashModel:
             state = int(ssm[read, 0, 0, 0])
             window = [int(t) for t in conv[read, 0]]
         seen: list[int] = []
-        for token in tokens:
+        kept = snapshots_of(batch, row)
+        for depth, token in enumerate(tokens, start=batch.host.prefix_lens[row] + 1):
             window = [*window[1:], token + 1]
             state = (state * STATE + (token + 1) * TOKEN) & MASK
             seen.append(signed(state + sum(w * PLACE << i for i, w in enumerate(window))))
+            if depth in kept:
+                ssm[kept[depth], 0, 0, 0] = signed(state)
+                conv[kept[depth], 0] = torch.tensor(window)
         ssm[write, 0, 0, 0] = signed(state)
         conv[write, 0] = torch.tensor(window)
         kv = int(batch.kv_lens[row])
@@ -117,6 +121,18 @@ class HashModel:
         ]
         assert positions == batch.positions.tolist()
         assert batch.host.cu_seqlens[batch.decode_rows] == batch.decode_rows
+
+
+def snapshots_of(batch: ForwardBatch, row: int) -> dict[int, int]:
+    """Depth -> slot of the snapshots that this prefill row writes."""
+    plan = batch.snapshots
+    if plan is None:
+        return {}
+    return {
+        depth: slot
+        for index, depth, slot in zip(plan.rows, plan.depths, plan.slots, strict=True)
+        if index + batch.decode_rows == row
+    }
 
 
 def expected_tokens(model: HashModel, prompt: tuple[int, ...], count: int) -> list[int]:

@@ -54,6 +54,27 @@ class Oracle:
         """The `n` tokens that follow each prompt; ends of sequence do not end them."""
         return [self._greedy(folder, tuple(prompt), n) for prompt in prompts]
 
+    def assert_same_greedy(
+        self, folder: Path, prompt: Sequence[int], got: Sequence[int], error: float = LOGIT_BOUND
+    ) -> None:
+        """`got` are the greedy tokens after `prompt`.
+
+        They may part from the reference's where its own two best logits are nearer than twice
+        the `error` that logits are known to have; nothing is compared after that. It is printed.
+        """
+        wanted = self.greedy(folder, [prompt], len(got))[0]
+        parted = [i for i, (a, b) in enumerate(zip(got, wanted, strict=True)) if a != b]
+        if not parted:
+            return
+        first = parted[0]
+        best = self.logits(folder, [*prompt, *wanted[:first]])[-1].topk(2)
+        margin = float(best.values[0] - best.values[1])
+        where = f"token {first} is {got[first]}, expected {wanted[first]}"
+        assert margin < 2 * error and got[first] in best.indices.tolist(), (
+            f"{where}; the reference prefers it by {margin:.1e}"
+        )
+        print(f"near tie: {where}; the reference prefers it by {margin:.1e}")
+
     def _greedy(self, folder: Path, prompt: tuple[int, ...], n: int) -> list[int]:
         known = self._answers.get((folder, prompt), [])
         if len(known) < n:

@@ -1,5 +1,6 @@
 """What reaches the client of what a rank sends."""
 
+import asyncio
 import random
 
 from baton.api.backend import Finished, FinishReason, TokenEvent
@@ -44,15 +45,32 @@ async def test_tokens_sent_again_in_any_overlap_are_given_once() -> None:
     assert answer.rank_done
 
 
+async def test_what_the_reader_has_not_taken_yet_comes_as_one() -> None:
+    answer = stream()
+    for i in range(5):
+        answer.feed(part(i, [10 + i]))
+    event = await answer.next()
+    assert event == TokenEvent(0, (10, 11, 12, 13, 14))
+    answer.feed(part(5, [15]))
+    assert await answer.next() == TokenEvent(5, (15,))
+
+
+async def test_a_reader_that_waits_is_woken() -> None:
+    answer = stream()
+    waiting = asyncio.create_task(answer.next())
+    await asyncio.sleep(0)
+    answer.feed(part(0, [1]))
+    assert await asyncio.wait_for(waiting, 20) == TokenEvent(0, (1,))
+
+
 async def test_logprobs_stay_with_their_tokens_when_the_front_is_cut_off() -> None:
     scores = [common_pb2.TokenLogprob(token_id=i, logprob=-i) for i in (4, 5, 6)]
     answer = stream()
     answer.feed(part(0, [4, 5], logprobs=scores[:2]))
     answer.feed(part(1, [5, 6], logprobs=scores[1:]))
-    await answer.next()
     event = await answer.next()
     assert isinstance(event, TokenEvent)
-    assert [entry.token_id for entry in event.logprobs] == [6]
+    assert [entry.token_id for entry in event.logprobs] == [4, 5, 6]
 
 
 async def test_prompt_logprobs_sent_again_are_given_once() -> None:

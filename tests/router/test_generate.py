@@ -68,7 +68,10 @@ async def test_an_answer_comes_back_token_by_token_with_usage_and_timings(
         prompt = random_ids(rng, 9)
         replies = await within(replies_of(cluster.generate(prompt)))
         assert joined(replies) == prompt
-        assert [r.first_index for r in replies if r.token_ids] == list(range(9))
+        given = 0
+        for reply in replies[:-1]:
+            assert reply.first_index == given
+            given += len(reply.token_ids)
         done = replies[-1].finished
         assert done.reason == common_pb2.LENGTH
         assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (9, 9)
@@ -247,7 +250,7 @@ async def test_a_rank_that_answers_as_another_start_is_not_used(tmp_path: Path) 
         await cluster.add(FakeWorker("p0"), rank)
         rank.incarnation = 2  # the process at that address was replaced
         rank.hang_up()
-        await cluster.until(lambda workers: not workers["d0"]["ready"])
+        await within(rank.hellos.get())  # the router has come back to it
         error = await failure(cluster.generate([11]))
         assert error.code == common_pb2.UNAVAILABLE and "no decode worker is ready" in error.message
 

@@ -1,5 +1,6 @@
 """Two pools in one process, real gRPC between them."""
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -180,6 +181,20 @@ async def test_a_ticket_closed_midway_takes_nothing_more() -> None:
                 await writing.write(segment, SOURCE)
             await writing.finish()
         assert wire.target_bytes() == before
+
+
+async def test_a_ticket_that_its_last_byte_activated_is_no_error_to_the_writer() -> None:
+    """The rank may close it between the last byte and the writer's goodbye."""
+    async with connected() as wire:
+        ticket = wire.grant()
+        writing = wire.channel.open(wire.address, ticket.claim)
+        for segment in (*cut_kv(PAGES, 0, TOKENS), *cut_state(SLOTS)):
+            await writing.write(segment, SOURCE)
+        async with asyncio.timeout(10):
+            while not wire.tickets.complete(ticket):
+                await asyncio.sleep(0)
+        wire.tickets.close(ticket)
+        assert (await writing.finish()).bytes_state == SLOTS.state_bytes
 
 
 async def test_what_is_no_frame_is_refused() -> None:

@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.engine.errors import ConfigError
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
 from baton.kernels.moe import experts_swiglu, route_softmax_topk
@@ -26,6 +27,13 @@ class SoftmaxTopKMoe:
         down: str,
     ) -> None:
         """router, gate_up, down: the names of the tensors, already stacked over experts."""
+        row = scope.dtype.itemsize * scope.shard.part(intermediate, "expert channels")
+        if row % 16 or scope.dtype.itemsize * hidden % 16 or top_k > experts:
+            raise ConfigError(
+                f"experts of {hidden} x {intermediate} channels, {top_k} of {experts} a token, on "
+                f"{scope.shard.size} ranks in {scope.dtype} cannot run: rows must be multiples of "
+                "16 bytes, and a token cannot have more experts than there are"
+            )
         self.top_k = top_k
         self.comm = scope.comm
         self.router = scope.tensor(router, experts, hidden)

@@ -148,6 +148,14 @@ def test_every_missing_field_is_named_at_once(tmp_path: Path, fields: dict[str, 
         ({"mamba_n_groups": 3}, "multiple of mamba_n_groups"),
         ({"mamba_d_head": 31}, "mamba_expand x hidden_size"),
         ({"time_step_limit": [0.0]}, "time_step_limit should be two numbers"),
+        (
+            {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 30},
+            "multiples of 16 bytes",
+        ),
+        (
+            {"num_local_experts": 4, "num_experts_per_tok": 5, "intermediate_size": 32},
+            "5 of 4 a token",
+        ),
         ({"residual_multiplier": "x"}, "residual_multiplier should be a number"),
     ],
 )

@@ -12,6 +12,7 @@ from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.engine.config import EngineConfig
 from baton.engine.models.base import Model
 from baton.engine.models.loader import load_model
+from baton.engine.models.step import Step
 
 MOE = {
     "hidden_size": 64,
@@ -115,3 +116,19 @@ def test_only_the_logits_asked_for_are_computed(model: Model, rng: random.Random
     logits = model.forward(batch, driver.states, driver.pages)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, whole[[29, 4]], rtol=0, atol=1e-5)
+
+
+def test_a_step_tells_the_device_what_it_tells_the_host(model: Model, rng: random.Random) -> None:
+    driver = StepDriver(model)
+    rows = [driver.start(_prompt(rng, length)) for length in (9, 33, 50, 20)]
+    driver.step(prefill=[(rows[0], 8), (rows[1], 32), (rows[2], 11)])
+    batch = driver.batch([(rows[0], 1), (rows[1], 1), (rows[2], 30), (rows[3], 20)], 2)
+    step = Step.plan(batch, driver.states, driver.pages, model.config)
+    assert step.decode is not None
+    assert step.prefill is not None
+    assert step.decode.kv_lens_host == tuple(step.decode.kv_lens.tolist()) == (9, 33)
+    assert step.prefill.kv_lens_host == tuple(step.prefill.kv_lens.tolist()) == (41, 20)
+    assert step.prefill.cu_seqlens_host == tuple(step.prefill.cu_seqlens.tolist()) == (0, 30, 50)
+    assert step.prefill.prefix_lens_host == (11, 0)
+    assert step.prefill.has_initial.tolist() == [True, False]
+    assert step.prefill.write_slots.tolist() == [row.slot for row in rows[2:]]

@@ -1,0 +1,145 @@
+"""This rank's one stream to one prefill worker."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from grpc import aio
+
+from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
+from baton.transfer.grpc_options import OPTIONS
+from baton.worker.errors import (
+    PeerSilentError,
+    WorkerError,
+    error_of,
+    error_of_call,
+    make_error,
+)
+from baton.worker.handshake import check_hello
+from baton.worker.streams import Lease, Outbox, first_of
+
+log = logging.getLogger(__name__)
+
+
+class Leg(Protocol):
+    """A hand-off under way over this link."""
+
+    @property
+    def key(self) -> tuple[str, int]: ...
+
+    def on_message(self, message: handoff_pb2.PrefillMessage) -> None: ...
+
+    def on_lost(self, error: common_pb2.Error) -> None:
+        """The stream is gone, and this hand-off with it."""
+        ...
+
+
+class PrefillLink:
+    """Connects once. When the stream ends it is of no more use, and `on_end` is called: the next
+    request makes a new one, so a worker that came back is found at once, and one that went costs
+    nothing."""
+
+    def __init__(
+        self,
+        peer: common_pb2.WorkerIdentity,
+        hello: common_pb2.Hello,
+        lease_s: float,
+        on_end: Callable[["PrefillLink"], None],
+    ) -> None:
+        """hello: this rank's own."""
+        self.peer = peer
+        self._hello = hello
+        self._lease_s = lease_s
+        self._on_end = on_end
+        self._origin = hello.worker.worker_id
+        self._legs: dict[tuple[str, int], Leg] = {}
+        self._outbox: Outbox[handoff_pb2.DecodeMessage] = Outbox()
+        self._task = asyncio.ensure_future(self._run())
+
+    def open(self, leg: Leg, request: handoff_pb2.PrefillRequest) -> None:
+        """Send the request once connected; from now on the leg hears what is said of it."""
+        self._legs[leg.key] = leg
+        self.send(handoff_pb2.DecodeMessage(request=request))
+
+    def send(self, message: handoff_pb2.DecodeMessage) -> None:
+        self._outbox.put(message)
+
+    def forget(self, leg: Leg) -> None:
+        self._legs.pop(leg.key, None)
+
+    async def close(self) -> None:
+        """The rank is stopping. Legs are not told: they have ended."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        error = self._unavailable("it ended the stream")
+        try:
+            await self._attend()
+        except WorkerError as refused:
+            error = refused.error
+        except aio.AioRpcError as failed:
+            error = error_of_call(failed, self.peer.worker_id)
+        except asyncio.InvalidStateError:  # grpc.aio's word for a finished call
+            error = self._unavailable("its stream is closed")
+        except TimeoutError:
+            error = self._unavailable(f"no answer to Hello within {self._lease_s:g} s")
+        except PeerSilentError as silent:
+            error = error_of(silent, self._origin)
+        finally:
+            # First the end, then the legs: what they try next must not come back to this link.
+            self._on_end(self)
+            for leg in list(self._legs.values()):
+                leg.on_lost(error)
+        log.warning("link to prefill worker %s ended: %s", self.peer.worker_id, error.message)
+
+    async def _attend(self) -> None:
+        async with aio.insecure_channel(self.peer.address, options=OPTIONS) as channel:
+            call = handoff_pb2_grpc.HandoffStub(channel).Control()
+            try:
+                async with asyncio.timeout(self._lease_s):
+                    await self._greet(call)
+                lease = Lease(f"prefill worker {self.peer.worker_id}", self._lease_s)
+                beats = itertools.count(1)
+                await first_of(
+                    self._read(call, lease),
+                    self._outbox.drain(call.write),
+                    lease.watch(lambda: self._beat(next(beats))),
+                )
+            finally:
+                call.cancel()
+
+    async def _greet(self, call: aio.StreamStreamCall) -> None:
+        await call.write(handoff_pb2.DecodeMessage(hello=self._hello))
+        first = await call.read()
+        if first is aio.EOF or not first.HasField("hello"):
+            raise WorkerError(self._unavailable("it did not begin with Hello"))
+        check_hello(self._hello, first.hello)
+        theirs = first.hello.worker
+        if (theirs.worker_id, theirs.incarnation) != (self.peer.worker_id, self.peer.incarnation):
+            raise WorkerError(
+                self._unavailable(
+                    f"{self.peer.address} is now {theirs.worker_id} {theirs.incarnation}, not "
+                    f"{self.peer.worker_id} {self.peer.incarnation}"
+                )
+            )
+
+    async def _read(self, call: aio.StreamStreamCall, lease: Lease) -> None:
+        while (message := await call.read()) is not aio.EOF:
+            lease.heard()
+            kind = message.WhichOneof("kind")
+            if kind is None or kind in ("hello", "heartbeat"):
+                continue
+            about = getattr(message, kind)
+            leg = self._legs.get((about.request_id, about.attempt))
+            if leg is not None:
+                leg.on_message(message)
+
+    def _beat(self, sequence: int) -> None:
+        self.send(handoff_pb2.DecodeMessage(heartbeat=common_pb2.Heartbeat(sequence=sequence)))
+
+    def _unavailable(self, why: str) -> common_pb2.Error:
+        message = f"prefill worker {self.peer.worker_id}: {why}"
+        return make_error(common_pb2.UNAVAILABLE, self._origin, message, retryable=True)

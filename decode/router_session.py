@@ -1,0 +1,91 @@
+"""One router's stream to this rank."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+
+from grpc import aio
+
+from baton.decode.rank_request import RankRequest
+from baton.proto import worker_pb2
+from baton.worker.errors import PeerSilentError
+from baton.worker.streams import Lease, first_of
+
+log = logging.getLogger(__name__)
+
+Begin = Callable[[worker_pb2.StartRequest, "RouterSession"], RankRequest]
+
+
+class RouterSession:
+    """Its requests live as long as the stream does."""
+
+    def __init__(self, router_id: str, lease_s: float, begin: Begin) -> None:
+        """begin: makes a request of a StartRequest that came in."""
+        self._begin = begin
+        self._lease = Lease(f"router {router_id}", lease_s)
+        self._requests: dict[str, RankRequest] = {}
+        self._pending = worker_pb2.RankMessage()
+        self._due = asyncio.Event()
+        self._ended = False
+
+    def send(self, tokens: worker_pb2.RequestTokens) -> None:
+        """Everything that is sent before the writer's next turn goes in one message: the tokens of
+        all requests of a step, and more where the router is slow to read."""
+        if not self._ended:
+            self._pending.requests.append(tokens)
+            self._due.set()
+
+    def forget(self, request: RankRequest) -> None:
+        """`request` is over."""
+        if self._requests.get(request.request_id) is request:
+            del self._requests[request.request_id]
+
+    async def serve(
+        self, messages: AsyncIterator[worker_pb2.RouterMessage], context: aio.ServicerContext
+    ) -> None:
+        """Until the stream ends, or the router is silent for its lease: then all is cancelled."""
+        reason = "the router went away"
+        try:
+            await first_of(self._read(messages), self._write(context), self._lease.watch())
+        except PeerSilentError as silent:
+            reason = str(silent)
+            log.warning("%s", silent)
+        finally:
+            self._ended = True
+            for request in list(self._requests.values()):
+                request.cancel(reason)
+
+    async def _read(self, messages: AsyncIterator[worker_pb2.RouterMessage]) -> None:
+        async for message in messages:
+            self._lease.heard()
+            match message.WhichOneof("kind"):
+                case "start":
+                    self._start(message.start)
+                case "cancel":
+                    self._cancel(message.cancel)
+                case "heartbeat":
+                    self._pending.heartbeat.CopyFrom(message.heartbeat)
+                    self._due.set()
+
+    async def _write(self, context: aio.ServicerContext) -> None:
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            message, self._pending = self._pending, worker_pb2.RankMessage()
+            await context.write(message)
+
+    def _start(self, start: worker_pb2.StartRequest) -> None:
+        earlier = self._requests.get(start.request_id)
+        if earlier is not None and earlier.attempt >= start.attempt:
+            log.warning("%s/%d came twice", start.request_id, start.attempt)
+            return
+        if earlier is not None:
+            earlier.cancel("a later attempt took its place")
+        request = self._begin(start, self)
+        self._requests[request.request_id] = request
+        request.begin()
+
+    def _cancel(self, cancel: worker_pb2.CancelRequest) -> None:
+        request = self._requests.get(cancel.request_id)
+        if request is not None and request.attempt == cancel.attempt:
+            request.cancel(cancel.reason)

@@ -1,0 +1,72 @@
+"""What the router and each worker of a cluster are told: addresses, threads, shares of memory."""
+
+import os
+from dataclasses import dataclass, replace
+from typing import Self
+
+from baton.deploy.cluster_config import ClusterConfig
+from baton.deploy.ports import settle
+from baton.router.config import RouterConfig
+from baton.worker.config import Role, WorkerConfig
+
+MOST_TICKETS = 8
+"""Hand-offs at once into one rank: more only wait for the same network and memory."""
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Settled once, before anything starts."""
+
+    config: ClusterConfig
+    http_port: int
+    grpc_port: int
+    threads: int  # compute threads of each worker: oversubscribed OpenMP collapses
+
+    @classmethod
+    def settle(cls, config: ClusterConfig) -> Self:
+        """Raises StartError where a port cannot be used."""
+        wanted = {"--http-port": config.http_port, "--grpc-port": config.grpc_port}
+        ports = settle(config.host, wanted)
+        cores = len(os.sched_getaffinity(0))
+        threads = max(1, cores // len(config.worker_ids))
+        return cls(config, ports["--http-port"], ports["--grpc-port"], threads)
+
+    @property
+    def http_address(self) -> str:
+        """host:port, as this machine reaches it."""
+        return f"{self._reachable}:{self.http_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"{self._reachable}:{self.grpc_port}"
+
+    def router(self) -> RouterConfig:
+        config = self.config
+        return RouterConfig(
+            model=config.engine.model,
+            served_model_name=config.served_model_name,
+            host=config.host,
+            http_port=self.http_port,
+            grpc_port=self.grpc_port,
+            policy=config.policy,
+        )
+
+    def worker(self, worker_id: str, role: Role) -> WorkerConfig:
+        engine = self.config.engine
+        decodes = role is Role.DECODE
+        return WorkerConfig(
+            worker_id,
+            role,
+            replace(
+                engine,
+                threads=self.threads,
+                workers_on_host=len(self.config.worker_ids),
+                tickets=min(engine.max_running, MOST_TICKETS) if decodes else 0,
+            ),
+            routers=(self.grpc_address,),
+        )
+
+    @property
+    def _reachable(self) -> str:
+        """A wildcard is no address to connect to."""
+        return "127.0.0.1" if self.config.host in ("0.0.0.0", "::") else self.config.host

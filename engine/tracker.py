@@ -1,0 +1,44 @@
+"""Binds track slots to the rows of a step that is being planned."""
+
+from baton.engine.batch import Tracked
+from baton.engine.grids import Grids
+from baton.engine.request import Request
+from baton.engine.request_memory import RequestMemory
+from baton.engine.track_plan import prefill_depths
+
+
+class Tracker:
+    """A slot is bound to one step, recorded in its Batch, and goes to the cache, or back to the
+    pool, when that step's result is processed. None free: the snapshot is skipped.
+    """
+
+    def __init__(self, memory: RequestMemory, grids: Grids, budget: int, on: bool) -> None:
+        """budget: snapshots a prefill row. on: the strategy is extra_buffer, the model has state,
+        and there is a cache to keep it in."""
+        self._memory = memory
+        self.grids = grids
+        self._budget = budget
+        self._on = on
+        self._decode_grid = grids.decode
+
+    def prefill(self, request: Request, start: int, end: int) -> tuple[Tracked, ...]:
+        """Snapshots of a row that computes tokens [start, end)."""
+        if not self._on:
+            return ()
+        plan = prefill_depths(
+            start, end - start, self.grids.checkpoint, request.branch, self._budget
+        )
+        bound: list[Tracked] = []
+        for depths, hopeful in ((reversed(plan.wanted), False), (plan.hopeful, True)):
+            for depth in depths:
+                slot = self._memory.take_track_slot(wanted=not hopeful)
+                if slot is not None:
+                    bound.append(Tracked(depth, slot, hopeful))
+        return tuple(bound)
+
+    def decode(self, end: int) -> tuple[Tracked, ...]:
+        """The snapshot of a row whose state will hold `end` tokens after this step."""
+        if end % self._decode_grid or not self._on:
+            return ()
+        slot = self._memory.take_track_slot(wanted=True)
+        return () if slot is None else (Tracked(end, slot, False),)

@@ -1,0 +1,292 @@
+"""One hand-off on its way out: from a request's arrival to the release of its state."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from baton.engine.errors import RequestError
+from baton.engine.events import (
+    ChunkComputed,
+    Event,
+    Finished,
+    PrefillHeld,
+    PromptScored,
+    Scheduled,
+    TokenSampled,
+)
+from baton.engine.request import Holding, RequestSpec
+from baton.engine.sampling_params import SamplingParams
+from baton.proto import common_pb2, handoff_pb2
+from baton.transfer.channel import Channel, Writing
+from baton.transfer.errors import TicketError, TransferError
+from baton.transfer.handoff import Handoff, HandoffState
+from baton.transfer.hashes import prompt_hash, sampling_hash
+from baton.transfer.regions import Holder
+from baton.transfer.segments import Segment, cut_kv, cut_state, nbytes
+from baton.transfer.tickets import Claim, Received
+from baton.worker.context import WorkerContext
+from baton.worker.convert import (
+    finished_to_proto,
+    logprob_to_proto,
+    sampling_from_proto,
+    scores_to_proto,
+)
+from baton.worker.errors import error_of, make_error
+from baton.worker.handoff_name import HandoffName
+
+# A request whose first token is given is sampled nowhere here, and must not end here either.
+_GIVEN = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+
+Send = Callable[[handoff_pb2.PrefillMessage], None]
+
+
+class OutgoingHandoff:
+    """Everything happens on the asyncio thread. Nothing is buffered: what is computed waits in the
+    engine's own pages until the destination is known.
+
+    The engine's memory is read only between an event and the next await, and never after `_end`.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        channel: Channel,
+        request: handoff_pb2.PrefillRequest,
+        engine_id: str,
+        data_address: str,
+        send: Send,
+        on_end: Callable[["OutgoingHandoff"], None],
+    ) -> None:
+        """engine_id: the request's name in this engine; unique, where attempts may overlap."""
+        self.engine_id = engine_id
+        self.key = (request.request_id, request.attempt)
+        self._name = HandoffName(request_id=request.request_id, attempt=request.attempt)
+        self._context = context
+        self._channel = channel
+        self._request = request
+        self._data_address = data_address
+        self._send = send
+        self._on_end = on_end
+        self._handoff: Handoff = context.handoffs.open(*self.key)
+        self._tokens = len(request.prompt_ids)
+        self._arrived_s = time.monotonic()
+        self._scheduled_s = self._arrived_s
+        self._first_token = handoff_pb2.FirstToken(**self._name)
+        self._holding: Holding | None = None
+        self._computed = 0  # tokens whose KV is there
+        self._held = False  # the state of the whole prompt is there
+        self._more = asyncio.Event()  # there is more to write
+        self._writer: asyncio.Task[None] | None = None
+        self._writing: Writing | None = None
+
+    @property
+    def given(self) -> bool:
+        """The first token came with the request: an earlier attempt has sampled it."""
+        return self._request.HasField("first_token")
+
+    @property
+    def ended(self) -> bool:
+        return self._handoff.over or self._handoff.state is HandoffState.COMPLETE
+
+    def submit(self) -> None:
+        """Queue the request in the engine. What is wrong with it goes back as Failed."""
+        request = self._request
+        try:
+            sampling = _GIVEN if self.given else sampling_from_proto(request.sampling)
+        except RequestError as error:
+            self.fail(error_of(error, self._context.worker_id))
+            return
+        outputs = (request.first_token,) if self.given else ()
+        spec = RequestSpec(self.engine_id, tuple(request.prompt_ids), sampling, outputs, hold=True)
+        self._context.port.request(
+            lambda engine: engine.submit(spec),
+            lambda _: None,
+            lambda error: self.fail(error_of(error, self._context.worker_id)),
+        )
+
+    def on_event(self, event: Event, holding: Holding | None, at_s: float) -> None:
+        """holding: where the state lies, if it may be read now."""
+        if self.ended:
+            return
+        if holding is not None:
+            self._holding = holding
+        match event:
+            case Scheduled():
+                self._scheduled(at_s)
+            case ChunkComputed():
+                self._chunk_computed(event)
+            case PromptScored():
+                self._scored(event)
+            case TokenSampled():
+                self._sampled(event, at_s)
+            case PrefillHeld():
+                self._state_ready(at_s)
+            case Finished():
+                self._finished(event, at_s)
+
+    def on_destination(self, destination: handoff_pb2.Destination) -> None:
+        """The ticket: writing begins with what is computed already."""
+        if self.ended or self._writer is not None:
+            return
+        claim = Claim(
+            destination.ticket_id,
+            destination.generation,
+            prompt_hash(self._request.prompt_ids),
+            sampling_hash(self._request.sampling),
+        )
+        if (claim.prompt_hash, claim.sampling_hash) != (
+            destination.prompt_hash,
+            destination.sampling_hash,
+        ):
+            error = TicketError(
+                f"ticket {claim.ticket_id} is for another prompt or other sampling parameters",
+                f"{claim.prompt_hash:016x} {claim.sampling_hash:016x}",
+                f"{destination.prompt_hash:016x} {destination.sampling_hash:016x}",
+            )
+            self.fail(error_of(error, self._context.worker_id))
+            return
+        self._handoff.move(HandoffState.RESERVED)
+        self._writing = self._channel.open(self._data_address, claim)
+        self._writer = asyncio.ensure_future(self._write(destination, self._writing))
+
+    def cancel(self, reason: str) -> None:
+        """The rank wants it no more."""
+        self._end(HandoffState.CANCELLED, reason)
+
+    def expire(self, reason: str) -> None:
+        """The rank's stream has ended, or was silent for its lease."""
+        self._end(HandoffState.EXPIRED, reason)
+
+    def fail(self, error: common_pb2.Error) -> None:
+        """Tell the rank, and give up."""
+        if self.ended:
+            return
+        failed = handoff_pb2.Failed(**self._name, error=error)
+        self._send(handoff_pb2.PrefillMessage(failed=failed))
+        self._end(HandoffState.FAILED, error.message)
+
+    def _scheduled(self, at_s: float) -> None:
+        self._scheduled_s = at_s
+        self._context.metrics.prefill_queue.observe(at_s - self._arrived_s)
+        self._handoff.move(HandoffState.SCHEDULED)
+        if self.given or self._request.sampling.max_tokens > 1:
+            wanted = handoff_pb2.DestinationWanted(**self._name, tokens=self._tokens)
+            self._send(handoff_pb2.PrefillMessage(wanted=wanted))
+
+    def _chunk_computed(self, event: ChunkComputed) -> None:
+        self._context.metrics.count_tokens("prompt", event.end - event.start)
+        self._computed = event.end
+        progress = handoff_pb2.Progress(**self._name, computed_tokens=event.end)
+        self._send(handoff_pb2.PrefillMessage(progress=progress))
+        self._more.set()
+
+    def _scored(self, event: PromptScored) -> None:
+        logprobs = scores_to_proto(event.start, event.logprobs)
+        scores = handoff_pb2.PromptScores(**self._name, logprobs=logprobs)
+        self._send(handoff_pb2.PrefillMessage(scores=scores))
+
+    def _sampled(self, event: TokenSampled, at_s: float) -> None:
+        """Held or Finished follows in the same batch, and sends it."""
+        self._context.metrics.prefill.observe(at_s - self._scheduled_s)
+        self._context.metrics.count_tokens("output", 1)
+        self._first_token.token_id = event.token_id
+        if event.logprob is not None:
+            self._first_token.logprob.CopyFrom(logprob_to_proto(event.logprob))
+
+    def _send_first_token(self, at_s: float) -> None:
+        self._first_token.prefill_queue_us = _us(self._scheduled_s - self._arrived_s)
+        self._first_token.prefill_us = _us(at_s - self._scheduled_s)
+        self._send(handoff_pb2.PrefillMessage(first_token=self._first_token))
+
+    def _state_ready(self, at_s: float) -> None:
+        if not self.given:
+            self._send_first_token(at_s)
+        self._held = True
+        self._more.set()
+
+    def _finished(self, event: Finished, at_s: float) -> None:
+        """It ended here: at its first token, without one, or by a fault."""
+        finished = finished_to_proto(event, self._context.worker_id)
+        if finished.HasField("error"):
+            self.fail(finished.error)
+        elif self.given:
+            message = "prompt and first token fill the context of this worker"
+            self.fail(make_error(common_pb2.TOO_LARGE, self._context.worker_id, message))
+        else:
+            self._first_token.finished.CopyFrom(finished)
+            self._send_first_token(at_s)
+            self._end(HandoffState.COMPLETE, "ended at its first token", event.reason.value)
+
+    async def _write(self, destination: handoff_pb2.Destination, writing: Writing) -> None:
+        try:
+            sent = await self._write_all(destination, writing)
+            done = handoff_pb2.Done(
+                **self._name,
+                ticket_id=destination.ticket_id,
+                generation=destination.generation,
+                segments=sent.segments,
+                bytes_state=sent.bytes_state,
+                bytes_kv=sent.bytes_kv,
+            )
+            self._send(handoff_pb2.PrefillMessage(done=done))
+            # The last byte has left the pools: they need not wait for the rank to say so.
+            self._context.port.post(lambda engine: engine.release(self.engine_id), "release")
+            received = await writing.finish()
+        except TransferError as error:
+            self.fail(error_of(error, self._context.worker_id))
+            return
+        if received == sent:
+            self._end(HandoffState.COMPLETE, "handed over", "handed_over")
+        else:
+            message = f"{self._data_address} has {received} of {sent}"
+            self.fail(make_error(common_pb2.DATA_LOSS, self._context.worker_id, message, True))
+
+    async def _write_all(self, destination: handoff_pb2.Destination, writing: Writing) -> Received:
+        """KV as its chunks end, then the state. What was sent.
+
+        Waits for this worker's own engine alone: if that fails, so does the hand-off.
+        """
+        memory = self._context.memory
+        kv_to, sent = destination.kv_from, Received(0, 0, 0)
+        while kv_to < self._tokens:
+            while self._computed <= kv_to:
+                await self._wait_for_more()
+            computed = self._computed
+            for segment in cut_kv(memory.pages, kv_to, computed):
+                sent = await self._write_one(writing, segment, sent)
+            kv_to = computed
+        while not self._held:
+            await self._wait_for_more()
+        for segment in cut_state(memory.slots):
+            sent = await self._write_one(writing, segment, sent)
+        return sent
+
+    async def _write_one(self, writing: Writing, segment: Segment, sent: Received) -> Received:
+        if self._handoff.state is HandoffState.RESERVED:
+            self._handoff.move(HandoffState.WRITING)
+        assert self._holding is not None
+        holder = Holder(self._holding.slot, self._holding.pages)
+        await writing.write(segment, holder)
+        return sent.plus(segment.kind, nbytes(segment, self._context.memory.pages))
+
+    async def _wait_for_more(self) -> None:
+        self._more.clear()
+        await self._more.wait()
+
+    def _end(self, state: HandoffState, reason: str, outcome: str = "") -> None:
+        """The last move. From here on nothing of the engine's is read."""
+        if self.ended:
+            return
+        self._handoff.move(state, reason)
+        if self._writer is not None and self._writer is not asyncio.current_task():
+            self._writer.cancel()
+        if self._writing is not None and state is not HandoffState.COMPLETE:
+            self._writing.cancel()
+        self._context.port.post(lambda engine: engine.cancel(self.engine_id, reason), "cancel")
+        self._context.handoffs.close(self._handoff)
+        self._context.metrics.count_request(outcome or state.value)
+        self._on_end(self)
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)

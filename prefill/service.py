@@ -1,0 +1,114 @@
+"""`baton.v1.Handoff`: decode ranks ask, this worker computes and writes to them."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+
+import grpc
+from grpc import aio
+
+from baton.prefill.outgoing import OutgoingHandoff
+from baton.prefill.peer import DecodePeer
+from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
+from baton.transfer.grpc_channel import GrpcChannel
+from baton.worker.context import WorkerContext
+from baton.worker.engine_port import EventBatch
+from baton.worker.errors import WorkerError, abort, error_of, make_error
+from baton.worker.handshake import check_hello
+
+
+class PrefillService(handoff_pb2_grpc.HandoffServicer):
+    """The prefill role, round one engine."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._channel = GrpcChannel(
+            context.memory,
+            verify=context.config.verify,
+            deadline_s=context.lease_s,
+            on_bytes=context.metrics.count_sent,
+        )
+        self._handoffs: dict[str, OutgoingHandoff] = {}  # by engine id
+        self._peers: set[DecodePeer] = set()
+        self._numbers = itertools.count(1)
+
+    def add_to(self, server: aio.Server) -> None:
+        handoff_pb2_grpc.add_HandoffServicer_to_server(self, server)
+
+    @property
+    def busy(self) -> int:
+        return len(self._handoffs)
+
+    def peers(self) -> list[common_pb2.WorkerIdentity]:
+        return [peer.identity for peer in self._peers]
+
+    def on_batch(self, batch: EventBatch) -> None:
+        for event in batch.events:
+            handoff = self._handoffs.get(event.request_id)
+            if handoff is not None:
+                handoff.on_event(event, batch.holdings.get(event.request_id), batch.at_s)
+
+    def on_engine_failure(self, error: Exception) -> None:
+        for handoff in list(self._handoffs.values()):
+            handoff.fail(error_of(error, self._context.worker_id))
+
+    async def close(self) -> None:
+        message = f"prefill worker {self._context.worker_id} is stopping"
+        for handoff in list(self._handoffs.values()):
+            handoff.fail(make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True))
+        await self._channel.close()
+
+    async def Control(
+        self,
+        messages: AsyncIterator[handoff_pb2.DecodeMessage],
+        context: aio.ServicerContext,
+    ) -> None:
+        try:
+            async with asyncio.timeout(self._context.lease_s):
+                hello = await self._greet(messages)
+        except TimeoutError:
+            message = f"no Hello within the lease, {self._context.lease_s:g} s"
+            silent = make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True)
+            await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, silent)
+        except WorkerError as refused:
+            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, refused.error)
+        await context.write(handoff_pb2.PrefillMessage(hello=self._context.hello))
+        peer = DecodePeer(hello, self._context.lease_s, self._begin)
+        self._peers.add(peer)
+        try:
+            await peer.serve(messages, context)
+        finally:
+            self._peers.discard(peer)
+
+    async def _greet(self, messages: AsyncIterator[handoff_pb2.DecodeMessage]) -> common_pb2.Hello:
+        """The rank's Hello. Raises WorkerError: what does not fit is refused before all else."""
+        first = await anext(aiter(messages), None)
+        if first is None or not first.HasField("hello"):
+            raise WorkerError(
+                make_error(
+                    common_pb2.INVALID_REQUEST,
+                    self._context.worker_id,
+                    "a Control stream begins with Hello",
+                )
+            )
+        check_hello(self._context.hello, first.hello)
+        return first.hello
+
+    def _begin(self, request: handoff_pb2.PrefillRequest, peer: DecodePeer) -> OutgoingHandoff:
+        # Two ranks may hold attempts of one request, and so may two streams of one rank.
+        engine_id = f"{request.request_id}.{request.attempt}.{next(self._numbers)}"
+        handoff = OutgoingHandoff(
+            self._context,
+            self._channel,
+            request,
+            engine_id,
+            peer.data_address,
+            peer.send,
+            lambda ended: self._forget(ended, peer),
+        )
+        self._handoffs[engine_id] = handoff
+        return handoff
+
+    def _forget(self, handoff: OutgoingHandoff, peer: DecodePeer) -> None:
+        del self._handoffs[handoff.engine_id]
+        peer.forget(handoff)

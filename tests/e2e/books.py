@@ -1,0 +1,32 @@
+"""What the workers of an idle cluster own: nothing but what a prefix cache keeps."""
+
+import grpc
+
+from baton.deploy.cluster import Cluster
+from baton.proto import worker_pb2, worker_pb2_grpc
+
+IDLE_MS = 15_000
+KEPT = {"free", "cache"}
+
+
+async def settled_findings(cluster: Cluster) -> list[str]:
+    """Wait until every worker is idle, then what is wrong in its books, in words."""
+    workers = cluster.router.server_info()["workers"]
+    assert {w["worker_id"] for w in workers} == set(cluster.workers)
+    return [f"{w['worker_id']}: {finding}" for w in workers for finding in await _audit(w)]
+
+
+async def _audit(worker: dict[str, str]) -> list[str]:
+    async with grpc.aio.insecure_channel(worker["address"]) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        flushed = await stub.FlushCache(worker_pb2.FlushCacheRequest(timeout_ms=IDLE_MS))
+        findings = [flushed.error.message] if flushed.HasField("error") else []
+        findings += (await stub.Audit(worker_pb2.AuditRequest())).findings
+        status = await stub.Status(worker_pb2.StatusRequest())
+    for name, owners in (("slots", status.slots), ("pages", status.pages)):
+        findings += [
+            f"{entry.count} {name} of owner {entry.owner} after the last request"
+            for entry in owners
+            if entry.count and entry.owner not in KEPT
+        ]
+    return findings

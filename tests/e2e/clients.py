@@ -1,0 +1,46 @@
+"""Short ways to ask the cluster, over each protocol."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import grpc
+
+from baton.bench.stream_client import complete
+from baton.deploy.cluster import Cluster
+from baton.proto import inference_pb2, inference_pb2_grpc
+
+DEADLINE_S = 60.0
+
+
+def prompts_of(
+    rng: random.Random, lengths: Sequence[int], vocab_size: int = 320
+) -> list[list[int]]:
+    """Random ids, the special ones left out."""
+    return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
+
+
+async def http_greedy(
+    cluster: Cluster, prompts: Sequence[Sequence[int]], n: int, **more: object
+) -> list[list[int]]:
+    """All at once; `n` tokens each, streamed."""
+    greedy = {"temperature": 0, "max_tokens": n, "ignore_eos": True, "return_token_ids": True}
+    bodies = [{"prompt": list(prompt)} | greedy | more for prompt in prompts]
+    each = [complete(cluster.http_url, body, DEADLINE_S) for body in bodies]
+    return [list(answer.token_ids) for answer in await asyncio.gather(*each)]
+
+
+async def grpc_replies(
+    cluster: Cluster, request: inference_pb2.GenerateRequest
+) -> list[inference_pb2.GenerateReply]:
+    async with grpc.aio.insecure_channel(cluster.grpc_address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        return [reply async for reply in stub.Generate(request, timeout=DEADLINE_S)]
+
+
+def greedy_request(prompt: Sequence[int], n: int) -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(
+        token_ids=inference_pb2.TokenIds(ids=prompt),
+        sampling=inference_pb2.SampleOptions(temperature=0, max_tokens=n, ignore_eos=True),
+        stream=True,
+    )

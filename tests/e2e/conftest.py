@@ -1,0 +1,57 @@
+"""One real cluster for all of these tests: 1 prefill worker, 2 decode ranks and a router on Ray."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from e2e.books import settled_findings
+from oracle.reference import Oracle
+
+from baton.deploy.cluster import Cluster
+from baton.deploy.cluster_config import ClusterConfig
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+
+CHECKPOINT = "granite_dense_nope"
+
+
+@pytest.fixture(scope="session")
+def model(oracle: Oracle) -> Path:
+    return oracle.checkpoint(CHECKPOINT)
+
+
+@pytest.fixture(scope="session")
+def engine_config(model: Path) -> EngineConfig:
+    """Small pages and chunks, so that every prompt of some length crosses several."""
+    return EngineConfig(
+        model, page_size=16, chunked_prefill_size=64, max_running=8, memory_bytes=256 << 20
+    )
+
+
+@pytest.fixture(scope="session")
+def engine(engine_config: EngineConfig) -> Engine:
+    """The same model in this process: what a cluster must not change."""
+    return Engine.load(engine_config)
+
+
+@pytest.fixture(scope="session")
+def running_cluster(engine_config: EngineConfig) -> Iterator[Cluster]:
+    with Cluster(ClusterConfig(engine_config, prefill=1, decode=2)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def cluster(running_cluster: Cluster) -> AsyncIterator[Cluster]:
+    """The cluster, whose books must balance once the test is over."""
+    yield running_cluster
+    findings = await asyncio.wait_for(settled_findings(running_cluster), timeout=30)
+    assert not findings
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    return random.Random(seed)

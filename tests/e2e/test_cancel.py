@@ -1,0 +1,59 @@
+"""A client that goes away: its request ends on both workers, and gives back what it owned."""
+
+import asyncio
+import json
+import random
+
+import grpc
+import pytest
+from e2e.clients import greedy_request, http_greedy, prompts_of
+
+from baton.bench.scrape import total
+from baton.deploy.cluster import Cluster
+from baton.proto import inference_pb2_grpc
+
+pytestmark = pytest.mark.cluster
+
+LONG = 900  # tokens of an answer: seconds of decoding
+DEADLINE_S = 20.0
+
+
+def _ended(cluster: Cluster) -> float:
+    """Requests that finished by themselves, on the decode ranks."""
+    workers = cluster.router.server_info()["workers"]
+    decode = [w["metrics_address"] for w in workers if w["role"] == "decode"]
+    return total(decode, "baton_requests_total", outcome="length")
+
+
+async def _start_and_leave(cluster: Cluster, prompt: list[int], tokens: int) -> None:
+    """Read `tokens` events of a long answer over HTTP, then close the connection."""
+    body = {"prompt": prompt, "max_tokens": LONG, "temperature": 0, "ignore_eos": True,
+            "stream": True, "return_token_ids": True}  # fmt: skip
+    payload = json.dumps(body).encode()
+    host, port = cluster.http_url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(payload)}\r\n"
+    writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + payload)
+    for _ in range(tokens):
+        await reader.readuntil(b"data: {")
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 8], ids=["at once", "at the first token", "decoding"])
+async def test_a_connection_that_closes(cluster: Cluster, rng: random.Random, tokens: int) -> None:
+    before = _ended(cluster)
+    prompts = prompts_of(rng, [100] * 4)
+    leaving = [_start_and_leave(cluster, prompt, tokens) for prompt in prompts]
+    await asyncio.wait_for(asyncio.gather(*leaving), DEADLINE_S)
+    await http_greedy(cluster, prompts[:1], 4)
+    assert _ended(cluster) - before <= 1  # the last one alone; the fixture sees to the rest
+
+
+async def test_a_grpc_call_that_is_cancelled(cluster: Cluster, rng: random.Random) -> None:
+    prompt = prompts_of(rng, [64])[0]
+    async with grpc.aio.insecure_channel(cluster.grpc_address) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(greedy_request(prompt, LONG))
+        await asyncio.wait_for(call.read(), DEADLINE_S)
+        call.cancel()
+    await http_greedy(cluster, [prompt], 4)

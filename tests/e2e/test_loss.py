@@ -1,0 +1,91 @@
+"""A worker that is killed: others serve on, what it had is told lost, and it comes back."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+from e2e.clients import http_greedy, prompts_of
+
+from baton.bench.stream_client import Answer, RequestFailed, complete
+from baton.deploy.cluster import Cluster
+from baton.engine.engine import Engine
+from baton.engine.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.cluster
+
+LONG = 700
+RETURN_S = 60.0
+DEADLINE_S = 90.0
+
+
+async def _until(true: Callable[[], bool], deadline_s: float) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not true():
+            await asyncio.sleep(0.05)
+
+
+def _incarnations(cluster: Cluster) -> dict[str, int]:
+    workers = cluster.router.server_info()["workers"]
+    return {w["worker_id"]: w["incarnation"] for w in workers if w["ready"]}
+
+
+def _running(cluster: Cluster, worker_id: str) -> int:
+    workers = cluster.router.server_info()["workers"]
+    return next((int(w["placed"]) for w in workers if w["worker_id"] == worker_id), 0)
+
+
+async def _back(cluster: Cluster, worker_id: str, before: dict[str, int]) -> None:
+    """In a new incarnation, every other worker in its old one."""
+
+    def healed() -> bool:
+        now = _incarnations(cluster)
+        return now.keys() == before.keys() and now[worker_id] > before[worker_id]
+
+    await _until(healed, RETURN_S)
+    now = _incarnations(cluster)
+    assert {k: v for k, v in now.items() if k != worker_id} == {
+        k: v for k, v in before.items() if k != worker_id
+    }
+
+
+async def test_a_decode_rank_is_killed_under_load(
+    cluster: Cluster, engine: Engine, rng: random.Random
+) -> None:
+    before = _incarnations(cluster)
+    prompts = prompts_of(rng, [30] * 4)
+    expected = [
+        list(output.token_ids)
+        for output in engine.generate(
+            prompts, SamplingParams(temperature=0, max_tokens=LONG, ignore_eos=True)
+        )
+    ]
+    body = {"temperature": 0, "max_tokens": LONG, "ignore_eos": True, "return_token_ids": True}
+    asked = [
+        asyncio.create_task(complete(cluster.http_url, body | {"prompt": prompt}, DEADLINE_S))
+        for prompt in prompts
+    ]
+    await _until(lambda: _running(cluster, "decode-1") == 2, DEADLINE_S)
+    cluster.kill("decode-1")
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    answered = [r for r in results if isinstance(r, Answer)]
+    lost = [r for r in results if isinstance(r, RequestFailed)]
+    assert len(answered) == 2 and len(lost) == 2
+    for prompt_tokens, result in zip(expected, results, strict=True):
+        assert not isinstance(result, Answer) or list(result.token_ids) == prompt_tokens
+    assert all("decode-1" in str(error) for error in lost), lost
+    await _back(cluster, "decode-1", before)
+    short = prompts_of(rng, [50] * 4)
+    again = engine.generate(short, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    assert await http_greedy(cluster, short, 8) == [list(o.token_ids) for o in again]
+
+
+async def test_the_prefill_worker_is_killed_and_serving_heals(
+    cluster: Cluster, engine: Engine, rng: random.Random
+) -> None:
+    before = _incarnations(cluster)
+    cluster.kill("prefill-0")
+    await _back(cluster, "prefill-0", before)
+    prompts = prompts_of(rng, [50] * 4)
+    again = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    assert await http_greedy(cluster, prompts, 8) == [list(o.token_ids) for o in again]

@@ -1,0 +1,90 @@
+"""What Prometheus reads from a real cluster."""
+
+import json
+import random
+import urllib.request
+from collections.abc import Iterable
+
+import pytest
+from e2e.clients import http_greedy, prompts_of
+from prometheus_client.parser import text_string_to_metric_families
+
+from baton.bench.needed import handoff_bytes
+from baton.bench.scrape import total
+from baton.deploy.cluster import Cluster
+from baton.engine.engine import Engine
+
+pytestmark = pytest.mark.cluster
+
+SHARED = {"baton_requests", "baton_tokens"}
+OF_ROUTER = {
+    "baton_router_requests", "baton_ttft_seconds", "baton_ttft_part_seconds",
+    "baton_second_token_part_seconds", "baton_itl_seconds", "baton_e2e_seconds", "baton_tokens",
+    "baton_workers", "baton_requests_active",
+}  # fmt: skip
+OF_WORKER = {
+    "baton_requests", "baton_tokens", "baton_bytes_moved", "baton_handoffs", "baton_slots",
+    "baton_pages", "baton_step_seconds", "baton_requests_running", "baton_requests_waiting",
+}  # fmt: skip
+
+
+def _page(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+        text: str = reply.read().decode()
+    return text
+
+
+def _names(address: str) -> set[str]:
+    return {family.name for family in text_string_to_metric_families(_page(address))}
+
+
+def _worker_addresses(cluster: Cluster, role: str | None = None) -> list[str]:
+    workers = cluster.router.server_info()["workers"]
+    return [w["metrics_address"] for w in workers if role in (None, w["role"])]
+
+
+def _moved(addresses: Iterable[str], direction: str) -> float:
+    return total(addresses, "baton_bytes_moved_total", direction=direction)
+
+
+async def test_every_process_has_its_page(cluster: Cluster, rng: random.Random) -> None:
+    await http_greedy(cluster, prompts_of(rng, [20, 30]), 4)
+    router = cluster.http_url.removeprefix("http://")
+    assert _names(router) >= OF_ROUTER
+    for address in _worker_addresses(cluster):
+        assert _names(address) >= OF_WORKER
+
+
+async def test_prometheus_finds_every_worker(cluster: Cluster) -> None:
+    with urllib.request.urlopen(f"{cluster.http_url}/prometheus/targets", timeout=10) as reply:
+        groups = json.load(reply)
+    found = {group["targets"][0]: group["labels"]["baton_worker"] for group in groups}
+    assert set(found) == set(_worker_addresses(cluster))
+    assert set(found.values()) == set(cluster.workers)
+
+
+async def test_what_moves_is_the_state_and_the_kv_to_the_token(
+    cluster: Cluster, engine: Engine, rng: random.Random
+) -> None:
+    lengths = [40, 100, 250]
+    everyone = _worker_addresses(cluster)
+    before = {way: _moved(everyone, way) for way in ("sent", "received")}
+    await http_greedy(cluster, prompts_of(rng, lengths), 4)
+    needed = sum(handoff_bytes(engine.model_config, length) for length in lengths)
+    for way, had in before.items():
+        moved = _moved(everyone, way) - had
+        assert needed <= moved <= 1.02 * needed, way
+
+
+async def test_latencies_and_tokens_are_counted(cluster: Cluster, rng: random.Random) -> None:
+    router = [cluster.http_url.removeprefix("http://")]
+    counted = {
+        "baton_ttft_seconds_count": 3,
+        "baton_itl_seconds_count": 3 * 7,
+        "baton_e2e_seconds_count": 3,
+    }
+    before = {name: total(router, name) for name in counted}
+    output = total(router, "baton_tokens_total", kind="output")
+    await http_greedy(cluster, prompts_of(rng, [10, 20, 30]), 8)
+    assert {name: total(router, name) - had for name, had in before.items()} == counted
+    assert total(router, "baton_tokens_total", kind="output") - output == 24

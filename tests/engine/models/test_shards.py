@@ -1,0 +1,126 @@
+"""Two tensor-parallel ranks, a thread each, say together what one rank says alone."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from step_driver import StepDriver
+from torch import Tensor
+
+from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
+from baton.engine.comm import Shard
+from baton.engine.config import ModelConfig
+from baton.engine.errors import ConfigError
+from baton.engine.memory.layout import AttentionShape, RecurrentShape
+from baton.engine.models.families import read_config
+from baton.engine.models.loader import build_model
+from baton.engine.weights import Checkpoint
+
+RANKS = 2
+SMALL: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "mamba_expand": 2,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 16,
+    "max_position_embeddings": 128,
+}
+GRANITE: dict[str, Any] = {
+    **GRANITE_SMALL,
+    **SMALL,
+    "layer_types": ["mamba", "attention"],
+    "shared_intermediate_size": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+BAMBA: dict[str, Any] = {
+    **SMALL,
+    "model_type": "bamba",
+    "attn_layer_indices": [1],
+    "mlp_bias": True,
+    "attention_bias": True,
+    "mamba_proj_bias": True,
+}
+
+
+class ThreadComm:
+    """Adds up the ranks' parts in memory. Shared by the ranks; each calls it from its thread."""
+
+    def __init__(self, ranks: int) -> None:
+        self._barrier = threading.Barrier(ranks, timeout=30)
+        self._parts: list[Tensor] = []
+        self._lock = threading.Lock()
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        with self._lock:
+            self._parts.append(x)
+        self._barrier.wait()
+        total = torch.stack(self._parts).sum(dim=0)
+        if self._barrier.wait() == 0:
+            self._parts.clear()
+        self._barrier.wait()
+        return total
+
+
+def part_of(config: ModelConfig, shard: Shard) -> ModelConfig:
+    """The configuration with the states that one rank holds."""
+    recurrent = []
+    for shape in config.recurrent:
+        assert shape.ssm is not None
+        channels, lead = shape.conv
+        heads, *rest = shape.ssm
+        parts = shard.part(channels, "channels"), shard.part(heads, "heads")
+        recurrent.append(RecurrentShape((parts[0], lead), (parts[1], *rest)))
+    attention = [
+        AttentionShape(shard.part(shape.kv_heads, "heads"), shape.head_dim)
+        for shape in config.attention
+    ]
+    return replace(config, recurrent=tuple(recurrent), attention=tuple(attention))
+
+
+@pytest.mark.parametrize("fields", [GRANITE, BAMBA], ids=["granite", "bamba"])
+def test_ranks_agree_with_the_whole(tmp_path: Path, fields: dict[str, Any]) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    folder = write_checkpoint(tmp_path, fields, seed=seed)
+    config = read_config(folder, torch.float32, torch.float32)
+    cpu = torch.device("cpu")
+    rng = random.Random(seed)
+    prompt = [rng.randrange(300) for _ in range(37)]
+    comm = ThreadComm(RANKS)
+
+    def run(shard: Shard) -> tuple[Tensor, list[int]]:
+        alone = shard.size == 1
+        model = build_model(
+            config, Checkpoint(folder), cpu, shard=shard, comm=None if alone else comm
+        )
+        driver = StepDriver(replace(model, config=part_of(config, shard)))
+        row = driver.start(prompt)
+        logits = driver.prefill(row, chunk=20)
+        driver.greedy([row], [logits], 8)
+        return logits, row.tokens
+
+    whole_logits, whole_tokens = run(Shard())
+    with ThreadPoolExecutor(RANKS) as pool:
+        for logits, tokens in pool.map(run, [Shard(rank, RANKS) for rank in range(RANKS)]):
+            torch.testing.assert_close(logits, whole_logits, rtol=0, atol=1e-4)
+            assert tokens == whole_tokens
+
+
+def test_what_cannot_be_divided_is_named(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, {**GRANITE, "mamba_n_groups": 1})
+    config = read_config(folder, torch.float32, torch.float32)
+    with pytest.raises(ConfigError, match=r"Mamba groups \(1\) cannot be divided among 2 ranks"):
+        build_model(config, Checkpoint(folder), torch.device("cpu"), shard=Shard(0, 2))

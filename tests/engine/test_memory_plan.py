@@ -1,0 +1,129 @@
+"""How a budget is divided: by numbers alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.errors import ConfigError
+from baton.engine.memory import available
+from baton.engine.memory.layout import AttentionShape, RecurrentShape
+from baton.engine.memory.plan import MemoryPlan
+
+MIB = 1 << 20
+# Sizes like Nemotron-Nano-9B's: 27 Mamba-2 layers beside 4 of attention.
+MODEL = ModelConfig(
+    family="test",
+    folder=Path("."),
+    vocab_size=131072,
+    hidden_size=4480,
+    max_model_len=131072,
+    layers=(),
+    recurrent=(RecurrentShape(conv=(12288, 3), ssm=(128, 80, 128)),) * 27,
+    attention=(AttentionShape(kv_heads=8, head_dim=128),) * 4,
+    mamba_chunk_size=256,
+    eos_token_ids=(),
+    dtype=torch.bfloat16,
+    conv_dtype=torch.bfloat16,
+    ssm_dtype=torch.float32,
+    raw={},
+)
+CONFIG = EngineConfig(model=Path("."))
+
+
+def plan(config: EngineConfig, weights: int = 0, available: int = 0) -> MemoryPlan:
+    return MemoryPlan(config, MODEL, weights, available)
+
+
+def total(made: MemoryPlan) -> int:
+    pools = made.slots * made.slot_layout.slot_bytes + made.pages * made.page_layout.page_bytes
+    return made.weight_bytes + made.activation_bytes + pools
+
+
+@given(
+    budget=st.integers(1, 200_000).map(lambda mib: mib * MIB),
+    weights=st.integers(0, 20_000).map(lambda mib: mib * MIB),
+    running=st.integers(1, 300),
+    tickets=st.integers(0, 20),
+    page=st.sampled_from([1, 16, 64, 384]),
+)
+def test_a_plan_fits_its_budget_or_names_the_largest_that_does(
+    budget: int, weights: int, running: int, tickets: int, page: int
+) -> None:
+    config = replace(
+        CONFIG, memory_bytes=budget, max_running=running, tickets=tickets, page_size=page
+    )
+    try:
+        made = plan(config, weights)
+    except ConfigError as error:
+        largest = str(error).partition("largest max_running that fits is ")[2]
+        assume(largest)
+        plan(replace(config, max_running=int(largest)), weights)
+        with pytest.raises(ConfigError):
+            plan(replace(config, max_running=int(largest) + 1), weights)
+        return
+    assert total(made) <= budget
+    assert made.slots == 1 + running + tickets + made.track_slots + made.snapshot_slots
+    assert made.track_slots == running + config.snapshots_per_prefill
+    assert made.max_model_len <= (made.pages - 1) * page
+
+
+def test_the_budget_is_the_fraction_of_what_is_free_divided_by_the_workers_of_a_host() -> None:
+    config = replace(CONFIG, memory_fraction=0.5, workers_on_host=4, max_running=1)
+    assert plan(config, 0, 1 << 40).budget_bytes == 1 << 37
+    alone = replace(config, device="cuda")
+    assert plan(alone, 0, 1 << 40).budget_bytes == 1 << 39
+
+
+def test_a_context_that_was_asked_for_must_fit() -> None:
+    short = replace(CONFIG, memory_bytes=20_000 * MIB, max_running=2, max_model_len=4096)
+    assert plan(short).max_model_len == 4096
+    with pytest.raises(ConfigError, match="not even one request fits"):
+        plan(replace(short, max_model_len=131072, memory_bytes=3_700 * MIB))
+    unasked = replace(short, max_model_len=None, memory_bytes=3_700 * MIB)
+    assert 64 <= plan(unasked).max_model_len < 131072
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("page_size", 0),
+        ("max_running", 0),
+        ("chunked_prefill_size", -5),
+        ("tickets", -1),
+        ("held_fraction", 1.5),
+        ("memory_fraction", -0.1),
+        ("max_model_len", 1),
+        ("max_model_len", 131073),
+    ],
+)
+def test_options_that_cannot_work_are_named(option: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=option):
+        plan(replace(CONFIG, **{option: value}), 0, 1 << 40)
+
+
+def test_what_is_free_is_asked_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    monkeypatch.setattr(available, "MEMINFO", meminfo)
+    monkeypatch.setattr(available, "CGROUP", tmp_path)
+    with pytest.raises(ConfigError, match="set memory_bytes"):
+        available.available_memory(torch.device("cpu"))
+    meminfo.write_text("MemTotal: 99 kB\nMemAvailable:   12 kB\n")
+    assert available.available_memory(torch.device("cpu")) == 12 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert available.available_memory(torch.device("cpu")) == 12 * 1024
+    (tmp_path / "memory.max").write_text("3000\n")
+    assert available.available_memory(torch.device("cpu")) == 2000
+
+
+def test_the_plan_says_what_it_is() -> None:
+    words = plan(CONFIG, 17 << 30, 1 << 38).describe()
+    assert "16 live" in words["state slots"] and words["weights"] == "17 GiB"
+    assert all(isinstance(value, str) for value in words.values())

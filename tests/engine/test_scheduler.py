@@ -1,0 +1,109 @@
+"""Who computes what in a step."""
+
+import random
+
+from engine.engines import assert_clean, finish_of, greedy, make_engine, random_prompt, run
+from engine.hash_model import HashModel
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.engine.chunking import chunk_end
+from baton.engine.events import Finished, Scheduled, TokenSampled
+from baton.engine.forward_batch import ForwardBatch
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.state_pool import StatePool
+from baton.engine.request import RequestSpec
+
+
+class Witness(HashModel):
+    """Keeps what it was asked to compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[ForwardBatch] = []
+
+    def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool):  # type: ignore[no-untyped-def]
+        self.steps.append(batch)
+        return super().forward(batch, states, pages)
+
+
+@given(
+    start=st.integers(0, 500),
+    length=st.integers(1, 500),
+    budget=st.integers(1, 300),
+    grid=st.integers(1, 64),
+    first=st.booleans(),
+)
+def test_chunks_end_on_the_grid_where_they_can(
+    start: int, length: int, budget: int, grid: int, first: bool
+) -> None:
+    target = start + length
+    end = chunk_end(start, target, budget, grid, first)
+    assert start <= end <= min(target, start + budget)
+    if end == start:
+        assert not first, "the first chunk of a step must get on"
+        assert start + budget < (start // grid + 1) * grid, "the grid was within reach"
+    elif end != target and end % grid:
+        assert first and end == start + budget and end // grid == start // grid
+
+
+def test_rows_that_decode_come_first_and_prompt_tokens_keep_to_the_budget(
+    seeded: random.Random,
+) -> None:
+    model = Witness()
+    engine = make_engine(model, chunk=16, max_running=6)
+    for i in range(12):
+        engine.submit(RequestSpec(f"r{i}", random_prompt(seeded), greedy(20)))
+    run(engine)
+    mixed = 0
+    for step in model.steps:
+        lengths = [
+            b - a for a, b in zip(step.host.cu_seqlens, step.host.cu_seqlens[1:], strict=False)
+        ]
+        assert all(length == 1 for length in lengths[: step.decode_rows])
+        assert sum(lengths[step.decode_rows :]) <= 16
+        assert len(lengths) <= 6
+        mixed += 0 < step.decode_rows < len(lengths)
+    assert mixed, "prompts were to be computed beside rows that decode"
+
+
+def test_requests_are_admitted_in_the_order_they_came(seeded: random.Random) -> None:
+    engine = make_engine(pages=20, max_running=3)
+    names = [f"r{i}" for i in range(9)]
+    for name in names:
+        engine.submit(RequestSpec(name, random_prompt(seeded), greedy(9)))
+    scheduled = [e.request_id for e in run(engine) if isinstance(e, Scheduled)]
+    assert scheduled == names, "once each, first come first served, preempted or not"
+
+
+def test_the_youngest_gives_way_when_pages_run_out() -> None:
+    engine = make_engine(pages=6, max_running=3, chunk=64)
+    for name in ("old", "young"):
+        engine.submit(RequestSpec(name, (1,) * 8, greedy(30)))
+    events = run(engine)
+    order = [e.request_id for e in events if isinstance(e, Finished)]
+    assert order == ["old", "young"]
+    indices = [e.index for e in events if isinstance(e, TokenSampled) and e.request_id == "young"]
+    assert indices == list(range(30)), "nothing is sampled twice"
+
+
+def test_scheduled_is_told_before_the_forward_runs() -> None:
+    model = Witness()
+    engine = make_engine(model)
+    engine.submit(RequestSpec("a", (1, 2), greedy(1)))
+    assert engine.plan_step() == [Scheduled("a")]
+    assert not model.steps
+    assert finish_of(engine.run_step(), "a").completion_tokens == 1
+
+
+def test_a_request_cancelled_between_plan_and_run_leaves_no_trace() -> None:
+    engine = make_engine()
+    for name in "ab":
+        engine.submit(RequestSpec(name, (1, 2), greedy(4)))
+    engine.plan_step()
+    engine.cancel("a", "gone")
+    assert_clean(engine)
+    assert engine.states.ids.available_to_channels < engine.states.ids.available
+    events = run(engine)
+    assert {e.request_id for e in events if isinstance(e, TokenSampled)} == {"b"}
+    assert engine.states.ids.available_to_channels == engine.states.ids.available

@@ -1,0 +1,103 @@
+"""Stop strings and stop tokens: where the output ends and what is cut from its text."""
+
+import random
+
+import pytest
+from engine.engines import finish_of, greedy, make_engine, run, tokens_of
+from engine.hash_model import HashModel, expected_tokens
+from toy_tokenizer import byte_level
+
+from baton.engine.errors import RequestError
+from baton.engine.events import Finished, FinishReason
+from baton.engine.request import RequestSpec
+from baton.engine.sampling_params import SamplingParams
+from baton.text.special_tokens import SpecialTokens
+from baton.text.tokenizer import Tokenizer
+
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(byte_level(), SpecialTokens())
+
+
+def readable(rng: random.Random, tokenizer: Tokenizer) -> tuple[tuple[int, ...], list[int], str]:
+    """A prompt whose continuation is text without broken characters or hidden tokens."""
+    for _ in range(2000):
+        prompt = tuple(rng.randrange(97) for _ in range(4))
+        expected = expected_tokens(HashModel(), prompt, COUNT)
+        text = tokenizer.decode(expected)
+        if "\ufffd" not in text and len(text) == COUNT:
+            return prompt, expected, text
+    raise AssertionError("no readable continuation found")
+
+
+def answer(
+    tokenizer: Tokenizer, prompt: tuple[int, ...], sampling: SamplingParams
+) -> tuple[list[int], Finished]:
+    engine = make_engine(tokenizer=tokenizer)
+    engine.submit(RequestSpec("a", prompt, sampling))
+    events = run(engine)
+    return tokens_of(events, "a"), finish_of(events, "a")
+
+
+def test_a_stop_string_ends_the_text_before_it(seeded: random.Random, tokenizer: Tokenizer) -> None:
+    prompt, expected, text = readable(seeded, tokenizer)
+    start = seeded.randrange(3, COUNT - 4)
+    stop = text[start : start + 3]
+    where = text.index(stop)
+    tokens, finish = answer(tokenizer, prompt, greedy(COUNT, stop=(stop, "never there")))
+    assert tokens == expected[: where + 3]
+    assert (finish.reason, finish.stop_string) == (FinishReason.STOP, stop)
+    got = tokenizer.decode(tokens)
+    assert got[: len(got) - finish.cut_chars] == text[:where]
+
+
+def test_a_stop_string_stays_where_it_is_to_be_included(
+    seeded: random.Random, tokenizer: Tokenizer
+) -> None:
+    prompt, _, text = readable(seeded, tokenizer)
+    stop = text[5:8]
+    tokens, finish = answer(tokenizer, prompt, greedy(COUNT, stop=(stop,), include_stop=True))
+    assert finish.cut_chars == 0 and tokenizer.decode(tokens).endswith(stop)
+
+
+def test_a_stop_string_does_not_count_before_the_minimum(
+    seeded: random.Random, tokenizer: Tokenizer
+) -> None:
+    prompt, expected, text = readable(seeded, tokenizer)
+    sampling = greedy(COUNT, stop=(text[2:4],), min_tokens=COUNT)
+    tokens, finish = answer(tokenizer, prompt, sampling)
+    assert tokens == expected and finish.reason is FinishReason.LENGTH
+
+
+def test_a_visible_stop_token_is_cut_from_the_text(
+    seeded: random.Random, tokenizer: Tokenizer
+) -> None:
+    prompt, expected, _ = readable(seeded, tokenizer)
+    stop = expected[10]
+    where = expected.index(stop)
+    for include in (False, True):
+        sampling = greedy(COUNT, stop_token_ids=(stop,), include_stop=include)
+        tokens, finish = answer(tokenizer, prompt, sampling)
+        assert tokens == expected[: where + 1] and finish.stop_token_id == stop
+        assert finish.cut_chars == (0 if include else 1)
+
+
+def test_output_that_is_given_counts_for_a_stop_string(
+    seeded: random.Random, tokenizer: Tokenizer
+) -> None:
+    prompt, expected, text = readable(seeded, tokenizer)
+    stop = text[8:11]
+    where = text.index(stop)
+    engine = make_engine(tokenizer=tokenizer)
+    given = tuple(expected[: where + 1])
+    engine.submit(RequestSpec("a", prompt, greedy(COUNT, stop=(stop,)), output_ids=given))
+    finish = finish_of(run(engine), "a")
+    assert (finish.completion_tokens, finish.stop_string) == (where + 3, stop)
+
+
+def test_stop_strings_without_a_tokenizer_are_refused() -> None:
+    with pytest.raises(RequestError, match="tokenizer"):
+        make_engine().submit(RequestSpec("a", (1,), greedy(stop=("x",))))

@@ -1,0 +1,242 @@
+"""Prefill and decode workers over hash-model engines, in one process and on one loop, with real
+gRPC between them, and a client that speaks to a rank as a router does."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from engine.engines import make_engine
+from engine.hash_model import HashModel
+from grpc import aio
+
+from baton.decode.service import DecodeService
+from baton.engine.engine import Engine
+from baton.engine.memory.owners import Owner
+from baton.engine.sampling_params import SamplingParams
+from baton.prefill.service import PrefillService
+from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
+from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from baton.transfer.handoff import HandoffState
+from baton.worker.config import Role, WorkerConfig
+from baton.worker.convert import sampling_to_proto
+from baton.worker.runtime import WorkerRuntime
+from baton.worker.started import Started
+
+DEADLINE_S = 20.0
+"""Of every wait in a test. Long: it is only met where something hangs."""
+
+
+class GatedModel(HashModel):
+    """Its forwards can be held up: a test stops a hand-off in the state that it wants."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def forward(self, *args: Any) -> Any:
+        assert self.gate.wait(DEADLINE_S)
+        return super().forward(*args)
+
+
+class TestWorker:
+    """A worker whose engine and state machine a test can look into."""
+
+    __test__ = False
+
+    def __init__(self, worker_id: str, role: Role, *, lease_ms: int = 2000, **engine: Any) -> None:
+        self.model = engine.pop("model", None) or GatedModel()
+        if role is Role.DECODE:
+            engine.setdefault("tickets", 4)
+        self.engine: Engine = make_engine(self.model, **engine)
+        config = WorkerConfig(worker_id, role, self.engine.config, lease_ms=lease_ms)
+        make_role = PrefillService if role is Role.PREFILL else DecodeService
+        self.runtime = WorkerRuntime(config, self.engine, self._keep(make_role))
+        self.started: Started
+        self.service: Any
+        self.context: Any
+        self.moves: list[tuple[HandoffState, HandoffState]] = []
+        self._moved = asyncio.Event()
+
+    def _keep(self, make_role: Callable[..., Any]) -> Callable[..., Any]:
+        def make(context: Any) -> Any:
+            count_move = context.metrics.count_move
+
+            def counted(source: HandoffState, to: HandoffState) -> None:
+                self.moves.append((source, to))
+                self._moved.set()
+                count_move(source, to)
+
+            context.metrics.count_move = counted
+            self.context = context
+            self.service = make_role(context)
+            return self.service
+
+        return make
+
+    @property
+    def identity(self) -> common_pb2.WorkerIdentity:
+        return self.context.hello.worker
+
+    async def reached(self, state: HandoffState, times: int = 1) -> None:
+        """Wait until hand-offs have come into `state` that often."""
+        async with asyncio.timeout(DEADLINE_S):
+            while sum(to is state for _, to in self.moves) < times:
+                self._moved.clear()
+                await self._moved.wait()
+
+    async def clean(self) -> None:
+        """Wait until nothing is under way here; then the books must balance and all be free."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                findings = await self.context.port.call(Engine.audit)
+                assert not findings, findings
+                status = await self.context.port.call(Engine.status)
+                owned = sum(status.slots.values()) - status.slots[Owner.FREE]
+                owned += sum(status.pages.values()) - status.pages[Owner.FREE]
+                if not (owned or self.context.handoffs.counts or self.service.busy):
+                    return
+                await asyncio.sleep(0.005)
+
+
+@dataclass
+class Answer:
+    """One request's replies, as they came."""
+
+    token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
+    logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
+    messages: list[worker_pb2.RequestTokens] = field(default_factory=list)
+    finished: common_pb2.Finished | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    given: int = 0  # output ids that the request came with
+
+    def feed(self, tokens: worker_pb2.RequestTokens) -> None:
+        assert self.finished is None, "something came after the end"
+        assert tokens.first_index == self.given + len(self.token_ids)
+        self.messages.append(tokens)
+        self.token_ids += tokens.token_ids
+        self.logprobs += tokens.logprobs
+        self.prompt_logprobs += tokens.prompt_logprobs.tokens
+        if tokens.HasField("finished"):
+            self.finished = tokens.finished
+        self.changed.set()
+
+    async def until(self, ready: Callable[["Answer"], Any]) -> "Answer":
+        async with asyncio.timeout(DEADLINE_S):
+            while not ready(self):
+                self.changed.clear()
+                await self.changed.wait()
+        return self
+
+    async def end(self) -> common_pb2.Finished:
+        await self.until(lambda answer: answer.finished is not None)
+        assert self.finished is not None
+        return self.finished
+
+
+class RouterClient:
+    """A session with one rank."""
+
+    _ids = itertools.count(1)
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+        self.answers: dict[str, Answer] = {}
+        self.beats: list[int] = []
+        self.sizes: list[int] = []  # distinct requests in each message
+        self._reader = asyncio.ensure_future(self._read())
+
+    async def start(
+        self,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        prefills: list[TestWorker],
+        outputs: tuple[int, ...] = (),
+        **changed: Any,
+    ) -> tuple[str, Answer]:
+        request_id = f"{next(self._ids):032x}"
+        answer = self.answers[request_id] = Answer(given=len(outputs))
+        start = worker_pb2.StartRequest(
+            request_id=request_id,
+            attempt=1,
+            prompt_ids=prompt,
+            output_ids=outputs,
+            sampling=sampling_to_proto(sampling),
+            prefills=[p if isinstance(p, common_pb2.WorkerIdentity) else p.identity
+                      for p in prefills],
+        )  # fmt: skip
+        for name, value in changed.items():
+            getattr(start, name).CopyFrom(value)
+        await self.call.write(worker_pb2.RouterMessage(start=start))
+        return request_id, answer
+
+    async def cancel(self, request_id: str, reason: str = "the client left") -> None:
+        cancel = worker_pb2.CancelRequest(request_id=request_id, attempt=1, reason=reason)
+        await self.call.write(worker_pb2.RouterMessage(cancel=cancel))
+
+    async def _read(self) -> None:
+        while (message := await self.call.read()) is not aio.EOF:
+            self.sizes.append(len({tokens.request_id for tokens in message.requests}))
+            for tokens in message.requests:
+                self.answers[tokens.request_id].feed(tokens)
+            if message.HasField("heartbeat"):
+                self.beats.append(message.heartbeat.sequence)
+
+    def close(self) -> None:
+        self._reader.cancel()
+        self.call.cancel()
+
+
+@asynccontextmanager
+async def running(*workers: TestWorker) -> AsyncIterator[None]:
+    """All serving inside; after, the books of those still alive balance."""
+    async with AsyncExitStack() as stack:
+        for worker in workers:
+            worker.started = await worker.runtime.start()
+            stack.push_async_callback(worker.runtime.stop, 0.0)
+        yield
+
+
+@asynccontextmanager
+async def session(rank: TestWorker, lease_s: float = 0.5) -> AsyncIterator[RouterClient]:
+    """A router's stream to `rank`, heartbeats included."""
+    async with aio.insecure_channel(rank.started.address) as channel:
+        call = worker_pb2_grpc.RankStub(channel).Session()
+        hello = common_pb2.Hello(
+            protocol_major=PROTOCOL_MAJOR, protocol_minor=PROTOCOL_MINOR, router_id="r0"
+        )
+        await call.write(worker_pb2.RouterMessage(hello=hello))
+        first = await call.read()
+        assert first.hello.worker == rank.identity
+        client = RouterClient(call)
+
+        async def beat() -> None:
+            for sequence in itertools.count(1):
+                beat = worker_pb2.RouterMessage()
+                beat.heartbeat.sequence = sequence
+                await call.write(beat)
+                await asyncio.sleep(lease_s / 4)
+
+        beating = asyncio.ensure_future(beat())
+        try:
+            yield client
+        finally:
+            beating.cancel()
+            client.close()
+
+
+def prefill_worker(name: str = "p0", **options: Any) -> TestWorker:
+    return TestWorker(name, Role.PREFILL, **options)
+
+
+def decode_worker(name: str = "d0", **options: Any) -> TestWorker:
+    return TestWorker(name, Role.DECODE, **options)
+
+
+def with_seed(sampling: SamplingParams, seed: int) -> SamplingParams:
+    return replace(sampling, seed=seed)

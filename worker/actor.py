@@ -1,0 +1,63 @@
+"""A worker as a plain class with blocking methods; `deploy` makes a Ray actor of it."""
+
+import asyncio
+import threading
+import time
+
+import uvloop
+
+from baton.engine.engine import Engine
+from baton.worker import json_logs
+from baton.worker.config import WorkerConfig
+from baton.worker.runtime import MakeRole, WorkerRuntime
+from baton.worker.started import Started
+
+START_TIMEOUT_S = 60.0
+STOP_MARGIN_S = 90.0
+
+
+class WorkerActor:
+    """The asyncio loop on a thread of its own, the engine's loop on another."""
+
+    def __init__(self, config: WorkerConfig, make_role: MakeRole) -> None:
+        self._config = config
+        self._make_role = make_role
+        self._progress = ("process", 0.0)
+        self._runtime: WorkerRuntime | None = None
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
+
+    def start(self) -> Started:
+        """Serving when it returns. After a ConfigError it is of no more use."""
+        json_logs.set_up(self._config.worker_id, self._config.role.value)
+        began = time.monotonic()
+        engine = Engine.load(self._config.engine, self._tell)
+        load_s = time.monotonic() - began
+        self._tell("serving", 1.0)
+        self._thread.start()
+        self._runtime = WorkerRuntime(self._config, engine, self._make_role)
+        starting = self._runtime.start(load_s)
+        return asyncio.run_coroutine_threadsafe(starting, self._loop).result(START_TIMEOUT_S)
+
+    def progress(self) -> tuple[str, float]:
+        """The phase of the start, and how far it is: 0 to 1. From any thread."""
+        return self._progress
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Let requests end for `grace_s`; the threads are gone when it returns. Again: nothing."""
+        if self._runtime is None or not self._thread.is_alive():
+            return
+        stopping = asyncio.run_coroutine_threadsafe(self._runtime.stop(grace_s), self._loop)
+        try:
+            stopping.result(grace_s + STOP_MARGIN_S)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(STOP_MARGIN_S)
+
+    def _tell(self, phase: str, fraction: float) -> None:
+        self._progress = (phase, fraction)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()

@@ -1,0 +1,45 @@
+"""What one worker is told at its start."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from baton.engine.config import EngineConfig
+from baton.engine.errors import ConfigError
+
+
+class Role(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """Raises ConfigError where an option cannot work."""
+
+    worker_id: str  # kept through restarts
+    role: Role
+    engine: EngineConfig
+    host: str = "127.0.0.1"  # what it listens on, and where its peers find it
+    grpc_port: int = 0  # 0: any free one
+    metrics_port: int = 0
+    routers: tuple[str, ...] = ()  # host:port of each router's gRPC server
+    lease_ms: int = 3000  # a peer that is silent for longer is lost
+    channel: str = "grpc"
+    verify: bool = True  # checksums of what the channel moves
+
+    def __post_init__(self) -> None:
+        if not self.worker_id:
+            raise ConfigError("worker_id is empty; give each worker a name of its own")
+        if self.channel != "grpc":
+            raise ConfigError(f"channel is {self.channel!r}; this version has 'grpc'")
+        if self.lease_ms < 100:
+            raise ConfigError(f"lease_ms is {self.lease_ms}; expected at least 100")
+        if self.role is Role.DECODE and self.engine.tickets < 1:
+            raise ConfigError(
+                "a decode worker needs at least one ticket, to take in hand-offs: engine.tickets "
+                f"is {self.engine.tickets}"
+            )
+
+    @property
+    def lease_s(self) -> float:
+        return self.lease_ms / 1000

@@ -1,0 +1,112 @@
+"""Where the asyncio thread and the engine's thread meet: calls go in, events come out."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from baton.engine.engine import Engine
+from baton.engine.errors import StoppedError
+from baton.engine.events import ChunkComputed, Event, Finished, PrefillHeld, Scheduled
+from baton.engine.loop import EngineLoop
+from baton.engine.request import Holding
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class EventBatch:
+    """What one planning or one step brought, in order."""
+
+    events: tuple[Event, ...]
+    holdings: Mapping[str, Holding]  # of requests in it whose state may be read now
+    at_s: float  # when, by `time.monotonic`
+
+    @property
+    def changes_load(self) -> bool:
+        """A request began, ended or changed hands."""
+        return any(isinstance(e, Scheduled | PrefillHeld | Finished) for e in self.events)
+
+
+class EngineBatchHandler(Protocol):
+    """Who hears of the engine's events, on the asyncio thread."""
+
+    def on_batch(self, batch: EventBatch) -> None: ...
+
+    def on_engine_failure(self, error: Exception) -> None:
+        """The engine's loop has ended: every request here is lost."""
+        ...
+
+
+class EnginePort:
+    """Made on the asyncio thread; every method is called there."""
+
+    def __init__(self, engine: Engine, on_step: Callable[[float], None]) -> None:
+        """on_step: told a step's seconds, on the engine's thread."""
+        self._asyncio = asyncio.get_running_loop()
+        self._engine = engine
+        self._handler: EngineBatchHandler | None = None
+        self._loop = EngineLoop(engine, self._events, self._failed, on_step)
+
+    def start(self, handler: EngineBatchHandler) -> None:
+        self._handler = handler
+        self._loop.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Blocks until the step under way has ended. Raises TimeoutError."""
+        self._loop.stop(timeout_s)
+
+    async def call(self, fn: Callable[[Engine], T]) -> T:
+        """`fn`'s result. If the caller is cancelled, `fn` runs all the same."""
+        return await asyncio.shield(asyncio.wrap_future(self._loop.call(fn)))
+
+    def request(
+        self,
+        fn: Callable[[Engine], T],
+        then: Callable[[T], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Queue `fn` now, behind all that was queued before. `then` hears of its result before
+        anyone hears of events that came after it; `failed` of what it raised."""
+
+        def run(engine: Engine) -> None:
+            self._asyncio.call_soon_threadsafe(then, fn(engine))
+
+        def done(future: "Future[None]") -> None:
+            if (error := future.exception()) is not None:
+                self._asyncio.call_soon_threadsafe(failed, error)
+
+        self._loop.call(run).add_done_callback(done)
+
+    def post(self, fn: Callable[[Engine], object], what: str) -> None:
+        """Queue `fn` and do not wait; if it raises, that is a fault of ours, and is logged."""
+        self.request(fn, lambda _: None, lambda error: _log_failure(error, what))
+
+    def _events(self, events: list[Event]) -> None:
+        """On the engine's thread: what may be read now is looked up before the next step."""
+        over = {event.request_id for event in events if isinstance(event, Finished)}
+        wanted = {e.request_id for e in events if isinstance(e, ChunkComputed | PrefillHeld)}
+        holdings = {name: self._engine.holding(name) for name in wanted - over}
+        batch = EventBatch(tuple(events), holdings, time.monotonic())
+        self._asyncio.call_soon_threadsafe(self._deliver, batch)
+
+    def _failed(self, error: Exception) -> None:
+        self._asyncio.call_soon_threadsafe(self._deliver_failure, error)
+
+    def _deliver(self, batch: EventBatch) -> None:
+        assert self._handler is not None
+        self._handler.on_batch(batch)
+
+    def _deliver_failure(self, error: Exception) -> None:
+        assert self._handler is not None
+        self._handler.on_engine_failure(error)
+
+
+def _log_failure(error: BaseException, what: str) -> None:
+    # A loop that has ended refuses everything; its end was reported.
+    if not isinstance(error, StoppedError):
+        log.error("%s failed: %s: %s", what, type(error).__name__, error)

@@ -1,0 +1,47 @@
+"""What names a checkpoint the same on every machine that holds a copy of it."""
+
+from pathlib import Path
+
+import xxhash
+
+from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.memory.plan import MemoryPlan
+from baton.transfer.fingerprint import layout_fingerprint
+
+SAMPLE_BYTES = 1 << 16
+
+
+def worker_fingerprint(
+    config: EngineConfig, model: ModelConfig, plan: MemoryPlan
+) -> dict[str, str]:
+    """This worker's side of the comparison that every stream begins with."""
+    return layout_fingerprint(
+        plan.slot_layout,
+        plan.page_layout,
+        model=f"{model.family}, config {_config_hash(config.model)}",
+        weights=weights_hash(config.model),
+        dtype=str(config.dtype).removeprefix("torch."),
+        chunk_size=model.mamba_chunk_size,
+    )
+
+
+def weights_hash(folder: Path) -> str:
+    """Of every weight file's name and size, and of its first and last 64 KiB.
+
+    The whole of a large checkpoint would take minutes to read. The header of a safetensors file
+    lies in its first bytes: every tensor's name, dtype, shape and place.
+    """
+    digest = xxhash.xxh3_64()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(SAMPLE_BYTES))
+            file.seek(max(0, size - SAMPLE_BYTES))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _config_hash(folder: Path) -> str:
+    path = folder / "config.json"
+    return xxhash.xxh3_64_hexdigest(path.read_bytes() if path.is_file() else b"")

@@ -1,0 +1,86 @@
+"""What this worker says about itself, kept fresh."""
+
+import asyncio
+import os
+import time
+
+from baton.engine.engine import Engine
+from baton.engine.memory.owners import Owner
+from baton.engine.status import EngineStatus
+from baton.proto import worker_pb2
+from baton.worker.context import RoleService, WorkerContext
+
+PERIOD_S = 0.5
+LEAST_S = 0.05  # between two reports, however often the load changes
+
+
+class Reporter:
+    """Asks the engine for its status every half second, and soon after the load has changed."""
+
+    def __init__(self, context: WorkerContext, role: RoleService, metrics_address: str) -> None:
+        self._context = context
+        self._role = role
+        self._metrics_address = metrics_address
+        self._began = time.monotonic()
+        self._changed = asyncio.Event()
+        self._fresh = asyncio.Condition()
+        self._reports = 0
+        self._latest = worker_pb2.WorkerStatus()
+        self.leaving = False
+
+    def load_changed(self) -> None:
+        """Report soon, not at the end of the period."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until cancelled, or until the engine's loop has ended."""
+        while True:
+            self._changed.clear()
+            self._latest = await self.status()
+            async with self._fresh:
+                self._reports += 1
+                self._fresh.notify_all()
+            await asyncio.sleep(LEAST_S)
+            try:
+                async with asyncio.timeout(PERIOD_S - LEAST_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def next_report(self, after: int) -> tuple[int, worker_pb2.WorkerReport]:
+        """The first report whose number is above `after`, and its number. Numbers begin at 1."""
+        async with self._fresh:
+            await self._fresh.wait_for(lambda: self._reports > after)
+            report = worker_pb2.WorkerReport(status=self._latest, leaving=self.leaving)
+            return self._reports, report
+
+    async def status(self) -> worker_pb2.WorkerStatus:
+        """As of now. Waits for the step under way."""
+        found = await self._context.port.call(Engine.status)
+        self._context.metrics.set_status(found)
+        return self._to_proto(found)
+
+    def _to_proto(self, status: EngineStatus) -> worker_pb2.WorkerStatus:
+        context = self._context
+        config = context.config.engine
+        return worker_pb2.WorkerStatus(
+            worker=context.hello.worker,
+            model=config.model.name,
+            running=status.running,
+            waiting=status.waiting,
+            max_running=status.max_running,
+            max_model_len=status.max_model_len,
+            slots=_owners(status.slots),
+            pages=_owners(status.pages),
+            page_size=config.page_size,
+            uptime_s=time.monotonic() - self._began,
+            memory_plan=context.engine.plan.describe(),
+            handoffs=context.handoffs.counts,
+            pid=os.getpid(),
+            metrics_address=self._metrics_address,
+            peers=self._role.peers(),
+        )
+
+
+def _owners(owned: dict[Owner, int]) -> list[worker_pb2.OwnerCount]:
+    return [worker_pb2.OwnerCount(owner=owner.value, count=count) for owner, count in owned.items()]

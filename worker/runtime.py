@@ -1,0 +1,178 @@
+"""One worker's gRPC server round one engine. Everything here runs on one asyncio loop."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from baton.engine.engine import Engine
+from baton.engine.errors import ConfigError
+from baton.proto import common_pb2, handoff_pb2, worker_pb2, worker_pb2_grpc
+from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from baton.transfer.grpc_options import OPTIONS
+from baton.transfer.regions import EngineMemory
+from baton.worker.config import Role, WorkerConfig
+from baton.worker.context import RoleService, WorkerContext
+from baton.worker.engine_port import EngineBatchHandler, EnginePort, EventBatch
+from baton.worker.handoff_book import HandoffBook
+from baton.worker.metrics import WorkerMetrics
+from baton.worker.model_identity import worker_fingerprint
+from baton.worker.registration import Registration
+from baton.worker.reporter import Reporter
+from baton.worker.service import WorkerServicer
+from baton.worker.started import Started
+
+log = logging.getLogger(__name__)
+
+MakeRole = Callable[[WorkerContext], RoleService]
+SERVICES = {
+    Role.PREFILL: handoff_pb2.DESCRIPTOR.services_by_name["Handoff"].full_name,
+    Role.DECODE: worker_pb2.DESCRIPTOR.services_by_name["Rank"].full_name,
+}
+WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
+DRAIN_POLL_S = 0.02
+ENGINE_STOP_S = 60.0  # the longest step
+
+
+class WorkerRuntime:
+    """`start` and `stop` are called once each, on one running loop."""
+
+    def __init__(self, config: WorkerConfig, engine: Engine, make_role: MakeRole) -> None:
+        self._config = config
+        self._engine = engine
+        self._make_role = make_role
+        self._tasks: list[asyncio.Task[None]] = []
+        # Wall-clock nanoseconds: larger in every later life of this worker.
+        self.incarnation = time.time_ns()
+
+    async def start(self, load_s: float = 0.0) -> Started:
+        """Serving when it returns. Raises ConfigError where a port is taken."""
+        config = self._config
+        self._server = aio.server(options=OPTIONS)
+        address = f"{config.host}:{self._listen()}"
+        self._context = self._make_context(address)
+        self._role = self._make_role(self._context)
+        metrics_port = self._context.metrics.serve(config.host, config.metrics_port)
+        metrics_address = f"{config.host}:{metrics_port}"
+        self._reporter = Reporter(self._context, self._role, metrics_address)
+        self._add_services()
+        self._context.port.start(_Tee(self._role, self._reporter, self._failed))
+        await self._server.start()
+        self._spawn(self._reporter.run())
+        for router in config.routers:
+            registration = Registration(router, self._context.hello, self._reporter, config.lease_s)
+            self._spawn(registration.run())
+        await self._health.set(SERVICES[config.role], health_pb2.HealthCheckResponse.SERVING)
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        log.info("serving", extra={"address": address, "metrics_address": metrics_address})
+        return Started(
+            config.worker_id, self.incarnation, address, metrics_address, os.getpid(), load_s
+        )
+
+    async def stop(self, grace_s: float) -> None:
+        """Take nothing new, let what is under way end for `grace_s`, then end everything."""
+        self._reporter.leaving = True
+        self._reporter.load_changed()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self._role.busy:
+                    await asyncio.sleep(DRAIN_POLL_S)
+        await self._role.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.stop(None)
+        await asyncio.to_thread(self._context.port.stop, ENGINE_STOP_S)
+        self._context.metrics.close()
+
+    def _listen(self) -> int:
+        wanted = f"{self._config.host}:{self._config.grpc_port}"
+        try:
+            port: int = self._server.add_insecure_port(wanted)
+        except RuntimeError as error:  # what grpc raises for every reason
+            raise ConfigError(
+                f"cannot listen on {wanted}: {error}; choose another port, or 0 for any"
+            ) from error
+        return port
+
+    def _make_context(self, address: str) -> WorkerContext:
+        config, engine = self._config, self._engine
+        metrics = WorkerMetrics(config.worker_id, config.role)
+        return WorkerContext(
+            config=config,
+            engine=engine,
+            port=EnginePort(engine, metrics.observe_step),
+            memory=EngineMemory(engine.states, engine.pages),
+            hello=common_pb2.Hello(
+                protocol_major=PROTOCOL_MAJOR,
+                protocol_minor=PROTOCOL_MINOR,
+                worker=common_pb2.WorkerIdentity(
+                    worker_id=config.worker_id,
+                    incarnation=self.incarnation,
+                    address=address,
+                    role=common_pb2.PREFILL if config.role is Role.PREFILL else common_pb2.DECODE,
+                ),
+                fingerprint=worker_fingerprint(config.engine, engine.model_config, engine.plan),
+                capabilities=[f"channel:{config.channel}"],
+                data_address=address,
+            ),
+            metrics=metrics,
+            handoffs=HandoffBook(metrics),
+        )
+
+    def _add_services(self) -> None:
+        server = self._server
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        servicer = WorkerServicer(self._context, self._reporter)
+        worker_pb2_grpc.add_WorkerServicer_to_server(servicer, server)
+        self._role.add_to(server)
+        names = (
+            SERVICES[self._config.role],
+            WORKER_SERVICE,
+            health.SERVICE_NAME,
+            reflection.SERVICE_NAME,
+        )
+        reflection.enable_server_reflection(names, server)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(_log_failure)
+        self._tasks.append(task)
+
+    def _failed(self, error: Exception) -> None:
+        """The engine is gone. Health says so; whoever started this process starts it again."""
+        log.critical("the engine has stopped: %s: %s", type(error).__name__, error)
+        self._spawn(self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
+
+
+class _Tee:
+    """The role hears of everything; the reporter of changes of load."""
+
+    def __init__(
+        self, role: RoleService, reporter: Reporter, failed: Callable[[Exception], None]
+    ) -> None:
+        self._role: EngineBatchHandler = role
+        self._reporter = reporter
+        self._failed = failed
+
+    def on_batch(self, batch: EventBatch) -> None:
+        self._role.on_batch(batch)
+        if batch.changes_load:
+            self._reporter.load_changed()
+
+    def on_engine_failure(self, error: Exception) -> None:
+        self._role.on_engine_failure(error)
+        self._failed(error)
+
+
+def _log_failure(task: "asyncio.Task[None]") -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a task of the worker ended: %s: %s", type(error).__name__, error)
