@@ -67,6 +67,16 @@ def test_rows_that_decode_come_first_and_prompt_tokens_keep_to_the_budget(
     assert mixed, "prompts were to be computed beside rows that decode"
 
 
+def test_a_step_scores_a_bounded_number_of_prompt_tokens(seeded: random.Random) -> None:
+    model = Witness()
+    engine = make_engine(model, chunk=1000)
+    prompt = random_prompt(seeded, 380, 400)
+    engine.submit(RequestSpec("a", prompt, greedy(1, prompt_logprobs_start=20)))
+    run(engine)
+    wanted = [step.logit_tokens.shape[0] for step in model.steps]
+    assert len(wanted) == 2 and max(wanted) <= 256 + 1
+
+
 def test_requests_are_admitted_in_the_order_they_came(seeded: random.Random) -> None:
     engine = make_engine(pages=20, max_running=3)
     names = [f"r{i}" for i in range(9)]
