@@ -78,11 +78,10 @@ def _ask_all(console: Console, cluster: Cluster, rng: random.Random) -> float:
                 reply = ask_grpc(cluster.grpc_address, question.text, MAX_TOKENS, show)
             else:
                 reply = ask_openai(cluster.http_url, question.text, MAX_TOKENS, show)
-            correct = reply.text.split() == _expected(question)
+            expected = [word for word in question.answer if word != END]
+            correct = reply.text.split() == expected
             right, asked = right + correct, asked + 1
-            mark = (
-                "[green]right[/]" if correct else f"[red]wrong: {' '.join(_expected(question))}[/]"
-            )
+            mark = "[green]right[/]" if correct else f"[red]wrong: {' '.join(expected)}[/]"
             console.print(f"  {mark}")
             console.print(f"  [dim]{length} tokens in; {second_token(reply.timings)}[/]")
             console.print(f"  [dim]{first_token(reply.timings)}[/]")
