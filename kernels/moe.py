@@ -23,8 +23,8 @@ def experts_swiglu(
     x:       [T, H] float
     weights: [T, K] float32
     experts: [T, K] int64, index into E
-    w_in:    [E, 2 I, H], dtype of x; the gate's rows, then those of the up projection
-    w_out:   [E, H, I], dtype of x; rows of both must be a multiple of 16 bytes
+    w_in:    [E, 2 I, H] float; the gate's rows, then those of the up projection
+    w_out:   [E, H, I], dtype of w_in; rows of both must be a multiple of 16 bytes
     returns  [T, H], dtype of x
     """
     tokens, top_k = experts.shape
@@ -32,7 +32,7 @@ def experts_swiglu(
     # Where each expert's run ends in the sorted order; the grouped product reads it on the device.
     every_expert = torch.arange(w_in.shape[0], device=x.device)
     ends = torch.searchsorted(ordered, every_expert, right=True, out_int32=True)
-    inner = F.grouped_mm(x[order // top_k], w_in.transpose(1, 2), offs=ends)
+    inner = F.grouped_mm(x[order // top_k].to(w_in.dtype), w_in.transpose(1, 2), offs=ends)
     gate, up = inner.chunk(2, dim=-1)
     outer = F.grouped_mm(F.silu(gate) * up, w_out.transpose(1, 2), offs=ends)
     # Back in each token's own order of experts, so that its sum does not depend on the batch.

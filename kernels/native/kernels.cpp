@@ -139,7 +139,10 @@ inline Vec exp(Vec x) {
   IntVec exponent = __builtin_convertvector(n, IntVec) + 127;
   return p * reinterpret_cast<Vec>(exponent << 23);
 }
-inline Vec silu(Vec x) { return x / (1.0f + exp(-x)); }
+inline Vec silu(Vec x) {  // below -87 it is as good as zero
+  x = x < -87.0f ? splat(-87.0f) : x;
+  return x / (1.0f + exp(-x));
+}
 
 // Memory of the calling thread that lasts until its next call with the same Tag.
 template <class T, class Tag>
@@ -157,6 +160,7 @@ struct Linear {
   const float* scale;  // [out], of int8 weights
   const float* bias;   // [out] or null
   float* y;            // [rows, out]
+  void* rounded;       // [rows, in rounded up to 32] bfloat16, scratch; null where rows are few
   int64_t rows, in, out, x_stride, dtype;
 };
 
@@ -276,35 +280,54 @@ inline void weight_rows(const Linear& a, const typename Tile::Value* x, int64_t 
   }
 }
 
+// All weight rows against all activation rows. A part of the weight and a block of activations
+// stay in the second-level cache while they meet.
 template <class Tile>
 void linear_as(const Linear& a, const typename Tile::Value* x, int64_t x_stride) {
-  constexpr int64_t PART = 64;
+  constexpr int64_t PART = 64, BLOCK = 48;
   const int64_t parts = (a.out + PART - 1) / PART;
 #pragma omp for schedule(dynamic, 1)
   for (int64_t part = 0; part < parts; part++) {
-    int64_t o = part * PART;
-    const int64_t end = o + PART < a.out ? o + PART : a.out;
-    if (a.rows == 1)  // more weight rows at a time, or there is too little to do meanwhile
-      for (; o + 16 <= end; o += 16) weight_rows<Tile, 16, 1>(a, x, x_stride, o);
-    for (; o + 4 <= end; o += 4) weight_rows<Tile, 4, 6>(a, x, x_stride, o);
-    for (; o < end; o++) weight_rows<Tile, 1, 6>(a, x, x_stride, o);
+    const int64_t first = part * PART, end = first + PART < a.out ? first + PART : a.out;
+    Linear block = a;
+    for (int64_t row = 0; row < a.rows; row += BLOCK) {
+      block.rows = row + BLOCK < a.rows ? BLOCK : a.rows - row;
+      block.y = a.y + row * a.out;
+      const auto* values = x + row * x_stride;
+      int64_t o = first;
+      if (a.rows == 1)  // more weight rows at a time, or too little of them is under way
+        for (; o + 16 <= end; o += 16) weight_rows<Tile, 16, 1>(block, values, x_stride, o);
+      for (; o + 4 <= end; o += 4) weight_rows<Tile, 4, 6>(block, values, x_stride, o);
+      for (; o < end; o++) weight_rows<Tile, 1, 6>(block, values, x_stride, o);
+    }
   }
 }
+
+#ifdef BATON_DOT_BF16
+void round_row(const Linear& a, int64_t row, Bf16* to, int64_t padded) {
+  runs(a.in, [&](int64_t i, int64_t n) {
+    store_run(to + i, load_run(a.x + row * a.x_stride + i, n), n);
+  });
+  memset(to + a.in, 0, (padded - a.in) * sizeof(Bf16));
+}
+#endif
 
 void linear(const Linear& a) {
   if (a.dtype == FLOAT32) return linear_as<FloatTile<float>>(a, a.x, a.x_stride);
   if (a.dtype == INT8) return linear_as<FloatTile<int8_t>>(a, a.x, a.x_stride);
 #ifdef BATON_DOT_BF16
   const int64_t padded = (a.in + DOT_LANES - 1) / DOT_LANES * DOT_LANES;
-  struct Tag {};
-  Bf16* x = scratch<Bf16, Tag>(a.rows * padded);
-  for (int64_t b = 0; b < a.rows; b++) {
-    runs(a.in, [&](int64_t i, int64_t n) {
-      store_run(x + b * padded + i, load_run(a.x + b * a.x_stride + i, n), n);
-    });
-    memset(x + b * padded + a.in, 0, (padded - a.in) * sizeof(Bf16));
+  if (a.rounded) {
+    Bf16* x = static_cast<Bf16*>(a.rounded);
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < a.rows; row++) round_row(a, row, x + row * padded, padded);
+    linear_as<DotTile>(a, x, padded);
+  } else {  // few rows: each thread for itself, rather than wait for another
+    struct Rounded {};
+    Bf16* x = scratch<Bf16, Rounded>(a.rows * padded);
+    for (int64_t row = 0; row < a.rows; row++) round_row(a, row, x + row * padded, padded);
+    linear_as<DotTile>(a, x, padded);
   }
-  linear_as<DotTile>(a, x, padded);
 #else
   linear_as<FloatTile<Bf16>>(a, a.x, a.x_stride);
 #endif
@@ -451,10 +474,10 @@ void rope(const Rope& a) {
 // --- attention ------------------------------------------------------------------------------
 
 struct KvWrite {
-  const float *k, *v;  // [tokens, width], tokens stride apart
+  const float *k, *v;  // [tokens, width], tokens k_stride and v_stride apart
   void *k_pool, *v_pool;  // [pages, page_size, width], pages page_stride apart (in values)
   const int64_t *pages, *offsets;  // [tokens]
-  int64_t tokens, width, stride, page_stride, dtype;
+  int64_t tokens, width, k_stride, v_stride, page_stride, dtype;
 };
 
 template <class T>
@@ -465,8 +488,8 @@ void kv_write_as(const KvWrite& a) {
     T* k = static_cast<T*>(a.k_pool) + place;
     T* v = static_cast<T*>(a.v_pool) + place;
     runs(a.width, [&](int64_t i, int64_t n) {
-      store_run(k + i, load_run(a.k + t * a.stride + i, n), n);
-      store_run(v + i, load_run(a.v + t * a.stride + i, n), n);
+      store_run(k + i, load_run(a.k + t * a.k_stride + i, n), n);
+      store_run(v + i, load_run(a.v + t * a.v_stride + i, n), n);
     });
   }
 }
@@ -482,8 +505,8 @@ struct AttnDecode {
   const int64_t* kv_lens;       // [rows]; 0 for padding rows
   float* out;                   // [rows, heads, head_dim]
   int64_t rows, heads, kv_heads, head_dim, page_size, q_stride, page_stride, table_stride, dtype;
-  double scale, softcap;  // softcap 0: none
   int64_t window;         // 0: none
+  double scale, softcap;  // softcap 0: none
 };
 
 // One row's query heads of one KV head over positions first .. end.
@@ -705,6 +728,14 @@ struct Operation {
   void (*run)(const void*);
   const void* arguments;
 };
+
+int64_t baton_dots_bf16() {  // whether bfloat16 products are the CPU's own
+#ifdef BATON_DOT_BF16
+  return 1;
+#else
+  return 0;
+#endif
+}
 
 void baton_run(const Operation* operations, int64_t count, int64_t threads) {
 #pragma omp parallel num_threads(static_cast<int>(threads))

@@ -11,8 +11,7 @@ from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
-from baton.kernels.attention import kv_write, paged_attn_decode, paged_attn_prefill
-from baton.kernels.rope import apply_rope
+from baton.kernels.attention import paged_attn_prefill
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,7 @@ class Attention:
         are not told to the attention.
         """
         self.index = index
+        self.kernels = scope.kernels
         self.rope = rope
         self.scale = sizes.scale
         self.head_dim = sizes.head_dim
@@ -78,16 +78,16 @@ class Attention:
         turned = self.heads + self.kv_heads  # q and k are rotated alike, so in one call
         qk, v = qkv[:, :turned], qkv[:, turned:]
         if self.rope is not None:
-            qk = apply_rope(qk, self.rope, step.positions)
+            qk = self.kernels.apply_rope(qk, self.rope, step.positions)
         q, k = qk[:, : self.heads], qk[:, self.heads :]
         k_pool, v_pool = step.pages.k[self.index], step.pages.v[self.index]
-        kv_write(k, v, k_pool, v_pool, step.token_pages, step.token_offsets)
+        self.kernels.kv_write(k, v, k_pool, v_pool, step.token_pages, step.token_offsets)
         parts = []
         if step.decode is not None:
             rows = step.decode
             parts.append(
-                paged_attn_decode(
-                    q[: step.decode_tokens].contiguous(),
+                self.kernels.paged_attn_decode(
+                    q[: step.decode_tokens],
                     k_pool,
                     v_pool,
                     rows.block_tables,

@@ -1,6 +1,5 @@
 """Mixture of experts with a softmax over the top-k router logits."""
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from baton.engine.errors import ConfigError
@@ -35,6 +34,7 @@ class SoftmaxTopKMoe:
                 "16 bytes, and a token cannot have more experts than there are"
             )
         self.top_k = top_k
+        self.kernels = scope.kernels
         self.comm = scope.comm
         self.router = scope.tensor(router, experts, hidden)
         halves = (intermediate, intermediate)
@@ -42,5 +42,5 @@ class SoftmaxTopKMoe:
         self.down = scope.part(down, (experts, hidden, intermediate), (intermediate,), dim=2)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        weights, experts = route_softmax_topk(F.linear(x, self.router), self.top_k)
+        weights, experts = route_softmax_topk(self.kernels.linear(x, self.router, None), self.top_k)
         return self.comm.all_reduce(experts_swiglu(x, weights, experts, self.gate_up, self.down))
