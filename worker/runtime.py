@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from baton.engine.engine import Engine
 from baton.engine.errors import ConfigError
-from baton.proto import common_pb2, handoff_pb2, worker_pb2, worker_pb2_grpc
+from baton.proto import common_pb2, handoff_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.transfer.grpc_options import OPTIONS
 from baton.transfer.regions import EngineMemory
@@ -35,6 +35,13 @@ MakeRole = Callable[[WorkerContext], RoleService]
 SERVICES = {
     Role.PREFILL: handoff_pb2.DESCRIPTOR.services_by_name["Handoff"].full_name,
     Role.DECODE: worker_pb2.DESCRIPTOR.services_by_name["Rank"].full_name,
+    Role.BOTH: inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
+}
+# A worker of both roles joins no cluster: nobody reads what role it says it has.
+ROLES = {
+    Role.PREFILL: common_pb2.PREFILL,
+    Role.DECODE: common_pb2.DECODE,
+    Role.BOTH: common_pb2.ROLE_UNSPECIFIED,
 }
 WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 DRAIN_POLL_S = 0.02
@@ -117,7 +124,7 @@ class WorkerRuntime:
                     worker_id=config.worker_id,
                     incarnation=self.incarnation,
                     address=address,
-                    role=common_pb2.PREFILL if config.role is Role.PREFILL else common_pb2.DECODE,
+                    role=ROLES[config.role],
                 ),
                 fingerprint=worker_fingerprint(config.engine, engine.model_config, engine.plan),
                 capabilities=[f"channel:{config.channel}"],
