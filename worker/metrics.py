@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from baton.engine.counters import Counters
 from baton.engine.memory.owners import Owner
@@ -39,17 +39,6 @@ class WorkerMetrics:
         self.transfer = self._histogram("transfer", "First token seen to last byte checked")
         self.decode_wait = self._histogram("decode_wait", "Last byte to the first step's launch")
         self.first_decode_step = self._histogram("first_decode_step", "A request's first step")
-
-    def serve(self, host: str, port: int) -> int:
-        """Answer /metrics on a thread of its own; returns the port."""
-        self._server, self._thread = start_http_server(port, host, self.registry)
-        return int(self._server.server_port)
-
-    def close(self) -> None:
-        """Stop answering. Only after `serve`."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
     def count_request(self, outcome: str) -> None:
         self._requests.labels(**self._labels, outcome=outcome).inc()

@@ -24,20 +24,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def FlushCache(
         self, request: worker_pb2.FlushCacheRequest, context: aio.ServicerContext
     ) -> worker_pb2.FlushCacheReply:
-        """Waits until nothing runs. What only a request owns goes with the request, so an idle
-        worker has nothing left to flush."""
+        """Waits until nothing is under way, then empties the prefix cache."""
         try:
             async with asyncio.timeout(request.timeout_ms / 1000):
                 await self._idle()
         except TimeoutError:
-            return worker_pb2.FlushCacheReply(
-                error=make_error(
-                    common_pb2.DEADLINE_EXCEEDED,
-                    self._context.worker_id,
-                    f"still at work after {request.timeout_ms} ms; nothing was flushed",
-                    retryable=True,
-                )
-            )
+            return self._not_flushed(f"still at work after {request.timeout_ms} ms")
+        if not await self._context.port.call(Engine.flush_cache):
+            return self._not_flushed("a request came in between")
         return worker_pb2.FlushCacheReply()
 
     async def Audit(
@@ -53,3 +47,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             status = report.status
             if not (status.running or status.waiting or status.handoffs):
                 return
+
+    def _not_flushed(self, why: str) -> worker_pb2.FlushCacheReply:
+        message = f"the cache was not flushed: {why}; try again"
+        error = make_error(
+            common_pb2.DEADLINE_EXCEEDED, self._context.worker_id, message, retryable=True
+        )
+        return worker_pb2.FlushCacheReply(error=error)
