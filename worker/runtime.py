@@ -20,7 +20,7 @@ from baton.transfer.grpc_options import OPTIONS
 from baton.transfer.regions import EngineMemory
 from baton.worker.config import Role, WorkerConfig
 from baton.worker.context import RoleService, WorkerContext
-from baton.worker.engine_port import EngineBatchHandler, EnginePort, EventBatch
+from baton.worker.engine_port import EnginePort, EventBatch
 from baton.worker.handoff_book import HandoffBook
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.metrics_server import MetricsServer
@@ -70,7 +70,7 @@ class WorkerRuntime:
         metrics_address = f"{config.host}:{await self._serve_metrics()}"
         self._reporter = Reporter(self._context, self._role, metrics_address)
         self._add_services()
-        self._context.port.start(_Tee(self._role, self._reporter, self._failed))
+        self._context.port.start(self, self._reporter.load_changed)
         await self._server.start()
         self._spawn(self._reporter.run())
         for router in config.routers:
@@ -164,30 +164,14 @@ class WorkerRuntime:
         task.add_done_callback(_log_failure)
         self._tasks.append(task)
 
-    def _failed(self, error: Exception) -> None:
-        """The engine is gone. Health says so; whoever started this process starts it again."""
-        log.critical("the engine has stopped: %s: %s", type(error).__name__, error)
-        self._spawn(self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
-
-
-class _Tee:
-    """The role hears of everything; the reporter of changes of load."""
-
-    def __init__(
-        self, role: RoleService, reporter: Reporter, failed: Callable[[Exception], None]
-    ) -> None:
-        self._role: EngineBatchHandler = role
-        self._reporter = reporter
-        self._failed = failed
-
     def on_batch(self, batch: EventBatch) -> None:
         self._role.on_batch(batch)
-        if batch.changes_load:
-            self._reporter.load_changed()
 
     def on_engine_failure(self, error: Exception) -> None:
+        """The engine is gone. Health says so; whoever started this process starts it again."""
+        log.critical("the engine has stopped: %s: %s", type(error).__name__, error)
         self._role.on_engine_failure(error)
-        self._failed(error)
+        self._spawn(self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

@@ -84,6 +84,7 @@ class TestWorker:
         self.context: Any
         self.moves: list[tuple[HandoffState, HandoffState]] = []
         self._moved = asyncio.Event()
+        self._stopping: asyncio.Future[None] | None = None
 
     def _keep(self, make_role: Callable[..., Any]) -> Callable[..., Any]:
         def make(context: Any) -> Any:
@@ -104,6 +105,19 @@ class TestWorker:
     def been_in(self, state: HandoffState) -> int:
         """How often hand-offs have come into `state`."""
         return sum(to is state for _, to in self.moves)
+
+    async def start(self) -> None:
+        self.started = await self.runtime.start()
+
+    async def stop(self) -> None:
+        """Again: nothing."""
+        self.model.gate.open()
+        await asyncio.shield(self.stop_soon(0.0))
+
+    def stop_soon(self, grace_s: float) -> "asyncio.Future[None]":
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self.runtime.stop(grace_s))
+        return self._stopping
 
     @property
     def identity(self) -> common_pb2.WorkerIdentity:
@@ -246,9 +260,8 @@ async def running(*workers: TestWorker) -> AsyncIterator[None]:
     """All serving inside; after, the books of those still alive balance."""
     async with AsyncExitStack() as stack:
         for worker in workers:
-            worker.started = await worker.runtime.start()
-            stack.push_async_callback(worker.runtime.stop, 0.0)
-            stack.callback(worker.model.gate.open)
+            await worker.start()
+            stack.push_async_callback(worker.stop)
         yield
 
 
