@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 from engine.engines import assert_clean, copy_state, make_engine, run, step_or_fail, tokens_of
-from engine.hash_model import EOS, VOCAB, HashModel, expected_tokens
+from engine.hash_model import VOCAB, HashModel, expected_tokens
 from guards import NoHostReads
 
 from baton.engine.engine import Engine
 from baton.engine.events import Event, Finished, FinishReason, PrefillHeld
-from baton.engine.forward_stream import ThreadStream
+from baton.engine.forward_stream import InlineStream, ThreadStream
 from baton.engine.memory.owners import Owner
 from baton.engine.request import RequestSpec
 from baton.engine.sampling_params import SamplingParams
@@ -53,6 +53,13 @@ class Mix:
         for number in range(20):
             name = f"r{number}"
             prompt = rng.choice(shared)[: rng.choice((0, 17, 33, 70))]
+            earlier = [
+                spec for spec in specs if defined(spec.sampling) and len(spec.prompt_ids) < 150
+            ]
+            if earlier and rng.random() < 0.5:  # the next turn: decode's own snapshots are hit
+                last = rng.choice(earlier)
+                answer = expected_tokens(HashModel(), last.prompt_ids, last.sampling.max_tokens)
+                prompt = (*last.prompt_ids, *answer)
             prompt += tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, 30)))
             specs.append(RequestSpec(name, prompt, draw_sampling(rng)))
             after.append(rng.choice((0, 0, 1, 3, 8)))
@@ -84,10 +91,18 @@ class Mix:
         return events
 
 
+def defined(sampling: SamplingParams) -> bool:
+    """The definition alone says what the tokens are, and how many."""
+    greedy = sampling.temperature == 0.0 and not sampling.penalised
+    return greedy and sampling.ignore_eos and not sampling.stop_token_ids
+
+
 def draw_sampling(rng: random.Random) -> SamplingParams:
     """Mostly greedy; some sampled, some penalised, some that may end early."""
+    if rng.random() < 0.5:
+        return SamplingParams(temperature=0.0, max_tokens=rng.randint(1, 60), ignore_eos=True)
     return SamplingParams(
-        temperature=rng.choice((0.0, 0.0, 1.0)),
+        temperature=rng.choice((0.0, 1.0)),
         top_p=rng.choice((1.0, 0.9)),
         presence_penalty=rng.choice((0.0, 0.0, 1.5)),
         repetition_penalty=rng.choice((1.0, 1.0, 1.3)),
@@ -128,8 +143,7 @@ def test_a_jittered_stream_tells_what_steps_one_by_one_tell(
                 assert is_prefix(tokens_or_none(ours, name), spec)
                 continue
             assert told(ours, name) == told(theirs, name), name
-            if spec.sampling.temperature == 0.0 and not spec.sampling.penalised:
-                assert is_prefix(tokens_or_none(ours, name), spec)
+            assert is_prefix(tokens_or_none(ours, name), spec)
         preempted += slow.counters.preemptions
         hits += slow.counters.hit_tokens_state
         status = slow.status()
@@ -146,13 +160,10 @@ def tokens_or_none(events: list[Event], name: str) -> list[int]:
 
 
 def is_prefix(tokens: list[int], spec: RequestSpec) -> bool:
-    """Greedy tokens follow the definition; of others only the known ones are compared."""
-    sampling = spec.sampling
-    if sampling.temperature or sampling.penalised or (sampling.min_tokens and not tokens):
+    """Where the definition says what the tokens are, these are its first ones."""
+    if not defined(spec.sampling):
         return True
-    banned = {EOS, *sampling.stop_token_ids} if sampling.min_tokens else set()
-    expected = expected_tokens(HashModel(), spec.prompt_ids, len(tokens))
-    return tokens == expected or bool(banned & set(expected[:1]))
+    return tokens == expected_tokens(HashModel(), spec.prompt_ids, len(tokens))
 
 
 def test_hand_offs_into_just_freed_memory_keep_their_bytes(seeded: random.Random) -> None:
@@ -202,6 +213,25 @@ def test_hand_offs_into_just_freed_memory_keep_their_bytes(seeded: random.Random
             assert got == expected_tokens(HashModel(), spec.prompt_ids, 12)
         target.close()
     assert granted == 6 * MIXES
+
+
+def test_a_row_of_an_earlier_admission_changes_nothing() -> None:
+    """Preempted and admitted again while its chunk is in flight: that chunk's snapshots go."""
+    engine = make_engine(stream=InlineStream(), chunk=32)
+    prompt = tuple(range(80))
+    sampling = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    engine.submit(RequestSpec("a", prompt, sampling))
+    engine.step()  # the first chunk is in flight, and has bound track slots
+    (request,) = engine._scheduler.running
+    engine._scheduler._preempt(request)
+    engine.plan_step()  # admitted again, from the start
+    assert request.admissions == 2 and request.computed == 32
+    engine.step()
+    assert_clean(engine)
+    assert request.settled == 0, "the first chunk went into pages that are not its own any more"
+    events = run(engine)
+    assert tokens_of(events, "a") == expected_tokens(HashModel(), prompt, 5)
+    assert engine.counters.snapshots_donated < engine.counters.snapshots_written
 
 
 def test_steps_really_overlap() -> None:
