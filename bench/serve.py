@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-import psutil
 
 from baton.bench import idle, load, scrape
 from baton.bench.bare_engine import BareEngine
@@ -28,6 +27,7 @@ from baton.deploy.cluster import Cluster
 from baton.deploy.cluster_config import ClusterConfig
 from baton.deploy.options import cluster_options, config_from
 from baton.deploy.preflight import check_model
+from baton.deploy.since_start import seconds_since_command
 from baton.engine.models.families import read_config
 
 MOVED = "baton_bytes_moved_total"
@@ -58,7 +58,7 @@ def serve(
     """Streaming requests over HTTP against a cluster of its own, greedy, of fixed lengths.
 
     start_s: from this command to the first token. idle_cpu_pct_max: the busiest worker process
-    before the load. limits: the same requests in one engine with all cores and nothing round it.
+    before the load. limits: the same requests in one bare engine, on one core and on all.
     """
     config = config_from(given)
     check_model(config.engine)
@@ -113,11 +113,11 @@ class _Measured:
             start_s = _start_seconds(cluster, warm, warm.draw(rng, model.vocab_size))
             pids = {name: started.pid for name, started in cluster.workers.items()}
             idle_pct = max(idle.cpu_percent(pids).values())
-            engine = BareEngine(config.engine, cores())
-            engine.measure(warm, warm.draw(rng, model.vocab_size))
+            engine = BareEngine(config.engine)
+            engine.measure(warm, warm.draw(rng, model.vocab_size), cores())
             for _ in range(repeats):
                 ours.append(_ours(cluster, shape, prompts()))
-                bare.append(engine.measure(shape, prompts()))
+                bare.append(_bare(engine, shape, prompts()))
                 for name, url in peers.items():
                     theirs[name].append(_round(url, shape, prompts()))
         needed = float(shape.requests * handoff_bytes(model, shape.input_len))
@@ -132,7 +132,15 @@ def _start_seconds(cluster: Cluster, shape: Load, prompts: list[list[int]]) -> f
     """From this process's creation to the first token of the first answer."""
     answers = asyncio.run(load.run(cluster.http_url, shape, prompts))
     since = time.perf_counter() - answers[0].token_times[0]
-    return time.time() - since - psutil.Process().create_time()
+    return seconds_since_command() - since
+
+
+def _bare(engine: BareEngine, shape: Load, prompts: list[list[int]]) -> dict[str, float]:
+    """One thread, and all of them: which is faster depends on the model's size."""
+    results: dict[str, float] = {}
+    for threads in sorted({1, cores()}):
+        results |= engine.measure(shape, prompts, threads)
+    return results
 
 
 def _ours(cluster: Cluster, shape: Load, prompts: list[list[int]]) -> dict[str, float]:

@@ -24,7 +24,7 @@ from baton.worker.config import Role
 from baton.worker.started import Started
 
 _READY_S = 30.0  # for the router to hear of all workers, once they serve
-_STOP_MARGIN_S = 10.0
+_STOP_MARGIN_S = 5.0
 _ROUTER = "router"
 _KINDS: dict[Role, type[ReportingServed]] = {
     Role.PREFILL: PrefillActor,
@@ -69,10 +69,15 @@ class Cluster:
         with self._timed("registration"):
             self._wait_until_ready()
 
-    def down(self, drain_s: float) -> None:
-        """Turn new requests away, let those under way end for `drain_s`, then end everything."""
+    def down(self, drain_s: float | None) -> None:
+        """Turn new requests away, let those under way end for `drain_s`, then end everything.
+        None: end everything now."""
         try:
-            self._stop_all(drain_s)
+            if drain_s is not None:
+                self._drain(drain_s)
+            for actor in self._actors:
+                actor.end()
+            self._actors.clear()
         finally:
             ray_start.leave()
 
@@ -89,14 +94,14 @@ class Cluster:
         try:
             self.up()
         except BaseException:  # Ctrl-C too: no process may stay behind
-            self.down(drain_s=0.0)
+            self.down(drain_s=None)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, err: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self.down(self.config.drain_s if kind is None else 0.0)
+        self.down(self.config.drain_s if kind is None else None)
 
     def _ray_config(self) -> ray_start.RayConfig:
         cpus = 1 + self._wiring.threads * len(self.config.worker_ids)
@@ -125,15 +130,12 @@ class Cluster:
                 )
             time.sleep(0.05)
 
-    def _stop_all(self, drain_s: float) -> None:
+    def _drain(self, drain_s: float) -> None:
         """The router first, so that requests end while their workers still serve."""
         for actors in (self._actors[:1], self._actors[1:]):
-            calls = [actor.stop(drain_s) for actor in actors]
-            for call in calls:
-                call.ready(drain_s + _STOP_MARGIN_S)
-        for actor in self._actors:
-            actor.end()
-        self._actors.clear()
+            until = time.monotonic() + drain_s + _STOP_MARGIN_S
+            for call in [actor.stop(drain_s) for actor in actors]:
+                call.ready(max(0.0, until - time.monotonic()))
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

@@ -8,7 +8,7 @@ lost anything shows as a wrong answer.
 import random
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -21,8 +21,9 @@ from baton.deploy.demo_clients import ask_grpc, ask_openai
 from baton.deploy.errors import DeployError
 from baton.deploy.preflight import check_model
 from baton.deploy.progress import shown
+from baton.deploy.since_start import seconds_since_command
 from baton.deploy.status_table import render
-from baton.deploy.stop_signal import StopWanted, stop_on_signals
+from baton.deploy.stop_signal import stop_on_signals
 from baton.deploy.timings_line import first_token, second_token
 from baton.engine.config import EngineConfig
 from recall.language import END
@@ -40,27 +41,27 @@ MAX_RUNNING = 8
 @click.option("--seed", type=int, default=None, help="Of the questions; drawn when left out.")
 def demo(model: Path, seed: int | None) -> None:
     """Bring one prefill and two decode workers up, ask them over gRPC and HTTP, and stop."""
-    began = time.monotonic()
     console = Console(highlight=False)
     seed = random.randrange(10**6) if seed is None else seed
     config = ClusterConfig(EngineConfig(model, max_running=MAX_RUNNING), prefill=1, decode=2)
     check_model(config.engine)
     console.print(f"[bold]1 prefill + 2 decode workers and a router[/]  (questions: seed {seed})")
-    with suppress(StopWanted), stop_on_signals(), ExitStack() as stack:
+    with stop_on_signals(), ExitStack() as stack:
         with shown(console) as progress:
             cluster = stack.enter_context(Cluster(config, progress))
-        up = time.monotonic() - began
-        first = _ask_all(console, cluster, random.Random(seed), began)
+        up = seconds_since_command()
+        first = _ask_all(console, cluster, random.Random(seed))
         console.print(render(cluster.router.server_info()))
-        parts = "  ".join(f"{part} {took:.1f} s" for part, took in cluster.seconds.items())
-        console.print(f"start: {parts}  up after {up:.1f} s  first token after {first:.1f} s")
+        parts = ", ".join(f"{part} {took:.1f} s" for part, took in cluster.seconds.items())
+        console.print(f"up after {up:.1f} s ({parts}), first token after {first:.1f} s")
         stopping = time.monotonic()
     console.print(f"stopped in {time.monotonic() - stopping:.1f} s; "
-                  f"{time.monotonic() - began:.1f} s in all")  # fmt: skip
+                  f"{seconds_since_command():.1f} s in all")  # fmt: skip
 
 
-def _ask_all(console: Console, cluster: Cluster, rng: random.Random, began: float) -> float:
-    """A question of each kind by each protocol. Returns the first token's time since `began`."""
+def _ask_all(console: Console, cluster: Cluster, rng: random.Random) -> float:
+    """A question of each kind by each protocol. Returns when the first token came, in seconds
+    since the command."""
     firsts: list[float] = []
     right = asked = 0
     for protocol in ("gRPC", "OpenAI HTTP"):
@@ -70,29 +71,26 @@ def _ask_all(console: Console, cluster: Cluster, rng: random.Random, began: floa
             console.print(f"[cyan]{task}[/] [dim]… {escape(_tail(question))}[/]", end=" ")
 
             def show(text: str) -> None:
-                firsts.append(time.monotonic())
+                firsts.append(seconds_since_command())
                 console.print(f"[bold]{escape(text)}[/]", end="")
 
             if protocol == "gRPC":
                 reply = ask_grpc(cluster.grpc_address, question.text, MAX_TOKENS, show)
             else:
                 reply = ask_openai(cluster.http_url, question.text, MAX_TOKENS, show)
-            correct = reply.text.split() == _expected(question)
+            expected = [word for word in question.answer if word != END]
+            correct = reply.text.split() == expected
             right, asked = right + correct, asked + 1
-            mark = "[green]right[/]" if correct else f"[red]wrong: {_expected(question)}[/]"
+            mark = "[green]right[/]" if correct else f"[red]wrong: {' '.join(expected)}[/]"
             console.print(f"  {mark}")
-            console.print(f"  [dim]{length} tokens: {first_token(reply.timings)}[/]")
-            console.print(f"  [dim]{second_token(reply.timings)}[/]")
+            console.print(f"  [dim]{length} tokens in; {second_token(reply.timings)}[/]")
+            console.print(f"  [dim]{first_token(reply.timings)}[/]")
     console.rule(f"[bold]{right} of {asked} right", align="left")
-    return firsts[0] - began
+    return firsts[0]
 
 
 def _tail(question: Question, words: int = 12) -> str:
     return " ".join(question.prompt[-words:])
-
-
-def _expected(question: Question) -> list[str]:
-    return [word for word in question.answer if word != END]
 
 
 def main() -> None:
@@ -104,6 +102,8 @@ def main() -> None:
     except DeployError as err:
         click.echo(f"demo: {err}", err=True)
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -25,39 +25,38 @@ def _router_line(router: Mapping[str, Any]) -> Text:
 
 
 def _workers(workers: list[Mapping[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for column in ("worker", "role", "state"):
         table.add_column(column, no_wrap=True)
-    table.add_column("up", justify="right", no_wrap=True)
-    table.add_column("run", justify="right")
-    table.add_column("wait", justify="right")
-    for column in ("slots", "pages", "hand-offs", "incarnation"):
-        table.add_column(column)
+    for column in ("run", "wait"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("slots", "pages", "hand-offs", "life"):
+        table.add_column(column, no_wrap=True)
     for worker in workers:
         table.add_row(
             worker["worker_id"],
             worker["role"],
             _state(worker),
-            _duration(worker["uptime_s"]),
             f"{worker['running']}/{worker['max_running']}",
             str(worker["waiting"]),
-            _owners(worker["slots"]),
-            _owners(worker["pages"]),
-            _owners({k: v for k, v in worker["handoffs"].items() if k not in _QUIET}) or "-",
-            str(worker["incarnation"]),
+            _counts(worker["slots"]),
+            _counts(worker["pages"]),
+            _counts({k: v for k, v in worker["handoffs"].items() if k not in _QUIET}) or "-",
+            f"{worker['incarnation'] & 0xFFFFFF:06x}",  # enough to see that it changed
         )
     return table
 
 
 def _state(worker: Mapping[str, Any]) -> Text:
+    up = _duration(worker["uptime_s"])
     if worker["leaving"]:
-        return Text("leaving", "yellow")
-    return Text("ready", "green") if worker["ready"] else Text("not ready", "red")
+        return Text(f"leaving {up}", "yellow")
+    return Text(f"ready {up}", "green") if worker["ready"] else Text(f"not ready {up}", "red")
 
 
-def _owners(counts: Mapping[str, int]) -> str:
-    """free 12, live 3: owners of nothing are left out."""
-    return ", ".join(f"{owner} {count}" for owner, count in counts.items() if count)
+def _counts(counts: Mapping[str, int]) -> str:
+    """A line an owner or state; those with nothing are left out."""
+    return "\n".join(f"{count} {name}" for name, count in counts.items() if count)
 
 
 def _duration(seconds: float) -> str:

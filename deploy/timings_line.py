@@ -1,26 +1,28 @@
-"""Where one answer's time went, as people read it."""
+"""Where one answer's time went, as people read it: milliseconds, short enough for one line."""
 
 from collections.abc import Mapping
 
-_FIRST = ("router_queue", "prefill_queue", "prefill", "delivery", "network")
-_SECOND = ("transfer", "decode_wait", "first_decode_step")
+_WAITS = ("router_queue_us", "prefill_queue_us")
+_SECOND = ("transfer_us", "decode_wait_us", "first_decode_step_us")
 
 
 def first_token(timings: Mapping[str, int]) -> str:
     """`timings`: microseconds by name, as proto/common.proto has them."""
-    return f"first token {_ms(timings['ttft_us'])} = {_sum(timings, _FIRST)}"
+    waits = "+".join(_ms(timings[part]) for part in _WAITS)
+    return (
+        f"first token {_ms(timings['ttft_us'])} ms = queues {waits}, "
+        f"prefill {_ms(timings['prefill_us'])}, delivery {_ms(timings['delivery_us'])}, "
+        f"network {_ms(timings['network_us'])}"
+    )
 
 
 def second_token(timings: Mapping[str, int]) -> str:
-    total = sum(timings[f"{part}_us"] for part in _SECOND)
-    return f"second token {_ms(total)} = {_sum(timings, _SECOND)}"
-
-
-def _sum(timings: Mapping[str, int], parts: tuple[str, ...]) -> str:
-    return " + ".join(f"{part.replace('_', ' ')} {_ms(timings[f'{part}_us'])}" for part in parts)
+    transfer, wait, step = (_ms(timings[part]) for part in _SECOND)
+    total = _ms(sum(timings[part] for part in _SECOND))
+    return f"second token {total} ms = transfer {transfer}, wait {wait}, step {step}"
 
 
 def _ms(microseconds: int) -> str:
-    """Two digits that matter below 10 ms, whole milliseconds above."""
+    """One digit after the point below 100 ms, none above."""
     value = microseconds / 1000
-    return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms"
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"

@@ -55,8 +55,9 @@ class Engine:
         device = torch.device(config.device)
         self.config = config
         self.model_config = model.config
-        free = available_memory(device) + model.weight_bytes
-        self.plan = MemoryPlan(config, model.config, model.weight_bytes, free)
+        weights = model.weight_bytes
+        free = available_memory(device) if config.memory_bytes is None else 0
+        self.plan = MemoryPlan(config, model.config, weights, free + weights)
         self.states = StatePool(self.plan.slot_layout, self.plan.slots, device)
         self.pages = PagePool(self.plan.page_layout, self.plan.pages, device)
         self.counters = Counters()

@@ -1,7 +1,6 @@
 """`baton serve`."""
 
-import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +13,9 @@ from baton.deploy.greeting import greet
 from baton.deploy.options import cluster_options, config_from
 from baton.deploy.preflight import check_model
 from baton.deploy.progress import shown
+from baton.deploy.since_start import seconds_since_command
 from baton.deploy.state_file import published
-from baton.deploy.stop_signal import StopWanted, stop_on_signals
+from baton.deploy.stop_signal import stop_on_signals
 from baton.deploy.vigil import keep_watch
 
 
@@ -32,19 +32,18 @@ def serve(
     host: str, http_port: int, grpc_port: int, drain: float, verbose: bool, **given: Any
 ) -> None:
     """Start a cluster and keep it up until Ctrl-C or SIGTERM."""
-    began = time.monotonic()
     console = Console()
     config = replace(
         config_from(given), host=host, http_port=http_port, grpc_port=grpc_port, drain_s=drain
     )
     check_model(config.engine)
     try:
-        with suppress(StopWanted), stop_on_signals(), ExitStack() as stack:
+        with stop_on_signals(), ExitStack() as stack:
             with shown(console) as progress:
                 cluster = stack.enter_context(Cluster(config, progress))
             model = str(config.engine.model)
             stack.enter_context(published(model, cluster.http_url, cluster.grpc_address))
-            greet(console, cluster, time.monotonic() - began)
+            greet(console, cluster, seconds_since_command())
             keep_watch(console, cluster)
     except StartError:
         if verbose:

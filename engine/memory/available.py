@@ -4,6 +4,8 @@ from pathlib import Path
 
 import torch
 
+from baton.engine.errors import ConfigError
+
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -13,7 +15,7 @@ def available_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    free = _meminfo_available(MEMINFO.read_text())
+    free = _meminfo_available(MEMINFO.read_text() if MEMINFO.is_file() else "")
     limit = CGROUP / "memory.max"
     current = CGROUP / "memory.current"
     if limit.is_file() and current.is_file():
@@ -26,7 +28,9 @@ def _meminfo_available(text: str) -> int:
         name, _, value = line.partition(":")
         if name == "MemAvailable":
             return int(value.split()[0]) * 1024
-    raise RuntimeError(f"no MemAvailable in {MEMINFO}: set memory_bytes")
+    raise ConfigError(
+        f"cannot tell how much memory is free: {MEMINFO} has no MemAvailable; set memory_bytes"
+    )
 
 
 def _cgroup_left(limit: str, current: str, otherwise: int) -> int:

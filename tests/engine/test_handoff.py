@@ -80,15 +80,19 @@ def test_held_pages_count_too() -> None:
     assert (engine.status().held, engine.status().waiting) == (1, 2)
 
 
-def test_a_held_request_is_never_preempted(seeded: random.Random) -> None:
-    engine = make_engine(pages=12, max_running=6, chunk=16, held_fraction=1.0)
+def test_a_request_to_be_held_is_never_preempted() -> None:
+    engine = make_engine(pages=12, max_running=6, chunk=2, held_fraction=1.0)
     for i in range(3):
-        engine.submit(RequestSpec(f"r{i}", (1,) * 7, greedy(40)))
-    engine.step()
+        engine.submit(RequestSpec(f"r{i}", (1, 2), greedy(40)))
+    while engine.status().waiting:
+        engine.step()
     engine.submit(RequestSpec("held", (2,) * 33, greedy(9), hold=True))
-    events = run(engine)
+    preempted: list[bool] = []
+    engine.step()
+    events = run(engine, lambda _: preempted.append(engine.status().waiting > 0))
+    assert any(preempted), "the pages were to run out while its chunks computed"
     chunks = [e for e in events if isinstance(e, ChunkComputed)]
-    assert [c.start for c in chunks] == [0, 16, 32]
+    assert [c.end for c in chunks] == [*range(4, 33, 2), 33], "once each, none again"
     assert len([e for e in events if isinstance(e, Finished)]) == 3
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.errors import ConfigError
+from baton.engine.memory import available
 from baton.engine.memory.layout import AttentionShape, RecurrentShape
 from baton.engine.memory.plan import MemoryPlan
 
@@ -103,6 +104,23 @@ def test_a_context_that_was_asked_for_must_fit() -> None:
 def test_options_that_cannot_work_are_named(option: str, value: float) -> None:
     with pytest.raises(ConfigError, match=option):
         plan(replace(CONFIG, **{option: value}), 0, 1 << 40)
+
+
+def test_what_is_free_is_asked_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    monkeypatch.setattr(available, "MEMINFO", meminfo)
+    monkeypatch.setattr(available, "CGROUP", tmp_path)
+    with pytest.raises(ConfigError, match="set memory_bytes"):
+        available.available_memory(torch.device("cpu"))
+    meminfo.write_text("MemTotal: 99 kB\nMemAvailable:   12 kB\n")
+    assert available.available_memory(torch.device("cpu")) == 12 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert available.available_memory(torch.device("cpu")) == 12 * 1024
+    (tmp_path / "memory.max").write_text("3000\n")
+    assert available.available_memory(torch.device("cpu")) == 2000
 
 
 def test_the_plan_says_what_it_is() -> None:

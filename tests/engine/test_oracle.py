@@ -108,3 +108,12 @@ def test_prompt_scores_are_those_of_transformers(
         expected = wanted[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
         got = torch.tensor([entry.logprob for entry in output.prompt_logprobs])
         assert float((got - expected).abs().max()) <= 2 * LOGIT_BOUND
+
+
+def test_loading_tells_how_far_it_is_and_takes_its_share_of_memory(folder: Path) -> None:
+    told: list[tuple[str, float]] = []
+    config = EngineConfig(model=folder, memory_fraction=0.01)
+    engine = Engine.load(config, lambda what, done: told.append((what, done)))
+    assert [done for _, done in told] == sorted(done for _, done in told)
+    assert told[-1] == ("weights", 1.0)
+    assert engine.plan.budget_bytes < engine.plan.available_bytes * 0.011

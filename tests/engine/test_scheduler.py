@@ -67,6 +67,16 @@ def test_rows_that_decode_come_first_and_prompt_tokens_keep_to_the_budget(
     assert mixed, "prompts were to be computed beside rows that decode"
 
 
+def test_a_step_scores_a_bounded_number_of_prompt_tokens(seeded: random.Random) -> None:
+    model = Witness()
+    engine = make_engine(model, chunk=1000)
+    prompt = random_prompt(seeded, 380, 400)
+    engine.submit(RequestSpec("a", prompt, greedy(1, prompt_logprobs_start=20)))
+    run(engine)
+    wanted = [step.logit_tokens.shape[0] for step in model.steps]
+    assert len(wanted) == 2 and max(wanted) <= 256 + 1
+
+
 def test_requests_are_admitted_in_the_order_they_came(seeded: random.Random) -> None:
     engine = make_engine(pages=20, max_running=3)
     names = [f"r{i}" for i in range(9)]
@@ -77,12 +87,12 @@ def test_requests_are_admitted_in_the_order_they_came(seeded: random.Random) -> 
 
 
 def test_the_youngest_gives_way_when_pages_run_out() -> None:
-    engine = make_engine(pages=6, max_running=3, chunk=64)
-    for name in ("old", "young"):
+    engine = make_engine(pages=6, max_running=2, chunk=64)
+    for name in ("old", "young", "new"):
         engine.submit(RequestSpec(name, (1,) * 8, greedy(30)))
     events = run(engine)
     order = [e.request_id for e in events if isinstance(e, Finished)]
-    assert order == ["old", "young"]
+    assert order == ["old", "young", "new"], "the preempted goes on before the new begin"
     indices = [e.index for e in events if isinstance(e, TokenSampled) and e.request_id == "young"]
     assert indices == list(range(30)), "nothing is sampled twice"
 

@@ -98,6 +98,13 @@ def test_output_that_is_given_counts_for_a_stop_string(
     assert (finish.completion_tokens, finish.stop_string) == (where + 3, stop)
 
 
+def test_a_given_stop_token_below_the_minimum_does_not_count() -> None:
+    engine = make_engine()
+    sampling = greedy(6, stop_token_ids=(9,), min_tokens=6)
+    engine.submit(RequestSpec("a", (1, 2), sampling, output_ids=(9, 3)))
+    assert finish_of(run(engine), "a").completion_tokens == 6
+
+
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:
     with pytest.raises(RequestError, match="tokenizer"):
         make_engine().submit(RequestSpec("a", (1,), greedy(stop=("x",))))
