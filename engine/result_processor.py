@@ -60,6 +60,7 @@ class ResultProcessor:
             if not row.reaches_target:
                 continue
             if row.draw is not None and drawn is not None:
+                request.pending -= 1
                 end = self._sampled(request, row.draw, drawn, outbox)
             else:
                 end = self._computed(request)

@@ -128,7 +128,7 @@ def test_reserve_keeps_to_the_number_of_tickets() -> None:
 
 
 def test_a_ticket_never_gets_what_a_planned_step_may_still_write() -> None:
-    engine = make_engine(pages=8, max_running=1, tickets=1)
+    engine = make_engine(pages=8, max_running=1, tickets=1, overlap=False)
     engine.submit(RequestSpec("a", (1,) * 60, greedy(2)))
     engine.plan_step()
     engine.cancel("a", "gone")

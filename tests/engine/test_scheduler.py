@@ -101,7 +101,7 @@ def test_the_youngest_gives_way_when_pages_run_out() -> None:
 
 def test_scheduled_is_told_before_the_forward_runs() -> None:
     model = Witness()
-    engine = make_engine(model)
+    engine = make_engine(model, overlap=False)
     engine.submit(RequestSpec("a", (1, 2), greedy(1)))
     assert engine.plan_step() == [Scheduled("a")]
     assert not model.steps
