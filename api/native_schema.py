@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 
 from baton.api.completion_schema import MAX_PROMPTS
 from baton.api.errors import invalid
-from baton.api.sampling import SamplingParams
+from baton.api.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from baton.api.schema import MAX_CHOICES, Body, Strings, refused, unsigned_seed
 
 DEFAULT_NEW_TOKENS = 128
@@ -241,6 +241,11 @@ def _logprobs(wanted: bool, start: int, top: int) -> LogprobsWanted:
             expected="-1 or more",
             actual=start,
         )
-    if top < 0:
-        raise invalid("top_logprobs_num", f"top_logprobs_num is {top}; expected 0 or more")
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise invalid(
+            "top_logprobs_num",
+            f"top_logprobs_num is {top}; expected 0 to {MAX_TOP_LOGPROBS}",
+            expected=f"0 to {MAX_TOP_LOGPROBS}",
+            actual=top,
+        )
     return LogprobsWanted(True, None if start < 0 else start, top)
