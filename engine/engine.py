@@ -8,6 +8,7 @@ import torch
 
 from baton.engine.audit import audit
 from baton.engine.batch import Batch
+from baton.engine.canary import Canary
 from baton.engine.config import EngineConfig
 from baton.engine.counters import Counters
 from baton.engine.errors import RequestError
@@ -83,11 +84,15 @@ class Engine:
         self._intake = Intake(model.config.vocab_size, self.plan.max_model_len, eos, tokenizer)
         self._requests = RequestTable()
         self._reservations: dict[str, Reservation] = {}  # by request id
+        self._canary = (
+            Canary(config.page_size, bool(model.config.recurrent)) if config.canary else None
+        )
         self._results = ResultProcessor(
             self._scheduler,
             self._requests,
             self._memory,
             donates_live=self.plan.donates_live,
+            canary=self._canary,
         )
         self._outbox: list[Event] = []
         self._planned: Batch | None = None
@@ -234,6 +239,8 @@ class Engine:
             raise
         request.announced = True
         self._memory.adopt(request, reservation)
+        if self._canary is not None:
+            self._canary.adopted(request)
         self._scheduler.join(request)
         self._end_if_given(request)
 

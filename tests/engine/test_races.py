@@ -117,7 +117,13 @@ def draw_sampling(rng: random.Random) -> SamplingParams:
 
 def small(stream: ThreadStream | None, **options: object) -> Engine:
     """Few pages and slots, so that requests wait, evict and preempt."""
-    defaults = {"pages": 36, "max_running": 4, "chunk": 24, "cached_snapshots": 4}
+    defaults = {
+        "pages": 36,
+        "max_running": 4,
+        "chunk": 24,
+        "cached_snapshots": 4,
+        "canary": True,
+    }
     return make_engine(stream=stream, **defaults | {"overlap": stream is not None} | options)
 
 
