@@ -99,6 +99,15 @@ async def stream_answers(
         stream_answer(backend, text, request, index=i, skip_special_tokens=skip_special_tokens)
         for i, request in enumerate(requests)
     ]
+    async with aclosing(merged(streams)) as deltas:
+        async for delta in deltas:
+            yield delta
+
+
+async def merged(
+    streams: Sequence[AsyncGenerator[AnswerDelta, None]],
+) -> AsyncGenerator[AnswerDelta, None]:
+    """The deltas of all streams as they come; the first failure cancels the others."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
             async for delta in only:

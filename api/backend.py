@@ -128,6 +128,11 @@ class Backend(Protocol):
         """Stop the request wherever it is; its generator ends with ABORT. Unknown ids: nothing."""
         ...
 
+    async def abort(self, name: str | None) -> int:
+        """As `cancel`, for every request whose own id or `client_id` is `name`, or for all where it
+        is None. How many were stopped."""
+        ...
+
     async def models(self) -> Sequence[ModelInfo]:
         """At least one; the first is the default."""
         ...

@@ -28,8 +28,11 @@ def parse_body(kind: type[BodyT], raw: bytes) -> BodyT:
 
 
 def _first_complaint(err: ValidationError) -> ApiError:
-    first = err.errors(include_url=False)[0]
-    param = ".".join(str(part) for part in first["loc"])
+    errors = err.errors(include_url=False)
+    # Where a field may have one of several types, the one that fits best got furthest.
+    same = [error for error in errors if error["loc"][:1] == errors[0]["loc"][:1]]
+    first = max(same, key=lambda error: len(error["loc"]))
+    param = ".".join(str(part) for part in first["loc"] if not _is_type(part))
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "json_invalid":
         return ApiError(ErrorCode.INVALID_REQUEST, f"the body is not valid JSON: {message}")
@@ -44,6 +47,13 @@ def _first_complaint(err: ValidationError) -> ApiError:
         expected=message,
         actual=shown,
     )
+
+
+def _is_type(part: int | str) -> bool:
+    """pydantic names the member of a union that it tried, as in rid.list[str].0."""
+    if isinstance(part, int):
+        return False
+    return part in ("str", "int", "float", "bool") or "[" in part or not part[:1].islower()
 
 
 def _one_or_many_strings(value: Any) -> Any:
@@ -122,7 +132,7 @@ class SamplingBody(Body):
         fields: dict[str, Any] = {name: v for name, v in given.items() if v is not None}
         return SamplingParams(
             **fields,
-            seed=_unsigned_seed(self.seed),
+            seed=unsigned_seed(self.seed),
             stop=self.stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             include_stop=self.include_stop_str_in_output,
@@ -138,7 +148,7 @@ def refused(param: str, message: str) -> ApiError:
     return ApiError(ErrorCode.INVALID_REQUEST, message, param=param)
 
 
-def _unsigned_seed(seed: int | None) -> int | None:
+def unsigned_seed(seed: int | None) -> int | None:
     """OpenAI's seeds are signed; negative ones are as good as their two's complement."""
     if seed is None:
         return None

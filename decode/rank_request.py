@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -142,8 +143,11 @@ class RankRequest:
         self._timings.transfer_us = _us(self._complete_s - self._first_s)
         self._rank.context.metrics.transfer.observe(self._complete_s - self._first_s)
         self._phase = Phase.ADOPTING
+        # The prefill has scored the prompt; asked again, a request that was preempted could not
+        # resume from the cache.
+        sampling = replace(self._sampling, prompt_logprobs_start=None)
         spec = RequestSpec(
-            self.engine_id, tuple(self._start.prompt_ids), self._sampling, tuple(self._output)
+            self.engine_id, tuple(self._start.prompt_ids), sampling, tuple(self._output)
         )
         self._rank.context.port.request(
             lambda engine: _adopt(engine, spec, reservation),

@@ -20,6 +20,7 @@ baton = LazyGroup(
     "baton",
     {
         "serve": Lazy(f"{_COMMANDS}.serve:serve", "Start a cluster and keep it up until Ctrl-C."),
+        "worker": Lazy(f"{_COMMANDS}.worker:worker", "Run one worker here, without Ray."),
         "generate": Lazy(f"{_COMMANDS}.generate:generate", "Ask a running cluster one question."),
         "status": Lazy(f"{_COMMANDS}.status:status", "Workers, slots, pages and queues."),
         "stop": Lazy(f"{_COMMANDS}.stop:stop", "Stop the cluster that you started last."),

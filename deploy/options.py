@@ -9,6 +9,7 @@ import torch
 
 from baton.deploy.cluster_config import ClusterConfig
 from baton.engine.config import EngineConfig
+from baton.engine.grids import Strategy
 from baton.router.policies import POLICIES
 
 DTYPES = {
@@ -16,18 +17,11 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+_DEFAULTS = EngineConfig(Path())
 
-_OPTIONS = (
+_ENGINE = (
     click.option("--model", type=click.Path(path_type=Path), required=True,
                  help="A Hugging Face model folder."),
-    click.option("--prefill", type=click.IntRange(1), default=1, show_default=True,
-                 help="Workers that read prompts."),
-    click.option("--decode", type=click.IntRange(1), default=1, show_default=True,
-                 help="Workers that write answers."),
-    click.option("--policy", type=click.Choice(sorted(POLICIES)), default="round_robin",
-                 show_default=True, help="How the router places requests."),
-    click.option("--served-model-name", default=None,
-                 help="What clients ask for; the folder's name when left out."),
     click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32",
                  show_default=True, help="Of weights, activations and KV."),
     click.option("--device", default="cpu", show_default=True),
@@ -41,6 +35,28 @@ _OPTIONS = (
                  help="Prompt and answer together; the model's when left out."),
     click.option("--memory-gb", type=click.FloatRange(0, min_open=True), default=None,
                  help="Of one worker; shares of what is free when left out."),
+    click.option("--no-prefix-caching", is_flag=True,
+                 help="Compute every prompt from its first token."),
+    click.option("--mamba-scheduler-strategy", type=click.Choice([s.value for s in Strategy]),
+                 default=_DEFAULTS.mamba_scheduler_strategy.value, show_default=True,
+                 help="What of a request's recurrent state the prefix cache may have."),
+    click.option("--mamba-track-interval", type=click.IntRange(1),
+                 default=_DEFAULTS.mamba_track_interval, show_default=True,
+                 help="Tokens between the snapshots of an answer, at least."),
+    click.option("--snapshots-per-prefill", type=click.IntRange(1),
+                 default=_DEFAULTS.snapshots_per_prefill, show_default=True,
+                 help="Most snapshots that one chunk of a prompt takes."),
+)  # fmt: skip
+
+_CLUSTER = (
+    click.option("--prefill", type=click.IntRange(1), default=1, show_default=True,
+                 help="Workers that read prompts."),
+    click.option("--decode", type=click.IntRange(1), default=1, show_default=True,
+                 help="Workers that write answers."),
+    click.option("--policy", type=click.Choice(sorted(POLICIES)), default="round_robin",
+                 show_default=True, help="How the router places requests."),
+    click.option("--served-model-name", default=None,
+                 help="What clients ask for; the folder's name when left out."),
     click.option("--ray-address", default=None,
                  help="A Ray cluster to join; a Ray of its own when left out."),
     click.option("--start-timeout", type=click.FloatRange(0, min_open=True), default=600.0,
@@ -50,15 +66,22 @@ _OPTIONS = (
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add them all; `config_from` reads what they gave."""
-    for option in reversed(_OPTIONS):
+    for option in reversed(_ENGINE + _CLUSTER):
         command = option(command)
     return command
 
 
-def config_from(given: dict[str, Any]) -> ClusterConfig:
+def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Those of one engine alone; `engine_from` reads what they gave."""
+    for option in reversed(_ENGINE):
+        command = option(command)
+    return command
+
+
+def engine_from(given: dict[str, Any]) -> EngineConfig:
     """`given`: the options' values by parameter name."""
     memory = given["memory_gb"]
-    engine = EngineConfig(
+    return EngineConfig(
         model=given["model"],
         dtype=DTYPES[given["dtype"]],
         device=given["device"],
@@ -67,9 +90,17 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         chunked_prefill_size=given["chunked_prefill_size"],
         max_model_len=given["max_model_len"],
         memory_bytes=None if memory is None else int(memory * 2**30),
+        prefix_caching=not given["no_prefix_caching"],
+        mamba_scheduler_strategy=Strategy(given["mamba_scheduler_strategy"]),
+        mamba_track_interval=given["mamba_track_interval"],
+        snapshots_per_prefill=given["snapshots_per_prefill"],
     )
+
+
+def config_from(given: dict[str, Any]) -> ClusterConfig:
+    """`given`: the options' values by parameter name."""
     return ClusterConfig(
-        engine=engine,
+        engine=engine_from(given),
         prefill=given["prefill"],
         decode=given["decode"],
         policy=given["policy"],

@@ -30,11 +30,11 @@ def audit(
             books.check()
         except InvariantError as error:
             findings.append(str(error))
-    live_slots = [r.slot for r in requests if r.slot]
-    live_pages = [page for r in requests for page in r.owned]
     ticket_pages = [page for r in reservations for page in r.pages]
-    findings += _compare(slots, Owner.LIVE, live_slots)
-    findings += _compare(pages, Owner.LIVE, live_pages)
+    for owner in (Owner.LIVE, Owner.TRANSFER):
+        mine = [r for r in requests if r.owner is owner]
+        findings += _compare(slots, owner, [r.slot for r in mine if r.slot])
+        findings += _compare(pages, owner, [page for r in mine for page in r.owned])
     findings += _compare(slots, Owner.TICKET, [r.slot for r in reservations])
     findings += _compare(pages, Owner.TICKET, ticket_pages)
     cached_pages, cached_slots = cache.owned()

@@ -19,6 +19,7 @@ class Draw(NamedTuple):
     banned: tuple[int, ...]  # token ids that must not come yet (min_tokens)
     prompt: tuple[int, ...]  # for penalties; empty where the request has none
     output: tuple[int, ...]  # for penalties; empty where the request has none
+    relayed: bool  # one more output token, not in `output`, is known on the device alone
 
 
 class Scores(NamedTuple):
@@ -53,7 +54,8 @@ class Row(NamedTuple):
     serial: int  # the request's
     admission: int  # which of the request's admissions planned it: preemption makes another
     start: int  # tokens computed before this step
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # the last is a placeholder where `relayed`
+    relayed: bool  # its token was sampled by the step before, and is known on the device alone
     read_slot: int  # state slot; 0 where start is 0; a snapshot's in the first row after a hit
     write_slot: int  # state slot
     pages: tuple[int, ...]  # cover at least `end` tokens

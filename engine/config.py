@@ -71,4 +71,6 @@ class EngineConfig:
     mamba_scheduler_strategy: Strategy = Strategy.AUTO
     mamba_track_interval: int = 256  # tokens between the snapshots of a decoding row, at least
     snapshots_per_prefill: int = 4  # most snapshots that one chunk of a prompt takes
+    canary: bool = False  # check that slots and pages hold what each step believes: for debugging
+    overlap: bool = True  # plan the next step while one runs
     cached_snapshots: int | None = None  # slots for the prefix cache; None: by the budget

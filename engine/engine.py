@@ -1,5 +1,6 @@
 """One replica's engine: requests in, events out. Usable alone, in process."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
@@ -7,10 +8,12 @@ import torch
 
 from baton.engine.audit import audit
 from baton.engine.batch import Batch
+from baton.engine.canary import Canary
 from baton.engine.config import EngineConfig
 from baton.engine.counters import Counters
 from baton.engine.errors import RequestError
 from baton.engine.events import Event, FinishReason
+from baton.engine.forward_stream import ForwardStream, forward_stream
 from baton.engine.grids import Grids
 from baton.engine.intake import Intake
 from baton.engine.memory.available import available_memory
@@ -25,7 +28,7 @@ from baton.engine.request_memory import RequestMemory
 from baton.engine.request_table import RequestTable
 from baton.engine.result_processor import ResultProcessor
 from baton.engine.row_planner import RowPlanner
-from baton.engine.runner import ModelRunner
+from baton.engine.runner import Launched, ModelRunner
 from baton.engine.sampling_params import SamplingParams
 from baton.engine.scheduler import Scheduler
 from baton.engine.status import EngineStatus
@@ -41,8 +44,15 @@ class Engine:
     callers that want to hear of newly scheduled requests before the forward runs.
     """
 
-    def __init__(self, config: EngineConfig, model: Model, tokenizer: Tokenizer | None) -> None:
-        """tokenizer: for stop strings alone. Raises ConfigError where the options do not fit."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: Model,
+        tokenizer: Tokenizer | None,
+        stream: ForwardStream | None = None,
+    ) -> None:
+        """tokenizer: for stop strings alone. stream: where forwards run; None: what the device and
+        the options call for. Raises ConfigError where the options do not fit."""
         device = torch.device(config.device)
         self.config = config
         self.model_config = model.config
@@ -52,7 +62,10 @@ class Engine:
         self.states = StatePool(self.plan.slot_layout, self.plan.slots, device)
         self.pages = PagePool(self.plan.page_layout, self.plan.pages, device)
         self.counters = Counters()
-        self._runner = ModelRunner(model, self.states, self.pages)
+        # no_buffer gives a request's live slot away at its end, so no step may be ahead of it.
+        self._ahead = 1 if config.overlap and not self.plan.donates_live else 0
+        self._stream = stream or forward_stream(device, overlap=bool(self._ahead))
+        self._runner = ModelRunner(model, self.states, self.pages, self._stream)
         self._memory = RequestMemory(self.states, self.pages, config.prefix_caching, self.counters)
         chunk = model.config.mamba_chunk_size if model.config.recurrent else config.page_size
         grids = Grids(chunk, config.page_size, config.mamba_track_interval)
@@ -71,14 +84,19 @@ class Engine:
         self._intake = Intake(model.config.vocab_size, self.plan.max_model_len, eos, tokenizer)
         self._requests = RequestTable()
         self._reservations: dict[str, Reservation] = {}  # by request id
+        self._canary = (
+            Canary(config.page_size, bool(model.config.recurrent)) if config.canary else None
+        )
         self._results = ResultProcessor(
             self._scheduler,
             self._requests,
             self._memory,
-            donates_live=config.prefix_caching and not self.plan.tracks,
+            donates_live=self.plan.donates_live,
+            canary=self._canary,
         )
         self._outbox: list[Event] = []
         self._planned: Batch | None = None
+        self._in_flight: deque[Launched] = deque()  # oldest first
         self._last_serial = 0
 
     @classmethod
@@ -100,7 +118,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """A step would do or report something."""
-        return bool(self._outbox) or self._planned is not None or self._scheduler.has_work
+        under_way = self._planned is not None or bool(self._in_flight)
+        return bool(self._outbox) or under_way or self._scheduler.has_work
 
     def submit(self, spec: RequestSpec) -> None:
         """Queue a request. Raises RequestError or TooLargeError; then nothing was queued."""
@@ -131,22 +150,28 @@ class Engine:
         return self._report()
 
     def run_step(self) -> list[Event]:
-        """Run what was planned, if anything was. If it raises, `fail_step` comes next."""
-        batch = self._planned
-        if batch is None:
-            return self._report()
-        launched = self._runner.launch(batch)
-        result = self._runner.collect(launched)
-        self._memory.complete(batch.sequence)
-        self._results.process(batch, result, self._outbox)
-        self._planned = None
+        """Launch what was planned, if anything was, and collect the step that has gone before it.
+
+        If it raises, `fail_step` comes next.
+        """
+        ahead = 0
+        if self._planned is not None:
+            batch, self._planned = self._planned, None
+            self._in_flight.append(self._runner.launch(batch))
+            ahead = self._ahead
+        if len(self._in_flight) > ahead:
+            batch = self._in_flight[0].batch
+            result = self._runner.collect(self._in_flight[0])
+            self._in_flight.popleft()
+            self._memory.complete(batch.sequence)
+            self._results.process(batch, result, self._outbox)
         return self._report()
 
     def fail_step(self, error: Exception) -> list[Event]:
         """End the requests of a step that raised, with their reason; all others go on."""
-        batch, self._planned = self._planned, None
-        if batch is None:
+        if not self._in_flight:
             raise error
+        batch = self._in_flight.popleft().batch
         for row in batch.rows:
             self._memory.drop(row.tracked)
             request = self._requests.at(row.serial)
@@ -162,7 +187,7 @@ class Engine:
         request = self._requests.named(request_id)
         if not request.spec.hold or not request.slot:
             raise RequestError(f"request {request_id} is {request.state}: it holds no hand-off")
-        return Holding(request.slot, request.pages, request.computed)
+        return Holding(request.slot, request.pages, request.settled)
 
     def release(self, request_id: str) -> None:
         """A held request's state is no longer needed here. It ends without an event."""
@@ -214,6 +239,8 @@ class Engine:
             raise
         request.announced = True
         self._memory.adopt(request, reservation)
+        if self._canary is not None:
+            self._canary.adopted(request)
         self._scheduler.join(request)
         self._end_if_given(request)
 
@@ -238,7 +265,7 @@ class Engine:
             self._requests,
             self._reservations.values(),
             self._memory.cache,
-            [self._planned] if self._planned is not None else [],
+            self._under_way(),
         )
 
     def flush_cache(self) -> bool:
@@ -269,6 +296,14 @@ class Engine:
         while not collector.done and self.has_work:
             collector.take(self.step())
         return collector.outputs()
+
+    def close(self) -> None:
+        """Finish what is in flight; nothing can be run after it."""
+        self._stream.close()
+
+    def _under_way(self) -> list[Batch]:
+        planned = [self._planned] if self._planned is not None else []
+        return [launched.batch for launched in self._in_flight] + planned
 
     def _enter(self, spec: RequestSpec) -> Request:
         self._check_new(spec.request_id)

@@ -2,6 +2,7 @@
 
 from itertools import accumulate, chain, repeat
 
+import torch
 from torch import Tensor
 
 from baton.engine.batch import Batch, Row
@@ -29,15 +30,30 @@ def pack_forward(batch: Batch, page_size: int, pack: HostPack) -> HostLengths:
     _pack_pages(batch, page_size, pack)
     pack.ints("logit_tokens", _logit_tokens(batch, host.cu_seqlens))
     decoding = [(row.write_slot, t.slot) for row in rows[: batch.decode_rows] for t in row.tracked]
+    pack.ints(
+        "relay_slots",
+        [row.write_slot if row.relayed else 0 for row in rows[: batch.decode_rows]],
+    )
+    pack.ints("draw_slots", [rows[index].write_slot for index, _ in batch.draws])
     pack.ints("track_from", [live for live, _ in decoding])
     pack.ints("track_to", [track for _, track in decoding])
     return host
 
 
-def bind_forward(batch: Batch, host: HostLengths, packed: DevicePack) -> ForwardBatch:
-    """The ForwardBatch over the packed copy; all views but `has_initial`."""
+def bind_forward(
+    batch: Batch, host: HostLengths, packed: DevicePack, relay: Tensor
+) -> ForwardBatch:
+    """The ForwardBatch over the packed copy; all views but `has_initial`.
+
+    relay: [slots] int64, the token that each request's last step sampled; relayed rows read it.
+    """
+    token_ids = packed.ints("token_ids")
+    if any(row.relayed for row in batch.rows[: batch.decode_rows]):
+        slots = packed.ints("relay_slots")
+        decoding = token_ids[: batch.decode_rows]
+        decoding.copy_(torch.where(slots > 0, relay[slots], decoding))
     return ForwardBatch(
-        token_ids=packed.ints("token_ids"),
+        token_ids=token_ids,
         positions=packed.ints("positions"),
         cu_seqlens=packed.ints("cu_seqlens"),
         kv_lens=packed.ints("kv_lens"),

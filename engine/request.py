@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from baton.engine.errors import InvariantError
+from baton.engine.memory.owners import Owner
 from baton.engine.prefix_node import Node
 from baton.engine.sampling_params import SamplingParams
 from baton.engine.stop_checker import StopChecker
@@ -74,6 +75,7 @@ class Request:
         "output",
         "owned",
         "pages",
+        "pending",
         "resumes_from",
         "scored",
         "serial",
@@ -90,6 +92,7 @@ class Request:
         self.stopper = stopper
         self.state = RequestState.WAITING
         self.output = list(spec.output_ids)
+        self.pending = 0  # tokens that planned steps sample, not known on the host yet
         self.slot = 0  # 0: none
         self.pages: tuple[int, ...] = ()  # replaced, never changed in place: batches keep it
         self.owned: set[int] = set()  # its own of `pages`; the rest are the prefix cache's
@@ -108,22 +111,38 @@ class Request:
         return self.spec.request_id
 
     @property
+    def owner(self) -> Owner:
+        """Of its slot and pages: a hand-off may be reading those of a hold request."""
+        return Owner.TRANSFER if self.spec.hold else Owner.LIVE
+
+    @property
+    def drawn(self) -> int:
+        """Output tokens, those among them that are not known yet."""
+        return len(self.output) + self.pending
+
+    @property
     def total(self) -> int:
-        return len(self.spec.prompt_ids) + len(self.output)
+        return len(self.spec.prompt_ids) + self.drawn
 
     @property
     def target(self) -> int:
         """Tokens to compute before the next token is sampled or the request is held."""
-        given = self.spec.hold and bool(self.output)
-        return self.total - 1 if given else self.total
+        if not self.spec.hold:
+            return self.total
+        return len(self.spec.prompt_ids) + max(0, len(self.output) - 1)
 
     @property
     def decodes(self) -> bool:
         """Its next step computes its newest token alone."""
         return self.computed >= len(self.spec.prompt_ids) and self.target - self.computed == 1
 
+    @property
+    def exhausted(self) -> bool:
+        """It ends, by its length, with a step that is planned already."""
+        return self.drawn >= self.stopper.limit
+
     def token_ids(self, start: int, end: int) -> tuple[int, ...]:
-        """Tokens [start, end) of prompt and output."""
+        """Tokens [start, end) of prompt and output, as far as they are known."""
         prompt = self.spec.prompt_ids
         inside = len(prompt)
         if end <= inside:

@@ -124,7 +124,7 @@ class RequestMemory:
 
     def admit(self, request: Request, tokens: int) -> None:
         """Take the live slot and pages for `tokens` tokens. The caller saw that they are there."""
-        slot = self._take_slot(Owner.LIVE)
+        slot = self._take_slot(request.owner)
         if slot is None:
             raise InvariantError(f"no slot for {request.request_id}, which was to be admitted")
         request.slot = slot
@@ -136,7 +136,7 @@ class RequestMemory:
         missing = self.missing_pages(request, tokens)
         if not missing:
             return True
-        taken = self._take_pages(missing, Owner.LIVE)
+        taken = self._take_pages(missing, request.owner)
         if taken is None:
             return False
         request.pages = (*request.pages, *taken)
@@ -156,8 +156,8 @@ class RequestMemory:
             self.cache.unlock_pages(request.node)
             request.node = None
         if request.slot:
-            self._slots.free(request.slot, Owner.LIVE, self._launched)
-        self._pages.free_many(request.owned, Owner.LIVE, self._launched)
+            self._slots.free(request.slot, request.owner, self._launched)
+        self._pages.free_many(request.owned, request.owner, self._launched)
         request.owned.clear()
         request.slot = 0
         request.pages = ()
@@ -211,7 +211,7 @@ class RequestMemory:
         if not self._caching or request.node is None or request.settled != request.computed:
             return
         if request.settled and request.slot:
-            self._slots.move(request.slot, Owner.LIVE, Owner.CACHE)
+            self._slots.move(request.slot, request.owner, Owner.CACHE)
             kept = [(request.settled, request.slot)]
             for spare in self._insert(request, request.settled, kept, ()):
                 self._slots.free(spare, Owner.CACHE, self._launched)
@@ -235,7 +235,7 @@ class RequestMemory:
         done = self.cache.insert(token_key(request.token_ids(0, depth)), given, snapshots, hopeful)
         spare = set(done.spare_pages) & request.owned
         for page in request.owned.intersection(given) - spare:
-            self._pages.move(page, Owner.LIVE, Owner.CACHE)
+            self._pages.move(page, request.owner, Owner.CACHE)
             request.owned.discard(page)
         if not request.spec.hold:
             self._pages.free_many(spare, Owner.LIVE, self._launched)

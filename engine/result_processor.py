@@ -1,6 +1,7 @@
 """From a step's results to events, by what its Batch recorded."""
 
 from baton.engine.batch import Batch, Draw, Row
+from baton.engine.canary import Canary
 from baton.engine.events import (
     ChunkComputed,
     Event,
@@ -31,12 +32,14 @@ class ResultProcessor:
         requests: RequestTable,
         memory: RequestMemory,
         donates_live: bool,
+        canary: Canary | None = None,
     ) -> None:
-        """donates_live: the strategy is no_buffer."""
+        """donates_live: the strategy is no_buffer. canary: to check every step with."""
         self._scheduler = scheduler
         self._requests = requests
         self._memory = memory
         self._donates_live = donates_live
+        self._canary = canary
         self._shares_chunks = not memory.stateful
 
     def process(self, batch: Batch, result: StepResult, outbox: list[Event]) -> None:
@@ -49,6 +52,8 @@ class ResultProcessor:
             request = self._requests.at(row.serial)
             if request is None or request.admissions != row.admission or not request.slot:
                 self._memory.drop(row.tracked)
+                if self._canary is not None:
+                    self._canary.forget(row)
             else:
                 self._settle(request, row)
             if request is None:
@@ -60,6 +65,7 @@ class ResultProcessor:
             if not row.reaches_target:
                 continue
             if row.draw is not None and drawn is not None:
+                request.pending -= 1
                 end = self._sampled(request, row.draw, drawn, outbox)
             else:
                 end = self._computed(request)
@@ -91,6 +97,8 @@ class ResultProcessor:
 
     def _settle(self, request: Request, row: Row) -> None:
         """The row's KV and state are there: what it tracked goes to the cache."""
+        if self._canary is not None:
+            self._canary.step(request, row)
         request.settled = row.end
         if row.resumes:
             self._memory.snapshot_read(request)

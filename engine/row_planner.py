@@ -26,6 +26,7 @@ class RowPlanner:
             admission=request.admissions,
             start=start,
             tokens=request.token_ids(start, end),
+            relayed=False,
             read_slot=self._read_slot(request),
             write_slot=request.slot,
             pages=request.pages,
@@ -35,6 +36,7 @@ class RowPlanner:
             tracked=self._tracker.prefill(request, start, end),
         )
         request.computed = end
+        request.pending += row.draw is not None
         if row.scores is not None:
             request.scored = row.scores.start + len(row.scores.targets)
         return row
@@ -44,17 +46,20 @@ class RowPlanner:
         start = request.computed
         request.computed = start + 1
         slot = request.slot
-        token = request.output[-1]
+        relayed = request.pending > 0
+        draw = self._draw(request)
+        request.pending += 1
         return Row(
             request.serial,
             request.admissions,
             start,
-            (token,),
+            (0 if relayed else request.output[-1],),
+            relayed,
             slot,
             slot,
             request.pages,
             True,
-            self._draw(request),
+            draw,
             None,
             self._tracker.decode(start + 1),
         )
@@ -84,13 +89,15 @@ class RowPlanner:
 
     def _draw(self, request: Request) -> Draw:
         sampling = request.spec.sampling
-        index = len(request.output)
+        index = request.drawn
+        relayed = request.pending > 0
         banned: tuple[int, ...] = ()
         if index < sampling.min_tokens:
             banned = tuple(t for t in request.stopper.stop_ids if 0 <= t < self._vocab_size)
         if sampling.penalised:
-            return Draw(index, sampling, banned, request.spec.prompt_ids, tuple(request.output))
-        return Draw(index, sampling, banned, (), ())
+            output = tuple(request.output)
+            return Draw(index, sampling, banned, request.spec.prompt_ids, output, relayed)
+        return Draw(index, sampling, banned, (), (), relayed)
 
     def _scores(self, request: Request, end: int) -> Scores | None:
         """Logits at token t score position t + 1, so a chunk scores one position past its end."""

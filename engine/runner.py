@@ -1,13 +1,16 @@
-"""Runs forwards: launch, then collect. The two are apart so that planning can come between."""
+"""Runs forwards: launch, then collect. The two are apart so that planning comes between."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from baton.engine.batch import Batch
+from baton.engine.errors import InvariantError
 from baton.engine.events import TokenLogprob
 from baton.engine.forward_builder import bind_forward, pack_forward
+from baton.engine.forward_stream import ForwardStream, Pending
 from baton.engine.host_pack import HostPack
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
@@ -18,41 +21,64 @@ from baton.engine.step_result import StepResult
 from baton.kernels.sampling import LogProbs
 from baton.kernels.state_copy import copy_slots
 
+# Far past any step: a stream that is silent for so long has lost its device.
+STEP_DEADLINE_S = 600.0
+
 
 @dataclass(frozen=True)
 class Launched:
-    """A step that was given to the device; `sampled` lies there."""
+    """A step that was given to the stream."""
 
     batch: Batch
-    sampled: Sampled
+    sampled: Pending[Sampled]
 
 
 class ModelRunner:
-    """One model over one pool of slots and one of pages."""
+    """One model over one pool of slots and one of pages, its forwards on one stream.
 
-    def __init__(self, model: Model, states: StatePool, pages: PagePool) -> None:
+    Sampled tokens go to the next step by `relay` [slots] int64, on the device; the host learns
+    them when it collects, which may be after the next step was launched.
+    """
+
+    def __init__(
+        self, model: Model, states: StatePool, pages: PagePool, stream: ForwardStream
+    ) -> None:
         self._model = model
         self._states = states
         self._pages = pages
+        self._stream = stream
         self._device = pages.storage.device
+        self._relay = torch.zeros(states.ids.size, dtype=torch.int64, device=self._device)
+
+    def launch(self, batch: Batch) -> Launched:
+        """Give the step to the stream. What goes wrong in it is raised by `collect`."""
+        return Launched(batch, self._stream.submit(partial(self._run, batch)))
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Launched:
+    def _run(self, batch: Batch) -> Sampled:
         """Copy the plan to the device, run the forward, sample. Reads nothing back."""
         pack = HostPack()
         host = pack_forward(batch, self._pages.layout.page_size, pack)
         pack_sampling(batch, pack)
         packed = pack.ship(self._device)
-        forward = bind_forward(batch, host, packed)
+        forward = bind_forward(batch, host, packed, self._relay)
         logits = self._model.forward(forward, self._states, self._pages)
         if forward.track is not None:
             # All layers at once: a slot is one row of bytes.
             copy_slots(self._states.storage, *forward.track)
-        return Launched(batch, sample(logits, bind_sampling(batch, packed)))
+        sampled = sample(logits, bind_sampling(batch, packed), self._relay)
+        self._relay.index_copy_(0, packed.ints("draw_slots"), sampled.token_ids)
+        return sampled.to_host()
 
     def collect(self, launched: Launched) -> StepResult:
         """Wait for the step and bring its results to the host."""
-        batch, sampled = launched.batch, launched.sampled
+        batch = launched.batch
+        try:
+            sampled = launched.sampled.result(STEP_DEADLINE_S)
+        except TimeoutError as error:
+            raise InvariantError(
+                f"step {batch.sequence} took over {STEP_DEADLINE_S:g} s"
+            ) from error
         tokens = sampled.token_ids.tolist()
         drawn = _token_logprobs(sampled.logprobs)
         scored = _token_logprobs(sampled.scores)

@@ -25,9 +25,28 @@ class Sampled:
     logprobs: LogProbs | None
     scores: LogProbs | None
 
+    def to_host(self) -> "Sampled":
+        """On a GPU, copies in pinned memory that are on their way; wait for the stream's event
+        before reading them. On a CPU, itself."""
+        if not self.token_ids.is_cuda:
+            return self
+        return Sampled(
+            _pinned(self.token_ids),
+            None if self.logprobs is None else LogProbs(*map(_pinned, self.logprobs)),
+            None if self.scores is None else LogProbs(*map(_pinned, self.scores)),
+        )
 
-def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
-    """logits: [draws + scored tokens, vocab] float32, raw; its first rows are changed in place."""
+
+def _pinned(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def sample(logits: Tensor, batch: SamplingBatch, relay: Tensor) -> Sampled:
+    """logits: [draws + scored tokens, vocab] float32, raw; its first rows are changed in place.
+
+    relay: [slots] int64, the token that each request's last step sampled.
+    """
     draws = logits[: batch.draws]
     scores = None
     if batch.score_targets is not None:
@@ -35,7 +54,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     # Logprobs are of the raw distribution, so their rows are put aside before penalties.
     raw = draws[batch.logprob_rows] if batch.logprob_rows is not None else None
     if batch.penalised is not None:
-        _penalise(draws, batch.penalised)
+        _penalise(draws, batch.penalised, relay)
     if batch.banned is not None:
         mask_tokens(draws, *batch.banned)
     token_ids = _draw(draws, batch.random)
@@ -54,12 +73,14 @@ def _draw(logits: Tensor, random: RandomRows | None) -> Tensor:
     )
 
 
-def _penalise(logits: Tensor, penalised: PenalisedRows) -> None:
+def _penalise(logits: Tensor, penalised: PenalisedRows, relay: Tensor) -> None:
     shape = penalised.rows.shape[0], logits.shape[1]
     in_prompt = torch.zeros(shape, dtype=torch.int32, device=logits.device)
     in_output = torch.zeros_like(in_prompt)
     add_token_counts(in_prompt, penalised.prompt_rows, penalised.prompt_ids)
     add_token_counts(in_output, penalised.output_rows, penalised.output_ids)
+    if penalised.relayed_rows is not None and penalised.relayed_slots is not None:
+        add_token_counts(in_output, penalised.relayed_rows, relay[penalised.relayed_slots])
     apply_penalties(
         logits,
         penalised.rows,

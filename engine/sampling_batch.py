@@ -33,6 +33,8 @@ class PenalisedRows:
     prompt_ids: Tensor
     output_rows: Tensor
     output_ids: Tensor
+    relayed_rows: Tensor | None  # [z] int64, the penalised rows with one more output token
+    relayed_slots: Tensor | None  # [z] int64, state slots where the relay has it
     repetition: Tensor
     presence: Tensor
     frequency: Tensor
@@ -60,6 +62,10 @@ def pack_sampling(batch: Batch, pack: HostPack) -> None:
     draws = [draw for _, draw in batch.draws]
     _pack_random([(i, d) for i, d in enumerate(draws) if not d.sampling.greedy], pack)
     _pack_penalised([(i, d) for i, d in enumerate(draws) if d.sampling.penalised], pack)
+    penalised = [(i, d) for i, d in batch.draws if d.sampling.penalised]
+    late = [(n, i) for n, (i, d) in enumerate(penalised) if d.relayed]
+    pack.ints("relayed_penalised", [n for n, _ in late])
+    pack.ints("relayed_penalised_slots", [batch.rows[i].write_slot for _, i in late])
     banned = [(i, token) for i, draw in enumerate(draws) for token in draw.banned]
     pack.ints("banned_rows", [i for i, _ in banned])
     pack.ints("banned_ids", [token for _, token in banned])
@@ -130,12 +136,15 @@ def _pack_history(name: str, histories: list[tuple[int, ...]], pack: HostPack) -
 def _bind_penalised(draws: list[Draw], packed: DevicePack) -> PenalisedRows | None:
     if not any(draw.sampling.penalised for draw in draws):
         return None
+    relayed = any(draw.relayed for draw in draws if draw.sampling.penalised)
     return PenalisedRows(
         rows=packed.ints("penalised_rows"),
         prompt_rows=packed.ints("prompt_count_rows"),
         prompt_ids=packed.ints("prompt_count_ids"),
         output_rows=packed.ints("output_count_rows"),
         output_ids=packed.ints("output_count_ids"),
+        relayed_rows=packed.ints("relayed_penalised") if relayed else None,
+        relayed_slots=packed.ints("relayed_penalised_slots") if relayed else None,
         repetition=packed.floats("repetition"),
         presence=packed.floats("presence"),
         frequency=packed.floats("frequency"),

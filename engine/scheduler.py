@@ -105,6 +105,8 @@ class Scheduler:
             if request.state is not RequestState.RUNNING:
                 continue
             if request.decodes:
+                if request.exhausted:
+                    continue
                 if len(decode) < self._max_running and self._make_room(request, request.target):
                     decode.append(self._planner.decode_row(request))
                 continue
@@ -148,6 +150,8 @@ class Scheduler:
         if not self.waiting or len(self.running) + len(self.held) >= self._max_running:
             return None
         request = next(iter(self.waiting.values()))
+        if request.pending:
+            return None  # preempted while its last token was still being sampled
         if not self._memory.free_slots or (request.spec.hold and self._held_too_much()):
             return None
         needed = self._memory.pages_for(request.target)

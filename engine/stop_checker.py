@@ -43,7 +43,8 @@ class StopChecker:
         eos = frozenset() if sampling.ignore_eos else eos_ids
         self.stop_ids = eos.union(sampling.stop_token_ids)
         self._sampling = sampling
-        self._limit = min(sampling.max_tokens, max_output)
+        self.limit = min(sampling.max_tokens, max_output)
+        """Output tokens, at most."""
         self._tokenizer = tokenizer
         self._answer: AnswerText | None = None
         if sampling.stop and tokenizer is not None:
@@ -71,7 +72,7 @@ class StopChecker:
             self._answer.push((token,))
             if self._answer.match is not None:
                 return self._ended(FinishReason.STOP)
-        if len(output) >= self._limit:
+        if len(output) >= self.limit:
             return self._ended(FinishReason.LENGTH)
         return None
 

@@ -112,7 +112,7 @@ class OutgoingHandoff:
             self._holding = holding
         match event:
             case Scheduled():
-                self._scheduled(at_s)
+                self._scheduled(event, at_s)
             case ChunkComputed():
                 self._chunk_computed(event)
             case PromptScored():
@@ -165,7 +165,8 @@ class OutgoingHandoff:
         self._send(handoff_pb2.PrefillMessage(failed=failed))
         self._end(HandoffState.FAILED, error.message)
 
-    def _scheduled(self, at_s: float) -> None:
+    def _scheduled(self, event: Scheduled, at_s: float) -> None:
+        self._first_token.cached_tokens = event.cached_tokens
         self._scheduled_s = at_s
         self._context.metrics.prefill_queue.observe(at_s - self._arrived_s)
         self._handoff.move(HandoffState.SCHEDULED)

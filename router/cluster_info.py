@@ -1,6 +1,7 @@
 """The cluster as JSON values: what `/server_info` serves and `baton status` prints."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 
 from baton.proto.worker_pb2 import OwnerCount
 from baton.router.worker_table import Worker
@@ -31,8 +32,23 @@ def worker_info(worker: Worker, *, ready: bool, placed: int) -> dict[str, object
         "pid": status.pid,
         "metrics_address": status.metrics_address,
         "peers": [peer.worker_id for peer in status.peers],
+        "settings": {name: json.loads(value) for name, value in status.settings.items()},
         "fingerprint": dict(worker.fingerprint),
     }
+
+
+def engine_settings(ranks: Sequence[Worker]) -> dict[str, object]:
+    """The options that the decode ranks run with, by SGLang's names.
+
+    `internal_states` has one entry a rank, in the order that `routed_dp_rank` counts; the first
+    rank's stand beside it, as they do where there is but one server.
+    """
+    states = [
+        {"worker_id": rank.worker_id} | {k: json.loads(v) for k, v in rank.status.settings.items()}
+        for rank in ranks
+    ]
+    first = {k: v for k, v in states[0].items() if k != "worker_id"} if states else {}
+    return {**first, "dp_size": len(ranks), "internal_states": states}
 
 
 def scrape_targets(workers: Iterable[Worker]) -> list[dict[str, object]]:

@@ -44,6 +44,15 @@ class LiveRequests:
     def get(self, request_id: str) -> LiveRequest | None:
         return self._live.get(request_id)
 
+    def named(self, name: str | None) -> list[LiveRequest]:
+        """Those whose own id or client's id is `name`; all where it is None."""
+        live = self._live.values()
+        return [
+            each
+            for each in live
+            if name is None or name in (each.request.request_id, each.request.client_id)
+        ]
+
     def admit(self, request: GenerateRequest, now: float, capacity: int) -> LiveRequest:
         """Raises UNAVAILABLE when closing, OVERLOADED past the bound.
 

@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from baton.api.grpc_inference import InferenceServicer
 from baton.api.http import MetricsPage, make_app
+from baton.api.native import native_routes
 from baton.api.text_service import TextService
 from baton.proto import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.router.config import RouterConfig
@@ -100,7 +101,10 @@ class RouterServer:
                 text,
                 lambda: MetricsPage(metrics.page(), CONTENT_TYPE_LATEST),
                 max_body_bytes=config.max_body_bytes,
-                more_routes=router_routes(backend, table),
+                more_routes=[
+                    *native_routes(backend, text, max_body_bytes=config.max_body_bytes),
+                    *router_routes(table),
+                ],
             ),
             config.host,
             config.http_port,

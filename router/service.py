@@ -20,7 +20,7 @@ from baton.proto.worker_pb2 import StartRequest
 from baton.router.answer_stream import AnswerStream
 from baton.router.cache_flush import flush_all
 from baton.router.changed import Changed
-from baton.router.cluster_info import worker_info
+from baton.router.cluster_info import engine_settings, worker_info
 from baton.router.config import RouterConfig
 from baton.router.live_requests import LiveRequest, LiveRequests
 from baton.router.metrics import RouterMetrics
@@ -97,9 +97,13 @@ class RouterBackend:
     async def cancel(self, request_id: str) -> None:
         live = self._live.get(request_id)
         if live is not None:
-            error = ApiError(ErrorCode.CANCELLED, "the request was cancelled")
-            live.stop(error, FinishReason.ABORT)
-            self.changed.fire()
+            self._stop(live, "the request was cancelled")
+
+    async def abort(self, name: str | None) -> int:
+        found = self._live.named(name)
+        for live in found:
+            self._stop(live, "the request was aborted")
+        return len(found)
 
     async def models(self) -> Sequence[ModelInfo]:
         """The context is the shortest of any worker's; the model's own before one is there."""
@@ -110,6 +114,7 @@ class RouterBackend:
     async def server_info(self) -> Mapping[str, object]:
         active, capacity = len(self._live), self._placer.capacity()
         return {
+            **engine_settings(self._table.workers(Role.DECODE)),
             "router": {
                 "router_id": self._router_id,
                 "model": self._model.model_id,
@@ -150,6 +155,10 @@ class RouterBackend:
         self._live.closing = True
         self.changed.fire()
         await self._ranks.stop()
+
+    def _stop(self, live: LiveRequest, why: str) -> None:
+        live.stop(ApiError(ErrorCode.CANCELLED, why), FinishReason.ABORT)
+        self.changed.fire()
 
     def _admit(self, request: GenerateRequest) -> LiveRequest:
         try:

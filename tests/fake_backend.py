@@ -19,7 +19,7 @@ from baton.api.backend import (
     TokenLogprob,
     Usage,
 )
-from baton.api.errors import ApiError
+from baton.api.errors import ApiError, ErrorCode
 from baton.text.answer import AnswerText
 from baton.text.tokenizer import Tokenizer
 
@@ -45,6 +45,9 @@ class FakeBackend:
     cancelled: list[str] = field(default_factory=list)
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    flushed: list[float] = field(default_factory=list)  # the timeouts it was given
+    flush_failure: ApiError | None = None
+    _held: dict[str, tuple[GenerateRequest, asyncio.Event]] = field(default_factory=dict)
 
     async def generate(
         self, request: GenerateRequest
@@ -56,18 +59,24 @@ class FakeBackend:
             yield TokenEvent(0, (), prompt_logprobs=self._prompt_logprobs(request))
         ids, finished = self._answer(request)
         for start in range(0, len(ids), self.per_event):
-            await self._maybe_stop(start)
+            if await self._aborted(request, start):
+                yield _abort(request, start)
+                return
             some = ids[start : start + self.per_event]
             yield TokenEvent(start, tuple(some), self._logprobs(request, some))
-        await self._maybe_stop(len(ids))
-        yield finished
+        aborted = await self._aborted(request, len(ids))
+        yield _abort(request, len(ids)) if aborted else finished
 
-    async def _maybe_stop(self, given: int) -> None:
+    async def _aborted(self, request: GenerateRequest, given: int) -> bool:
+        """Where it is told to hold, a request waits for its abort."""
         if self.failure is not None and given == self.fail_after:
             raise self.failure
-        if self.hold_after is not None and given >= self.hold_after:
-            self.holding.set()
-            await asyncio.wait_for(asyncio.Event().wait(), 30)
+        if self.hold_after is None or given < self.hold_after:
+            return False
+        _, abort = self._held[request.request_id] = (request, asyncio.Event())
+        self.holding.set()
+        await asyncio.wait_for(abort.wait(), 30)
+        return True
 
     def _answer(self, request: GenerateRequest) -> tuple[list[int], Finished]:
         params = request.sampling
@@ -113,6 +122,16 @@ class FakeBackend:
         self.cancelled.append(request_id)
         self.was_cancelled.set()
 
+    async def abort(self, name: str | None) -> int:
+        found = [
+            abort
+            for request, abort in self._held.values()
+            if name is None or name in (request.request_id, request.client_id)
+        ]
+        for abort in found:
+            abort.set()
+        return len(found)
+
     async def models(self) -> Sequence[ModelInfo]:
         return [ModelInfo("toy", CONTEXT, self.tokenizer.vocab_size, created=1, root="/models/toy")]
 
@@ -123,7 +142,15 @@ class FakeBackend:
         return Health(self.ready, "" if self.ready else "no decode rank has registered")
 
     async def flush_cache(self, timeout_s: float) -> None:
-        return None
+        self.flushed.append(timeout_s)
+        if self.flush_failure is not None:
+            raise self.flush_failure
+
+
+def _abort(request: GenerateRequest, given: int) -> Finished:
+    error = ApiError(ErrorCode.CANCELLED, "the request was aborted")
+    usage = Usage(len(request.prompt_ids), given)
+    return Finished(FinishReason.ABORT, usage=usage, error=error)
 
 
 def entry(token_id: int, top: int) -> TokenLogprob:

@@ -10,6 +10,7 @@ from baton.engine.errors import ConfigError
 class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
+    BOTH = "both"  # one engine for everything, which its own clients ask; no hand-offs
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class EventBatch:
 
     @property
     def changes_load(self) -> bool:
-        """A request began, ended or changed hands."""
+        """A request began, was held or ended."""
         return any(isinstance(e, Scheduled | PrefillHeld | Finished) for e in self.events)
 
 
@@ -50,10 +50,13 @@ class EnginePort:
         self._asyncio = asyncio.get_running_loop()
         self._engine = engine
         self._handler: EngineBatchHandler | None = None
+        self._on_load: Callable[[], None] = lambda: None
         self._loop = EngineLoop(engine, self._events, self._failed, on_step)
 
-    def start(self, handler: EngineBatchHandler) -> None:
+    def start(self, handler: EngineBatchHandler, on_load: Callable[[], None]) -> None:
+        """on_load: called on the asyncio thread when the load may have changed."""
         self._handler = handler
+        self._on_load = on_load
         self._loop.start()
 
     def stop(self, timeout_s: float) -> None:
@@ -75,6 +78,7 @@ class EnginePort:
 
         def run(engine: Engine) -> None:
             self._asyncio.call_soon_threadsafe(then, fn(engine))
+            self._asyncio.call_soon_threadsafe(self._on_load)
 
         def done(future: "Future[None]") -> None:
             if (error := future.exception()) is not None:
@@ -100,6 +104,8 @@ class EnginePort:
     def _deliver(self, batch: EventBatch) -> None:
         assert self._handler is not None
         self._handler.on_batch(batch)
+        if batch.changes_load:
+            self._on_load()
 
     def _deliver_failure(self, error: Exception) -> None:
         assert self._handler is not None

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from baton.engine.counters import Counters
 from baton.engine.memory.owners import Owner
 from baton.engine.status import EngineStatus
 from baton.transfer.handoff import HandoffState
 from baton.transfer.segments import Kind
 from baton.worker.config import Role
+from baton.worker.engine_counters import EngineCounters
 
 # From 100 us, a factor of 10 ** (1/4) apart: fifteen of them lie under 5 ms or near it, where a
 # small model's steps and hand-offs are.
@@ -30,23 +32,13 @@ class WorkerMetrics:
         self._pages = self._gauge("pages", "KV pages by owner", "owner")
         self._running = self._gauge("requests_running", "Requests that take part in steps")
         self._waiting = self._gauge("requests_waiting", "Requests that wait for the engine")
+        self._engine = EngineCounters(self._labels, self.registry)
         self.step = self._histogram("step", "One step of the engine")
         self.prefill_queue = self._histogram("prefill_queue", "Arrival to first chunk")
         self.prefill = self._histogram("prefill", "First chunk to first token")
         self.transfer = self._histogram("transfer", "First token seen to last byte checked")
         self.decode_wait = self._histogram("decode_wait", "Last byte to the first step's launch")
         self.first_decode_step = self._histogram("first_decode_step", "A request's first step")
-
-    def serve(self, host: str, port: int) -> int:
-        """Answer /metrics on a thread of its own; returns the port."""
-        self._server, self._thread = start_http_server(port, host, self.registry)
-        return int(self._server.server_port)
-
-    def close(self) -> None:
-        """Stop answering. Only after `serve`."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
 
     def count_request(self, outcome: str) -> None:
         self._requests.labels(**self._labels, outcome=outcome).inc()
@@ -72,6 +64,10 @@ class WorkerMetrics:
         self._waiting.labels(**self._labels).set(status.waiting)
         self._set_owners(self._slots, status.slots)
         self._set_owners(self._pages, status.pages)
+
+    def set_counters(self, counters: Counters) -> None:
+        """counters: a copy, made on the engine's thread."""
+        self._engine.update(counters)
 
     def observe_step(self, seconds: float) -> None:
         self.step.observe(seconds)

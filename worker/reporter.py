@@ -1,14 +1,18 @@
 """What this worker says about itself, kept fresh."""
 
 import asyncio
+import json
 import os
 import time
+from dataclasses import replace
 
+from baton.engine.counters import Counters
 from baton.engine.engine import Engine
 from baton.engine.memory.owners import Owner
 from baton.engine.status import EngineStatus
 from baton.proto import worker_pb2
 from baton.worker.context import RoleService, WorkerContext
+from baton.worker.settings import engine_settings
 
 PERIOD_S = 0.5
 LEAST_S = 0.05  # between two reports, however often the load changes
@@ -21,6 +25,8 @@ class Reporter:
         self._context = context
         self._role = role
         self._metrics_address = metrics_address
+        settings = engine_settings(context.config.engine, context.engine.plan)
+        self._settings = {name: json.dumps(value) for name, value in settings.items()}
         self._began = time.monotonic()
         self._changed = asyncio.Event()
         self._fresh = asyncio.Condition()
@@ -56,8 +62,9 @@ class Reporter:
 
     async def status(self) -> worker_pb2.WorkerStatus:
         """As of now. Waits for the step under way."""
-        found = await self._context.port.call(Engine.status)
+        found, counters = await self._context.port.call(_look)
         self._context.metrics.set_status(found)
+        self._context.metrics.set_counters(counters)
         return self._to_proto(found)
 
     def _to_proto(self, status: EngineStatus) -> worker_pb2.WorkerStatus:
@@ -79,7 +86,12 @@ class Reporter:
             pid=os.getpid(),
             metrics_address=self._metrics_address,
             peers=self._role.peers(),
+            settings=self._settings,
         )
+
+
+def _look(engine: Engine) -> tuple[EngineStatus, Counters]:
+    return engine.status(), replace(engine.counters)
 
 
 def _owners(owned: dict[Owner, int]) -> list[worker_pb2.OwnerCount]:

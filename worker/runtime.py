@@ -14,15 +14,16 @@ from grpc_reflection.v1alpha import reflection
 
 from baton.engine.engine import Engine
 from baton.engine.errors import ConfigError
-from baton.proto import common_pb2, handoff_pb2, worker_pb2, worker_pb2_grpc
+from baton.proto import common_pb2, handoff_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.transfer.grpc_options import OPTIONS
 from baton.transfer.regions import EngineMemory
 from baton.worker.config import Role, WorkerConfig
 from baton.worker.context import RoleService, WorkerContext
-from baton.worker.engine_port import EngineBatchHandler, EnginePort, EventBatch
+from baton.worker.engine_port import EnginePort, EventBatch
 from baton.worker.handoff_book import HandoffBook
 from baton.worker.metrics import WorkerMetrics
+from baton.worker.metrics_server import MetricsServer
 from baton.worker.model_identity import worker_fingerprint
 from baton.worker.registration import Registration
 from baton.worker.reporter import Reporter
@@ -35,6 +36,13 @@ MakeRole = Callable[[WorkerContext], RoleService]
 SERVICES = {
     Role.PREFILL: handoff_pb2.DESCRIPTOR.services_by_name["Handoff"].full_name,
     Role.DECODE: worker_pb2.DESCRIPTOR.services_by_name["Rank"].full_name,
+    Role.BOTH: inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
+}
+# A worker of both roles joins no cluster: nobody reads what role it says it has.
+ROLES = {
+    Role.PREFILL: common_pb2.PREFILL,
+    Role.DECODE: common_pb2.DECODE,
+    Role.BOTH: common_pb2.ROLE_UNSPECIFIED,
 }
 WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 DRAIN_POLL_S = 0.02
@@ -59,11 +67,10 @@ class WorkerRuntime:
         address = f"{config.host}:{self._listen()}"
         self._context = self._make_context(address)
         self._role = self._make_role(self._context)
-        metrics_port = self._context.metrics.serve(config.host, config.metrics_port)
-        metrics_address = f"{config.host}:{metrics_port}"
+        metrics_address = f"{config.host}:{await self._serve_metrics()}"
         self._reporter = Reporter(self._context, self._role, metrics_address)
         self._add_services()
-        self._context.port.start(_Tee(self._role, self._reporter, self._failed))
+        self._context.port.start(self, self._reporter.load_changed)
         await self._server.start()
         self._spawn(self._reporter.run())
         for router in config.routers:
@@ -90,7 +97,7 @@ class WorkerRuntime:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.stop(None)
         await asyncio.to_thread(self._context.port.stop, ENGINE_STOP_S)
-        self._context.metrics.close()
+        await self._metrics_server.close()
 
     def _listen(self) -> int:
         wanted = f"{self._config.host}:{self._config.grpc_port}"
@@ -101,6 +108,16 @@ class WorkerRuntime:
                 f"cannot listen on {wanted}: {error}; choose another port, or 0 for any"
             ) from error
         return port
+
+    async def _serve_metrics(self) -> int:
+        self._metrics_server = MetricsServer(self._context.metrics.registry)
+        port = self._config.metrics_port
+        try:
+            return await self._metrics_server.start(self._config.host, port)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot serve metrics on port {port}: {error}; choose another, or 0 for any"
+            ) from error
 
     def _make_context(self, address: str) -> WorkerContext:
         config, engine = self._config, self._engine
@@ -117,7 +134,7 @@ class WorkerRuntime:
                     worker_id=config.worker_id,
                     incarnation=self.incarnation,
                     address=address,
-                    role=common_pb2.PREFILL if config.role is Role.PREFILL else common_pb2.DECODE,
+                    role=ROLES[config.role],
                 ),
                 fingerprint=worker_fingerprint(config.engine, engine.model_config, engine.plan),
                 capabilities=[f"channel:{config.channel}"],
@@ -147,30 +164,14 @@ class WorkerRuntime:
         task.add_done_callback(_log_failure)
         self._tasks.append(task)
 
-    def _failed(self, error: Exception) -> None:
-        """The engine is gone. Health says so; whoever started this process starts it again."""
-        log.critical("the engine has stopped: %s: %s", type(error).__name__, error)
-        self._spawn(self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
-
-
-class _Tee:
-    """The role hears of everything; the reporter of changes of load."""
-
-    def __init__(
-        self, role: RoleService, reporter: Reporter, failed: Callable[[Exception], None]
-    ) -> None:
-        self._role: EngineBatchHandler = role
-        self._reporter = reporter
-        self._failed = failed
-
     def on_batch(self, batch: EventBatch) -> None:
         self._role.on_batch(batch)
-        if batch.changes_load:
-            self._reporter.load_changed()
 
     def on_engine_failure(self, error: Exception) -> None:
+        """The engine is gone. Health says so; whoever started this process starts it again."""
+        log.critical("the engine has stopped: %s: %s", type(error).__name__, error)
         self._role.on_engine_failure(error)
-        self._failed(error)
+        self._spawn(self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

@@ -1,11 +1,10 @@
 """`baton.v1.Worker`: what can be asked of every worker, whatever its role."""
 
-import asyncio
-
 from grpc import aio
 
 from baton.engine.engine import Engine
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
+from baton.worker.cache_flush import flush_when_idle
 from baton.worker.context import WorkerContext
 from baton.worker.errors import make_error
 from baton.worker.reporter import Reporter
@@ -24,32 +23,20 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def FlushCache(
         self, request: worker_pb2.FlushCacheRequest, context: aio.ServicerContext
     ) -> worker_pb2.FlushCacheReply:
-        """Waits until nothing runs. What only a request owns goes with the request, so an idle
-        worker has nothing left to flush."""
-        try:
-            async with asyncio.timeout(request.timeout_ms / 1000):
-                await self._idle()
-        except TimeoutError:
-            return worker_pb2.FlushCacheReply(
-                error=make_error(
-                    common_pb2.DEADLINE_EXCEEDED,
-                    self._context.worker_id,
-                    f"still at work after {request.timeout_ms} ms; nothing was flushed",
-                    retryable=True,
-                )
-            )
-        return worker_pb2.FlushCacheReply()
+        """Waits until nothing is under way, then empties the prefix cache."""
+        if await flush_when_idle(self._context.port, request.timeout_ms / 1000):
+            return worker_pb2.FlushCacheReply()
+        message = (
+            f"{self._context.worker_id} is still at work after {request.timeout_ms} ms; its cache "
+            "was not flushed: wait longer, or abort what runs"
+        )
+        error = make_error(
+            common_pb2.DEADLINE_EXCEEDED, self._context.worker_id, message, retryable=True
+        )
+        return worker_pb2.FlushCacheReply(error=error)
 
     async def Audit(
         self, request: worker_pb2.AuditRequest, context: aio.ServicerContext
     ) -> worker_pb2.AuditReply:
         findings = await self._context.port.call(Engine.audit)
         return worker_pb2.AuditReply(clean=not findings, findings=findings)
-
-    async def _idle(self) -> None:
-        number = 0
-        while True:
-            number, report = await self._reporter.next_report(number)
-            status = report.status
-            if not (status.running or status.waiting or status.handoffs):
-                return

@@ -112,6 +112,11 @@ class MemoryPlan:
         return self._caches_state and strategy is Strategy.EXTRA_BUFFER
 
     @property
+    def donates_live(self) -> bool:
+        """no_buffer: what is cached of a request is its live state, when it ends."""
+        return self._caches_state and not self.tracks
+
+    @property
     def _caches_state(self) -> bool:
         return self.config.prefix_caching and bool(self.model_config.recurrent)
 

@@ -13,6 +13,7 @@ import uvicorn
 from fake_backend import Connect, FakeBackend, Serve
 
 from baton.api.http import MetricsPage, make_app
+from baton.api.native import native_routes
 from baton.api.text_service import TextService
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ def connect(backend: FakeBackend, text: TextService) -> Connect:
         text,
         lambda: MetricsPage(b"baton_up 1\n", "text/plain; version=0.0.4"),
         max_body_bytes=MAX_BODY,
+        more_routes=native_routes(backend, text, max_body_bytes=MAX_BODY),
     )
 
     @asynccontextmanager
@@ -67,7 +69,8 @@ def serve(backend: FakeBackend, text: TextService) -> Serve:
 
     @asynccontextmanager
     async def run() -> AsyncIterator[str]:
-        config = uvicorn.Config(make_app(backend, text), lifespan="off", log_level="warning")
+        app = make_app(backend, text, more_routes=native_routes(backend, text))
+        config = uvicorn.Config(app, lifespan="off", log_level="warning")
         server = uvicorn.Server(config)
         # Bound and listening before the server runs: a client can connect at once.
         with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -31,10 +31,10 @@ async def test_greedy_tokens_are_those_of_one_engine(seeded: random.Random) -> N
         await decode.clean()
         await prefill.clean()
     ways = [S.SCHEDULED, S.RESERVED, S.WRITING, S.COMPLETE]
-    assert [to for _, to in decode.moves].count(S.ACTIVE) == len(prompts)
+    assert decode.been_in(S.ACTIVE) == len(prompts)
     for worker in (prefill, decode):
         for state in ways:
-            assert [to for _, to in worker.moves].count(state) == len(prompts)
+            assert worker.been_in(state) == len(prompts)
 
 
 async def test_sampled_tokens_and_logprobs_are_those_of_one_engine(seeded: random.Random) -> None:
@@ -133,8 +133,8 @@ async def test_what_ends_at_its_first_token_takes_no_ticket(seeded: random.Rando
         assert one.token_ids == first
         await decode.clean()
         await prefill.clean()
-    assert S.RESERVED not in [to for _, to in decode.moves]
-    assert S.RESERVED not in [to for _, to in prefill.moves]
+    assert not decode.been_in(S.RESERVED)
+    assert not prefill.been_in(S.RESERVED)
 
 
 async def test_a_stop_at_the_first_token_gives_the_ticket_back(seeded: random.Random) -> None:
@@ -223,7 +223,7 @@ async def test_a_large_request_that_does_not_fit_does_not_stop_small_ones(
         await decode.reached(S.SCHEDULED, 1)
         _, small = await router.start(random_prompt(seeded, 5, 5), greedy(2), [prefill])
         assert (await small.end()).reason == common_pb2.LENGTH
-        assert [to for _, to in decode.moves].count(S.RESERVED) == 1
+        assert decode.been_in(S.RESERVED) == 1
         await decode.context.port.call(lambda engine: engine.abandon(hog))
         assert (await large.end()).reason == common_pb2.LENGTH
         await decode.clean()

@@ -10,6 +10,7 @@ from engine.hash_model import VOCAB, HashModel
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.events import Event, Finished, TokenSampled
+from baton.engine.forward_stream import ForwardStream
 from baton.engine.memory.plan import MemoryPlan
 from baton.engine.request import RequestSpec, Reservation
 from baton.engine.sampling_params import SamplingParams
@@ -28,6 +29,7 @@ def make_engine(
     tickets: int = 0,
     held_fraction: float = 0.5,
     tokenizer: Tokenizer | None = None,
+    stream: ForwardStream | None = None,
     **more: object,
 ) -> Engine:
     """An engine with `pages` usable pages of 8 tokens, all its memory poisoned.
@@ -48,7 +50,7 @@ def make_engine(
     pool_bytes = plan.slots * plan.slot_layout.slot_bytes
     pool_bytes += (1 + pages) * plan.page_layout.page_bytes
     engine = Engine(
-        replace(config, memory_bytes=plan.activation_bytes + pool_bytes), model, tokenizer
+        replace(config, memory_bytes=plan.activation_bytes + pool_bytes), model, tokenizer, stream
     )
     assert engine.pages.ids.size == min(1 + pages, plan.pages)
     engine.states.storage.random_(0, 256)
@@ -81,6 +83,15 @@ def run(engine: Engine, between: Callable[[list[Event]], None] | None = None) ->
             between(new)
         events += new
     raise AssertionError(f"still at work after {STEPS} steps: {engine.status()}")
+
+
+def step_or_fail(engine: Engine) -> list[Event]:
+    """One step, as the engine's loop drives it: a forward that raises ends its requests."""
+    events = engine.plan_step()
+    try:
+        return events + engine.run_step()
+    except RuntimeError as error:
+        return events + engine.fail_step(error)
 
 
 def tokens_of(events: list[Event], request_id: str) -> list[int]:

@@ -65,11 +65,13 @@ class HashModel:
         self.peak = peak
         self.forwards = 0
         self.fail_on: set[int] = set()  # forwards, counted from 1, that raise
+        self.fail_next = False  # the next forward raises, once
 
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """[L, vocab] float32, L of batch.logit_tokens."""
         self.forwards += 1
-        if self.forwards in self.fail_on:
+        if self.forwards in self.fail_on or self.fail_next:
+            self.fail_next = False
             raise RuntimeError("the model was told to fail")
         self._check(batch)
         pages.k[0][batch.token_pages, batch.token_offsets, 0, 0] = batch.token_ids * TOKEN

@@ -190,7 +190,9 @@ def test_status_counts_what_is_there(seeded: random.Random) -> None:
     assert (status.running, status.waiting, status.held) == (2, 1, 0)
     assert status.slots[Owner.LIVE] == 2
     assert sum(status.slots.values()) == engine.plan.slots - 1
-    assert status.pages[Owner.LIVE] >= 2 and sum(status.pages.values()) == 50
+    # A request's whole pages may be the prefix cache's already.
+    assert status.pages[Owner.LIVE] + status.pages[Owner.CACHE] >= 4
+    assert sum(status.pages.values()) == 50
     assert (status.max_running, status.max_model_len) == (2, 400)
 
 

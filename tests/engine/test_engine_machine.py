@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.engines import STEPS, assert_clean, copy_state, greedy, make_engine
+from engine.engines import STEPS, assert_clean, copy_state, greedy, make_engine, run, step_or_fail
 from engine.hash_model import HashModel, expected_tokens
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,11 +19,14 @@ TOKENS = st.integers(0, 95)  # not the end of sequence, which the model may stil
 class Disaggregated(RuleBasedStateMachine):
     """`source` takes new requests, some to be held; `target` takes requests and hand-offs."""
 
+    overlap = False
+
     def __init__(self) -> None:
         super().__init__()
         models = HashModel(), HashModel()
-        self.source = make_engine(models[0], pages=14, max_running=4, chunk=8)
-        self.target = make_engine(models[1], pages=14, max_running=3, chunk=8, tickets=2)
+        options = {"chunk": 8, "overlap": self.overlap}
+        self.source = make_engine(models[0], pages=14, max_running=4, **options)
+        self.target = make_engine(models[1], pages=14, max_running=3, tickets=2, **options)
         self.sides = ((self.source, models[0]), (self.target, models[1]))
         self.specs: dict[str, RequestSpec] = {}
         self.outputs: dict[str, list[int]] = {}
@@ -48,7 +51,7 @@ class Disaggregated(RuleBasedStateMachine):
     def step(self, steps: int) -> None:
         for _ in range(steps):
             for engine in (self.source, self.target):
-                for event in engine.step():
+                for event in step_or_fail(engine):
                     self.hear(engine, event)
                 assert_clean(engine)
 
@@ -72,8 +75,7 @@ class Disaggregated(RuleBasedStateMachine):
             if name in self.held:
                 self.held.remove(name)
         assert_clean(engine)
-        for event in engine.run_step():
-            self.hear(engine, event)
+        self.step(1)
 
     @precondition(lambda self: self.held)
     @rule()
@@ -106,15 +108,8 @@ class Disaggregated(RuleBasedStateMachine):
     @rule(at_target=st.booleans())
     def fail_a_step(self, at_target: bool) -> None:
         engine, model = self.sides[at_target]
-        model.fail_on = {model.forwards + 1}
-        for event in engine.plan_step():
-            self.hear(engine, event)
-        try:
-            events = engine.run_step()
-        except RuntimeError as error:
-            events = engine.fail_step(error)
-        model.fail_on = set()
-        for event in events:
+        model.fail_next = True
+        for event in step_or_fail(engine):
             self.hear(engine, event)
 
     @invariant()
@@ -140,6 +135,7 @@ class Disaggregated(RuleBasedStateMachine):
                 self.held.remove(name)
         assert not self.place, f"never ended: {self.place}"
         for engine in (self.source, self.target):
+            assert not run(engine), "a step of gone requests has nothing to tell"
             status = engine.status()
             assert status.slots[Owner.LIVE] == status.pages[Owner.LIVE] == 0
             assert status.slots[Owner.TICKET] == status.pages[Owner.TICKET] == 0
@@ -165,5 +161,13 @@ class Disaggregated(RuleBasedStateMachine):
                 assert len(expected) == spec.sampling.max_tokens
 
 
+class Overlapped(Disaggregated):
+    """The same, with every step planned while the one before it runs."""
+
+    overlap = True
+
+
 TestDisaggregated = Disaggregated.TestCase
-TestDisaggregated.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestDisaggregated.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestOverlapped = Overlapped.TestCase
+TestOverlapped.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)

@@ -170,7 +170,7 @@ def test_a_full_pool_evicts_the_cache_before_anything_waits(seeded: random.Rando
 
 def test_a_step_that_fails_leaves_no_snapshot_behind(seeded: random.Random) -> None:
     model = HashModel()
-    engine = make_engine(model)
+    engine = make_engine(model, overlap=False)
     model.fail_on = {1}
     prompt = drawn(seeded, 70)
     engine.submit(RequestSpec("bad", prompt, greedy(4)))

@@ -63,7 +63,7 @@ def test_a_request_that_ends_at_its_first_token_is_never_held() -> None:
 def test_past_the_held_fraction_no_prompt_that_would_be_held_is_scheduled() -> None:
     engine = make_engine(max_running=4, held_fraction=0.5, chunk=64)
     for i in range(6):
-        engine.submit(RequestSpec(f"r{i}", (1,) * 16, greedy(5), hold=True))
+        engine.submit(RequestSpec(f"r{i}", (i,) * 16, greedy(5), hold=True))
         run(engine)
     assert engine.status().held == 2
     assert engine.status().waiting == 4 and not engine.has_work
@@ -75,7 +75,7 @@ def test_past_the_held_fraction_no_prompt_that_would_be_held_is_scheduled() -> N
 def test_held_pages_count_too() -> None:
     engine = make_engine(max_running=8, pages=20, held_fraction=0.3, chunk=64)
     for i in range(3):
-        engine.submit(RequestSpec(f"r{i}", (1,) * 48, greedy(5), hold=True))
+        engine.submit(RequestSpec(f"r{i}", (i,) * 48, greedy(5), hold=True))
         run(engine)
     assert (engine.status().held, engine.status().waiting) == (1, 2)
 
@@ -83,7 +83,7 @@ def test_held_pages_count_too() -> None:
 def test_a_request_to_be_held_is_never_preempted() -> None:
     engine = make_engine(pages=12, max_running=6, chunk=2, held_fraction=1.0)
     for i in range(3):
-        engine.submit(RequestSpec(f"r{i}", (1, 2), greedy(40)))
+        engine.submit(RequestSpec(f"r{i}", (i, 7), greedy(40)))
     while engine.status().waiting:
         engine.step()
     engine.submit(RequestSpec("held", (2,) * 33, greedy(9), hold=True))
@@ -99,7 +99,7 @@ def test_a_request_to_be_held_is_never_preempted() -> None:
 def test_reserve_refuses_what_would_take_the_pages_of_running_rows() -> None:
     engine = make_engine(pages=12, max_running=4, tickets=4)
     for i in range(3):
-        engine.submit(RequestSpec(f"r{i}", (1,) * 4, greedy(40)))
+        engine.submit(RequestSpec(f"r{i}", (i,) * 4, greedy(40)))
     engine.step()
     assert engine.reserve("big", 56) is None, "three rows may want a page each"
     fits = engine.reserve("fits", 48)
@@ -128,7 +128,7 @@ def test_reserve_keeps_to_the_number_of_tickets() -> None:
 
 
 def test_a_ticket_never_gets_what_a_planned_step_may_still_write() -> None:
-    engine = make_engine(pages=8, max_running=1, tickets=1)
+    engine = make_engine(pages=8, max_running=1, tickets=1, overlap=False)
     engine.submit(RequestSpec("a", (1,) * 60, greedy(2)))
     engine.plan_step()
     engine.cancel("a", "gone")

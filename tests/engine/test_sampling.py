@@ -13,6 +13,7 @@ from torch import Tensor
 
 from baton.engine.batch import Batch, Draw, Row, Scores
 from baton.engine.forward_batch import ForwardBatch
+from baton.engine.forward_stream import InlineStream
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.request import RequestSpec
@@ -103,14 +104,26 @@ def test_a_launch_reads_nothing_back(plain: bool) -> None:
     )
     sampling = SamplingParams(temperature=0.0) if plain else full
     history = ((), ()) if plain else ((1, 2, 3), (4, 4))
-    draw = Draw(2, sampling, () if plain else (1, 5), *history)
+    draw = Draw(2, sampling, () if plain else (1, 5), *history, False)
     rows = (
-        Row(1, 1, 9, (4,), 1, 1, (1, 2), True, draw, None),
-        Row(2, 1, 0, tuple(range(12)), 0, 2, (3, 4), True, draw, Scores(0, tuple(range(12)), 2)),
-        Row(3, 1, 8, (1, 2), 3, 3, (5, 6), False, None, None),
+        Row(1, 1, 9, (4,), False, 1, 1, (1, 2), True, draw, None),
+        Row(
+            2,
+            1,
+            0,
+            tuple(range(12)),
+            False,
+            0,
+            2,
+            (3, 4),
+            True,
+            draw,
+            Scores(0, tuple(range(12)), 2),
+        ),
+        Row(3, 1, 8, (1, 2), False, 3, 3, (5, 6), False, None, None),
     )
     engine = make_engine()
-    runner = ModelRunner(Wave(), engine.states, engine.pages)
+    runner = ModelRunner(Wave(), engine.states, engine.pages, InlineStream())
     batch = Batch(1, rows, decode_rows=1)
     with NoHostReads():
         launched = runner.launch(batch)

@@ -88,18 +88,20 @@ def test_requests_are_admitted_in_the_order_they_came(seeded: random.Random) -> 
 
 def test_the_youngest_gives_way_when_pages_run_out() -> None:
     engine = make_engine(pages=6, max_running=2, chunk=64)
-    for name in ("old", "young", "new"):
-        engine.submit(RequestSpec(name, (1,) * 8, greedy(30)))
+    for token, name in enumerate(("old", "young", "new")):
+        engine.submit(RequestSpec(name, (token,) * 8, greedy(30)))
     events = run(engine)
     order = [e.request_id for e in events if isinstance(e, Finished)]
-    assert order == ["old", "young", "new"], "the preempted goes on before the new begin"
+    assert order == ["old", "young", "new"]
+    old_ends = next(i for i, e in enumerate(events) if isinstance(e, Finished))
+    assert events.index(Scheduled("new")) > old_ends, "the preempted goes on before the new begin"
     indices = [e.index for e in events if isinstance(e, TokenSampled) and e.request_id == "young"]
     assert indices == list(range(30)), "nothing is sampled twice"
 
 
 def test_scheduled_is_told_before_the_forward_runs() -> None:
     model = Witness()
-    engine = make_engine(model)
+    engine = make_engine(model, overlap=False)
     engine.submit(RequestSpec("a", (1, 2), greedy(1)))
     assert engine.plan_step() == [Scheduled("a")]
     assert not model.steps

@@ -26,20 +26,43 @@ from baton.worker.convert import sampling_to_proto
 from baton.worker.runtime import WorkerRuntime
 from baton.worker.started import Started
 
-DEADLINE_S = 20.0
+DEADLINE_S = 6.0
 """Of every wait in a test. Long: it is only met where something hangs."""
 
 
+class Gate:
+    """Lets forwards through: all, none, or so many."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._left: float = float("inf")
+        self.waiting = False  # a forward stands before it
+
+    def open(self) -> None:
+        self.allow(float("inf"))
+
+    def allow(self, forwards: float) -> None:
+        with self._condition:
+            self._left = forwards
+            self._condition.notify_all()
+
+    def pass_through(self) -> None:
+        with self._condition:
+            self.waiting = True
+            assert self._condition.wait_for(lambda: self._left > 0, DEADLINE_S)
+            self.waiting = False
+            self._left -= 1
+
+
 class GatedModel(HashModel):
-    """Its forwards can be held up: a test stops a hand-off in the state that it wants."""
+    """A test stops a hand-off in the state that it wants by holding up forwards."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.gate = threading.Event()
-        self.gate.set()
+        self.gate = Gate()
 
     def forward(self, *args: Any) -> Any:
-        assert self.gate.wait(DEADLINE_S)
+        self.gate.pass_through()
         return super().forward(*args)
 
 
@@ -61,6 +84,7 @@ class TestWorker:
         self.context: Any
         self.moves: list[tuple[HandoffState, HandoffState]] = []
         self._moved = asyncio.Event()
+        self._stopping: asyncio.Future[None] | None = None
 
     def _keep(self, make_role: Callable[..., Any]) -> Callable[..., Any]:
         def make(context: Any) -> Any:
@@ -78,6 +102,23 @@ class TestWorker:
 
         return make
 
+    def been_in(self, state: HandoffState) -> int:
+        """How often hand-offs have come into `state`."""
+        return sum(to is state for _, to in self.moves)
+
+    async def start(self) -> None:
+        self.started = await self.runtime.start()
+
+    async def stop(self) -> None:
+        """Again: nothing."""
+        self.model.gate.open()
+        await asyncio.shield(self.stop_soon(0.0))
+
+    def stop_soon(self, grace_s: float) -> "asyncio.Future[None]":
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self.runtime.stop(grace_s))
+        return self._stopping
+
     @property
     def identity(self) -> common_pb2.WorkerIdentity:
         return self.context.hello.worker
@@ -85,22 +126,41 @@ class TestWorker:
     async def reached(self, state: HandoffState, times: int = 1) -> None:
         """Wait until hand-offs have come into `state` that often."""
         async with asyncio.timeout(DEADLINE_S):
-            while sum(to is state for _, to in self.moves) < times:
+            while self.been_in(state) < times:
                 self._moved.clear()
                 await self._moved.wait()
 
+    async def opened(self, count: int) -> None:
+        """Wait until so many hand-offs are in the book here."""
+        async with asyncio.timeout(DEADLINE_S):
+            while sum(self.context.handoffs.counts.values()) < count:
+                await asyncio.sleep(0.005)
+
+    async def blocked(self) -> None:
+        """Wait until the engine's thread stands at the gate."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not self.model.gate.waiting:
+                await asyncio.sleep(0.005)
+
     async def clean(self) -> None:
         """Wait until nothing is under way here; then the books must balance and all be free."""
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                findings = await self.context.port.call(Engine.audit)
-                assert not findings, findings
-                status = await self.context.port.call(Engine.status)
-                owned = sum(status.slots.values()) - status.slots[Owner.FREE]
-                owned += sum(status.pages.values()) - status.pages[Owner.FREE]
-                if not (owned or self.context.handoffs.counts or self.service.busy):
-                    return
-                await asyncio.sleep(0.005)
+        left: Any = None
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                while (left := await self._left()) is not None:
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise AssertionError(f"{self.context.worker_id} still has {left}") from None
+
+    async def _left(self) -> Any:
+        """What is still under way, or owned; None when there is nothing."""
+        findings = await self.context.port.call(Engine.audit)
+        assert not findings, findings
+        status = await self.context.port.call(Engine.status)
+        owned = [owner for owned in (status.slots, status.pages) for owner, n in owned.items()
+                 if n and owner not in (Owner.FREE, Owner.CACHE)]  # fmt: skip
+        counts = self.context.handoffs.counts
+        return (owned, counts, self.service.busy) if owned or counts or self.service.busy else None
 
 
 @dataclass
@@ -149,6 +209,7 @@ class RouterClient:
         self.answers: dict[str, Answer] = {}
         self.beats: list[int] = []
         self.sizes: list[int] = []  # distinct requests in each message
+        self._writing = asyncio.Lock()
         self._reader = asyncio.ensure_future(self._read())
 
     async def start(
@@ -157,7 +218,7 @@ class RouterClient:
         sampling: SamplingParams,
         prefills: list[TestWorker],
         outputs: tuple[int, ...] = (),
-        **changed: Any,
+        raw_sampling: common_pb2.SamplingParams | None = None,
     ) -> tuple[str, Answer]:
         request_id = f"{next(self._ids):032x}"
         answer = self.answers[request_id] = Answer(given=len(outputs))
@@ -166,18 +227,20 @@ class RouterClient:
             attempt=1,
             prompt_ids=prompt,
             output_ids=outputs,
-            sampling=sampling_to_proto(sampling),
+            sampling=raw_sampling or sampling_to_proto(sampling),
             prefills=[p if isinstance(p, common_pb2.WorkerIdentity) else p.identity
                       for p in prefills],
         )  # fmt: skip
-        for name, value in changed.items():
-            getattr(start, name).CopyFrom(value)
-        await self.call.write(worker_pb2.RouterMessage(start=start))
+        await self.write(worker_pb2.RouterMessage(start=start))
         return request_id, answer
 
     async def cancel(self, request_id: str, reason: str = "the client left") -> None:
         cancel = worker_pb2.CancelRequest(request_id=request_id, attempt=1, reason=reason)
-        await self.call.write(worker_pb2.RouterMessage(cancel=cancel))
+        await self.write(worker_pb2.RouterMessage(cancel=cancel))
+
+    async def write(self, message: worker_pb2.RouterMessage) -> None:
+        async with self._writing:  # gRPC allows one write at a time
+            await self.call.write(message)
 
     async def _read(self) -> None:
         while (message := await self.call.read()) is not aio.EOF:
@@ -197,8 +260,8 @@ async def running(*workers: TestWorker) -> AsyncIterator[None]:
     """All serving inside; after, the books of those still alive balance."""
     async with AsyncExitStack() as stack:
         for worker in workers:
-            worker.started = await worker.runtime.start()
-            stack.push_async_callback(worker.runtime.stop, 0.0)
+            await worker.start()
+            stack.push_async_callback(worker.stop)
         yield
 
 
@@ -219,7 +282,7 @@ async def session(rank: TestWorker, lease_s: float = 0.5) -> AsyncIterator[Route
             for sequence in itertools.count(1):
                 beat = worker_pb2.RouterMessage()
                 beat.heartbeat.sequence = sequence
-                await call.write(beat)
+                await client.write(beat)
                 await asyncio.sleep(lease_s / 4)
 
         beating = asyncio.ensure_future(beat())

@@ -1,0 +1,29 @@
+"""The routes that SGLang's users and tools know, for `make_app(more_routes=...)`.
+
+Facts from SGLang's documentation; replies have its fields, and a few more of ours.
+"""
+
+from starlette.routing import BaseRoute, Route
+
+from baton.api.backend import Backend
+from baton.api.http import MAX_BODY_BYTES
+from baton.api.native_admin import NativeAdmin
+from baton.api.native_generate import GenerateEndpoint
+from baton.api.text_service import TextService
+
+
+def native_routes(
+    backend: Backend, text: TextService, *, max_body_bytes: int = MAX_BODY_BYTES
+) -> list[BaseRoute]:
+    """`/health` is not among them: every application has it."""
+    generate = GenerateEndpoint(backend, text, max_body_bytes)
+    admin = NativeAdmin(backend, max_body_bytes)
+    routes: list[BaseRoute] = [
+        Route("/generate", generate.post, methods=["POST", "PUT"]),
+        Route("/flush_cache", admin.flush_cache, methods=["GET", "POST"]),
+        Route("/abort_request", admin.abort_request, methods=["POST"]),
+        Route("/health_generate", admin.health_generate, methods=["GET"]),
+    ]
+    for path, endpoint in (("model_info", admin.model_info), ("server_info", admin.server_info)):
+        routes += [Route(f"/{path}", endpoint), Route(f"/get_{path}", endpoint)]
+    return routes

@@ -1,0 +1,115 @@
+"""SGLang's endpoints beside `/generate`: caches, aborts, health, and what is served."""
+
+import asyncio
+import math
+from contextlib import aclosing
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from baton.api.backend import Backend, Finished, GenerateRequest
+from baton.api.errors import ApiError, ErrorCode, invalid, shorten
+from baton.api.request_body import read_body
+from baton.api.requests import new_request_id
+from baton.api.sampling import SamplingParams
+from baton.api.schema import Body, parse_body, refused
+from baton.api.text_service import served_model
+
+FLUSH_WAIT_S = 5.0
+"""Where no timeout is named: a request that was answered just now may still be leaving."""
+FLUSH_LIMIT_S = 3600.0
+PROBE_S = 20.0
+"""For one token: longer than any step."""
+PROBE_TOKEN = 0
+
+
+class AbortBody(Body):
+    rid: str | None = None
+    abort_all: bool = False
+
+
+@dataclass(frozen=True)
+class NativeAdmin:
+    backend: Backend
+    max_body_bytes: int
+
+    async def flush_cache(self, request: Request) -> Response:
+        """`timeout`: seconds to wait until nothing runs; 504 when that takes longer."""
+        await self.backend.flush_cache(_timeout(request.query_params.get("timeout")))
+        return PlainTextResponse("The prefix caches are empty.\n")
+
+    async def abort_request(self, request: Request) -> Response:
+        """Their answers end with finish_reason abort; a rid that is not here is no error."""
+        body = parse_body(AbortBody, await read_body(request, self.max_body_bytes))
+        if not body.rid and not body.abort_all:
+            raise refused("rid", "expected a rid, or abort_all to be true")
+        stopped = await self.backend.abort(None if body.abort_all else body.rid)
+        return JSONResponse({"aborted": stopped})
+
+    async def health_generate(self, _: Request) -> Response:
+        """200 once a token was computed, by as much of the server as a request goes through."""
+        probe = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+        request = GenerateRequest(new_request_id(), (PROBE_TOKEN,), probe)
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await self._run(request)
+        except TimeoutError as err:
+            message = f"no token within {PROBE_S:g} s"
+            raise ApiError(ErrorCode.UNAVAILABLE, message) from err
+        return JSONResponse({"status": "ok"})
+
+    async def model_info(self, _: Request) -> Response:
+        model = served_model(None, await self.backend.models())
+        folder = model.root or model.model_id
+        return JSONResponse(
+            {
+                "model_path": folder,
+                "tokenizer_path": folder,
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": "default",
+                "has_image_understanding": False,
+                "has_audio_understanding": False,
+            }
+        )
+
+    async def server_info(self, _: Request) -> Response:
+        """What the backend says of itself, beside what every server can say."""
+        model = served_model(None, await self.backend.models())
+        folder = model.root or model.model_id
+        health = await self.backend.health()
+        info: dict[str, Any] = {
+            "model_path": folder,
+            "tokenizer_path": folder,
+            "served_model_name": model.model_id,
+            "context_length": model.max_model_len,
+            "status": "ready" if health.ready else "not ready",
+            "version": version("baton"),
+        }
+        return JSONResponse(info | dict(await self.backend.server_info()))
+
+    async def _run(self, request: GenerateRequest) -> None:
+        async with aclosing(self.backend.generate(request)) as events:
+            async for event in events:
+                if isinstance(event, Finished) and event.error is not None:
+                    raise event.error
+
+
+def _timeout(given: str | None) -> float:
+    if given is None:
+        return FLUSH_WAIT_S
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= FLUSH_LIMIT_S:
+        raise invalid(
+            "timeout",
+            f"timeout is {shorten(given)!r}; expected 0 to {FLUSH_LIMIT_S:g} seconds",
+            expected=f"0 to {FLUSH_LIMIT_S:g}",
+            actual=given,
+        )
+    return seconds

@@ -1,0 +1,126 @@
+"""One answer of `/generate`, as it grows: what SGLang's clients read."""
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any
+
+from baton.api.answers import AnswerDelta
+from baton.api.backend import Finished, FinishReason, GenerateRequest, TokenLogprob, Usage
+from baton.api.errors import ApiError, ErrorCode
+from baton.api.native_schema import LogprobsWanted
+from baton.text.token_table import TokenTable
+
+Entry = list[Any]  # [log probability or null, token id, text or null]
+
+
+class NativeAnswer:
+    """Deltas in, the whole reply so far out: streams send all of it again with every chunk."""
+
+    def __init__(
+        self,
+        reply_id: str,
+        prompt_tokens: int,
+        want: LogprobsWanted,
+        table: TokenTable | None,
+    ) -> None:
+        """table: for the texts of tokens in log probabilities; None: their ids alone."""
+        self._reply_id = reply_id
+        self._prompt_tokens = prompt_tokens
+        self._want = want
+        self._table = table
+        self._text = ""
+        self._ids: list[int] = []
+        self._input: list[Entry] = []
+        self._output: list[Entry] = []
+        self._input_top: list[list[Entry] | None] = []
+        self._output_top: list[list[Entry] | None] = []
+        self._finished: Finished | None = None
+
+    def add(self, delta: AnswerDelta) -> None:
+        self._text += delta.text
+        self._ids += delta.token_ids
+        if delta.prompt_logprobs is not None:
+            self._score(delta.prompt_logprobs.tokens, self._input, self._input_top)
+        self._score(delta.logprobs, self._output, self._output_top)
+        if delta.finished is not None:
+            self._finished = delta.finished
+
+    def json(self) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "id": self._reply_id,
+            "finish_reason": None,
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": len(self._ids),
+            "cached_tokens": None,  # known at the end
+            "weight_version": "default",
+        }
+        if self._want.wanted:
+            meta |= self._logprobs()
+        if self._finished is not None:
+            meta |= _ending(self._finished)
+        return {"text": self._text, "output_ids": self._ids, "meta_info": meta}
+
+    def _logprobs(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "input_token_logprobs": self._input,
+            "output_token_logprobs": self._output,
+        }
+        if self._want.top:
+            found["input_top_logprobs"] = self._input_top
+            found["output_top_logprobs"] = self._output_top
+        return found
+
+    def _score(
+        self,
+        tokens: Iterable[TokenLogprob],
+        entries: list[Entry],
+        tops: list[list[Entry] | None],
+    ) -> None:
+        for token in tokens:
+            entries.append(self._entry(token.logprob, token.token_id))
+            top = zip(token.top_logprobs, token.top_ids, strict=True)
+            best = [self._entry(logprob, token_id) for logprob, token_id in top]
+            tops.append(None if token.logprob is None else best)
+
+    def _entry(self, logprob: float | None, token_id: int) -> Entry:
+        text = None if self._table is None else self._table.text(token_id)
+        return [logprob, token_id, text]
+
+
+def _ending(finished: Finished) -> dict[str, Any]:
+    return {
+        "finish_reason": _reason(finished),
+        "completion_tokens": finished.usage.completion_tokens,
+        "cached_tokens": finished.usage.cached_tokens,
+        "e2e_latency": finished.timings.e2e_us / 1e6,
+        "timings": asdict(finished.timings),
+    }
+
+
+def _reason(finished: Finished) -> dict[str, Any]:
+    match finished.reason:
+        case FinishReason.STOP:
+            return {"type": "stop", "matched": finished.stop_string or finished.stop_token_id}
+        case FinishReason.LENGTH:
+            return {"type": "length", "length": finished.usage.completion_tokens}
+    message = finished.error.message if finished.error is not None else "the request was aborted"
+    return {"type": "abort", "message": message, "status_code": None, "err_type": None}
+
+
+async def until_aborted(
+    answer: AsyncGenerator[AnswerDelta, None], request: GenerateRequest, index: int
+) -> AsyncGenerator[AnswerDelta, None]:
+    """`answer`, where an abort is one more way to finish: the others of its call go on."""
+    given = 0
+    async with aclosing(answer):
+        try:
+            async for delta in answer:
+                given += len(delta.token_ids)
+                yield delta
+        except ApiError as err:
+            if err.code is not ErrorCode.CANCELLED:
+                raise
+            usage = Usage(len(request.prompt_ids), given)
+            finished = Finished(FinishReason.ABORT, usage=usage, error=err)
+            yield AnswerDelta(index, "", given, finished=finished)

@@ -1,0 +1,110 @@
+"""`POST /generate`."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from baton.api.answers import AnswerDelta, merged, stream_answer
+from baton.api.backend import Backend, GenerateRequest, ModelInfo
+from baton.api.disconnect import unless_disconnected
+from baton.api.errors import invalid
+from baton.api.native_answer import NativeAnswer, until_aborted
+from baton.api.native_schema import DEFAULT_NEW_TOKENS, Asked, GenerateBody, LogprobsWanted
+from baton.api.request_body import read_body
+from baton.api.requests import RequestLabels, make_requests
+from baton.api.sampling import SamplingParams
+from baton.api.schema import parse_body
+from baton.api.sse import EventStream
+from baton.api.text_service import TextService, room_for_answer, served_model
+
+
+@dataclass(frozen=True)
+class _Call:
+    """All answers of one body, in the order of its prompts; each list has one entry an answer."""
+
+    requests: list[GenerateRequest]
+    answers: list[NativeAnswer]
+    streams: list[AsyncGenerator[AnswerDelta, None]]
+
+
+@dataclass(frozen=True)
+class GenerateEndpoint:
+    backend: Backend
+    text: TextService
+    max_body_bytes: int
+
+    async def post(self, request: Request) -> Response:
+        body = parse_body(GenerateBody, await read_body(request, self.max_body_bytes))
+        model = served_model(None, await self.backend.models())
+        call = _Call([], [], [])
+        for asked in body.asked():
+            await self._add(call, asked, body, model)
+        several = body.batched or len(call.answers) > 1
+        if body.stream:
+            return EventStream(_chunks(call, several), {})
+        await unless_disconnected(request.receive, _collect(call))
+        replies = [answer.json() for answer in call.answers]
+        return JSONResponse(replies if several else replies[0])
+
+    async def _add(self, call: _Call, asked: Asked, body: GenerateBody, model: ModelInfo) -> None:
+        if isinstance(asked.prompt, str):
+            ids = await self.text.encode(asked.prompt, param="text")
+        else:
+            ids = tuple(asked.prompt)
+        labels = RequestLabels(asked.label, body.priority, body.dp_rank)
+        count = asked.sampling.n
+        table = self.text.table if body.return_text_in_logprobs else None
+        for i, made in enumerate(make_requests(ids, _sampling(asked, ids, model), count, labels)):
+            name = asked.reply_id or made.request_id
+            if asked.reply_id is not None and count > 1:
+                name = f"{name}_{i}"
+            index = len(call.requests)
+            stream = stream_answer(
+                self.backend,
+                self.text,
+                made,
+                index=index,
+                skip_special_tokens=asked.sampling.skip_special_tokens,
+            )
+            call.requests.append(made)
+            call.answers.append(NativeAnswer(name, len(ids), asked.logprobs, table))
+            call.streams.append(until_aborted(stream, made, index))
+
+
+def _sampling(asked: Asked, prompt_ids: Sequence[int], model: ModelInfo) -> SamplingParams:
+    limit_param = "sampling_params.max_new_tokens"
+    wanted = asked.sampling.max_new_tokens
+    room = room_for_answer(prompt_ids, wanted, model, param=asked.param, limit_param=limit_param)
+    start = asked.logprobs.start
+    if start is not None and start > len(prompt_ids):
+        raise invalid(
+            "logprob_start_len",
+            f"logprob_start_len is {start}, but the prompt has {len(prompt_ids)} tokens",
+            expected=f"at most {len(prompt_ids)}",
+            actual=start,
+        )
+    want = asked.logprobs
+    if start == len(prompt_ids):
+        want = LogprobsWanted(want.wanted, None, want.top)
+    limit = min(room, DEFAULT_NEW_TOKENS) if wanted is None else wanted
+    return asked.sampling.params(limit, want)
+
+
+async def _collect(call: _Call) -> None:
+    async with aclosing(merged(call.streams)) as deltas:
+        async for delta in deltas:
+            call.answers[delta.index].add(delta)
+
+
+async def _chunks(call: _Call, several: bool) -> AsyncGenerator[dict[str, Any], None]:
+    """The whole reply so far with every token, as SGLang's clients expect."""
+    async with aclosing(merged(call.streams)) as deltas:
+        async for delta in deltas:
+            answer = call.answers[delta.index]
+            answer.add(delta)
+            if delta.token_ids or delta.finished is not None:
+                yield answer.json() | {"index": delta.index} if several else answer.json()

@@ -1,0 +1,251 @@
+"""The body of `/generate`, by the names that SGLang's users know.
+
+Source of names and defaults: SGLang's documentation, "Sampling Parameters" and "Native APIs".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, Field
+
+from baton.api.completion_schema import MAX_PROMPTS
+from baton.api.errors import invalid
+from baton.api.sampling import MAX_TOP_LOGPROBS, SamplingParams
+from baton.api.schema import MAX_CHOICES, Body, Strings, refused, unsigned_seed
+
+DEFAULT_NEW_TOKENS = 128
+T = TypeVar("T")
+
+_UNSERVED_SAMPLING = (
+    "stop_regex", "json_schema", "regex", "ebnf", "structural_tag", "logit_bias", "custom_params",
+)  # fmt: skip
+_UNSERVED = (
+    "input_embeds", "image_data", "audio_data", "video_data", "lora_path", "session_params",
+    "custom_logit_processor", "return_hidden_states",
+)  # fmt: skip
+
+
+class NativeSampling(Body):
+    """`sampling_params`. A name that is not here is refused: a typing error must not pass."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    max_new_tokens: int | None = Field(default=None, ge=0)  # None: 128, or what the context leaves
+    min_new_tokens: int = Field(default=0, ge=0)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: Strings = ()
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    seed: int | None = None
+    sampling_seed: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True  # the tokenizer's own decoder decides
+    no_stop_trim: bool = False
+
+    stop_regex: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
+    logit_bias: Any = None
+    custom_params: Any = None
+
+    def check(self) -> None:
+        """What types alone do not say; raises `ApiError`."""
+        for name in _UNSERVED_SAMPLING:
+            if self.__dict__[name]:
+                raise refused(f"sampling_params.{name}", f"{name} is not supported; leave it out")
+        if None not in (self.seed, self.sampling_seed) and self.seed != self.sampling_seed:
+            raise refused(
+                "sampling_params.sampling_seed",
+                f"seed is {self.seed} but sampling_seed {self.sampling_seed}; give one of them",
+            )
+        limit = self.max_new_tokens
+        if limit is not None and self.min_new_tokens > limit:
+            raise invalid(
+                "sampling_params.min_new_tokens",
+                f"min_new_tokens is {self.min_new_tokens}, more than max_new_tokens, {limit}",
+                expected=f"0 to {limit}",
+                actual=self.min_new_tokens,
+            )
+
+    def params(self, max_tokens: int, want: "LogprobsWanted") -> SamplingParams:
+        """Checked parameters; fields that were left out or null take the defaults there."""
+        given = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+        }
+        fields: dict[str, Any] = {name: v for name, v in given.items() if v is not None}
+        seed = self.sampling_seed if self.seed is None else self.seed
+        return SamplingParams(
+            **fields,
+            seed=unsigned_seed(seed),
+            stop=self.stop,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            include_stop=self.no_stop_trim,
+            ignore_eos=self.ignore_eos,
+            min_tokens=min(self.min_new_tokens, max_tokens),
+            max_tokens=max_tokens,
+            logprobs=want.top if want.wanted else None,
+            prompt_logprobs_start=want.start,
+            prompt_logprobs=want.top if want.start is not None else 0,
+        )
+
+
+@dataclass(frozen=True)
+class LogprobsWanted:
+    """Of one prompt."""
+
+    wanted: bool = False
+    start: int | None = None  # the first prompt position that is scored; None: none
+    top: int = 0  # alternatives a position
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt of a body, and all that was asked for it."""
+
+    prompt: str | list[int]
+    param: str  # "text" or "input_ids"
+    sampling: NativeSampling
+    logprobs: LogprobsWanted
+    label: str | None  # what `/abort_request` calls it
+    reply_id: str | None  # None: one of ours
+
+
+class GenerateBody(Body):
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: NativeSampling | list[NativeSampling] | None = None
+    rid: str | list[str] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None  # -1: none of the prompt's
+    top_logprobs_num: int | list[int] | None = None
+    token_ids_logprob: list[int] | list[list[int]] | None = None
+    return_text_in_logprobs: bool = False
+    stream: bool = False
+    priority: int = 0
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None  # its older name
+
+    input_embeds: Any = None
+    image_data: Any = None
+    audio_data: Any = None
+    video_data: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    custom_logit_processor: Any = None
+    return_hidden_states: Any = None
+
+    @property
+    def dp_rank(self) -> int | None:
+        return self.data_parallel_rank if self.routed_dp_rank is None else self.routed_dp_rank
+
+    @property
+    def batched(self) -> bool:
+        """Several prompts were given, be it a list of one."""
+        given = self.text if self.input_ids is None else self.input_ids
+        return isinstance(given, list) and (self.input_ids is None or isinstance(given[0], list))
+
+    def asked(self) -> list[Asked]:
+        """One for each prompt; raises `ApiError` for what types alone do not say."""
+        self._check()
+        prompts, param = self._prompts()
+        count = len(prompts)
+        samplings = _each("sampling_params", self.sampling_params, count, NativeSampling())
+        wanted = _each("return_logprob", self.return_logprob, count, False)
+        starts = _each("logprob_start_len", self.logprob_start_len, count, -1)
+        tops = _each("top_logprobs_num", self.top_logprobs_num, count, 0)
+        labels: list[str | None] = list(_each("rid", self.rid, count, None))
+        for sampling in samplings:
+            sampling.check()
+        if sum(sampling.n for sampling in samplings) > MAX_PROMPTS:
+            raise refused(param, f"more than {MAX_PROMPTS} answers in one request; split it")
+        shared = self.batched and isinstance(self.rid, str)
+        return [
+            Asked(
+                prompts[i],
+                param,
+                samplings[i],
+                _logprobs(wanted[i], starts[i], tops[i]),
+                labels[i],
+                f"{labels[i]}_{i}" if shared else labels[i],
+            )
+            for i in range(count)
+        ]
+
+    def _check(self) -> None:
+        for name in _UNSERVED:
+            if self.__dict__[name]:
+                raise refused(name, f"{name} is not supported; leave it out")
+        if self.token_ids_logprob:
+            raise refused(
+                "token_ids_logprob",
+                "token_ids_logprob is not supported; top_logprobs_num gives the best tokens, and "
+                "scoring prompt + token with max_new_tokens 0 gives any token's",
+            )
+
+    def _prompts(self) -> tuple[Sequence[str | list[int]], str]:
+        if (self.text is None) == (self.input_ids is None):
+            raise refused("text", "expected exactly one of text and input_ids")
+        if self.text is not None:
+            texts = self.text if isinstance(self.text, list) else [self.text]
+            return _not_empty(texts, "text"), "text"
+        ids = _not_empty(self.input_ids or [], "input_ids")
+        many = [item for item in ids if isinstance(item, list)]
+        return many or [[item for item in ids if isinstance(item, int)]], "input_ids"
+
+
+def _not_empty(given: Sequence[T], param: str) -> Sequence[T]:
+    if not given:
+        raise refused(param, f"{param} is empty; expected a prompt")
+    if len(given) > MAX_PROMPTS and not isinstance(given[0], int):
+        raise refused(param, f"{len(given)} prompts in one request; at most {MAX_PROMPTS}")
+    return given
+
+
+def _each(name: str, given: Any, count: int, default: T) -> list[T]:
+    """One value a prompt, from a value for all or a list of them."""
+    if not isinstance(given, list):
+        return [default if given is None else given] * count
+    if len(given) != count:
+        raise invalid(
+            name,
+            f"{name} has {len(given)} entries for {count} prompts; give one for each, or one value",
+            expected=str(count),
+            actual=len(given),
+        )
+    return given
+
+
+def _logprobs(wanted: bool, start: int, top: int) -> LogprobsWanted:
+    if not wanted:
+        return LogprobsWanted()
+    if start < -1:
+        raise invalid(
+            "logprob_start_len",
+            f"logprob_start_len is {start}; expected a position in the prompt, or -1 for none",
+            expected="-1 or more",
+            actual=start,
+        )
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise invalid(
+            "top_logprobs_num",
+            f"top_logprobs_num is {top}; expected 0 to {MAX_TOP_LOGPROBS}",
+            expected=f"0 to {MAX_TOP_LOGPROBS}",
+            actual=top,
+        )
+    return LogprobsWanted(True, None if start < 0 else start, top)

@@ -1,0 +1,81 @@
+"""A debug check that every slot and page holds what the batch that reads it believes.
+
+Each slot and page that a step writes is remembered with the hash of the token prefix that it then
+stands for; each step's reads are compared. Steps are taken in the order in which the stream ran
+them, when their results are processed, so what is compared is what the forward found.
+"""
+
+from collections.abc import Sequence
+
+from baton.engine.batch import Row
+from baton.engine.errors import InvariantError
+from baton.engine.prefix_cache import TOKEN_BYTES, token_key
+from baton.engine.request import Request
+
+Mark = tuple[int, int]  # tokens, and the hash of that prefix
+
+
+class Canary:
+    """`read` before `write`, for each row of a processed step."""
+
+    def __init__(self, page_size: int, stateful: bool) -> None:
+        self._page_size = page_size
+        self._stateful = stateful
+        self._slots: dict[int, Mark] = {}
+        self._pages: dict[int, Mark] = {}
+
+    def step(self, request: Request, row: Row) -> None:
+        """A row whose request is still what it was. Raises InvariantError for a wrong read."""
+        tokens = request.token_ids(0, row.end)
+        marks = self._marks(tokens)
+        where = f"request {request.request_id} at {row.start} tokens"
+        if row.start:
+            if self._stateful:
+                self._compare("slot", self._slots, row.read_slot, marks[row.start], where)
+            for index, end in self._page_ends(0, row.start):
+                self._compare("page", self._pages, row.pages[index], marks[end], where)
+        self._slots[row.write_slot] = marks[row.end]
+        for tracked in row.tracked:
+            self._slots[tracked.slot] = marks[tracked.depth]
+        for index, end in self._page_ends(row.start, row.end):
+            self._pages[row.pages[index]] = marks[end]
+
+    def forget(self, row: Row) -> None:
+        """A row whose request is gone: what it wrote stands for nothing that is known."""
+        self._slots.pop(row.write_slot, None)
+        for index, _ in self._page_ends(row.start, row.end):
+            self._pages.pop(row.pages[index], None)
+
+    def adopted(self, request: Request) -> None:
+        """A peer has written the state of the request's computed tokens."""
+        marks = self._marks(request.token_ids(0, request.computed))
+        self._slots[request.slot] = marks[request.computed]
+        for index, end in self._page_ends(0, request.computed):
+            self._pages[request.pages[index]] = marks[end]
+
+    def _page_ends(self, start: int, end: int) -> list[tuple[int, int]]:
+        """(index, tokens up to its end) of the pages that hold tokens [start, end)."""
+        size = self._page_size
+        return [(i, min((i + 1) * size, end)) for i in range(start // size, -(-end // size))]
+
+    @staticmethod
+    def _marks(tokens: Sequence[int]) -> list[Mark]:
+        """Of every prefix: marks[n] stands for the first n tokens."""
+        key, value = token_key(tokens), 0
+        marks: list[Mark] = [(0, 0)]
+        for count in range(1, len(tokens) + 1):
+            value = hash((value, key[(count - 1) * TOKEN_BYTES : count * TOKEN_BYTES]))
+            marks.append((count, value))
+        return marks
+
+    @staticmethod
+    def _compare(what: str, kept: dict[int, Mark], ident: int, expected: Mark, where: str) -> None:
+        found = kept.get(ident)
+        if found != expected:
+            holds = "nothing that is known"
+            if found is not None:
+                holds = f"{found[0]} tokens" + " of another" * (found[0] == expected[0])
+            raise InvariantError(
+                f"{where} read {what} {ident}, which should hold its first {expected[0]} tokens, "
+                f"but holds {holds}"
+            )

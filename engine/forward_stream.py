@@ -1,0 +1,110 @@
+"""Where forwards run, in order, beside the thread that plans them.
+
+One interface: a FIFO worker thread on a CPU, a CUDA stream on a GPU, or at once in the caller.
+Work that is submitted later never starts before what was submitted earlier has finished.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Around = Callable[[], AbstractContextManager[object]]
+
+
+class Pending(Protocol[T_co]):
+    """Work under way."""
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """Wait for it; raises what it raised, TimeoutError past `timeout` seconds."""
+        ...
+
+
+class ForwardStream(Protocol):
+    def submit(self, work: Callable[[], T]) -> Pending[T]: ...
+
+    def close(self) -> None:
+        """Finish what was submitted, take nothing more."""
+        ...
+
+
+class InlineStream:
+    """Work is done when submit returns: no overlap."""
+
+    def submit(self, work: Callable[[], T]) -> Pending[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(work())
+        except Exception as error:  # a model or a kernel may raise anything; it is the caller's
+            done.set_exception(error)
+        return done
+
+    def close(self) -> None:
+        """Nothing is ever under way."""
+
+
+class ThreadStream:
+    """A FIFO worker thread.
+
+    around: a context entered for each piece of work, on the stream's thread; tests delay the
+    stream with it, or forbid reads from the device.
+    """
+
+    def __init__(self, around: Around = nullcontext) -> None:
+        self._around = around
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
+
+    def submit(self, work: Callable[[], T]) -> Pending[T]:
+        return self._worker.submit(_inside, self._around, work)
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=True)
+
+
+def _inside(around: Around, work: Callable[[], T]) -> T:
+    with around():
+        return work()
+
+
+class CudaStream:
+    """A CUDA stream: submit returns when the work is enqueued; `result` waits for its event.
+
+    Work must leave its results in pinned host memory, by copies on the stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def submit(self, work: Callable[[], T]) -> Pending[T]:
+        with torch.cuda.stream(self._stream):
+            made = work()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        return _Recorded(made, event)
+
+    def close(self) -> None:
+        self._stream.synchronize()
+
+
+class _Recorded(Generic[T]):
+    def __init__(self, made: T, event: torch.cuda.Event) -> None:
+        self._made = made
+        self._event = event
+
+    def result(self, timeout: float | None = None) -> T:
+        """The event has no deadline of its own; the driver's watchdog ends a kernel that hangs."""
+        self._event.synchronize()
+        return self._made
+
+
+def forward_stream(
+    device: torch.device, overlap: bool, around: Around = nullcontext
+) -> ForwardStream:
+    """The stream for `device`; without overlap, on a CPU, work runs in the caller."""
+    if device.type == "cuda":
+        return CudaStream(device)
+    return ThreadStream(around) if overlap else InlineStream()

@@ -1,0 +1,320 @@
+"""One worker that answers by itself: SGLang's endpoints over a real engine and a tiny model."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
+from baton.deploy.local_worker import LocalWorker
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.proto import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.worker.config import Role, WorkerConfig
+
+DEADLINE_S = 30.0
+GRID = 16
+VOCAB = 300
+TINY: dict[str, Any] = GRANITE_SMALL | {
+    "hidden_size": 32,
+    "layer_types": ["mamba", "attention"],
+    "mamba_chunk_size": GRID,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_heads": 4,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 1,
+    "shared_intermediate_size": 32,
+    "vocab_size": VOCAB,
+}
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", TINY)
+
+
+@pytest.fixture
+def rng() -> Iterator[random.Random]:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    yield random.Random(seed)
+
+
+class Client:
+    """An HTTP client of one local worker."""
+
+    def __init__(self, worker: LocalWorker, http: httpx.AsyncClient) -> None:
+        self.worker = worker
+        self.http = http
+
+    async def generate(self, ids: list[int], new: int = 4, **body: Any) -> dict[str, Any]:
+        params = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
+        given = {"input_ids": ids, "sampling_params": params | body.pop("params", {})} | body
+        reply = await self.http.post("/generate", json=given)
+        assert reply.status_code == 200, reply.text
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+    async def state(self) -> dict[str, Any]:
+        """The engine's part of `/server_info`."""
+        info: dict[str, Any] = (await self.http.get("/server_info")).json()["internal_states"][0]
+        return info
+
+    async def running(self, count: int) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while (await self.state())["running"] != count:
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def served(folder: Path, role: Role = Role.BOTH, **engine: Any) -> AsyncIterator[Client]:
+    """A worker on free ports; at the end the engine's books balance."""
+    async with _worker(folder, role, **engine) as worker:
+        url = f"http://{worker.addresses.http}"
+        async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http:
+            yield Client(worker, http)
+            async with grpc.aio.insecure_channel(worker.addresses.grpc) as channel:
+                audit = await worker_pb2_grpc.WorkerStub(channel).Audit(worker_pb2.AuditRequest())
+    assert not audit.findings
+
+
+def _worker(folder: Path, role: Role = Role.BOTH, **engine: Any) -> LocalWorker:
+    options = {"page_size": GRID, "max_running": 4, "memory_bytes": 64 << 20, "threads": 1}
+    if role is Role.DECODE:
+        options["tickets"] = 1
+    config = EngineConfig(folder, **options | engine)
+    return LocalWorker(WorkerConfig("w0", role, config), Engine.load(config))
+
+
+def prompt(rng: random.Random, tokens: int) -> list[int]:
+    return [rng.randrange(3, VOCAB) for _ in range(tokens)]
+
+
+async def test_a_second_request_hits_until_the_cache_is_flushed(
+    tiny: Path, rng: random.Random
+) -> None:
+    ids = prompt(rng, 5 * GRID + 3)
+    async with served(tiny) as client:
+        cold = await client.generate(ids)
+        warm = await client.generate(ids)
+        longer = await client.generate(ids + prompt(rng, 7))
+        assert cold["meta_info"]["cached_tokens"] == 0
+        assert warm["meta_info"]["cached_tokens"] == 5 * GRID
+        assert longer["meta_info"]["cached_tokens"] == 5 * GRID
+        assert warm["output_ids"] == cold["output_ids"]
+        body = {"prompt": ids, "max_tokens": 1}
+        usage = (await client.http.post("/v1/completions", json=body)).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 5 * GRID
+        assert (await client.http.post("/flush_cache", params={"timeout": 5})).status_code == 200
+        state = await client.state()
+        assert state["slots"]["cache"] == state["pages"]["cache"] == 0
+        assert (await client.generate(ids))["meta_info"]["cached_tokens"] == 0
+
+
+async def test_without_prefix_caching_nothing_hits(tiny: Path, rng: random.Random) -> None:
+    ids = prompt(rng, 4 * GRID)
+    async with served(tiny, prefix_caching=False) as client:
+        assert (await client.http.get("/get_server_info")).json()["disable_radix_cache"] is True
+        for _ in range(2):
+            assert (await client.generate(ids))["meta_info"]["cached_tokens"] == 0
+
+
+async def test_scores_of_a_prompt_are_those_of_its_tokens_when_they_were_written(
+    tiny: Path, rng: random.Random
+) -> None:
+    """Output logprobs, made on a prefix hit, against a cold recomputation: SGLang's KL check."""
+    ids = prompt(rng, 4 * GRID + 1)
+    async with served(tiny) as client:
+        await client.generate(ids)
+        answer = await client.generate(ids, 12, return_logprob=True, top_logprobs_num=3)
+        assert answer["meta_info"]["cached_tokens"] == 4 * GRID
+        written = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
+        await client.http.post("/flush_cache")
+        whole = ids + answer["output_ids"]
+        scoring = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 3}
+        scored = await client.generate(whole, 0, **scoring)
+    meta = scored["meta_info"]
+    assert meta["cached_tokens"] == 0
+    assert (scored["output_ids"], meta["completion_tokens"]) == ([], 0)
+    assert [entry[1] for entry in meta["input_token_logprobs"]] == whole
+    assert meta["input_token_logprobs"][0][0] is None
+    read = [entry[0] for entry in meta["input_token_logprobs"][len(ids) :]]
+    assert read == pytest.approx(written, abs=1e-4)
+    assert len(meta["input_top_logprobs"]) == len(whole)
+    tops = answer["meta_info"]["output_top_logprobs"]
+    assert all(len(top) == 3 for top in tops)
+    assert [top[0][1] for top in tops] == answer["output_ids"], "greedy takes the best"
+
+
+async def test_scored_positions_are_computed_and_those_before_them_may_hit(
+    tiny: Path, rng: random.Random
+) -> None:
+    ids = prompt(rng, 6 * GRID)
+    async with served(tiny) as client:
+        await client.generate(ids)
+        hits = {}
+        for start in (0, 1, 4 * GRID + 2, 6 * GRID):
+            reply = await client.generate(ids, 1, return_logprob=True, logprob_start_len=start)
+            assert len(reply["meta_info"]["input_token_logprobs"]) == len(ids) - start
+            hits[start] = reply["meta_info"]["cached_tokens"]
+    assert hits[0] == hits[1] == 0
+    assert hits[4 * GRID + 2] in (3 * GRID, 4 * GRID)
+    assert hits[6 * GRID] in (4 * GRID, 5 * GRID)
+
+
+async def test_a_flush_waits_for_what_runs_and_says_when_it_did_not_happen(
+    tiny: Path, rng: random.Random
+) -> None:
+    ids = prompt(rng, 3 * GRID + 1)
+    async with served(tiny) as client:
+        await client.generate(ids)
+        running = asyncio.create_task(client.generate(prompt(rng, 5), 3000, rid="long"))
+        await client.running(1)
+        busy = await client.http.post("/flush_cache", params={"timeout": 0})
+        assert busy.status_code == 504
+        assert "still at work" in busy.json()["error"]["message"]
+        assert (await client.generate(ids))["meta_info"]["cached_tokens"] == 3 * GRID
+        waiting = asyncio.create_task(client.http.post("/flush_cache", params={"timeout": 20}))
+        await client.http.post("/abort_request", json={"rid": "long"})
+        assert (await running)["meta_info"]["finish_reason"]["type"] == "abort"
+        assert (await waiting).status_code == 200
+        assert (await client.generate(ids))["meta_info"]["cached_tokens"] == 0
+
+
+async def test_an_abort_frees_what_the_request_had(tiny: Path, rng: random.Random) -> None:
+    async with served(tiny) as client:
+        asking = [
+            asyncio.create_task(client.generate(prompt(rng, 5), 3000, rid=name)) for name in "abc"
+        ]
+        await client.running(3)
+        reply = await client.http.post("/abort_request", json={"rid": "b"})
+        assert reply.json() == {"aborted": 1}
+        stopped = await asking[1]
+        assert stopped["meta_info"]["id"] == "b"
+        assert stopped["meta_info"]["completion_tokens"] == len(stopped["output_ids"]) < 3000
+        await client.running(2)
+        reply = await client.http.post("/abort_request", json={"abort_all": True})
+        assert reply.json() == {"aborted": 2}
+        for task in (asking[0], asking[2]):
+            assert (await task)["meta_info"]["finish_reason"]["type"] == "abort"
+        await client.running(0)
+        assert (await client.state())["slots"]["live"] == 0
+
+
+async def test_a_client_that_leaves_takes_its_request_along(tiny: Path, rng: random.Random) -> None:
+    params = {"max_new_tokens": 3000, "temperature": 0, "ignore_eos": True}
+    body = {"input_ids": prompt(rng, 5), "sampling_params": params, "stream": True}
+    async with served(tiny) as client:
+        async with client.http.stream("POST", "/generate", json=body) as reply:
+            first = await anext(reply.aiter_lines())
+            assert len(json.loads(first.removeprefix("data: "))["output_ids"]) == 1
+            await client.running(1)
+        await client.running(0)
+
+
+async def test_several_answers_share_their_prompt_and_differ_by_seed(
+    tiny: Path, rng: random.Random
+) -> None:
+    ids = prompt(rng, 3 * GRID + 1)
+    params = {"n": 3, "temperature": 1.0, "seed": rng.randrange(2**63)}
+    async with served(tiny) as client:
+        first = await client.generate(ids, 8, params=params)
+        again = await client.generate(ids, 8, params=params)
+    texts = [tuple(reply["output_ids"]) for reply in first]
+    assert len(set(texts)) == 3
+    assert [tuple(reply["output_ids"]) for reply in again] == texts
+
+
+async def test_bad_input_is_refused_and_the_worker_goes_on(tiny: Path, rng: random.Random) -> None:
+    async with served(tiny) as client:
+        for body, code in (
+            ({"input_ids": [VOCAB]}, 400),
+            ({"input_ids": [5] * 5000}, 400),
+            ({"text": "x", "sampling_params": {"stop": ["a"] * 99}}, 400),
+            ({"nothing": 1}, 400),
+        ):
+            assert (await client.http.post("/generate", json=body)).status_code == code
+        assert len((await client.generate(prompt(rng, 5)))["output_ids"]) == 4
+
+
+async def test_health_and_metrics_follow_the_engine(tiny: Path, rng: random.Random) -> None:
+    ids = prompt(rng, 3 * GRID + 1)
+    async with served(tiny) as client:
+        assert (await client.http.get("/health")).status_code == 200
+        assert (await client.http.get("/health_generate")).status_code == 200
+        await client.generate(ids)
+        await client.generate(ids)
+        counters = (await client.state())["counters"]
+        async with asyncio.timeout(DEADLINE_S):
+            while (found := await _counters(client)).get("prefix_hit_tokens state") != 3 * GRID:
+                await asyncio.sleep(0.01)
+    assert found["prompt_tokens "] == counters["prompt_tokens"] == 1 + 2 * len(ids)
+    assert found["snapshots written"] == counters["snapshots_written"] > 0
+    assert found["snapshots donated"] > 0
+    assert found["schedule_steps "] == counters["steps"] > 0
+    assert found["schedule_seconds "] > 0
+
+
+async def _counters(client: Client) -> dict[str, float]:
+    """By name and the one label that is its own."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families((await client.http.get("/metrics")).text):
+        for sample in family.samples:
+            own = sample.labels.get("by") or sample.labels.get("event") or ""
+            if sample.name.endswith("_total"):
+                found[f"{family.name.removeprefix('baton_')} {own}"] = sample.value
+    return found
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+async def test_a_worker_of_one_role_answers_its_own_clients_too(
+    tiny: Path, rng: random.Random, role: Role
+) -> None:
+    ids = prompt(rng, 40)
+    async with served(tiny) as both:
+        expected = (await both.generate(ids, 9))["output_ids"]
+    async with served(tiny, role) as client:
+        assert (await client.generate(ids, 9))["output_ids"] == expected
+        assert (await client.state())["role"] == role.value
+        async with grpc.aio.insecure_channel(client.worker.addresses.grpc) as channel:
+            call = inference_pb2_grpc.InferenceStub(channel).Generate(
+                inference_pb2.GenerateRequest(
+                    token_ids=inference_pb2.TokenIds(ids=ids),
+                    sampling=inference_pb2.SampleOptions(
+                        temperature=0, max_tokens=9, ignore_eos=True
+                    ),
+                ),
+                timeout=DEADLINE_S,
+            )
+            (reply,) = [reply async for reply in call]
+    assert list(reply.token_ids) == expected
+
+
+async def test_what_is_under_way_at_the_stop_fails_with_a_reason(
+    tiny: Path, rng: random.Random
+) -> None:
+    worker = _worker(tiny)
+    async with httpx.AsyncClient(timeout=DEADLINE_S) as http:
+        async with worker:
+            http.base_url = httpx.URL(f"http://{worker.addresses.http}")
+            client = Client(worker, http)
+            body = {
+                "input_ids": prompt(rng, 5),
+                "sampling_params": {"max_new_tokens": 3000, "ignore_eos": True},
+            }
+            asking = asyncio.create_task(http.post("/generate", json=body))
+            await client.running(1)
+        reply = await asking
+    assert reply.status_code == 503
+    assert reply.json()["error"]["message"] == "the worker is stopping"

@@ -1,0 +1,230 @@
+"""A prefill worker, met by a decode rank that is this test."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from engine.engines import greedy, make_engine, random_prompt
+from engine.hash_model import HashModel, expected_tokens
+from grpc import aio
+from worker.cluster import DEADLINE_S, TestWorker, prefill_worker, running
+
+from baton.engine.engine import Engine
+from baton.engine.sampling_params import SamplingParams
+from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
+from baton.transfer.grpc_channel import GrpcReceiver
+from baton.transfer.handoff import HandoffState
+from baton.transfer.hashes import prompt_hash, sampling_hash
+from baton.transfer.regions import EngineMemory, Holder
+from baton.transfer.tickets import Ticket, TicketTable
+from baton.worker.convert import sampling_to_proto
+
+S = HandoffState
+
+
+class FakeRank:
+    """Pools of its own, a receiver, and one Control stream."""
+
+    def __init__(self, prefill: TestWorker) -> None:
+        self.engine: Engine = make_engine()
+        self.memory = EngineMemory(self.engine.states, self.engine.pages)
+        self.tickets = TicketTable(self.memory, 0)
+        self.prefill = prefill
+        self.request: handoff_pb2.PrefillRequest
+
+    async def ask(
+        self, prompt: tuple[int, ...], sampling: SamplingParams, first: int | None = None
+    ) -> None:
+        self.request = handoff_pb2.PrefillRequest(
+            request_id="r",
+            attempt=257,
+            prompt_ids=prompt,
+            sampling=sampling_to_proto(sampling),
+            first_token=first,
+        )
+        await self.call.write(handoff_pb2.DecodeMessage(request=self.request))
+
+    async def next(self, kind: str) -> Any:
+        """The next message but heartbeats and progress, which must be of this kind."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                message = await self.call.read()
+                found = message.WhichOneof("kind")
+                if found not in ("heartbeat", "progress"):
+                    break
+        assert found == kind, message
+        about = getattr(message, kind)
+        assert (about.request_id, about.attempt) == ("r", 257)
+        return about
+
+    def grant(self, tokens: int) -> Ticket:
+        pages = tuple(range(7, 7 + -(-tokens // 8)))
+        return self.tickets.grant(
+            "r",
+            257,
+            Holder(3, pages),
+            tokens,
+            prompt_hash=prompt_hash(self.request.prompt_ids),
+            sampling_hash=sampling_hash(self.request.sampling),
+            on_received=lambda ticket: None,
+            on_broken=lambda ticket, error: None,
+        )
+
+    async def send(self, ticket: Ticket, **wrong: Any) -> None:
+        fields = {
+            "request_id": "r",
+            "attempt": 257,
+            "ticket_id": ticket.ticket_id,
+            "generation": ticket.generation,
+            "slot": ticket.holder.slot,
+            "pages": ticket.holder.pages,
+            "prompt_hash": ticket.prompt_hash,
+            "sampling_hash": ticket.sampling_hash,
+        }
+        destination = handoff_pb2.Destination(**(fields | wrong))
+        await self.call.write(handoff_pb2.DecodeMessage(destination=destination))
+
+
+@asynccontextmanager
+async def ranked(prefill: TestWorker) -> AsyncIterator[FakeRank]:
+    rank = FakeRank(prefill)
+    server = aio.server()
+    GrpcReceiver(rank.tickets, rank.memory, lambda kind, size: None).add_to(server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with running(prefill), aio.insecure_channel(prefill.started.address) as channel:
+        rank.call = handoff_pb2_grpc.HandoffStub(channel).Control()
+        hello = common_pb2.Hello()
+        hello.CopyFrom(prefill.context.hello)
+        hello.worker.worker_id, hello.data_address = "d0", address
+        await rank.call.write(handoff_pb2.DecodeMessage(hello=hello))
+        first = await rank.call.read()
+        assert first.hello == prefill.context.hello
+        yield rank
+        rank.call.cancel()
+    await server.stop(None)
+
+
+async def test_the_words_of_a_hand_off_come_in_order(seeded: random.Random) -> None:
+    prefill, prompt = prefill_worker(), random_prompt(seeded, 20, 60)
+    async with ranked(prefill) as rank:
+        prefill.model.gate.allow(0)
+        await rank.ask(prompt, greedy(5))
+        wanted = await rank.next("wanted")
+        assert wanted.tokens == len(prompt)
+        prefill.model.gate.open()
+        first = await rank.next("first_token")
+        assert first.token_id == expected_tokens(HashModel(), prompt, 1)[0]
+        assert not first.HasField("finished")
+        ticket = rank.grant(len(prompt))
+        await rank.send(ticket)
+        done = await rank.next("done")
+        assert (done.ticket_id, done.generation) == (ticket.ticket_id, ticket.generation)
+        await prefill.reached(S.COMPLETE)
+        got = rank.tickets.received(ticket.claim)
+        assert (got.segments, got.bytes_state, got.bytes_kv) == (
+            done.segments,
+            done.bytes_state,
+            done.bytes_kv,
+        )
+        assert rank.tickets.complete(ticket)
+        await prefill.clean()
+
+
+async def test_kv_goes_out_while_later_chunks_compute(seeded: random.Random) -> None:
+    prefill, prompt = prefill_worker(), random_prompt(seeded, 40, 60)
+    async with ranked(prefill) as rank:
+        prefill.model.gate.allow(0)
+        await rank.ask(prompt, greedy(5))
+        await rank.next("wanted")
+        ticket = rank.grant(len(prompt))
+        await rank.send(ticket)
+        await prefill.reached(S.RESERVED)
+        prefill.model.gate.allow(1)
+        token = prefill.engine.plan.page_layout.token_bytes
+        async with asyncio.timeout(DEADLINE_S):
+            while rank.tickets.received(ticket.claim).bytes_kv < 16 * token:
+                await asyncio.sleep(0.002)
+        assert rank.tickets.received(ticket.claim).bytes_state == 0
+        prefill.model.gate.open()
+        await rank.next("first_token")
+        await rank.next("done")
+        await prefill.clean()
+
+
+@pytest.mark.parametrize("wrong", ["prompt_hash", "sampling_hash"])
+async def test_a_ticket_for_another_request_is_not_written(
+    wrong: str, seeded: random.Random
+) -> None:
+    prefill, prompt = prefill_worker(), random_prompt(seeded, 5, 30)
+    async with ranked(prefill) as rank:
+        prefill.model.gate.allow(0)
+        await rank.ask(prompt, greedy(5))
+        await rank.next("wanted")
+        ticket = rank.grant(len(prompt))
+        await rank.send(ticket, **{wrong: 1})
+        failed = await rank.next("failed")
+        assert "another prompt or other sampling" in failed.error.message
+        prefill.model.gate.open()
+        await prefill.clean()
+        assert rank.tickets.received(ticket.claim).segments == 0
+
+
+async def test_a_closed_ticket_is_reported_and_frees_the_prefill(seeded: random.Random) -> None:
+    prefill, prompt = prefill_worker(), random_prompt(seeded, 5, 30)
+    async with ranked(prefill) as rank:
+        prefill.model.gate.allow(0)
+        await rank.ask(prompt, greedy(5))
+        await rank.next("wanted")
+        ticket = rank.grant(len(prompt))
+        rank.tickets.close(ticket)
+        await rank.send(ticket)
+        await prefill.reached(S.RESERVED)
+        prefill.model.gate.open()
+        kinds = set()
+        async with asyncio.timeout(DEADLINE_S):
+            while "failed" not in kinds:
+                kinds.add((await rank.call.read()).WhichOneof("kind"))
+        await prefill.clean()
+
+
+async def test_a_given_first_token_is_neither_sampled_nor_sent(seeded: random.Random) -> None:
+    prefill, prompt = prefill_worker(), random_prompt(seeded, 5, 30)
+    async with ranked(prefill) as rank:
+        await rank.ask(prompt, greedy(1), first=11)
+        await rank.next("wanted")
+        await rank.send(rank.grant(len(prompt)))
+        await rank.next("done")
+        await prefill.clean()
+
+
+async def test_scores_of_the_prompt_come_as_its_chunks_end(seeded: random.Random) -> None:
+    prefill, prompt = prefill_worker(), random_prompt(seeded, 40, 60)
+    async with ranked(prefill) as rank:
+        sampling = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs_start=0)
+        await rank.ask(prompt, sampling)
+        scored: list[int] = []
+        while len(scored) < len(prompt):
+            scores = await rank.next("scores")
+            assert scores.logprobs.start == len(scored)
+            scored += [entry.token_id for entry in scores.logprobs.tokens]
+        assert scored == list(prompt)
+        first = await rank.next("first_token")
+        assert first.finished.usage.completion_tokens == 0
+        await prefill.clean()
+
+
+async def test_the_second_prompt_that_shares_a_prefix_is_partly_cached(
+    seeded: random.Random,
+) -> None:
+    prefill, prompt = prefill_worker(), random_prompt(seeded, 60, 60)
+    async with ranked(prefill) as rank:
+        for tail, cached in ((1, False), (2, True)):
+            await rank.ask((*prompt, tail), greedy(1))
+            first = await rank.next("first_token")
+            assert bool(first.cached_tokens) == cached
+            assert first.token_id == expected_tokens(HashModel(), (*prompt, tail), 1)[0]
+        await prefill.clean()

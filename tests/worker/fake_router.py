@@ -1,0 +1,47 @@
+"""A router's Registry, for workers to register with."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from grpc import aio
+from worker.cluster import DEADLINE_S
+
+from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
+
+
+class FakeRouter(worker_pb2_grpc.RegistryServicer):
+    def __init__(self, refuse: common_pb2.Error | None = None) -> None:
+        self.refuse = refuse
+        self.streams: list[list[worker_pb2.WorkerReport]] = []  # reports of each, oldest first
+        self._changed = asyncio.Event()
+
+    async def Register(
+        self, reports: AsyncIterator[worker_pb2.WorkerReport], context: aio.ServicerContext
+    ) -> AsyncIterator[worker_pb2.RegistryReply]:
+        mine: list[worker_pb2.WorkerReport] = []
+        self.streams.append(mine)
+        async for report in reports:
+            mine.append(report)
+            self._changed.set()
+            if len(mine) == 1:
+                yield worker_pb2.RegistryReply(router_id="r7", lease_ms=500, error=self.refuse)
+
+    async def until(self, ready: object) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not ready(self):  # type: ignore[operator]
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@asynccontextmanager
+async def serving(router: FakeRouter, port: int = 0) -> AsyncIterator[str]:
+    """`router` answers at the address; afterwards nobody does."""
+    server = aio.server(options=(("grpc.so_reuseport", 0),))
+    worker_pb2_grpc.add_RegistryServicer_to_server(router, server)
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{bound}"
+    finally:
+        await server.stop(None)

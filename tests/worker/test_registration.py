@@ -1,0 +1,94 @@
+"""A worker makes itself known to every router, and finds it again whenever it comes back."""
+
+import pytest
+from engine.engines import greedy
+from worker.cluster import TestWorker, decode_worker, prefill_worker, running, session
+from worker.fake_router import FakeRouter, serving
+
+from baton.proto import common_pb2
+from baton.worker.config import Role
+
+
+def told(worker: TestWorker, *routers: str) -> TestWorker:
+    """`worker`, with these routers to register with."""
+    config = worker.runtime._config
+    object.__setattr__(config, "routers", routers)
+    return worker
+
+
+async def test_the_first_report_says_who_and_what_the_worker_is() -> None:
+    router = FakeRouter()
+    async with serving(router) as address:
+        worker = told(decode_worker("d3"), address)
+        async with running(worker):
+            await router.until(lambda r: r.streams and len(r.streams[0]) >= 2)
+            first, second = router.streams[0][:2]
+    assert first.hello == worker.context.hello
+    assert first.hello.worker.address == worker.started.address
+    assert first.hello.worker.role == common_pb2.DECODE
+    assert first.hello.fingerprint["page_size"] == "8"
+    assert not second.HasField("hello")
+    assert first.status.worker.incarnation == worker.started.incarnation
+    assert first.status.metrics_address == worker.started.metrics_address
+    assert {o.owner for o in first.status.slots} >= {"free", "live", "ticket"}
+    assert first.status.max_running == 4
+
+
+async def test_a_change_of_load_is_reported_before_the_period_ends() -> None:
+    router = FakeRouter()
+    async with serving(router) as address:
+        prefill, decode = prefill_worker(), told(decode_worker(), address)
+        async with running(prefill, decode), session(decode) as client:
+            _, answer = await client.start((1, 2, 3), greedy(400), [prefill])
+            await router.until(lambda r: any(x.status.running for s in r.streams for x in s))
+            await answer.end()
+            await router.until(lambda r: not r.streams[0][-1].status.running)
+
+
+async def test_a_router_that_comes_back_is_found_again() -> None:
+    router = FakeRouter()
+    async with serving(router) as address:
+        worker = told(prefill_worker(), address)
+        await worker.start()
+        await router.until(lambda r: r.streams and r.streams[0])
+    try:
+        port = int(address.rpartition(":")[2])
+        again = FakeRouter()
+        async with serving(again, port):
+            await again.until(lambda r: r.streams and r.streams[0])
+            assert again.streams[0][0].HasField("hello")
+    finally:
+        await worker.stop()
+
+
+async def test_a_refusal_is_tried_again() -> None:
+    router = FakeRouter(common_pb2.Error(code=common_pb2.INCOMPATIBLE, message="not you"))
+    async with serving(router) as address:
+        worker = told(prefill_worker(), address)
+        async with running(worker):
+            await router.until(lambda r: len(r.streams) >= 2 and r.streams[1])
+
+
+async def test_a_worker_that_stops_says_that_it_leaves() -> None:
+    router = FakeRouter()
+    async with serving(router) as address:
+        prefill, decode = prefill_worker(), told(decode_worker(), address)
+        async with running(prefill, decode), session(decode) as client:
+            prefill.model.gate.allow(0)
+            _, answer = await client.start((1, 2, 3), greedy(3), [prefill])
+            await decode.opened(1)
+            stopping = decode.stop_soon(grace_s=5.0)
+            await router.until(lambda r: r.streams[0][-1].leaving)
+            prefill.model.gate.open()
+            assert (await answer.end()).reason == common_pb2.LENGTH, "what is under way may end"
+            await stopping
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+async def test_two_lives_of_one_worker_are_told_apart(role: Role) -> None:
+    incarnations = []
+    for _ in range(2):
+        worker = TestWorker("w", role)
+        async with running(worker):
+            incarnations.append(worker.started.incarnation)
+    assert incarnations[0] < incarnations[1]

@@ -1,0 +1,145 @@
+"""What can be asked of every worker."""
+
+import asyncio
+import random
+
+import grpc
+import pytest
+from engine.engines import greedy, make_engine
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from worker.cluster import decode_worker, prefill_worker, running, session
+
+from baton.engine.errors import ConfigError
+from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
+from baton.worker.config import Role, WorkerConfig
+
+
+async def http(address: str, request: str) -> str:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(request.encode())
+    async with asyncio.timeout(5):
+        reply = await reader.read()
+    writer.close()
+    return reply.decode()
+
+
+async def test_status_audit_and_health_answer(seeded: random.Random) -> None:
+    prefill, decode = prefill_worker("p5"), decode_worker("d5")
+    async with running(prefill, decode), session(decode) as client:
+        _, answer = await client.start((5, 6, 7), greedy(3), [prefill])
+        await answer.end()
+        await decode.clean()
+        for worker, service in ((prefill, "baton.v1.Handoff"), (decode, "baton.v1.Rank")):
+            async with aio.insecure_channel(worker.started.address) as channel:
+                stub = worker_pb2_grpc.WorkerStub(channel)
+                status = await stub.Status(worker_pb2.StatusRequest())
+                assert status.worker == worker.identity
+                assert (status.running, status.waiting) == (0, 0)
+                assert status.pid == worker.started.pid
+                assert status.memory_plan["pages"]
+                other = decode if worker is prefill else prefill
+                assert [p.worker_id for p in status.peers] == [other.context.worker_id]
+                audit = await stub.Audit(worker_pb2.AuditRequest())
+                assert audit.clean and not audit.findings
+                check = health_pb2_grpc.HealthStub(channel).Check
+                for name in ("", service):
+                    reply = await check(health_pb2.HealthCheckRequest(service=name))
+                    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+                assert service in await _reflected(channel)
+
+
+async def _reflected(channel: aio.Channel) -> set[str]:
+    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
+    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    reply = await call.read()
+    call.cancel()
+    return {service.name for service in reply.list_services_response.service}
+
+
+async def test_flush_waits_for_idle_and_then_empties_the_cache() -> None:
+    prefill, decode = prefill_worker(), decode_worker()
+    async with running(prefill, decode), session(decode) as client:
+        async with aio.insecure_channel(prefill.started.address) as channel:
+            flush = worker_pb2_grpc.WorkerStub(channel).FlushCache
+            await client.start(tuple(range(40)), greedy(3), [prefill])
+            prefill.model.gate.allow(1)
+            await prefill.opened(1)
+            busy = asyncio.ensure_future(flush(worker_pb2.FlushCacheRequest(timeout_ms=1)))
+            prefill.model.gate.open()
+            reply = await flush(worker_pb2.FlushCacheRequest(timeout_ms=5000))
+            assert not reply.HasField("error")
+            late = await busy
+            if late.HasField("error"):
+                assert late.error.code == common_pb2.DEADLINE_EXCEEDED
+
+
+async def test_metrics_are_served_over_http(seeded: random.Random) -> None:
+    prefill, decode = prefill_worker(), decode_worker()
+    async with running(prefill, decode), session(decode) as client:
+        _, answer = await client.start((5, 6, 7), greedy(3), [prefill])
+        await answer.end()
+        await decode.clean()
+        await prefill.clean()
+        text = await http(decode.started.metrics_address, "GET /metrics HTTP/1.1\r\n\r\n")
+        assert text.startswith("HTTP/1.1 200 OK")
+        for line in (
+            'baton_requests_total{outcome="length",role="decode",worker="d0"} 1.0',
+            'baton_handoff_moves_total{from="complete",role="decode",to="active",worker="d0"} 1.0',
+            'baton_handoffs{role="decode",state="active",worker="d0"} 0.0',
+        ):
+            assert line in text
+        text = await http(prefill.started.metrics_address, "GET /metrics?x=1 HTTP/1.1\r\n\r\n")
+        assert 'baton_requests_total{outcome="handed_over",role="prefill",worker="p0"} 1.0' in text
+        assert 'baton_tokens_total{kind="prompt",role="prefill",worker="p0"} 3.0' in text
+        missing = await http(decode.started.metrics_address, "GET / HTTP/1.1\r\n\r\n")
+        assert missing.startswith("HTTP/1.1 404")
+        post = await http(decode.started.metrics_address, "POST /metrics HTTP/1.1\r\n\r\n")
+        assert post.startswith("HTTP/1.1 405")
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    first = prefill_worker()
+    async with running(first):
+        port = int(first.started.metrics_address.rpartition(":")[2])
+        second = prefill_worker("p1")
+        object.__setattr__(second.runtime._config, "metrics_port", port)
+        with pytest.raises(ConfigError, match=str(port)):
+            await second.runtime.start()
+
+
+def test_options_that_cannot_work_are_refused() -> None:
+    engine = make_engine().config
+    for wrong, named in (
+        ({"worker_id": ""}, "worker_id"),
+        ({"channel": "pigeon"}, "pigeon"),
+        ({"lease_ms": 1}, "lease_ms"),
+        ({"role": Role.DECODE}, "ticket"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            WorkerConfig(**({"worker_id": "w", "role": Role.PREFILL, "engine": engine} | wrong))
+
+
+async def test_an_engine_that_stops_ends_its_requests_and_the_health() -> None:
+    prefill, decode = prefill_worker(), decode_worker()
+    async with running(prefill, decode), session(decode) as client:
+
+        def broken(batch: object) -> None:
+            raise AssertionError("the books do not balance")
+
+        decode.engine.plan_step = broken  # outside a step's own errors: the loop ends
+        _, answer = await client.start((5, 6, 7), greedy(3), [prefill])
+        finished = await answer.end()
+        assert finished.error.code == common_pb2.INTERNAL
+        _, later = await client.start((5, 6, 7), greedy(3), [prefill])
+        assert (await later.end()).error.code == common_pb2.INTERNAL
+        async with aio.insecure_channel(decode.started.address) as channel:
+            reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            with pytest.raises(aio.AioRpcError) as failed:
+                stub = worker_pb2_grpc.WorkerStub(channel)
+                await stub.Status(worker_pb2.StatusRequest(), timeout=5)
+            assert failed.value.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
+        await prefill.clean()

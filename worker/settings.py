@@ -1,0 +1,34 @@
+"""An engine's options as `/server_info` shows them, by the names that SGLang's users know."""
+
+from baton.engine.config import EngineConfig
+from baton.engine.grids import Grids, resolve
+from baton.engine.memory.plan import MemoryPlan
+
+
+def engine_settings(config: EngineConfig, plan: MemoryPlan) -> dict[str, object]:
+    """JSON values; what the engine runs with, where the option says `auto`."""
+    model = plan.model_config
+    chunk = model.mamba_chunk_size if model.recurrent else config.page_size
+    grids = Grids(chunk, config.page_size, config.mamba_track_interval)
+    strategy = resolve(config.mamba_scheduler_strategy, len(model.recurrent), config.page_size)
+    return {
+        "model_type": model.family,
+        "device": config.device,
+        "dtype": _name(config.dtype),
+        "mamba_ssm_dtype": _name(config.ssm_dtype),
+        "page_size": config.page_size,
+        "max_running_requests": config.max_running,
+        "max_total_num_tokens": (plan.pages - 1) * config.page_size,
+        "chunked_prefill_size": config.chunked_prefill_size,
+        "disable_radix_cache": not config.prefix_caching,
+        "mamba_scheduler_strategy": strategy.value,
+        "mamba_track_interval": config.mamba_track_interval,
+        "mamba_checkpoint_grid": grids.checkpoint,
+        "mamba_track_grid": grids.decode,
+        "snapshots_per_prefill": config.snapshots_per_prefill,
+        "max_mamba_cache_size": plan.slots - 1,
+    }
+
+
+def _name(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
