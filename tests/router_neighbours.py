@@ -17,6 +17,7 @@ from baton.proto.common_pb2 import (
     DECODE,
     LENGTH,
     PREFILL,
+    Error,
     Finished,
     Hello,
     Timings,
@@ -68,7 +69,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
         self.worker_id = worker_id
         self.incarnation = incarnation
         self.fingerprint = {"model": "toy", **fingerprint}
-        self.flushes = 0
+        self.flushes: list[int] = []
+        """The timeouts it was given, ms."""
+        self.flush_error: Error | None = None
+        self.settings: dict[str, str] = {}
         self.replies: asyncio.Queue[RegistryReply | None] = asyncio.Queue()
         self.running = 0
         self.max_running = 4
@@ -118,6 +122,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
             max_model_len=self.max_model_len,
             pages=[OwnerCount(owner="free", count=7), OwnerCount(owner="live", count=2)],
             metrics_address="127.0.0.1:1",
+            settings=self.settings,
         )
 
     async def register(self, router: str, beat_s: float = 0.05) -> RegistryReply:
@@ -135,8 +140,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
         self._reports.put_nowait(None)
 
     async def FlushCache(self, request: FlushCacheRequest, context: object) -> FlushCacheReply:
-        self.flushes += 1
-        return FlushCacheReply()
+        self.flushes.append(request.timeout_ms)
+        return FlushCacheReply(error=self.flush_error)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         """More of them, for other roles."""

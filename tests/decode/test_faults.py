@@ -200,6 +200,25 @@ async def test_a_prefill_that_stops_says_why(state: str, seeded: random.Random) 
         await case.clean()
 
 
+async def test_memory_that_comes_after_a_cancel_goes_back(seeded: random.Random) -> None:
+    """The rank's engine was asked for room, and answers when nobody wants it any more."""
+    prefill, decode = prefill_worker(), decode_worker()
+    async with running(prefill, decode), session(decode) as router:
+        decode.model.gate.allow(0)
+        _, busy = await router.start(random_prompt(seeded), greedy(3), [prefill])
+        await decode.reached(S.ACTIVE)
+        await decode.blocked()
+        late, answer = await router.start(random_prompt(seeded), greedy(3), [prefill])
+        await decode.reached(S.SCHEDULED, 2)
+        await asyncio.sleep(0.05)  # the call stands in the engine's queue by now
+        await router.cancel(late)
+        assert (await answer.end()).reason == common_pb2.ABORT
+        decode.model.gate.open()
+        await busy.end()
+        await decode.clean()
+        await prefill.clean()
+
+
 async def test_a_sampled_first_token_is_kept_by_the_next_attempt(seeded: random.Random) -> None:
     """At temperature 1 and with another seed on the second try it would come out otherwise."""
     prompt = random_prompt(seeded, 20, 40)

@@ -3,102 +3,16 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx
 import pytest
+from deploy.tiny_worker import DEADLINE_S, GRID, VOCAB, Client, make_worker, prompt, served
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
-from baton.deploy.local_worker import LocalWorker
-from baton.engine.config import EngineConfig
-from baton.engine.engine import Engine
-from baton.proto import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
-from baton.worker.config import Role, WorkerConfig
-
-DEADLINE_S = 30.0
-GRID = 16
-VOCAB = 300
-TINY: dict[str, Any] = GRANITE_SMALL | {
-    "hidden_size": 32,
-    "layer_types": ["mamba", "attention"],
-    "mamba_chunk_size": GRID,
-    "mamba_d_head": 16,
-    "mamba_d_state": 8,
-    "mamba_n_heads": 4,
-    "max_position_embeddings": 4096,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 1,
-    "shared_intermediate_size": 32,
-    "vocab_size": VOCAB,
-}
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", TINY)
-
-
-@pytest.fixture
-def rng() -> Iterator[random.Random]:
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
-    yield random.Random(seed)
-
-
-class Client:
-    """An HTTP client of one local worker."""
-
-    def __init__(self, worker: LocalWorker, http: httpx.AsyncClient) -> None:
-        self.worker = worker
-        self.http = http
-
-    async def generate(self, ids: list[int], new: int = 4, **body: Any) -> dict[str, Any]:
-        params = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
-        given = {"input_ids": ids, "sampling_params": params | body.pop("params", {})} | body
-        reply = await self.http.post("/generate", json=given)
-        assert reply.status_code == 200, reply.text
-        answer: dict[str, Any] = reply.json()
-        return answer
-
-    async def state(self) -> dict[str, Any]:
-        """The engine's part of `/server_info`."""
-        info: dict[str, Any] = (await self.http.get("/server_info")).json()["internal_states"][0]
-        return info
-
-    async def running(self, count: int) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while (await self.state())["running"] != count:
-                await asyncio.sleep(0.005)
-
-
-@asynccontextmanager
-async def served(folder: Path, role: Role = Role.BOTH, **engine: Any) -> AsyncIterator[Client]:
-    """A worker on free ports; at the end the engine's books balance."""
-    async with _worker(folder, role, **engine) as worker:
-        url = f"http://{worker.addresses.http}"
-        async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http:
-            yield Client(worker, http)
-            async with grpc.aio.insecure_channel(worker.addresses.grpc) as channel:
-                audit = await worker_pb2_grpc.WorkerStub(channel).Audit(worker_pb2.AuditRequest())
-    assert not audit.findings
-
-
-def _worker(folder: Path, role: Role = Role.BOTH, **engine: Any) -> LocalWorker:
-    options = {"page_size": GRID, "max_running": 4, "memory_bytes": 64 << 20, "threads": 1}
-    if role is Role.DECODE:
-        options["tickets"] = 1
-    config = EngineConfig(folder, **options | engine)
-    return LocalWorker(WorkerConfig("w0", role, config), Engine.load(config))
-
-
-def prompt(rng: random.Random, tokens: int) -> list[int]:
-    return [rng.randrange(3, VOCAB) for _ in range(tokens)]
+from baton.proto import inference_pb2, inference_pb2_grpc
+from baton.worker.config import Role
 
 
 async def test_a_second_request_hits_until_the_cache_is_flushed(
@@ -287,7 +201,7 @@ async def test_a_worker_of_one_role_answers_its_own_clients_too(
     async with served(tiny, role) as client:
         assert (await client.generate(ids, 9))["output_ids"] == expected
         assert (await client.state())["role"] == role.value
-        async with grpc.aio.insecure_channel(client.worker.addresses.grpc) as channel:
+        async with grpc.aio.insecure_channel(client.grpc_address) as channel:
             call = inference_pb2_grpc.InferenceStub(channel).Generate(
                 inference_pb2.GenerateRequest(
                     token_ids=inference_pb2.TokenIds(ids=ids),
@@ -304,11 +218,11 @@ async def test_a_worker_of_one_role_answers_its_own_clients_too(
 async def test_what_is_under_way_at_the_stop_fails_with_a_reason(
     tiny: Path, rng: random.Random
 ) -> None:
-    worker = _worker(tiny)
+    worker = make_worker(tiny)
     async with httpx.AsyncClient(timeout=DEADLINE_S) as http:
         async with worker:
             http.base_url = httpx.URL(f"http://{worker.addresses.http}")
-            client = Client(worker, http)
+            client = Client(http, worker.addresses.grpc)
             body = {
                 "input_ids": prompt(rng, 5),
                 "sampling_params": {"max_new_tokens": 3000, "ignore_eos": True},

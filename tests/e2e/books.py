@@ -1,19 +1,31 @@
 """What the workers of an idle cluster own: nothing but what a prefix cache keeps."""
 
+import asyncio
+
 import grpc
 
 from baton.deploy.cluster import Cluster
 from baton.proto import worker_pb2, worker_pb2_grpc
 
 IDLE_MS = 15_000
+RETURN_S = 60.0
 KEPT = {"free", "cache"}
 
 
 async def settled_findings(cluster: Cluster) -> list[str]:
     """Wait until every worker is idle, then what is wrong in its books, in words."""
-    workers = cluster.router.server_info()["workers"]
-    assert {w["worker_id"] for w in workers} == set(cluster.workers)
+    workers = await _everyone(cluster)
     return [f"{w['worker_id']}: {finding}" for w in workers for finding in await _audit(w)]
+
+
+async def _everyone(cluster: Cluster) -> list[dict[str, str]]:
+    """The workers, once none is missing: one that was killed is started again by Ray."""
+    async with asyncio.timeout(RETURN_S):
+        while True:
+            workers = cluster.router.server_info()["workers"]
+            if {w["worker_id"] for w in workers if w["ready"]} == set(cluster.workers):
+                return list(workers)
+            await asyncio.sleep(0.05)
 
 
 async def _audit(worker: dict[str, str]) -> list[str]:

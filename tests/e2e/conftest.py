@@ -46,7 +46,7 @@ def running_cluster(engine_config: EngineConfig) -> Iterator[Cluster]:
 async def cluster(running_cluster: Cluster) -> AsyncIterator[Cluster]:
     """The cluster, whose books must balance once the test is over."""
     yield running_cluster
-    findings = await asyncio.wait_for(settled_findings(running_cluster), timeout=30)
+    findings = await asyncio.wait_for(settled_findings(running_cluster), timeout=120)
     assert not findings
 
 

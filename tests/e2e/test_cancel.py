@@ -6,6 +6,7 @@ import random
 
 import grpc
 import pytest
+from e2e.books import settled_findings
 from e2e.clients import greedy_request, http_greedy, prompts_of
 
 from baton.bench.scrape import total
@@ -46,14 +47,18 @@ async def test_a_connection_that_closes(cluster: Cluster, rng: random.Random, to
     prompts = prompts_of(rng, [100] * 4)
     leaving = [_start_and_leave(cluster, prompt, tokens) for prompt in prompts]
     await asyncio.wait_for(asyncio.gather(*leaving), DEADLINE_S)
+    assert not await settled_findings(cluster)
+    assert _ended(cluster) == before  # none of them was decoded to its end
     await http_greedy(cluster, prompts[:1], 4)
-    assert _ended(cluster) - before <= 1  # the last one alone; the fixture sees to the rest
 
 
 async def test_a_grpc_call_that_is_cancelled(cluster: Cluster, rng: random.Random) -> None:
+    before = _ended(cluster)
     prompt = prompts_of(rng, [64])[0]
     async with grpc.aio.insecure_channel(cluster.grpc_address) as channel:
         call = inference_pb2_grpc.InferenceStub(channel).Generate(greedy_request(prompt, LONG))
         await asyncio.wait_for(call.read(), DEADLINE_S)
         call.cancel()
+    assert not await settled_findings(cluster)
+    assert _ended(cluster) == before
     await http_greedy(cluster, [prompt], 4)

@@ -15,11 +15,11 @@ from worker.cluster import DEADLINE_S, TestWorker, prefill_worker, running
 from baton.engine.engine import Engine
 from baton.engine.sampling_params import SamplingParams
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
-from baton.transfer.grpc_channel import GrpcReceiver
+from baton.transfer.grpc_channel import GrpcReceiver, GrpcWriting
 from baton.transfer.handoff import HandoffState
 from baton.transfer.hashes import prompt_hash, sampling_hash
 from baton.transfer.regions import EngineMemory, Holder
-from baton.transfer.tickets import Ticket, TicketTable
+from baton.transfer.tickets import Received, Ticket, TicketTable
 from baton.worker.convert import sampling_to_proto
 
 S = HandoffState
@@ -152,6 +152,31 @@ async def test_kv_goes_out_while_later_chunks_compute(seeded: random.Random) -> 
         prefill.model.gate.open()
         await rank.next("first_token")
         await rank.next("done")
+        await prefill.clean()
+
+
+async def test_memory_is_free_before_the_rank_says_that_it_has_all(
+    seeded: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, prompt, said = prefill_worker(), random_prompt(seeded, 5, 30), asyncio.Event()
+    finish = GrpcWriting.finish
+
+    async def finish_late(self: GrpcWriting) -> Received:
+        await said.wait()
+        return await finish(self)
+
+    monkeypatch.setattr(GrpcWriting, "finish", finish_late)
+    async with ranked(prefill) as rank:
+        await rank.ask(prompt, greedy(5))
+        await rank.next("wanted")
+        await rank.send(rank.grant(len(prompt)))
+        await rank.next("first_token")
+        await rank.next("done")
+        async with asyncio.timeout(DEADLINE_S):
+            while (await prefill.context.port.call(Engine.status)).held:
+                await asyncio.sleep(0.002)
+        assert not prefill.been_in(S.COMPLETE)
+        said.set()
         await prefill.clean()
 
 

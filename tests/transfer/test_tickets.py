@@ -183,6 +183,23 @@ def test_close_waits_for_a_copy_that_is_under_way(table: Table) -> None:
     assert closed == [table.bytes()]
 
 
+def test_a_copy_that_found_its_ticket_open_is_refused_once_it_is_closed(table: Table) -> None:
+    """The look-up and the copy are two locks: what comes between them must not slip through."""
+    ticket, before = table.grant(), table.bytes()
+    find = table.table._entry
+
+    def find_then_close(claim: Claim) -> object:
+        entry = find(claim)
+        table.table.close(ticket)
+        return entry
+
+    table.table._entry = find_then_close
+    segment = Segment(Kind.STATE, 0, 8)
+    with pytest.raises(TicketError, match="not open"):
+        table.table.apply(ticket.claim, segment, payload(segment))
+    assert table.bytes() == before
+
+
 def test_what_breaks_reaches_the_owner_of_an_open_ticket_only(table: Table) -> None:
     ticket = table.grant()
     error = FrameError("broken")

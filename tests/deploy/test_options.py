@@ -1,0 +1,62 @@
+"""From the command line to the engine's options."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+from click.testing import CliRunner
+
+from baton.deploy.cluster_config import ClusterConfig
+from baton.deploy.options import cluster_options, config_from, engine_from, engine_options
+from baton.deploy.wiring import Wiring
+from baton.engine.config import EngineConfig
+from baton.engine.grids import Strategy
+from baton.worker.config import Role
+
+
+def parse_cluster(*words: str) -> ClusterConfig:
+    found: list[ClusterConfig] = []
+
+    @click.command()
+    @cluster_options
+    def command(**given: Any) -> None:
+        found.append(config_from(given))
+
+    result = CliRunner().invoke(command, ["--model", "m", *words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return found[0]
+
+
+def test_what_is_left_out_is_the_engines_own_default() -> None:
+    assert parse_cluster().engine == EngineConfig(Path("m"))
+
+
+def test_the_options_of_the_prefix_cache_reach_every_worker() -> None:
+    config = parse_cluster(
+        "--no-prefix-caching",
+        "--mamba-scheduler-strategy", "no_buffer",
+        "--mamba-track-interval", "512",
+        "--snapshots-per-prefill", "2",
+        "--page-size", "1",
+    )  # fmt: skip
+    wiring = Wiring(config, http_port=1, grpc_port=2, threads=1)
+    for role in (Role.PREFILL, Role.DECODE):
+        engine = wiring.worker("w0", role).engine
+        assert not engine.prefix_caching
+        assert engine.mamba_scheduler_strategy is Strategy.NO_BUFFER
+        assert engine.mamba_track_interval == 512
+        assert engine.snapshots_per_prefill == 2
+        assert engine.page_size == 1
+
+
+def test_one_engine_is_described_by_the_same_options() -> None:
+    found: list[EngineConfig] = []
+
+    @click.command()
+    @engine_options
+    def command(**given: Any) -> None:
+        found.append(engine_from(given))
+
+    result = CliRunner().invoke(command, ["--model", "m", "--page-size", "32"])
+    assert result.exit_code == 0, result.output
+    assert found == [EngineConfig(Path("m"), page_size=32)]

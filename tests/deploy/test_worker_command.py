@@ -1,0 +1,62 @@
+"""`baton worker`, as a process of its own."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from deploy.tiny_worker import GRID
+
+DEADLINE_S = 120.0
+COMMAND = (sys.executable, "-m", "baton.deploy.cli", "worker")
+
+
+def test_it_answers_until_it_is_told_to_stop(tiny: Path) -> None:
+    options = ["--page-size", str(GRID), "--memory-gb", "0.1", "--threads", "1", "--http", "0"]
+    with subprocess.Popen(
+        [*COMMAND, "--model", str(tiny), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(3)]
+            found = re.search(r"http://[\d.:]+", "".join(lines))
+            assert found, lines
+            body = {"text": "hello", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
+            request = urllib.request.Request(f"{found[0]}/generate", json.dumps(body).encode())
+            with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
+                assert len(json.load(reply)["output_ids"]) == 3
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE_S) == 0
+        finally:
+            process.kill()
+
+
+def test_a_worker_that_stands_alone_joins_no_router(tiny: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "--model", str(tiny), "--router", "127.0.0.1:1"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 1
+    assert "--router needs --role prefill or --role decode" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_options_that_cannot_work_are_one_line(tiny: Path) -> None:
+    options = ["--mamba-scheduler-strategy", "no_buffer", "--page-size", str(GRID)]
+    done = subprocess.run(
+        [*COMMAND, "--model", str(tiny), *options],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 1
+    assert f"needs --page-size 1; got {GRID}" in done.stderr
+    assert "Traceback" not in done.stderr

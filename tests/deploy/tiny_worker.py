@@ -1,0 +1,95 @@
+"""Workers of their own over a model of two layers, in this process, and a client of one."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+
+from baton.bench.checkpoints import GRANITE_SMALL
+from baton.deploy.local_worker import LocalWorker
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.proto import worker_pb2, worker_pb2_grpc
+from baton.worker.config import Role, WorkerConfig
+
+DEADLINE_S = 30.0
+GRID = 16
+VOCAB = 300
+TINY: dict[str, Any] = GRANITE_SMALL | {
+    "hidden_size": 32,
+    "layer_types": ["mamba", "attention"],
+    "mamba_chunk_size": GRID,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_heads": 4,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 1,
+    "shared_intermediate_size": 32,
+    "vocab_size": VOCAB,
+}
+
+
+class Client:
+    """An HTTP client of a worker, or of a router."""
+
+    def __init__(self, http: httpx.AsyncClient, grpc_address: str) -> None:
+        self.http = http
+        self.grpc_address = grpc_address
+
+    async def generate(self, ids: list[int], new: int = 4, **body: Any) -> dict[str, Any]:
+        params = {"max_new_tokens": new, "temperature": 0, "ignore_eos": True}
+        given = {"input_ids": ids, "sampling_params": params | body.pop("params", {})} | body
+        reply = await self.http.post("/generate", json=given)
+        assert reply.status_code == 200, reply.text
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+    async def state(self) -> dict[str, Any]:
+        """The engine's part of `/server_info`."""
+        info: dict[str, Any] = (await self.http.get("/server_info")).json()["internal_states"][0]
+        return info
+
+    async def running(self, count: int) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while (await self.state())["running"] != count:
+                await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def served(folder: Path, role: Role = Role.BOTH, **engine: Any) -> AsyncIterator[Client]:
+    """A worker on free ports; at the end the engine's books balance."""
+    async with make_worker(folder, role, **engine) as worker:
+        url = f"http://{worker.addresses.http}"
+        async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http:
+            yield Client(http, worker.addresses.grpc)
+            assert not await findings(worker)
+
+
+async def findings(worker: LocalWorker) -> list[str]:
+    """What is wrong in its engine's books."""
+    async with grpc.aio.insecure_channel(worker.addresses.grpc) as channel:
+        audit = await worker_pb2_grpc.WorkerStub(channel).Audit(worker_pb2.AuditRequest())
+    return list(audit.findings)
+
+
+def make_worker(
+    folder: Path, role: Role = Role.BOTH, routers: tuple[str, ...] = (), **engine: Any
+) -> LocalWorker:
+    options = {"page_size": GRID, "max_running": 4, "memory_bytes": 64 << 20, "threads": 1}
+    if role is Role.DECODE:
+        options["tickets"] = 1
+    config = EngineConfig(folder, **options | engine)
+    return LocalWorker(
+        WorkerConfig(f"{role}-0", role, config, routers=routers), Engine.load(config)
+    )
+
+
+def prompt(rng: random.Random, tokens: int) -> list[int]:
+    return [rng.randrange(3, VOCAB) for _ in range(tokens)]
