@@ -28,10 +28,10 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     max_model_len: int  # max_position_embeddings
-    layers: tuple[tuple[Mixer, ...], ...]  # each block's mixers, in order
+    layers: tuple[tuple[Mixer, ...], ...]  # each layer's mixers: none, one, or two side by side
     recurrent: tuple[RecurrentShape, ...]  # one a recurrent mixer, in order
     attention: tuple[AttentionShape, ...]  # one an attention mixer, in order
-    mamba_chunk_size: int  # kernel chunk K, tokens
+    mamba_chunk_size: int  # kernel chunk K, tokens; 1 where no kernel cuts a row
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype  # of weights and activations
     conv_dtype: torch.dtype

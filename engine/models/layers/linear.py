@@ -50,3 +50,17 @@ class RowLinear:
         """x: [T, this rank's columns] -> [T, rows]"""
         y = self.comm.all_reduce(F.linear(x, self.weight))
         return y if self.bias is None else y + self.bias
+
+
+class WholeLinear:
+    """y = x W^T + b, all of it on every rank."""
+
+    def __init__(
+        self, scope: Scope, name: str, rows: int, columns: int, bias: bool = False
+    ) -> None:
+        self.weight = scope.tensor(f"{name}.weight", rows, columns)
+        self.bias = scope.tensor(f"{name}.bias", rows) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [T, columns] -> [T, rows]"""
+        return F.linear(x, self.weight, self.bias)
