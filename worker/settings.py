@@ -25,7 +25,7 @@ def engine_settings(config: EngineConfig, plan: MemoryPlan) -> dict[str, object]
         "mamba_track_interval": config.mamba_track_interval,
         "mamba_checkpoint_grid": grids.checkpoint,
         "mamba_track_grid": grids.decode,
-        "snapshots_per_prefill": config.snapshots_per_prefill,
+        "snapshots_per_prefill": plan.snapshots_per_prefill,
         "max_mamba_cache_size": plan.slots - 1,
     }
 
