@@ -241,6 +241,26 @@ async def test_a_sampled_first_token_is_kept_by_the_next_attempt(seeded: random.
         await spare.clean()
 
 
+async def test_scores_that_went_out_before_a_loss_do_not_go_out_again(
+    seeded: random.Random,
+) -> None:
+    prompt = random_prompt(seeded, 50, 60)
+    sampling = SamplingParams(temperature=0.0, max_tokens=4, prompt_logprobs_start=0)
+    prefill, spare, decode = prefill_worker(), prefill_worker("p1", chunk=32), decode_worker()
+    async with running(prefill, spare, decode), session(decode) as router:
+        async with proxied(prefill.identity) as (proxy, seen):
+            prefill.model.gate.allow(1)
+            _, answer = await router.start(prompt, sampling, [seen, spare.identity])
+            await answer.until(lambda answer: answer.prompt_logprobs)
+            assert len(answer.prompt_logprobs) < len(prompt)
+            proxy.cut()
+            await answer.end()
+        assert [entry.token_id for entry in answer.prompt_logprobs] == list(prompt)
+        prefill.model.gate.open()
+        for worker in (prefill, spare, decode):
+            await worker.clean()
+
+
 async def test_a_corrupted_payload_is_retried_elsewhere_and_no_token_is_wrong(
     seeded: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
