@@ -138,6 +138,7 @@ async def test_a_client_that_leaves_takes_its_request_along(tiny: Path, rng: ran
             assert len(json.loads(first.removeprefix("data: "))["output_ids"]) == 1
             await client.running(1)
         await client.running(0)
+        assert (await client.state())["counters"]["steps"] < 2500, "it ran to its end"
 
 
 async def test_closing_the_backends_generator_is_enough_to_cancel(
@@ -150,8 +151,9 @@ async def test_closing_the_backends_generator_is_enough_to_cancel(
             first = await anext(events)
             assert isinstance(first, TokenEvent) and len(first.token_ids) == 1
             assert worker.backend.busy == 1
-        while (await worker.backend.server_info())["internal_states"][0]["running"]:
+        while (state := (await worker.backend.server_info())["internal_states"][0])["running"]:
             await asyncio.sleep(0.005)
+        assert state["counters"]["steps"] < 2500, "it ran to its end"
         assert worker.backend.busy == 0
 
 
