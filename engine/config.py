@@ -9,6 +9,7 @@ import torch
 
 from baton.engine.grids import Strategy
 from baton.engine.memory.layout import AttentionShape, RecurrentShape
+from baton.kernels.dispatch import KernelChoice
 
 
 class Mixer(StrEnum):
@@ -65,10 +66,11 @@ class EngineConfig:
     tickets: int = 0  # hand-offs that may be under way into this engine
     held_fraction: float = 0.5  # of the pool that waiting hand-offs may hold
     threads: int | None = None  # compute threads; None: torch's
+    kernels: KernelChoice = KernelChoice.AUTO
     prefix_caching: bool = True
     mamba_scheduler_strategy: Strategy = Strategy.AUTO
     mamba_track_interval: int = 256  # tokens between the snapshots of a decoding row, at least
-    snapshots_per_prefill: int = 4  # most snapshots that one chunk of a prompt takes
+    snapshots_per_prefill: int | None = None  # most that a prompt's chunk takes; None: by budget
     canary: bool = False  # check that slots and pages hold what each step believes: for debugging
     overlap: bool = True  # plan the next step while one runs
     cached_snapshots: int | None = None  # slots for the prefix cache; None: by the budget

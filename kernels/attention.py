@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.kernels.native import signatures
+from baton.kernels.native.recorder import Native
+
 
 def kv_write(
     k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, token_pages: Tensor, token_offsets: Tensor
@@ -27,6 +30,35 @@ def kv_write(
     """
     k_pool.index_put_((token_pages, token_offsets), k.to(k_pool.dtype))
     v_pool.index_put_((token_pages, token_offsets), v.to(v_pool.dtype))
+
+
+def kv_write_native(
+    native: Native,
+    k: Tensor,
+    v: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    token_pages: Tensor,
+    token_offsets: Tensor,
+) -> None:
+    """The same, for float32 k and v whose heads lie end to end; pools in float32 or bfloat16."""
+    tokens, kv_heads, head_dim = k.shape
+    native.call(
+        signatures.KvWrite(
+            k.data_ptr(),
+            v.data_ptr(),
+            k_pool.data_ptr(),
+            v_pool.data_ptr(),
+            token_pages.data_ptr(),
+            token_offsets.data_ptr(),
+            tokens,
+            kv_heads * head_dim,
+            k.stride(0),
+            v.stride(0),
+            k_pool.stride(0),
+            signatures.DTYPES[k_pool.dtype],
+        )
+    )
 
 
 def paged_attn_prefill(
@@ -89,7 +121,7 @@ def paged_attn_decode(
 ) -> Tensor:
     """Attention of one new token a row over all its tokens, whose keys are in the pool.
 
-    q:            [B, QH, D] float; QH is a multiple of KH
+    q:            [B, QH, D] float, may be strided over rows; QH is a multiple of KH
     k_pool, v_pool: [pages, page_size, KH, D], strided over pages
     block_tables: [B, max_pages] int32, pages of each row, padded with 0
     kv_lens:      [B] int64 on the device, tokens of each row including the new one; 0 for padding
@@ -109,7 +141,7 @@ def paged_attn_decode(
     # A padding row sees the zeros of position 0 alone: a softmax over nothing would be NaN.
     seen |= (positions == 0) & (kv_lens[:, None] == 0)
     # The query heads of one KV head stand where a sequence would: no key is repeated for them.
-    grouped = q.view(batch, kv_heads, query_heads // kv_heads, head_dim)
+    grouped = q.reshape(batch, kv_heads, query_heads // kv_heads, head_dim)
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     mask = seen[:, None, None, :]
     if softcap is None:
@@ -117,6 +149,47 @@ def paged_attn_decode(
     else:
         out = _softcapped(grouped, keys, values, mask, scale, softcap)
     return out.reshape(batch, query_heads, head_dim)
+
+
+def paged_attn_decode_native(
+    native: Native,
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    block_tables: Tensor,
+    kv_lens: Tensor,
+    kv_lens_host: Sequence[int],
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """The same, for float32 q whose heads lie end to end and int64 block tables; pools in float32
+    or bfloat16. It reads the lengths where they lie."""
+    rows, heads, head_dim = q.shape
+    out = native.empty(rows, heads, head_dim)
+    native.call(
+        signatures.AttnDecode(
+            q.data_ptr(),
+            k_pool.data_ptr(),
+            v_pool.data_ptr(),
+            block_tables.data_ptr(),
+            kv_lens.data_ptr(),
+            out.data_ptr(),
+            rows,
+            heads,
+            k_pool.shape[2],
+            head_dim,
+            k_pool.shape[1],
+            q.stride(0),
+            k_pool.stride(0),
+            block_tables.stride(0),
+            signatures.DTYPES[k_pool.dtype],
+            window or 0,
+            scale,
+            softcap or 0.0,
+        )
+    )
+    return out
 
 
 def paged_attn_ref(

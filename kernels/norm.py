@@ -4,6 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.kernels.native import signatures
+from baton.kernels.native.recorder import Native
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centred: bool = False) -> Tensor:
     """x / sqrt(mean(x^2) + eps), scaled by the weight, over the last dimension.
@@ -16,6 +19,27 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centred: bool = False) 
     normed = _normalise(x.float(), eps)
     scale = weight.float() + 1.0 if zero_centred else weight.float()
     return (normed * scale).to(x.dtype)
+
+
+def rms_norm_native(
+    native: Native, x: Tensor, weight: Tensor, eps: float, zero_centred: bool = False
+) -> Tensor:
+    """The same, for x [T, C] and weight float32."""
+    rows, width = x.shape
+    out = native.empty(rows, width)
+    native.call(
+        signatures.RmsNorm(
+            x.data_ptr(),
+            weight.data_ptr(),
+            out.data_ptr(),
+            rows,
+            width,
+            x.stride(0),
+            eps,
+            1.0 if zero_centred else 0.0,
+        )
+    )
+    return out
 
 
 def gated_rms_norm(

@@ -6,6 +6,9 @@ Channel `i` of the first half of the rotary part is paired with channel `i` of i
 import torch
 from torch import Tensor
 
+from baton.kernels.native import signatures
+from baton.kernels.native.recorder import Native
+
 
 def rope_cache(inverse_frequencies: Tensor, max_positions: int, scale: float = 1.0) -> Tensor:
     """Cosines and sines of every position, computed once at load.
@@ -32,3 +35,23 @@ def apply_rope(x: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
     first, second = x[..., :rotary].float().chunk(2, dim=-1)
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return torch.cat((rotated.to(x.dtype), x[..., rotary:]), dim=-1)
+
+
+def apply_rope_native(native: Native, x: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
+    """The same, for float32 x whose heads lie end to end."""
+    rows, heads, head_dim = x.shape
+    out = native.empty(rows, heads, head_dim)
+    native.call(
+        signatures.Rope(
+            x.data_ptr(),
+            cache.data_ptr(),
+            positions.data_ptr(),
+            out.data_ptr(),
+            rows,
+            heads,
+            head_dim,
+            cache.shape[1],
+            x.stride(0),
+        )
+    )
+    return out

@@ -77,14 +77,15 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
             down="down_proj",
             bias=mlp_bias,
         )
-        before = Norm(layer.tensor("input_layernorm.weight", hidden), eps)
-        after = Norm(layer.tensor("pre_ff_layernorm.weight", hidden), eps)
-        blocks += [Residual(before, (mix,)), Residual(after, (mlp,))]
+        before = Norm(layer, "input_layernorm", hidden, eps)
+        after = Norm(layer, "pre_ff_layernorm", hidden, eps)
+        blocks += [Residual(scope.kernels, before, (mix,)), Residual(scope.kernels, after, (mlp,))]
     return Decoder(
         config,
+        scope.kernels,
         embedding,
         tuple(blocks),
-        norm=Norm(model.tensor("final_layernorm.weight", hidden), eps),
+        norm=Norm(model, "final_layernorm", hidden, eps),
         head=read_head(fields, scope, embedding),
         tally=scope.tally,
     )

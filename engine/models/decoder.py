@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from baton.engine.config import ModelConfig
@@ -11,26 +10,28 @@ from baton.engine.forward_batch import ForwardBatch
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.layers.base import Layer
-from baton.engine.models.scope import Tally
+from baton.engine.models.scope import Scope, Tally
 from baton.engine.models.step import Step
-from baton.kernels.norm import rms_norm
+from baton.kernels.dispatch import Kernels
 
 
-@dataclass(frozen=True)
 class Norm:
-    """RMS norm. weight: [hidden], in the model's dtype."""
+    """RMS norm. weight: [hidden] float32."""
 
-    weight: Tensor
-    eps: float
+    def __init__(self, scope: Scope, name: str, hidden: int, eps: float) -> None:
+        self.kernels = scope.kernels
+        self.weight = scope.tensor(f"{name}.weight", hidden, dtype=torch.float32)
+        self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return self.kernels.rms_norm(x, self.weight, self.eps)
 
 
 @dataclass(frozen=True)
 class Residual:
     """x + multiplier * sum of branch(norm(x)): one mixer, one feed-forward, or some in parallel."""
 
+    kernels: Kernels
     norm: Norm
     branches: tuple[Layer, ...]
     multiplier: float = 1.0
@@ -39,8 +40,8 @@ class Residual:
         normed = self.norm(x)
         total = self.branches[0](normed, step)
         for branch in self.branches[1:]:
-            total = total + branch(normed, step)
-        return torch.add(x, total, alpha=self.multiplier)
+            total = self.kernels.add_scaled(total, branch(normed, step), 1.0)
+        return self.kernels.add_scaled(x, total, self.multiplier)
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Decoder:
     """
 
     config: ModelConfig
+    kernels: Kernels
     embedding: Tensor
     blocks: tuple[Residual, ...]
     norm: Norm
@@ -67,10 +69,10 @@ class Decoder:
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """One step; see `baton.engine.models.base.Model`."""
         step = Step.plan(batch, states, pages, self.config)
-        x = F.embedding(batch.token_ids, self.embedding)
-        if self.embedding_multiplier != 1.0:
-            x = x * self.embedding_multiplier
+        x = self.kernels.embedding(batch.token_ids, self.embedding)
+        x = self.kernels.scaled(x, self.embedding_multiplier)
         for block in self.blocks:
             x = block(x, step)
-        wanted = self.norm(x.index_select(0, batch.logit_tokens))
-        return F.linear(wanted, self.head).float() / self.logits_divisor
+        wanted = self.norm(self.kernels.select_rows(x, batch.logit_tokens))
+        logits = self.kernels.linear(wanted, self.head, None).float()
+        return self.kernels.scaled(logits, 1.0 / self.logits_divisor)

@@ -126,7 +126,7 @@ def residual(
     scope: Scope, norm: str, hidden: int, eps: float, *branches: Layer, multiplier: float = 1.0
 ) -> Residual:
     """`branches` side by side behind the norm called `norm`."""
-    return Residual(Norm(scope.tensor(f"{norm}.weight", hidden), eps), branches, multiplier)
+    return Residual(scope.kernels, Norm(scope, norm, hidden, eps), branches, multiplier)
 
 
 def decoder(
@@ -144,9 +144,10 @@ def decoder(
     table = scope.tensor(f"{embedding}.weight", config.vocab_size, hidden)
     return Decoder(
         config,
+        scope.kernels,
         table,
         tuple(blocks),
-        norm=Norm(scope.tensor(f"{norm}.weight", hidden), eps),
+        norm=Norm(scope, norm, hidden, eps),
         head=read_head(Fields(config.raw, "config.json"), scope, table),
         tally=scope.tally,
         embedding_multiplier=embedding_multiplier,

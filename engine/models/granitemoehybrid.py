@@ -103,15 +103,16 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
             mix = Mamba2Mixer(layer.at("mamba"), mamba, place)
         else:
             mix = Attention(layer.at("self_attn"), attention, place, rope)
-        before = Norm(layer.tensor("input_layernorm.weight", hidden), eps)
-        after = Norm(layer.tensor("post_attention_layernorm.weight", hidden), eps)
-        blocks.append(Residual(before, (mix,), multiplier))
-        blocks.append(Residual(after, feed_forward(layer), multiplier))
+        before = Norm(layer, "input_layernorm", hidden, eps)
+        after = Norm(layer, "post_attention_layernorm", hidden, eps)
+        blocks.append(Residual(scope.kernels, before, (mix,), multiplier))
+        blocks.append(Residual(scope.kernels, after, feed_forward(layer), multiplier))
     return Decoder(
         config,
+        scope.kernels,
         embedding,
         tuple(blocks),
-        norm=Norm(model.tensor("norm.weight", hidden), eps),
+        norm=Norm(model, "norm", hidden, eps),
         head=read_head(fields, scope, embedding),
         tally=scope.tally,
         embedding_multiplier=fields.number("embedding_multiplier", 1.0),

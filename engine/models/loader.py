@@ -7,6 +7,7 @@ from baton.engine.config import EngineConfig, LoadFormat, ModelConfig
 from baton.engine.models.base import Model
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.families import FAMILIES, read_config
+from baton.engine.models.replay import ReplayedModel
 from baton.engine.models.scope import Scope
 from baton.engine.weights import (
     Checkpoint,
@@ -15,6 +16,7 @@ from baton.engine.weights import (
     Progress,
     WeightSource,
 )
+from baton.kernels.dispatch import TORCH, Kernels, select
 
 
 def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
@@ -25,11 +27,19 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
     """
     model = read_config(config.model, config.dtype, config.ssm_dtype)
     if config.load_format is LoadFormat.DUMMY:
-        return build_model(model, DummyWeights(), torch.device(config.device))
+        return _ready(model, DummyWeights(), config)
     checkpoint = Checkpoint(model.folder, progress)
     needs = declared_weights(model)
     checkpoint.check(needs.shapes, FAMILIES[model.family].ignored)
-    return build_model(model, checkpoint, torch.device(config.device))
+    return _ready(model, checkpoint, config)
+
+
+def _ready(model: ModelConfig, source: WeightSource, config: EngineConfig) -> Model:
+    """On the kernels that the device and the options call for."""
+    device = torch.device(config.device)
+    kernels = select(device, model.dtype, config.kernels)
+    built = build_model(model, source, device, kernels=kernels)
+    return built if kernels.native is None else ReplayedModel(built, kernels.native)
 
 
 def declared_weights(config: ModelConfig) -> DeclaredWeights:
@@ -45,7 +55,8 @@ def build_model(
     device: torch.device,
     shard: Shard | None = None,
     comm: Comm | None = None,
+    kernels: Kernels = TORCH,
 ) -> Decoder:
     """Compose the model of `config` from the tensors of `source`."""
-    scope = Scope(source, config.dtype, device, shard or Shard(), comm or SingleComm())
+    scope = Scope(source, config.dtype, device, shard or Shard(), comm or SingleComm(), kernels)
     return FAMILIES[config.family].build(config, scope)

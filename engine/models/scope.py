@@ -8,6 +8,7 @@ from torch import Tensor
 
 from baton.engine.comm import Comm, Shard
 from baton.engine.weights import Shape, WeightSource
+from baton.kernels.dispatch import TORCH, Kernels
 
 
 @dataclass
@@ -29,6 +30,7 @@ class Scope:
     device: torch.device
     shard: Shard
     comm: Comm
+    kernels: Kernels = TORCH
     prefix: str = ""
     tally: Tally = field(default_factory=Tally)
 
@@ -64,16 +66,22 @@ class Scope:
         self.tally.nbytes += own.nbytes
         return own if then is None or own.is_meta else then(own)
 
-    def rows(self, parts: Mapping[str, Sequence[int]], suffix: str, columns: Shape) -> Tensor:
+    def rows(
+        self,
+        parts: Mapping[str, Sequence[int]],
+        suffix: str,
+        columns: Shape,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
         """This rank's rows of several tensors, one after another: [rows, *columns].
 
         parts: tensor name (without `suffix`) to the row blocks in it, in the order wanted.
         """
         if len(parts) == 1:
             ((name, blocks),) = parts.items()
-            return self.part(f"{name}.{suffix}", (sum(blocks), *columns), blocks)
+            return self.part(f"{name}.{suffix}", (sum(blocks), *columns), blocks, dtype=dtype)
         total = sum(self.shard.part(block, name) for name in parts for block in parts[name])
-        fused = torch.empty((total, *columns), dtype=self.dtype, device=self.device)
+        fused = torch.empty((total, *columns), dtype=dtype or self.dtype, device=self.device)
         first = 0
         for name, blocks in parts.items():
             full = self._whole(f"{name}.{suffix}", (sum(blocks), *columns))

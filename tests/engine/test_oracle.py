@@ -42,6 +42,7 @@ def load(folder: Path, pages: int | None = None, **options: int) -> Engine:
         held_fraction=1.0,
         memory_bytes=1 << 30,
         cached_snapshots=4,
+        snapshots_per_prefill=4,
     )
     engine = Engine.load(replace(config, **options))
     if pages is None:

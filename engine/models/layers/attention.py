@@ -11,9 +11,8 @@ from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
-from baton.kernels.attention import kv_write, paged_attn_decode, paged_attn_prefill
+from baton.kernels.attention import paged_attn_prefill
 from baton.kernels.norm import rms_norm
-from baton.kernels.rope import apply_rope
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,7 @@ class Attention:
         are not told to the attention.
         """
         self.index = index
+        self.kernels = scope.kernels
         self.rope = rope
         self.scale = sizes.scale
         self.head_dim = sizes.head_dim
@@ -99,8 +99,12 @@ class Attention:
         self.norm_eps = sizes.norm_eps
         if sizes.norm_eps is not None:
             norms = ((names.q_norm, self.heads), (names.k_norm, self.kv_heads))
-            scales = [scope.tensor(f"{n}.weight", self.head_dim).expand(h, -1) for n, h in norms]
-            self.head_norms = torch.cat(scales)  # [heads + KV heads, head_dim]
+            self.head_norms = torch.cat(  # [heads + KV heads, head_dim] float32
+                [
+                    scope.tensor(f"{name}.weight", self.head_dim, dtype=torch.float32).expand(n, -1)
+                    for name, n in norms
+                ]
+            )
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
@@ -109,16 +113,16 @@ class Attention:
         if self.norm_eps is not None:
             qk = rms_norm(qk, self.head_norms, self.norm_eps)
         if self.rope is not None:
-            qk = apply_rope(qk, self.rope, step.positions)
+            qk = self.kernels.apply_rope(qk, self.rope, step.positions)
         q, k = qk[:, : self.heads], qk[:, self.heads :]
         k_pool, v_pool = step.pages.k[self.index], step.pages.v[self.index]
-        kv_write(k, v, k_pool, v_pool, step.token_pages, step.token_offsets)
+        self.kernels.kv_write(k, v, k_pool, v_pool, step.token_pages, step.token_offsets)
         parts = []
         if step.decode is not None:
             rows = step.decode
             parts.append(
-                paged_attn_decode(
-                    q[: step.decode_tokens].contiguous(),
+                self.kernels.paged_attn_decode(
+                    q[: step.decode_tokens],
                     k_pool,
                     v_pool,
                     rows.block_tables,

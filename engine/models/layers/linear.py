@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor
 
 from baton.engine.comm import Comm
@@ -12,7 +12,7 @@ from baton.engine.models.scope import Scope
 class ColumnLinear:
     """y = x W^T + b with W's rows (the outputs) divided among the ranks.
 
-    weight: [rows, columns], bias: [rows] or None, both in the model's dtype.
+    weight: [rows, columns] in the model's dtype; bias: [rows] float32, or None.
     """
 
     def __init__(
@@ -23,12 +23,13 @@ class ColumnLinear:
         bias: bool = False,
     ) -> None:
         """parts: projections that are computed as one, each with its row blocks in order."""
+        self.kernels = scope.kernels
         self.weight = scope.rows(parts, "weight", (columns,))
-        self.bias = scope.rows(parts, "bias", ()) if bias else None
+        self.bias = scope.rows(parts, "bias", (), torch.float32) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, columns] -> [T, this rank's rows]"""
-        return F.linear(x, self.weight, self.bias)
+        return self.kernels.linear(x, self.weight, self.bias)
 
 
 class RowLinear:
@@ -43,12 +44,13 @@ class RowLinear:
         bias: bool = False,
     ) -> None:
         self.comm: Comm = scope.comm
+        self.kernels = scope.kernels
         self.weight = scope.part(f"{name}.weight", (rows, columns), (columns,), dim=1)
         self.bias = scope.tensor(f"{name}.bias", rows) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, this rank's columns] -> [T, rows]"""
-        y = self.comm.all_reduce(F.linear(x, self.weight))
+        y = self.comm.all_reduce(self.kernels.linear(x, self.weight, None))
         return y if self.bias is None else y + self.bias
 
 
@@ -58,9 +60,10 @@ class WholeLinear:
     def __init__(
         self, scope: Scope, name: str, rows: int, columns: int, bias: bool = False
     ) -> None:
+        self.kernels = scope.kernels
         self.weight = scope.tensor(f"{name}.weight", rows, columns)
-        self.bias = scope.tensor(f"{name}.bias", rows) if bias else None
+        self.bias = scope.tensor(f"{name}.bias", rows, dtype=torch.float32) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, columns] -> [T, rows]"""
-        return F.linear(x, self.weight, self.bias)
+        return self.kernels.linear(x, self.weight, self.bias)

@@ -11,11 +11,10 @@ from baton.engine.memory.layout import RecurrentShape
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.scope import Scope
-from baton.engine.models.step import DecodeRows, PrefillRows, Step
-from baton.kernels.conv1d import causal_conv1d_update, causal_conv1d_varlen
-from baton.kernels.norm import gated_rms_norm
+from baton.engine.models.step import PrefillRows, Step
+from baton.kernels.conv1d import causal_conv1d_varlen
+from baton.kernels.mamba2 import Mamba2Weights
 from baton.kernels.ssd import ssd_prefill
-from baton.kernels.state_update import selective_state_update
 
 
 @dataclass(frozen=True)
@@ -142,116 +141,82 @@ class Mamba2Mixer:
         """index: which of the model's recurrent layers this is (its place in a state slot)."""
         self.index = index
         self.chunk_size = shape.chunk_size
-        self.dt_limit = shape.dt_limit
-        self.eps = shape.norm_eps
-        part = scope.shard.part
-        self.heads = part(shape.heads, "Mamba heads")
-        self.head_dim = shape.head_dim
-        self.groups = part(shape.groups, "Mamba groups")
-        self.d_state = shape.d_state
-        self.inner = self.heads * self.head_dim
-        bc = self.groups * self.d_state
-        self.splits = [self.inner, self.inner + 2 * bc, self.heads]
-        self.conv_splits = [self.inner, bc, bc]
-
+        self.kernels = scope.kernels
         blocks = shape.conv_blocks
         in_rows = (shape.inner, *blocks, shape.heads)
         self.in_proj = ColumnLinear(scope, {"in_proj": in_rows}, shape.hidden, shape.proj_bias)
-        conv = scope.part("conv1d.weight", (sum(blocks), 1, shape.width), blocks)
-        self.conv_weight = conv.squeeze(1)  # [channels, width]
-        self.conv_bias = (
-            scope.part("conv1d.bias", (sum(blocks),), blocks) if shape.conv_bias else None
-        )
-        heads, fp32 = (shape.heads,), torch.float32
-        self.A = scope.part("A_log", heads, heads, dtype=fp32, then=_decay)  # [heads] float32
-        self.D = scope.part("D", heads, heads, dtype=fp32)
-        self.dt_bias = scope.part("dt_bias", heads, heads, dtype=fp32)
-        self.norm_weight = scope.part("norm.weight", (shape.inner,), (shape.inner,))
+        self.weights = _load(scope, shape)
         self.out_proj = RowLinear(scope, "out_proj", shape.hidden, shape.inner, shape.proj_bias)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        z, conv_input, dt = torch.split(self.in_proj(x), self.splits, dim=-1)
+        zxbcdt = self.in_proj(x)
+        conv_pool, ssm_pool = step.states.conv[self.index], step.ssm(self.index)
         done = step.decode_tokens
         parts = []
         if step.decode is not None:
-            parts.append(self._decode(conv_input[:done], dt[:done], step, step.decode))
+            rows = step.decode
+            slots = (rows.read_slots, rows.write_slots, rows.has_initial)
+            parts.append(
+                self.kernels.mamba2_step(self.weights, zxbcdt[:done], conv_pool, ssm_pool, *slots)
+            )
         if step.prefill is not None:
-            parts.append(self._prefill(conv_input[done:], dt[done:], step, step.prefill))
-        y = parts[0] if len(parts) == 1 else torch.cat(parts)
-        group = self.inner // self.groups
-        normed = gated_rms_norm(y.flatten(1), z, self.norm_weight, self.eps, group, False)
-        return self.out_proj(normed)
+            parts.append(self._prefill(zxbcdt[done:], conv_pool, ssm_pool, step.prefill))
+        return self.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))
 
-    def _decode(self, conv_input: Tensor, dt: Tensor, step: Step, rows: DecodeRows) -> Tensor:
-        """One token a row: conv_input [rows, channels], dt [rows, heads] -> [rows, heads, P]."""
-        x, B, C = self._split(
-            causal_conv1d_update(
-                conv_input,
-                self.conv_weight,
-                self.conv_bias,
-                step.states.conv[self.index],
-                rows.read_slots,
-                rows.write_slots,
-                rows.has_initial,
-            )
+    def _prefill(
+        self, zxbcdt: Tensor, conv_pool: Tensor, ssm_pool: Tensor, rows: PrefillRows
+    ) -> Tensor:
+        """Ragged rows: zxbcdt [T, z | x B C | dt] -> [T, inner]."""
+        weights = self.weights
+        z, conv_input, dt = torch.split(zxbcdt, weights.splits, dim=-1)
+        lens = (rows.cu_seqlens, rows.cu_seqlens_host, rows.prefix_lens_host)
+        slots = (rows.read_slots, rows.write_slots, rows.has_initial)
+        conv = causal_conv1d_varlen(
+            conv_input,
+            weights.conv_weight,
+            weights.conv_bias,
+            *lens,
+            conv_pool,
+            *slots,
+            index=rows.conv,
         )
-        return selective_state_update(
-            step.ssm(self.index),
-            rows.read_slots,
-            rows.write_slots,
+        x, B, C = weights.split_conv(conv)
+        y = ssd_prefill(
             x,
             dt,
-            self.A,
+            weights.A,
             B,
             C,
-            self.D,
-            self.dt_bias,
-            self.dt_limit,
-            rows.has_initial,
-        )
-
-    def _prefill(self, conv_input: Tensor, dt: Tensor, step: Step, rows: PrefillRows) -> Tensor:
-        """Ragged rows: conv_input [T, channels], dt [T, heads] -> [T, heads, P]."""
-        x, B, C = self._split(
-            causal_conv1d_varlen(
-                conv_input,
-                self.conv_weight,
-                self.conv_bias,
-                rows.cu_seqlens,
-                rows.cu_seqlens_host,
-                rows.prefix_lens_host,
-                step.states.conv[self.index],
-                rows.read_slots,
-                rows.write_slots,
-                rows.has_initial,
-                index=rows.conv,
-            )
-        )
-        return ssd_prefill(
-            x,
-            dt,
-            self.A,
-            B,
-            C,
-            self.D,
-            self.dt_bias,
-            self.dt_limit,
-            rows.cu_seqlens,
-            rows.cu_seqlens_host,
-            rows.prefix_lens_host,
+            weights.D,
+            weights.dt_bias,
+            weights.dt_limit,
+            *lens,
             self.chunk_size,
-            step.ssm(self.index),
-            rows.read_slots,
-            rows.write_slots,
-            rows.has_initial,
+            ssm_pool,
+            *slots,
             index=rows.scan,
         )
+        return weights.gated_norm(y.flatten(1), z)
 
-    def _split(self, conv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[T, channels] -> x [T, heads, P], B and C [T, groups, d_state]."""
-        x, B, C = torch.split(conv, self.conv_splits, dim=-1)
-        return (
-            x.view(-1, self.heads, self.head_dim),
-            B.view(-1, self.groups, self.d_state),
-            C.view(-1, self.groups, self.d_state),
-        )
+
+def _load(scope: Scope, shape: Mamba2Shape) -> Mamba2Weights:
+    """This rank's part of everything but the projections."""
+    blocks, heads, inner, fp32 = shape.conv_blocks, (shape.heads,), (shape.inner,), torch.float32
+    channels = sum(blocks)
+    conv = scope.part("conv1d.weight", (channels, 1, shape.width), blocks, dtype=fp32)
+    bias = None
+    if shape.conv_bias:
+        bias = scope.part("conv1d.bias", (channels,), blocks, dtype=fp32)
+    return Mamba2Weights(
+        conv_weight=conv.squeeze(1),
+        conv_bias=bias,
+        A=scope.part("A_log", heads, heads, dtype=fp32, then=_decay),
+        D=scope.part("D", heads, heads, dtype=fp32),
+        dt_bias=scope.part("dt_bias", heads, heads, dtype=fp32),
+        norm_weight=scope.part("norm.weight", inner, inner, dtype=fp32),
+        head_dim=shape.head_dim,
+        groups=scope.shard.part(shape.groups, "Mamba groups"),
+        d_state=shape.d_state,
+        eps=shape.norm_eps,
+        dt_limit=shape.dt_limit,
+    )

@@ -23,12 +23,12 @@ class GatedMlp:
         bias: bool = False,
     ) -> None:
         """gate_up: the tensor, or the two, that hold gate and up, with their row blocks."""
+        self.kernels = scope.kernels
         self.gate_up = ColumnLinear(scope, gate_up, hidden, bias)
         self.down = RowLinear(scope, down, hidden, intermediate, bias)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(self.kernels.swiglu(self.gate_up(x)))
 
 
 class Relu2Mlp:

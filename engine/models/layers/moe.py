@@ -38,6 +38,7 @@ class SoftmaxTopKMoe:
         """router, gate_up, down: the names of the tensors, already stacked over experts."""
         _check_experts(scope, hidden, intermediate, experts, top_k)
         self.top_k = top_k
+        self.kernels = scope.kernels
         self.comm = scope.comm
         self.router = scope.tensor(router, experts, hidden)
         halves = (intermediate, intermediate)
@@ -45,7 +46,7 @@ class SoftmaxTopKMoe:
         self.down = scope.part(down, (experts, hidden, intermediate), (intermediate,), dim=2)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        weights, experts = route_softmax_topk(F.linear(x, self.router), self.top_k)
+        weights, experts = route_softmax_topk(self.kernels.linear(x, self.router, None), self.top_k)
         return self.comm.all_reduce(experts_swiglu(x, weights, experts, self.gate_up, self.down))
 
 

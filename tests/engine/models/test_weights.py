@@ -85,8 +85,9 @@ def test_the_weights_that_a_model_counts_are_those_it_holds(folder: Path) -> Non
     tensors = load_file(folder / "model.safetensors").values()
     assert load_model(EngineConfig(model=folder)).weight_bytes == sum(t.nbytes for t in tensors)
     half = load_model(EngineConfig(model=folder, dtype=torch.bfloat16)).weight_bytes
-    fp32 = 3 * 4 * 4  # A, D and dt_bias of four heads stay as they were
-    assert half == (sum(t.nbytes for t in tensors) + fp32) // 2
+    # Vectors and the convolutions' taps stay as they were; matrices are rounded.
+    kept = sum(t.nbytes for t in tensors if t.dim() != 2)
+    assert half == kept + sum(t.nbytes for t in tensors if t.dim() == 2) // 2
 
 
 def test_weights_convert_to_the_type_that_is_asked_for(folder: Path) -> None:

@@ -1,0 +1,112 @@
+"""The one place that decides which implementation of a kernel runs.
+
+A kernel's torch function documents its shapes and dtypes; other implementations stand beside it
+and take the same arguments.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from baton.kernels.attention import (
+    kv_write,
+    kv_write_native,
+    paged_attn_decode,
+    paged_attn_decode_native,
+)
+from baton.kernels.elementwise import (
+    add_scaled,
+    add_scaled_native,
+    scaled,
+    scaled_native,
+    select_rows,
+    select_rows_native,
+    swiglu,
+    swiglu_native,
+)
+from baton.kernels.linear import Weight, embedding, embedding_native, linear, linear_native
+from baton.kernels.mamba2 import Mamba2Weights, mamba2_step, mamba2_step_native
+from baton.kernels.native.library import load
+from baton.kernels.native.recorder import Native
+from baton.kernels.norm import rms_norm, rms_norm_native
+from baton.kernels.rope import apply_rope, apply_rope_native
+
+
+class KernelChoice(StrEnum):
+    AUTO = "auto"  # the fastest that the device has
+    TORCH = "torch"
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """One implementation of each kernel that a model calls; see the function of that name.
+
+    native: set where these are the native ones; activations are then float32, whatever the
+            weights' dtype
+    """
+
+    embedding: Callable[[Tensor, Weight], Tensor]
+    linear: Callable[[Tensor, Weight, Tensor | None], Tensor]
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    swiglu: Callable[[Tensor], Tensor]
+    add_scaled: Callable[[Tensor, Tensor, float], Tensor]
+    scaled: Callable[[Tensor, float], Tensor]
+    select_rows: Callable[[Tensor, Tensor], Tensor]
+    apply_rope: Callable[[Tensor, Tensor, Tensor], Tensor]
+    kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    paged_attn_decode: Callable[
+        [Tensor, Tensor, Tensor, Tensor, Tensor, tuple[int, ...], float], Tensor
+    ]
+    mamba2_step: Callable[
+        [Mamba2Weights, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor
+    ]
+    native: Native | None = None
+
+
+TORCH = Kernels(
+    embedding=embedding,
+    linear=linear,
+    rms_norm=rms_norm,
+    swiglu=swiglu,
+    add_scaled=add_scaled,
+    scaled=scaled,
+    select_rows=select_rows,
+    apply_rope=apply_rope,
+    kv_write=kv_write,
+    paged_attn_decode=paged_attn_decode,
+    mamba2_step=mamba2_step,
+)
+
+
+def native_kernels(native: Native) -> Kernels:
+    """For float32 activations on a CPU."""
+    return Kernels(
+        embedding=partial(embedding_native, native),
+        linear=partial(linear_native, native),
+        rms_norm=partial(rms_norm_native, native),
+        swiglu=partial(swiglu_native, native),
+        add_scaled=partial(add_scaled_native, native),
+        scaled=partial(scaled_native, native),
+        select_rows=partial(select_rows_native, native),
+        apply_rope=partial(apply_rope_native, native),
+        kv_write=partial(kv_write_native, native),
+        paged_attn_decode=partial(paged_attn_decode_native, native),
+        mamba2_step=partial(mamba2_step_native, native),
+        native=native,
+    )
+
+
+def select(device: torch.device, dtype: torch.dtype, choice: KernelChoice) -> Kernels:
+    """The kernels for a model of weights in `dtype` on `device`.
+
+    On a CPU the native ones, where they can be built; a warning says so where they cannot.
+    """
+    handled = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+    if choice is KernelChoice.TORCH or not handled:
+        return TORCH
+    library = load()
+    return TORCH if library is None else native_kernels(Native(library))

@@ -1,0 +1,61 @@
+"""What layers do to activations between their larger operations."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.kernels.native import signatures
+from baton.kernels.native.recorder import Native
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up: gate_up [T, 2 I] float, the gate first -> [T, I], dtype of gate_up."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def swiglu_native(native: Native, gate_up: Tensor) -> Tensor:
+    """The same, for contiguous float32."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = native.empty(rows, width)
+    native.call(signatures.SwiGlu(gate_up.data_ptr(), out.data_ptr(), rows, width))
+    return out
+
+
+def add_scaled(x: Tensor, y: Tensor, alpha: float) -> Tensor:
+    """x + alpha * y, both of one shape and dtype."""
+    return torch.add(x, y, alpha=alpha)
+
+
+def add_scaled_native(native: Native, x: Tensor, y: Tensor, alpha: float) -> Tensor:
+    """The same, for contiguous float32."""
+    out = native.empty(*x.shape)
+    native.call(signatures.AddScaled(x.data_ptr(), y.data_ptr(), out.data_ptr(), x.numel(), alpha))
+    return out
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """factor * x; x itself where the factor is one."""
+    return x if factor == 1.0 else x * factor
+
+
+def scaled_native(native: Native, x: Tensor, factor: float) -> Tensor:
+    """The same, for contiguous float32."""
+    if factor == 1.0:
+        return x
+    out = native.empty(*x.shape)
+    native.call(signatures.AddScaled(None, x.data_ptr(), out.data_ptr(), x.numel(), factor))
+    return out
+
+
+def select_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x [T, K] float, rows [n] int64 -> [n, K]"""
+    return x.index_select(0, rows)
+
+
+def select_rows_native(native: Native, x: Tensor, rows: Tensor) -> Tensor:
+    """The same, for contiguous float32."""
+    count, width = rows.shape[0], x.shape[1]
+    out = native.empty(count, width)
+    native.call(signatures.SelectRows(x.data_ptr(), rows.data_ptr(), out.data_ptr(), count, width))
+    return out

@@ -1,0 +1,127 @@
+"""Products with a weight matrix, and the rows of one."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.kernels.native import signatures
+from baton.kernels.native.recorder import Native
+
+# Rows above which torch's float32 product is faster: 1.2 x at 512, with a [3352, 768] weight. In
+# bfloat16, with the CPU's own dot products, ours is never more than 4 % behind.
+_NATIVE_ROWS = 128
+# Rows up to which each thread rounds the activations to bfloat16 for itself.
+_ROUNDED_APART = 48
+
+
+@dataclass(frozen=True)
+class Int8Weight:
+    """A matrix [O, K] rounded to 8 bits: values[o] * scales[o].
+
+    values: [O, K] int8
+    scales: [O] float32
+    """
+
+    values: Tensor
+    scales: Tensor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    @staticmethod
+    def of(weight: Tensor) -> "Int8Weight":
+        """Round to the nearest of 255 steps between a row's largest magnitude and its negative."""
+        wide = weight.float()
+        scales = (wide.abs().amax(dim=1) / 127.0).clamp_(min=torch.finfo(torch.float32).tiny)
+        values = wide.div(scales[:, None]).round_().to(torch.int8)
+        return Int8Weight(values, scales)
+
+    def dense(self) -> Tensor:
+        """[O, K] float32"""
+        return self.values.float().mul_(self.scales[:, None])
+
+
+Weight = Tensor | Int8Weight
+
+
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b.
+
+    x:      [T, K] float
+    weight: [O, K] float, or 8-bit
+    bias:   [O] float32, or None
+    returns [T, O], dtype of x; sums in float32
+    """
+    if isinstance(weight, Int8Weight):
+        weight = weight.dense().to(x.dtype)
+    return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
+
+
+def linear_native(native: Native, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    """The same for float32 x. A bfloat16 weight meets x in bfloat16 where the CPU multiplies such
+    values itself, else in float32."""
+    rows, columns = x.shape
+    dots = native.library.dots_bf16 and weight.dtype == torch.bfloat16
+    if rows > _NATIVE_ROWS and not dots and isinstance(weight, Tensor):
+        return F.linear(x, weight.float(), bias)
+    values, scales = _parts(weight)
+    y = native.empty(rows, weight.shape[0])
+    rounded = None
+    if dots and rows > _ROUNDED_APART:
+        rounded = native.empty(rows, -(-columns // 32) * 32, dtype=torch.bfloat16)
+    native.call(
+        signatures.Linear(
+            x.data_ptr(),
+            values.data_ptr(),
+            scales,
+            None if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            None if rounded is None else rounded.data_ptr(),
+            rows,
+            columns,
+            weight.shape[0],
+            x.stride(0),
+            signatures.DTYPES[values.dtype],
+        )
+    )
+    return y
+
+
+def _parts(weight: Weight) -> tuple[Tensor, int | None]:
+    """The matrix, and the address of its scales where it has some."""
+    if isinstance(weight, Int8Weight):
+        return weight.values, weight.scales.data_ptr()
+    return weight, None
+
+
+def embedding(ids: Tensor, table: Weight) -> Tensor:
+    """Rows of a table.
+
+    ids:    [T] int64
+    table:  [V, K] float, or 8-bit
+    returns [T, K], dtype of the table (float32 of an 8-bit one); float32 from the native library
+    """
+    if isinstance(table, Int8Weight):
+        return table.values[ids].float() * table.scales[ids, None]
+    return F.embedding(ids, table)
+
+
+def embedding_native(native: Native, ids: Tensor, table: Weight) -> Tensor:
+    """The same, in float32 whatever the table is stored as."""
+    rows, width = ids.shape[0], table.shape[1]
+    out = native.empty(rows, width)
+    values, scales = _parts(table)
+    dtype = signatures.DTYPES[values.dtype]
+    native.call(
+        signatures.Embedding(
+            ids.data_ptr(), values.data_ptr(), scales, out.data_ptr(), rows, width, dtype
+        )
+    )
+    return out

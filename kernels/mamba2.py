@@ -1,0 +1,153 @@
+"""One decode step of a Mamba-2 mixer, all that lies between its two projections."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.kernels.conv1d import causal_conv1d_update
+from baton.kernels.native import signatures
+from baton.kernels.native.recorder import Native
+from baton.kernels.norm import gated_rms_norm
+from baton.kernels.state_update import selective_state_update
+
+
+@dataclass(frozen=True)
+class Mamba2Weights:
+    """What a mixer has beside its projections. H heads of P channels, G groups, state size N;
+    C = H P + 2 G N channels of the convolution, W taps. All tensors are float32.
+
+    conv_weight: [C, W]; the last column multiplies the newest input
+    conv_bias:   [C] or None
+    A, D, dt_bias: [H]; A is negative
+    norm_weight: [H P]; the norm is taken over each group's channels
+    eps:         of the norm
+    dt_limit:    (low, high) clamp of dt after softplus
+    """
+
+    conv_weight: Tensor
+    conv_bias: Tensor | None
+    A: Tensor
+    D: Tensor
+    dt_bias: Tensor
+    norm_weight: Tensor
+    head_dim: int
+    groups: int
+    d_state: int
+    eps: float
+    dt_limit: tuple[float, float]
+
+    @property
+    def heads(self) -> int:
+        return self.A.shape[0]
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def splits(self) -> list[int]:
+        """Columns of z, of the convolution's input [x | B | C], and of dt."""
+        return [self.inner, self.conv_weight.shape[0], self.heads]
+
+    def split_conv(self, conv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, C] -> x [T, H, P], B and C [T, G, N]"""
+        state = self.groups * self.d_state
+        x, B, C = torch.split(conv, [self.inner, state, state], dim=-1)
+        return (
+            x.view(-1, self.heads, self.head_dim),
+            B.view(-1, self.groups, self.d_state),
+            C.view(-1, self.groups, self.d_state),
+        )
+
+    def gated_norm(self, y: Tensor, z: Tensor) -> Tensor:
+        """norm(y * silu(z)) a group: y, z [T, H P] float -> [T, H P], dtype of y"""
+        group = self.inner // self.groups
+        return gated_rms_norm(y, z, self.norm_weight, self.eps, group, norm_before_gate=False)
+
+
+def mamba2_step(
+    weights: Mamba2Weights,
+    zxbcdt: Tensor,
+    conv_pool: Tensor,
+    ssm_pool: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor | None = None,
+) -> Tensor:
+    """Advance each row by one token: convolution, state, gate and norm.
+
+    zxbcdt:    [B, H P + C + H] float, the input projection: z, then x B C, then dt (raw)
+    conv_pool: [slots, C, W - 1] float, strided over slots; written in place
+    ssm_pool:  [slots, H, P, N] float, strided over slots; written in place
+    read_slots, write_slots: [B] int64, state slots; 0 for padding rows
+    has_initial: [B] bool; False starts from zeros, whatever the read slot holds. None: all True
+    returns    [B, H P], dtype of zxbcdt; computed in float32
+    """
+    z, conv_input, dt = torch.split(zxbcdt, weights.splits, dim=-1)
+    slots = (read_slots, write_slots)
+    conv = causal_conv1d_update(
+        conv_input, weights.conv_weight, weights.conv_bias, conv_pool, *slots, has_initial
+    )
+    x, B, C = weights.split_conv(conv)
+    y = selective_state_update(
+        ssm_pool, *slots, x, dt, weights.A, B, C, weights.D, weights.dt_bias, weights.dt_limit,
+        has_initial,
+    )  # fmt: skip
+    return weights.gated_norm(y.flatten(1), z)
+
+
+def mamba2_step_native(
+    native: Native,
+    weights: Mamba2Weights,
+    zxbcdt: Tensor,
+    conv_pool: Tensor,
+    ssm_pool: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor | None = None,
+) -> Tensor:
+    """The same in one call, for float32 zxbcdt; pools in float32 or bfloat16."""
+    rows = zxbcdt.shape[0]
+    channels, width = weights.conv_weight.shape
+    convolved = native.empty(rows, channels)
+    y = native.empty(rows, weights.inner)
+    bias = weights.conv_bias
+    low, high = weights.dt_limit
+    native.call(
+        signatures.Mamba2Step(
+            zxbcdt.data_ptr(),
+            weights.conv_weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            weights.A.data_ptr(),
+            weights.D.data_ptr(),
+            weights.dt_bias.data_ptr(),
+            weights.norm_weight.data_ptr(),
+            conv_pool.data_ptr(),
+            ssm_pool.data_ptr(),
+            read_slots.data_ptr(),
+            write_slots.data_ptr(),
+            None if has_initial is None else has_initial.data_ptr(),
+            convolved.data_ptr(),
+            y.data_ptr(),
+            rows,
+            zxbcdt.stride(0),
+            weights.heads,
+            weights.head_dim,
+            weights.groups,
+            weights.d_state,
+            width,
+            conv_pool.stride(0),
+            ssm_pool.stride(0),
+            signatures.DTYPES[conv_pool.dtype],
+            signatures.DTYPES[ssm_pool.dtype],
+            low,
+            min(high, _LARGEST_STEP),
+            weights.eps,
+        )
+    )
+    return y
+
+
+_LARGEST_STEP = math.ldexp(1.0, 127)  # stands for no limit: finite, and a float32

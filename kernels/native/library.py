@@ -1,0 +1,56 @@
+"""The native library, loaded, and the lists of operations that it runs."""
+
+import ctypes
+import functools
+import warnings
+from pathlib import Path
+
+import torch
+
+from baton.kernels.native.build import BuildError, build
+from baton.kernels.native.signatures import OPERATIONS, Arguments
+
+
+class Operation(ctypes.Structure):
+    """A function of the library and where its arguments lie."""
+
+    _fields_ = [("run", ctypes.c_void_p), ("arguments", ctypes.c_void_p)]
+
+
+class Library:
+    """Functions by the name of their operation. Loaded after torch, so that both share one
+    OpenMP runtime, and with it one set of threads."""
+
+    def __init__(self, path: Path) -> None:
+        loaded = ctypes.CDLL(str(path))
+        self._run = loaded.baton_run
+        self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+        self._run.restype = None
+        loaded.baton_dots_bf16.restype = ctypes.c_int64
+        self.dots_bf16 = bool(loaded.baton_dots_bf16())
+        self._functions = {
+            kind.operation: ctypes.cast(getattr(loaded, f"baton_{kind.operation}"), ctypes.c_void_p)
+            for kind in OPERATIONS
+        }
+
+    def bind(self, arguments: Arguments) -> Operation:
+        """The caller keeps `arguments` alive."""
+        return Operation(self._functions[arguments.operation], ctypes.addressof(arguments))
+
+    def run(self, operations: ctypes.Array[Operation] | Operation, count: int) -> None:
+        """In order, on torch's number of threads. The interpreter lock is free meanwhile."""
+        self._run(ctypes.addressof(operations), count, torch.get_num_threads())
+
+
+@functools.cache
+def load() -> Library | None:
+    """The library, built if need be; None, and one warning, where it cannot be built."""
+    try:
+        return Library(build())
+    except (BuildError, OSError) as error:
+        warnings.warn(
+            f"the native kernels are not available, torch's are used and decode is slower: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None

@@ -1,0 +1,99 @@
+"""The arguments of the native operations, field by field as in kernels.cpp."""
+
+import ctypes
+from ctypes import c_double, c_int64, c_void_p
+
+import torch
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+
+
+def _fields(pointers: str, sizes: str, numbers: str = "") -> list[tuple[str, type]]:
+    """Names of pointers, then of 64-bit integers, then of doubles."""
+    return [
+        *((name, c_void_p) for name in pointers.split()),
+        *((name, c_int64) for name in sizes.split()),
+        *((name, c_double) for name in numbers.split()),
+    ]
+
+
+class Arguments(ctypes.Structure):
+    """Of one operation; `operation` is its name in the library."""
+
+    operation: str
+
+
+class Linear(Arguments):
+    operation = "linear"
+    _fields_ = _fields("x weight scale bias y rounded", "rows columns outputs x_stride dtype")
+
+
+class Embedding(Arguments):
+    operation = "embedding"
+    _fields_ = _fields("ids table scale out", "rows width dtype")
+
+
+class RmsNorm(Arguments):
+    operation = "rms_norm"
+    _fields_ = _fields("x weight out", "rows width x_stride", "eps weight_offset")
+
+
+class SwiGlu(Arguments):
+    operation = "swiglu"
+    _fields_ = _fields("gate_up out", "rows width")
+
+
+class AddScaled(Arguments):
+    operation = "add_scaled"
+    _fields_ = _fields("x y out", "size", "alpha")
+
+
+class SelectRows(Arguments):
+    operation = "select_rows"
+    _fields_ = _fields("x rows out", "count width")
+
+
+class Rope(Arguments):
+    operation = "rope"
+    _fields_ = _fields("x cache positions out", "rows heads head_dim rotary x_stride")
+
+
+class KvWrite(Arguments):
+    operation = "kv_write"
+    _fields_ = _fields(
+        "k v k_pool v_pool pages offsets", "tokens width k_stride v_stride page_stride dtype"
+    )
+
+
+class AttnDecode(Arguments):
+    operation = "attn_decode"
+    _fields_ = _fields(
+        "q k_pool v_pool tables kv_lens out",
+        "rows heads kv_heads head_dim page_size q_stride page_stride table_stride dtype window",
+        "scale softcap",
+    )
+
+
+class Mamba2Step(Arguments):
+    operation = "mamba2_step"
+    _fields_ = _fields(
+        "zxbcdt conv_weight conv_bias A D dt_bias norm_weight conv_pool ssm_pool "
+        "read_slots write_slots has_initial convolved y",
+        "rows stride heads head_dim groups d_state width "
+        "conv_stride ssm_stride conv_dtype ssm_dtype",
+        "dt_low dt_high eps",
+    )
+
+
+OPERATIONS: tuple[type[Arguments], ...] = (
+    Linear,
+    Embedding,
+    RmsNorm,
+    SwiGlu,
+    AddScaled,
+    SelectRows,
+    Rope,
+    KvWrite,
+    AttnDecode,
+    Mamba2Step,
+)

@@ -1,0 +1,361 @@
+"""Every native operation against float64, with results in poisoned memory."""
+
+import dataclasses
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kernels.test_attention import OPTIONS, paged_batch
+from ragged_batches import assert_pools_match, poisoned_pool, ragged_batch, seeded
+from torch import Tensor
+
+from baton.kernels.attention import (
+    kv_write,
+    kv_write_native,
+    paged_attn_decode_native,
+    paged_attn_ref,
+)
+from baton.kernels.elementwise import (
+    add_scaled_native,
+    scaled_native,
+    select_rows_native,
+    swiglu_native,
+)
+from baton.kernels.linear import Int8Weight, embedding_native, linear_native
+from baton.kernels.mamba2 import Mamba2Weights, mamba2_step, mamba2_step_native
+from baton.kernels.native import recorder
+from baton.kernels.native.library import load
+from baton.kernels.native.recorder import Native, NotRecordableError
+from baton.kernels.norm import rms_norm, rms_norm_native
+from baton.kernels.rope import apply_rope, apply_rope_native, rope_cache
+
+
+class PoisonedNative(Native):
+    """Results begin as NaN."""
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return super().empty(*shape, dtype=dtype).fill_(torch.nan)
+
+
+@pytest.fixture(scope="module")
+def native() -> Native:
+    library = load()
+    if library is None:
+        pytest.skip("no C++ compiler")
+    return PoisonedNative(library)
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    return seeded(seed)
+
+
+def strided(rows: int, width: int, rng: random.Random) -> Tensor:
+    """[rows, width] inside wider rows of NaN."""
+    first = rng.randrange(5)
+    wide = torch.full((rows, width + 7), torch.nan)
+    wide[:, first : first + width] = torch.randn(rows, width)
+    return wide[:, first : first + width]
+
+
+def assert_near(got: Tensor, wanted: Tensor, error: float) -> None:
+    """Within `error` of the reference's own scale."""
+    assert got.dtype == torch.float32 and not got.isnan().any()
+    scale = float(wanted.abs().max()) if wanted.numel() else 1.0
+    torch.testing.assert_close(got.double(), wanted, atol=error * max(scale, 1e-3), rtol=0)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 5, 6, 7, 13, 16, 33, 128, 150])
+@pytest.mark.parametrize("columns, outputs", [(1, 1), (31, 5), (64, 64), (100, 131), (768, 37)])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+def test_linear(native, rng, rows, columns, outputs, kind):
+    x, bias = strided(rows, columns, rng), torch.randn(outputs)
+    weight = torch.randn(outputs, columns)
+    if kind == "int8":
+        weight = Int8Weight.of(weight)
+        dense = weight.dense()
+    else:
+        dense = weight = weight.to(getattr(torch, kind))
+    # Where the CPU multiplies bfloat16 values, the activations are rounded to them.
+    seen = x.bfloat16() if kind == "bfloat16" and native.library.dots_bf16 else x
+    for b in (None, bias):
+        wanted = F.linear(seen.double(), dense.double(), None if b is None else b.double())
+        assert_near(linear_native(native, x, weight, b), wanted, 2e-6)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+def test_a_row_is_the_same_bits_in_every_batch_and_on_every_number_of_threads(native, rng, kind):
+    columns, outputs = rng.randrange(20, 200), rng.randrange(40, 300)
+    x, weight = torch.randn(40, columns), torch.randn(outputs, columns)
+    weight = Int8Weight.of(weight) if kind == "int8" else weight.to(getattr(torch, kind))
+    whole = linear_native(native, x, weight)
+    threads = torch.get_num_threads()
+    try:
+        for rows in (1, 2, 3, 4, 6, 9, 17):
+            torch.set_num_threads(rng.randrange(1, 4))
+            assert torch.equal(linear_native(native, x[:rows], weight), whole[:rows])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("outputs, columns", [(1, 1), (7, 33), (40, 256)])
+def test_eight_bits_round_each_row_to_half_a_step(rng, outputs, columns):
+    weight = torch.randn(outputs, columns) * torch.rand(outputs, 1) * 10
+    weight[-1] = 0
+    rounded = Int8Weight.of(weight)
+    assert rounded.values.dtype == torch.int8 and rounded.shape == weight.shape
+    assert ((rounded.dense() - weight).abs() <= rounded.scales[:, None] * 0.5001).all()
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("width", [1, 16, 50])
+def test_embedding(native, rng, kind, width):
+    table = torch.randn(30, width)
+    table = Int8Weight.of(table) if kind == "int8" else table.to(getattr(torch, kind))
+    dense = table.dense() if kind == "int8" else table.float()
+    for rows in (0, 1, 9):
+        ids = torch.randint(30, (rows,))
+        assert torch.equal(embedding_native(native, ids, table), dense[ids])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("width", [1, 15, 16, 100, 1030])
+@pytest.mark.parametrize("zero_centred", [False, True])
+def test_rms_norm(native, rng, rows, width, zero_centred):
+    x, weight = strided(rows, width, rng) * 3, torch.randn(width)
+    wanted = rms_norm(x.double(), weight, 1e-5, zero_centred)
+    assert_near(rms_norm_native(native, x, weight, 1e-5, zero_centred), wanted, 2e-6)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("width", [1, 17, 512, 1500])
+def test_what_layers_do_in_between(native, rng, rows, width):
+    x, y = torch.randn(rows, width) * 5, torch.randn(rows, width)
+    alpha = rng.uniform(-2, 2)
+    assert_near(add_scaled_native(native, x, y, alpha), x.double() + alpha * y.double(), 2e-6)
+    assert_near(scaled_native(native, x, alpha), x.double() * alpha, 2e-6)
+    assert scaled_native(native, x, 1.0) is x
+    both = torch.cat((x, y), dim=1)
+    assert_near(swiglu_native(native, both), F.silu(x.double()) * y.double(), 2e-6)
+    if rows:
+        chosen = torch.randint(rows, (3,))
+        assert torch.equal(select_rows_native(native, x, chosen), x[chosen])
+
+
+def test_silu_of_very_large_values_neither_overflows_nor_loses_its_sign(native):
+    gate = torch.tensor([[-1e30, -200.0, -90.0, 0.0, 90.0, 200.0, 1e30]])
+    got = swiglu_native(native, torch.cat((gate, torch.ones_like(gate)), dim=1))
+    torch.testing.assert_close(got, F.silu(gate), atol=1e-30, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 6])
+@pytest.mark.parametrize("heads, head_dim, rotary", [(1, 2, 2), (3, 20, 12), (5, 64, 64)])
+def test_rope(native, rng, rows, heads, head_dim, rotary):
+    cache = rope_cache(torch.rand(rotary // 2), 50)
+    x = strided(rows, heads * head_dim, rng).unflatten(1, (heads, head_dim))
+    positions = torch.randint(50, (rows,))
+    wanted = apply_rope(x, cache, positions).double()
+    assert_near(apply_rope_native(native, x, cache, positions), wanted, 2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kv_write(native, rng, dtype):
+    pool = torch.randn(6, 4, 5, 3, 10).to(dtype)
+    expected = pool.clone()
+    k = strided(7, 30, rng).unflatten(1, (3, 10))
+    v = torch.randn(7, 3, 10)
+    k[0, 0, 0] = torch.inf
+    places = rng.sample(range(5, 30), 7)
+    pages, offsets = torch.tensor([p // 5 for p in places]), torch.tensor([p % 5 for p in places])
+    kv_write(k, v, expected[:, 1], expected[:, 2], pages, offsets)
+    kv_write_native(native, k, v, pool[:, 1], pool[:, 2], pages, offsets)
+    assert torch.equal(pool, expected)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("query_heads, kv_heads", [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize("prefixes, page_size", [([0], 16), ([300, 7, 0, 8, 3], 8), ([4, 0], 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention(native, rng, prefixes, page_size, query_heads, kv_heads, options, dtype):
+    batch = paged_batch([1] * len(prefixes), prefixes, query_heads, kv_heads, page_size, rng)
+    batch = dataclasses.replace(
+        batch,
+        k_pool=batch.k_pool.to(dtype),
+        v_pool=batch.v_pool.to(dtype),
+        block_tables=batch.block_tables.long(),
+    )
+    out = paged_attn_decode_native(native, **batch.decode_arguments(), scale=0.3, **options)
+    expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.3, **options)
+    assert_near(out, expected, 5e-6)
+
+
+def test_attention_gives_padding_rows_zeros(native, rng):
+    batch = paged_batch([1, 1], [9, 3], 4, 2, 4, rng)
+    out = paged_attn_decode_native(
+        native,
+        torch.cat((batch.q, torch.full_like(batch.q[:1], torch.nan))),
+        batch.k_pool,
+        batch.v_pool,
+        F.pad(batch.block_tables.long(), (0, 0, 0, 1)),
+        torch.tensor([*batch.kv_lens_host, 0]),
+        [*batch.kv_lens_host, 0],
+        0.5,
+    )
+    assert torch.equal(out[2], torch.zeros_like(out[2]))
+    expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.5)
+    assert_near(out[:2], expected, 5e-6)
+
+
+def random_mixer(heads, head_dim, groups, d_state, width, rng) -> Mamba2Weights:
+    channels = heads * head_dim + 2 * groups * d_state
+    return Mamba2Weights(
+        conv_weight=torch.randn(channels, width),
+        conv_bias=torch.randn(channels) if rng.random() < 0.7 else None,
+        A=-torch.rand(heads) * 8 - 0.1,
+        D=torch.randn(heads),
+        dt_bias=torch.randn(heads) - 1,
+        norm_weight=torch.randn(heads * head_dim),
+        head_dim=head_dim,
+        groups=groups,
+        d_state=d_state,
+        eps=1e-5,
+        dt_limit=rng.choice([(0.0, float("inf")), (0.05, 0.4)]),
+    )
+
+
+def in_float64(weights: Mamba2Weights) -> Mamba2Weights:
+    values = {
+        name: value.double() for name, value in vars(weights).items() if isinstance(value, Tensor)
+    }
+    return dataclasses.replace(weights, **values)
+
+
+def reference_step(weights, zxbcdt, conv_pool, ssm_pool, read, write, has_initial) -> Tensor:
+    """Row by row in float64; writes the pools in their own dtype."""
+    w = in_float64(weights)
+    heads_a_group = w.heads // w.groups
+    windows, states = conv_pool[read].double(), ssm_pool[read].double()
+    outputs = []
+    for row, projected in enumerate(zxbcdt.double()):
+        fresh = has_initial is not None and not bool(has_initial[row])
+        z, conv_input, dt = torch.split(projected, w.splits)
+        window = torch.zeros_like(windows[row]) if fresh else windows[row]
+        window = torch.cat((window, conv_input[:, None]), dim=1)
+        total = (window * w.conv_weight).sum(dim=1)
+        conv = F.silu(total if w.conv_bias is None else total + w.conv_bias)
+        (x,), (B,), (C,) = w.split_conv(conv[None])
+        step = F.softplus(dt + w.dt_bias).clamp(*w.dt_limit)
+        state = torch.zeros_like(states[row]) if fresh else states[row]
+        B, C = (t.repeat_interleave(heads_a_group, dim=0)[:, None] for t in (B, C))
+        state = state * (step * w.A).exp()[:, None, None] + (step[:, None] * x)[:, :, None] * B
+        y = (state * C).sum(dim=2) + w.D[:, None] * x
+        gated = (y.flatten() * F.silu(z)).view(w.groups, -1)
+        normed = gated * torch.rsqrt(gated.square().mean(dim=1, keepdim=True) + w.eps)
+        outputs.append(normed.flatten() * w.norm_weight)
+        conv_pool[write[row]] = window[:, 1:].to(conv_pool.dtype)
+        ssm_pool[write[row]] = state.to(ssm_pool.dtype)
+    return torch.stack(outputs)
+
+
+SHAPES = [(1, 1, 1, 1, 2), (3, 5, 1, 7, 4), (6, 16, 2, 16, 4), (4, 20, 4, 33, 3), (2, 40, 1, 64, 4)]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7])
+@pytest.mark.parametrize("heads, head_dim, groups, d_state, width", SHAPES)
+@pytest.mark.parametrize("conv_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ssm_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("step", [mamba2_step, mamba2_step_native])
+def test_a_mamba_step(
+    native, rng, rows, heads, head_dim, groups, d_state, width, conv_dtype, ssm_dtype, step
+):
+    weights = random_mixer(heads, head_dim, groups, d_state, width, rng)
+    batch = ragged_batch([1] * rows, [rng.choice([0, 7]) for _ in range(rows)], rng)
+    projected = strided(rows, sum(weights.splits), rng)
+    conv_pool = poisoned_pool(batch, (weights.conv_weight.shape[0], width - 1), conv_dtype)
+    ssm_pool = poisoned_pool(batch, (heads, head_dim, d_state), ssm_dtype)
+    expected_conv, expected_ssm = conv_pool.clone(), ssm_pool.clone()
+    slots = (batch.read_slots, batch.write_slots, batch.has_initial)
+    how = (native,) if step is mamba2_step_native else ()
+    y = step(*how, weights, projected, conv_pool, ssm_pool, *slots)
+    expected = reference_step(weights, projected, expected_conv, expected_ssm, *slots)
+    assert_near(y, expected, 2e-5)
+    half = 2**-7
+    assert_pools_match(conv_pool, expected_conv, 0.0, 0.0 if conv_dtype == torch.float32 else half)
+    assert_pools_match(ssm_pool, expected_ssm, 2e-5, 2e-5 if ssm_dtype == torch.float32 else half)
+
+
+def test_mamba_steps_reuse_a_slot_that_another_left(native, rng):
+    weights = random_mixer(4, 16, 2, 16, 4, rng)
+    conv_pool, ssm_pool = torch.randn(3, weights.conv_weight.shape[0], 3), torch.randn(3, 4, 16, 16)
+    slot, first = torch.tensor([1]), torch.tensor([False])
+    tokens = torch.randn(5, 1, sum(weights.splits))
+    runs = []
+    for _ in range(2):
+        outputs = [
+            mamba2_step_native(
+                native, weights, token, conv_pool, ssm_pool, slot, slot, first if n == 0 else None
+            )
+            for n, token in enumerate(tokens)
+        ]
+        runs.append((torch.stack(outputs), ssm_pool[1].clone(), conv_pool[1].clone()))
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_padding_rows_change_no_other(native, rng):
+    weights = random_mixer(3, 8, 1, 16, 4, rng)
+    batch = ragged_batch([1, 1], [5, 9], rng)
+    projected = torch.randn(2, sum(weights.splits))
+    conv_pool = poisoned_pool(batch, (weights.conv_weight.shape[0], 3), torch.float32)
+    ssm_pool = poisoned_pool(batch, (3, 8, 16), torch.float32)
+    alone_conv, alone_ssm = conv_pool.clone(), ssm_pool.clone()
+    slots = (batch.read_slots, batch.write_slots)
+    alone = mamba2_step_native(native, weights, projected, alone_conv, alone_ssm, *slots)
+    padded = torch.cat((projected, torch.full_like(projected, torch.nan)))
+    zero = torch.zeros(2, dtype=torch.int64)
+    more = (torch.cat((slot, zero)) for slot in slots)
+    y = mamba2_step_native(native, weights, padded, conv_pool, ssm_pool, *more)
+    assert torch.equal(y[:2], alone)
+    assert_pools_match(conv_pool[1:], alone_conv[1:], 0.0, 0.0)
+    assert_pools_match(ssm_pool[1:], alone_ssm[1:], 0.0, 0.0)
+
+
+def test_a_recording_runs_again_on_new_inputs():
+    library = load()
+    if library is None:
+        pytest.skip("no C++ compiler")
+    native, weight = Native(library), torch.randn(20, 12)
+    x = torch.zeros(3, 12)
+
+    def function() -> Tensor:
+        for _ in range(5):  # memory of dropped results is used again
+            y = linear_native(native, add_scaled_native(native, x, x, 1.0), weight)
+        return swiglu_native(native, y)
+
+    recording, out = native.record(function)
+    for _ in range(3):
+        x.normal_()
+        recording.run()
+        gate, up = (2 * x.double() @ weight.double().T).chunk(2, dim=1)
+        assert_near(out, F.silu(gate) * up, 2e-6)
+
+
+def test_what_is_not_native_cannot_be_recorded(native):
+    x = torch.ones(3)
+    with pytest.raises(NotRecordableError, match="mul"):
+        native.record(lambda: x.mul(2))
+    assert torch.equal(scaled_native(native, torch.ones(1, 3), 2.0), torch.full((1, 3), 2.0))
+
+
+def test_the_arena_hands_out_what_was_dropped_and_nothing_that_lives():
+    arena = recorder.Arena()
+    first = arena.empty((4, 8), torch.float32)
+    place = first.data_ptr()
+    view = first[1:3, 2:]
+    del first
+    assert arena.empty((4, 8), torch.float32).data_ptr() != place  # the view still looks at it
+    del view
+    assert arena.empty((2, 16), torch.float32).data_ptr() == place
