@@ -145,6 +145,7 @@ def _bare(engine: BareEngine, shape: Load, prompts: list[list[int]]) -> dict[str
 
 def _ours(cluster: Cluster, shape: Load, prompts: list[list[int]]) -> dict[str, float]:
     metrics = [started.metrics_address for started in cluster.workers.values()]
+    cluster.router.flush_cache()
     before = scrape.total(metrics, MOVED, direction="sent")
     results = _round(cluster.http_url, shape, prompts)
     return results | {"bytes_moved": scrape.total(metrics, MOVED, direction="sent") - before}

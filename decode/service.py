@@ -18,7 +18,7 @@ from baton.transfer.tickets import TicketTable
 from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
 from baton.worker.errors import WorkerError, abort, error_of, make_error
-from baton.worker.handshake import check_version
+from baton.worker.handshake import HELLO_S, check_version
 
 
 class DecodeService(worker_pb2_grpc.RankServicer):
@@ -84,10 +84,10 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         context: aio.ServicerContext,
     ) -> None:
         try:
-            async with asyncio.timeout(self._context.lease_s):
+            async with asyncio.timeout(HELLO_S):
                 hello = await self._greet(messages)
         except TimeoutError:
-            message = f"no Hello within the lease, {self._context.lease_s:g} s"
+            message = f"no Hello within {HELLO_S:g} s"
             silent = make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True)
             await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, silent)
         except WorkerError as refused:

@@ -14,6 +14,7 @@ from baton.deploy.actors import Actor, WorkerActor
 from baton.deploy.cluster_config import ClusterConfig
 from baton.deploy.errors import StartError
 from baton.deploy.host import ReportingServed
+from baton.deploy.preflight import check_fits
 from baton.deploy.progress import Silent, StartProgress
 from baton.deploy.router_client import RouterClient
 from baton.deploy.start_watch import wait_for_all
@@ -36,12 +37,15 @@ class Cluster:
     """`with Cluster(config) as cluster:` is up inside and gone after, whatever happens."""
 
     def __init__(self, config: ClusterConfig, progress: StartProgress | None = None) -> None:
-        """Raises StartError where a port cannot be used."""
+        """Raises StartError where a port cannot be used, or memory does not suffice."""
         self.config = config
         self.seconds: dict[str, float] = {}  # how long each part of the start took
         self.workers: dict[str, Started] = {}  # as they first started, by worker_id
         self._progress = progress or Silent()
         self._wiring = Wiring.settle(config)
+        if config.ray_address is None and config.engine.device == "cpu":  # what we can see
+            for worker_id, role in config.worker_ids.items():
+                check_fits(worker_id, self._wiring.worker(worker_id, role).engine)
         self._actors: list[Actor] = []
 
     @property

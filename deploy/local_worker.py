@@ -63,7 +63,7 @@ class LocalWorker:
         self._drain_s = drain_s
         self._open = contextlib.AsyncExitStack()
         self._context: WorkerContext
-        self._backend: LocalBackend
+        self.backend: LocalBackend
         self.addresses: Addresses
 
     async def __aenter__(self) -> Self:
@@ -88,16 +88,16 @@ class LocalWorker:
 
         def make_role(context: WorkerContext) -> RoleService:
             self._context = context
-            self._backend = LocalBackend(context, model)
+            self.backend = LocalBackend(context, model)
             inner = _INNER.get(config.role)
-            return LocalRole(self._backend, text, None if inner is None else inner(context))
+            return LocalRole(self.backend, text, None if inner is None else inner(context))
 
         runtime = WorkerRuntime(config, self._engine, make_role)
         started = await runtime.start()
         async with contextlib.AsyncExitStack() as guard:
             guard.push_async_callback(runtime.stop, 0.0)
-            routes = native_routes(self._backend, text)
-            app = make_app(self._backend, text, self._metrics, more_routes=routes)
+            routes = native_routes(self.backend, text)
+            app = make_app(self.backend, text, self._metrics, more_routes=routes)
             http = HttpServer(app, config.host, self._http_port)
             await http.start()
             guard.pop_all()

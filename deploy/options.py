@@ -44,8 +44,12 @@ _ENGINE = (
                  default=_DEFAULTS.mamba_track_interval, show_default=True,
                  help="Tokens between the snapshots of an answer, at least."),
     click.option("--snapshots-per-prefill", type=click.IntRange(1),
-                 default=_DEFAULTS.snapshots_per_prefill, show_default=True,
-                 help="Most snapshots that one chunk of a prompt takes."),
+                 default=None, help="Most snapshots that one chunk of a prompt takes; by the "
+                 "memory budget when left out, 1 for SGLang's behaviour."),
+    click.option("--no-overlap", is_flag=True,
+                 help="Plan a step when the one before it has ended."),
+    click.option("--canary", is_flag=True,
+                 help="Check that slots and pages hold what each step believes: for debugging."),
 )  # fmt: skip
 
 _CLUSTER = (
@@ -94,6 +98,8 @@ def engine_from(given: dict[str, Any]) -> EngineConfig:
         mamba_scheduler_strategy=Strategy(given["mamba_scheduler_strategy"]),
         mamba_track_interval=given["mamba_track_interval"],
         snapshots_per_prefill=given["snapshots_per_prefill"],
+        overlap=not given["no_overlap"],
+        canary=given["canary"],
     )
 
 

@@ -1,11 +1,15 @@
 """What can be known to fail before anything starts: a wrong folder costs a second, not a start."""
 
+import torch
+
 from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig
 from baton.engine.errors import ConfigError
+from baton.engine.memory.available import available_memory
+from baton.engine.memory.plan import MemoryPlan
 from baton.engine.models.families import FAMILIES, read_config
-from baton.engine.models.loader import declared_weights
-from baton.engine.weights import Checkpoint
+from baton.engine.models.loader import build_model, declared_weights
+from baton.engine.weights import Checkpoint, DeclaredWeights
 from baton.text.errors import TextError
 from baton.text.tokenizer import Tokenizer
 
@@ -27,3 +31,14 @@ def check_model(config: EngineConfig) -> None:
         Tokenizer.from_folder(folder)
     except (ConfigError, TextError) as err:
         raise StartError(f"--model {folder}: {err}") from err
+
+
+def check_fits(worker: str, config: EngineConfig) -> None:
+    """The plan that this worker would make of this machine's memory. Raises StartError."""
+    model = read_config(config.model, config.dtype, config.ssm_dtype)
+    weights = build_model(model, DeclaredWeights(), torch.device("meta")).weight_bytes
+    free = available_memory(torch.device(config.device))
+    try:
+        MemoryPlan(config, model, weights, free)
+    except ConfigError as err:
+        raise StartError(f"{worker}: {err}") from err

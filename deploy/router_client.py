@@ -30,8 +30,12 @@ class RouterClient:
             return False
         return True
 
-    def _call(self, path: str) -> bytes:
-        request = urllib.request.Request(self.url + path)
+    def flush_cache(self) -> None:
+        """Empty every worker's prefix cache, once idle. Raises NotRunning where it cannot."""
+        self._call("/flush_cache", method="POST")
+
+    def _call(self, path: str, method: str = "GET") -> bytes:
+        request = urllib.request.Request(self.url + path, method=method)
         try:
             with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
                 body: bytes = reply.read()

@@ -25,7 +25,7 @@ def _router_line(router: Mapping[str, Any]) -> Text:
 
 
 def _workers(workers: list[Mapping[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for column in ("worker", "role", "state"):
         table.add_column(column, no_wrap=True)
     for column in ("run", "wait"):

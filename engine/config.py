@@ -29,10 +29,10 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     max_model_len: int  # max_position_embeddings
-    layers: tuple[tuple[Mixer, ...], ...]  # each block's mixers, in order
+    layers: tuple[tuple[Mixer, ...], ...]  # each layer's mixers: none, one, or two side by side
     recurrent: tuple[RecurrentShape, ...]  # one a recurrent mixer, in order
     attention: tuple[AttentionShape, ...]  # one an attention mixer, in order
-    mamba_chunk_size: int  # kernel chunk K, tokens
+    mamba_chunk_size: int  # kernel chunk K, tokens; 1 where no kernel cuts a row
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype  # of weights and activations
     conv_dtype: torch.dtype
@@ -70,7 +70,7 @@ class EngineConfig:
     prefix_caching: bool = True
     mamba_scheduler_strategy: Strategy = Strategy.AUTO
     mamba_track_interval: int = 256  # tokens between the snapshots of a decoding row, at least
-    snapshots_per_prefill: int = 4  # most snapshots that one chunk of a prompt takes
+    snapshots_per_prefill: int | None = None  # most that a prompt's chunk takes; None: by budget
     canary: bool = False  # check that slots and pages hold what each step believes: for debugging
     overlap: bool = True  # plan the next step while one runs
     cached_snapshots: int | None = None  # slots for the prefix cache; None: by the budget

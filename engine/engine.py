@@ -69,7 +69,7 @@ class Engine:
         self._memory = RequestMemory(self.states, self.pages, config.prefix_caching, self.counters)
         chunk = model.config.mamba_chunk_size if model.config.recurrent else config.page_size
         grids = Grids(chunk, config.page_size, config.mamba_track_interval)
-        tracker = Tracker(self._memory, grids, config.snapshots_per_prefill, on=self.plan.tracks)
+        tracker = Tracker(self._memory, grids, self.plan.snapshots_per_prefill, on=self.plan.tracks)
         self._scheduler = Scheduler(
             self._memory,
             RowPlanner(model.config.vocab_size, tracker),

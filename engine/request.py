@@ -127,9 +127,10 @@ class Request:
     @property
     def target(self) -> int:
         """Tokens to compute before the next token is sampled or the request is held."""
-        if not self.spec.hold:
-            return self.total
-        return len(self.spec.prompt_ids) + max(0, len(self.output) - 1)
+        spec = self.spec
+        if spec.hold:
+            return len(spec.prompt_ids) + max(0, len(self.output) - 1)
+        return len(spec.prompt_ids) + len(self.output) + self.pending  # total, a call less
 
     @property
     def decodes(self) -> bool:

@@ -133,8 +133,8 @@ class RequestMemory:
 
     def grow(self, request: Request, tokens: int) -> bool:
         """Pages for `tokens` tokens; false, and nothing taken, when there are too few."""
-        missing = self.missing_pages(request, tokens)
-        if not missing:
+        missing = self.pages_for(tokens) - len(request.pages)
+        if missing <= 0:
             return True
         taken = self._take_pages(missing, request.owner)
         if taken is None:

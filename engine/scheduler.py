@@ -107,7 +107,9 @@ class Scheduler:
             if request.decodes:
                 if request.exhausted:
                     continue
-                if len(decode) < self._max_running and self._make_room(request, request.target):
+                if len(decode) < self._max_running and self._make_room(
+                    request, request.computed + 1
+                ):
                     decode.append(self._planner.decode_row(request))
                 continue
             end = self._chunk_end(request, budget, first=not prefill)

@@ -14,7 +14,7 @@ from baton.transfer.grpc_channel import GrpcChannel
 from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
 from baton.worker.errors import WorkerError, abort, error_of, make_error
-from baton.worker.handshake import check_hello
+from baton.worker.handshake import HELLO_S, check_hello
 
 
 class PrefillService(handoff_pb2_grpc.HandoffServicer):
@@ -64,10 +64,10 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         context: aio.ServicerContext,
     ) -> None:
         try:
-            async with asyncio.timeout(self._context.lease_s):
+            async with asyncio.timeout(HELLO_S):
                 hello = await self._greet(messages)
         except TimeoutError:
-            message = f"no Hello within the lease, {self._context.lease_s:g} s"
+            message = f"no Hello within {HELLO_S:g} s"
             silent = make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True)
             await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, silent)
         except WorkerError as refused:

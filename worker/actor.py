@@ -1,6 +1,7 @@
 """A worker as a plain class with blocking methods; `deploy` makes a Ray actor of it."""
 
 import asyncio
+import os
 import threading
 import time
 
@@ -14,6 +15,7 @@ from baton.worker.started import Started
 
 START_TIMEOUT_S = 60.0
 STOP_MARGIN_S = 90.0
+LAST_WORDS_S = 0.25  # for errors to reach peers and the router, when the engine is lost
 
 
 class WorkerActor:
@@ -35,7 +37,7 @@ class WorkerActor:
         load_s = time.monotonic() - began
         self._tell("serving", 1.0)
         self._thread.start()
-        self._runtime = WorkerRuntime(self._config, engine, self._make_role)
+        self._runtime = WorkerRuntime(self._config, engine, self._make_role, self._end_process)
         starting = self._runtime.start(load_s)
         return asyncio.run_coroutine_threadsafe(starting, self._loop).result(START_TIMEOUT_S)
 
@@ -56,6 +58,11 @@ class WorkerActor:
 
     def _tell(self, phase: str, fraction: float) -> None:
         self._progress = (phase, fraction)
+
+    def _end_process(self) -> None:
+        """An engine whose books do not balance cannot be trusted again in this process; Ray starts
+        another."""
+        self._loop.call_later(LAST_WORDS_S, os._exit, 1)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

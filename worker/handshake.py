@@ -6,6 +6,9 @@ from baton.transfer.errors import FingerprintError
 from baton.transfer.fingerprint import check
 from baton.worker.errors import WorkerError, error_of, make_error
 
+HELLO_S = 5.0
+"""How long whoever opened a stream may take to say who it is. Nothing waits for it meanwhile."""
+
 
 def check_hello(ours: common_pb2.Hello, theirs: common_pb2.Hello) -> None:
     """Raises WorkerError, INCOMPATIBLE, that names both values of whatever differs."""

@@ -52,10 +52,18 @@ ENGINE_STOP_S = 60.0  # the longest step
 class WorkerRuntime:
     """`start` and `stop` are called once each, on one running loop."""
 
-    def __init__(self, config: WorkerConfig, engine: Engine, make_role: MakeRole) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        engine: Engine,
+        make_role: MakeRole,
+        on_engine_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        """on_engine_lost: told last, on the loop, once everybody else knows."""
         self._config = config
         self._engine = engine
         self._make_role = make_role
+        self._on_engine_lost = on_engine_lost
         self._tasks: list[asyncio.Task[None]] = []
         # Wall-clock nanoseconds: larger in every later life of this worker.
         self.incarnation = time.time_ns()
@@ -172,6 +180,7 @@ class WorkerRuntime:
         log.critical("the engine has stopped: %s: %s", type(error).__name__, error)
         self._role.on_engine_failure(error)
         self._spawn(self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
+        self._on_engine_lost()
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

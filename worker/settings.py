@@ -21,11 +21,12 @@ def engine_settings(config: EngineConfig, plan: MemoryPlan) -> dict[str, object]
         "max_total_num_tokens": (plan.pages - 1) * config.page_size,
         "chunked_prefill_size": config.chunked_prefill_size,
         "disable_radix_cache": not config.prefix_caching,
+        "disable_overlap_schedule": not config.overlap or plan.donates_live,
         "mamba_scheduler_strategy": strategy.value,
         "mamba_track_interval": config.mamba_track_interval,
         "mamba_checkpoint_grid": grids.checkpoint,
         "mamba_track_grid": grids.decode,
-        "snapshots_per_prefill": config.snapshots_per_prefill,
+        "snapshots_per_prefill": plan.snapshots_per_prefill,
         "max_mamba_cache_size": plan.slots - 1,
     }
 

@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from baton.engine.errors import InvariantError
 from baton.engine.memory.owners import Owner
 
+# Looking a member up in its enum costs as much as popping an id.
+_FREE, _TICKET = Owner.FREE, Owner.TICKET
+
 
 class IdPool:
     """Ids 1 .. `size` - 1. All operations are O(1) an id."""
@@ -45,21 +48,12 @@ class IdPool:
 
     def take(self, owner: Owner) -> int | None:
         """One id for `owner`, or None when the pool has none that `owner` may have."""
-        if owner is Owner.TICKET:
-            source = self._ready
-        elif self._group:
-            ident = self._group.pop()
-            self._owner[ident] = owner
-            return ident
-        elif self._fenced:
-            ident = self._fenced.popleft()[1]
-            self._owner[ident] = owner
-            return ident
+        if (self._group or self._fenced) and owner is not _TICKET:
+            ident = self._group.pop() if self._group else self._fenced.popleft()[1]
+        elif self._ready:
+            ident = self._ready.pop()
         else:
-            source = self._ready
-        if not source:
             return None
-        ident = source.pop()
         self._owner[ident] = owner
         return ident
 
@@ -73,15 +67,17 @@ class IdPool:
 
     def move(self, ident: int, source: Owner, target: Owner) -> None:
         """Hand `ident` from one owner to another: donation, activation, quarantine."""
-        self._expect(ident, source)
-        if target is Owner.FREE:
+        if not 0 < ident < self.size or self._owner[ident] is not source:
+            raise self._misplaced(ident, source)
+        if target is _FREE:
             raise InvariantError(f"{self.what} {ident} is freed by free(), not by move()")
         self._owner[ident] = target
 
     def free(self, ident: int, source: Owner, after: int = 0) -> None:
         """Give `ident` back. `after`: the last forward's sequence number that may touch it."""
-        self._expect(ident, source)
-        self._owner[ident] = Owner.FREE
+        if not 0 < ident < self.size or self._owner[ident] is not source:
+            raise self._misplaced(ident, source)
+        self._owner[ident] = _FREE
         if after > self._completed:
             self._fenced.append((after, ident))
         else:
@@ -137,12 +133,11 @@ class IdPool:
         if any(sequence <= self._completed for sequence, _ in self._fenced):
             raise InvariantError(f"{self.what}s are fenced by a forward that has completed")
 
-    def _expect(self, ident: int, source: Owner) -> None:
+    def _misplaced(self, ident: int, source: Owner) -> InvariantError:
         if not 0 < ident < self.size:
-            raise InvariantError(
+            return InvariantError(
                 f"{self.what} {ident} is outside 1 .. {self.size - 1}; {source} gave it back"
             )
-        if self._owner[ident] is not source:
-            raise InvariantError(
-                f"{self.what} {ident} belongs to {self._owner[ident]}, not to {source}"
-            )
+        return InvariantError(
+            f"{self.what} {ident} belongs to {self._owner[ident]}, not to {source}"
+        )

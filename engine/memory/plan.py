@@ -9,6 +9,7 @@ from baton.engine.grids import Strategy, resolve
 from baton.engine.memory.layout import PageLayout, SlotLayout
 
 SNAPSHOTS_A_REQUEST = 8  # cached snapshots for each running request, where there is room
+MOST_SNAPSHOTS_A_PREFILL = 8
 SCORED_ROWS = 256  # rows of logits for prompt scores that a step may want beside its draws
 
 
@@ -99,7 +100,21 @@ class MemoryPlan:
         return self._track_slots(self.config.max_running)
 
     def _track_slots(self, running: int) -> int:
-        return running + self.config.snapshots_per_prefill if self.tracks else 0
+        return running + self.snapshots_per_prefill if self.tracks else 0
+
+    @cached_property
+    def snapshots_per_prefill(self) -> int:
+        """As told, or as many as the budget has slots for beside each running request, 1 to
+        MOST_SNAPSHOTS_A_PREFILL."""
+        if self.config.snapshots_per_prefill is not None:
+            return self.config.snapshots_per_prefill
+        if not self.tracks or not self.slot_layout.slot_bytes:
+            return 1
+        running = self.config.max_running
+        slots = 1 + 2 * running + self.config.tickets
+        left = self.pool_bytes - self._least_bytes(running, slots)
+        each = max(0, left) // 2 // self.slot_layout.slot_bytes // running
+        return min(MOST_SNAPSHOTS_A_PREFILL, max(1, each))
 
     @property
     def tracks(self) -> bool:
@@ -186,7 +201,7 @@ class MemoryPlan:
             "max_running": config.max_running,
             "chunked_prefill_size": config.chunked_prefill_size,
             "workers_on_host": config.workers_on_host,
-            "snapshots_per_prefill": config.snapshots_per_prefill,
+            "snapshots_per_prefill": config.snapshots_per_prefill or 1,
         }
         for name, value in least.items():
             if value < 1:
@@ -209,7 +224,12 @@ class MemoryPlan:
     def _pool_bytes(self, running: int) -> int:
         """The least that `running` requests need: a slot and a page each, padding, tickets; and
         pages for one sequence of the length that was asked for."""
-        slots = 1 + running + self._track_slots(running) + self.config.tickets
+        return self._least_bytes(
+            running, 1 + running + self._track_slots(running) + self.config.tickets
+        )
+
+    def _least_bytes(self, running: int, slots: int) -> int:
+        """`slots` slots, and pages for `running` requests or one of the longest."""
         longest = self.config.max_model_len or self.config.page_size
         pages = 1 + max(running, self.page_layout.pages_for(longest))
         return slots * self.slot_layout.slot_bytes + pages * self.page_layout.page_bytes

@@ -10,12 +10,21 @@ import torch
 
 from baton.engine.config import ModelConfig
 from baton.engine.errors import ConfigError
-from baton.engine.models import bamba, granitemoehybrid
+from baton.engine.models import (
+    bamba,
+    granite,
+    granitemoehybrid,
+    llama,
+    mamba2,
+    nemotron_h,
+    qwen3,
+)
 from baton.engine.models.family import DTypes, Family
 from baton.engine.models.fields import Fields, read_fields
 
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (bamba.FAMILY, granitemoehybrid.FAMILY)
+    module.FAMILY.model_type: module.FAMILY
+    for module in (bamba, granite, granitemoehybrid, llama, mamba2, nemotron_h, qwen3)
 }
 
 

@@ -92,6 +92,25 @@ class Scope:
         self.tally.nbytes += fused.nbytes
         return fused
 
+    def stack(
+        self, names: Sequence[str], shape: Shape, blocks: Sequence[int], dim: int = 0
+    ) -> Tensor:
+        """This rank's part of tensors of one `shape`, stacked: [len(names), *its part].
+
+        blocks, dim: as in `part`, within each tensor.
+        """
+        stacked = torch.empty(0)
+        for place, name in enumerate(names):
+            full = self._whole(name, shape)
+            own = _divide(full, blocks, dim, self.shard, self.prefix + name)
+            if not place:
+                whole = (len(names), *own.shape)
+                stacked = torch.empty(whole, dtype=self.dtype, device=self.device)
+            stacked[place] = own
+            self.source.release(self.prefix + name)
+        self.tally.nbytes += stacked.nbytes
+        return stacked
+
     def own(self, tensor: Tensor) -> Tensor:
         """A tensor that the model made for itself, on the device, its bytes counted."""
         self.tally.nbytes += tensor.nbytes

@@ -34,7 +34,8 @@ from baton.worker.errors import METADATA_KEY
 
 S = HandoffState
 TOKENS = 10
-LEASE_MS = 400
+LEASE_MS = 600  # where a test waits for it to end
+LEASES_MS = {"cut": 5000, "silent": LEASE_MS}
 
 
 @dataclass
@@ -67,14 +68,16 @@ STATES = ["queued", "scheduled", "held", "reserved", "writing", "complete", "act
 
 
 @asynccontextmanager
-async def stuck(state: str, rng: random.Random, *, fallback: bool = False) -> AsyncIterator[Stuck]:
+async def stuck(
+    state: str, rng: random.Random, *, fallback: bool = False, lease_ms: int = 5000
+) -> AsyncIterator[Stuck]:
     """`held`: scheduled, and the first token sampled, but there is no ticket."""
-    prefill, spare = prefill_worker(lease_ms=LEASE_MS), prefill_worker("p1", lease_ms=LEASE_MS)
-    decode = decode_worker(pages=40, lease_ms=LEASE_MS)
+    prefill, spare = prefill_worker(lease_ms=lease_ms), prefill_worker("p1", lease_ms=lease_ms)
+    decode = decode_worker(pages=40, lease_ms=lease_ms)
     prompt = random_prompt(rng, 40, 60)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(running(prefill, spare, decode))
-        router = await stack.enter_async_context(session(decode, LEASE_MS / 1000))
+        router = await stack.enter_async_context(session(decode, lease_ms / 1000))
         proxy, seen = await stack.enter_async_context(proxied(prefill.identity))
         hog = None
         if state in ("scheduled", "held"):
@@ -151,7 +154,7 @@ async def test_a_router_that_goes_away_cancels_its_requests(
 async def test_a_lost_prefill_is_an_error_that_says_so(
     state: str, fault: str, seeded: random.Random
 ) -> None:
-    async with stuck(state, seeded) as case:
+    async with stuck(state, seeded, lease_ms=LEASES_MS[fault]) as case:
         case.proxy.cut() if fault == "cut" else case.proxy.freeze()
         if state in ("complete", "active"):
             await case.release()
@@ -174,7 +177,7 @@ async def test_a_lost_prefill_is_an_error_that_says_so(
 async def test_a_lost_prefill_is_replaced_and_no_token_is_wrong(
     state: str, fault: str, seeded: random.Random
 ) -> None:
-    async with stuck(state, seeded, fallback=True) as case:
+    async with stuck(state, seeded, fallback=True, lease_ms=LEASES_MS[fault]) as case:
         case.proxy.cut() if fault == "cut" else case.proxy.freeze()
         if case.hog is not None:  # it is the rank's memory that is short, on either try
             await case.decode.reached(S.EXPIRED)
@@ -239,6 +242,26 @@ async def test_a_sampled_first_token_is_kept_by_the_next_attempt(seeded: random.
         assert len(answer.token_ids) == 6
         await decode.clean()
         await spare.clean()
+
+
+async def test_scores_that_went_out_before_a_loss_do_not_go_out_again(
+    seeded: random.Random,
+) -> None:
+    prompt = random_prompt(seeded, 50, 60)
+    sampling = SamplingParams(temperature=0.0, max_tokens=4, prompt_logprobs_start=0)
+    prefill, spare, decode = prefill_worker(), prefill_worker("p1", chunk=32), decode_worker()
+    async with running(prefill, spare, decode), session(decode) as router:
+        async with proxied(prefill.identity) as (proxy, seen):
+            prefill.model.gate.allow(1)
+            _, answer = await router.start(prompt, sampling, [seen, spare.identity])
+            await answer.until(lambda answer: answer.prompt_logprobs)
+            assert len(answer.prompt_logprobs) < len(prompt)
+            proxy.cut()
+            await answer.end()
+        assert [entry.token_id for entry in answer.prompt_logprobs] == list(prompt)
+        prefill.model.gate.open()
+        for worker in (prefill, spare, decode):
+            await worker.clean()
 
 
 async def test_a_corrupted_payload_is_retried_elsewhere_and_no_token_is_wrong(

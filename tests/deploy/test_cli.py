@@ -67,6 +67,14 @@ def test_a_port_that_is_in_use(
     assert f"--http-port {port}" in said
 
 
+def test_memory_that_does_not_suffice(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    words = ("--model", str(model), "--http-port", "0", "--grpc-port", "0", "--memory-gb", "0.02")
+    said = _fails(capfd, monkeypatch, "serve", *words)
+    assert "prefill-0" in said and "budget" in said
+
+
 @pytest.mark.parametrize("words", [("status",), ("generate", "hello"), ("stop",)])
 def test_no_cluster_to_talk_to(
     capfd: pytest.CaptureFixture[str],

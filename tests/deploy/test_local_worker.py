@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from contextlib import aclosing
 from pathlib import Path
 
 import grpc
@@ -11,6 +12,8 @@ import pytest
 from deploy.tiny_worker import DEADLINE_S, GRID, VOCAB, Client, make_worker, prompt, served
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton.api.backend import GenerateRequest, TokenEvent
+from baton.api.sampling import SamplingParams
 from baton.proto import inference_pb2, inference_pb2_grpc
 from baton.worker.config import Role
 
@@ -135,6 +138,23 @@ async def test_a_client_that_leaves_takes_its_request_along(tiny: Path, rng: ran
             assert len(json.loads(first.removeprefix("data: "))["output_ids"]) == 1
             await client.running(1)
         await client.running(0)
+        assert (await client.state())["counters"]["steps"] < 2500, "it ran to its end"
+
+
+async def test_closing_the_backends_generator_is_enough_to_cancel(
+    tiny: Path, rng: random.Random
+) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=3000, ignore_eos=True)
+    request = GenerateRequest("0" * 32, tuple(prompt(rng, 5)), sampling)
+    async with make_worker(tiny) as worker, asyncio.timeout(DEADLINE_S):
+        async with aclosing(worker.backend.generate(request)) as events:
+            first = await anext(events)
+            assert isinstance(first, TokenEvent) and len(first.token_ids) == 1
+            assert worker.backend.busy == 1
+        while (state := (await worker.backend.server_info())["internal_states"][0])["running"]:
+            await asyncio.sleep(0.005)
+        assert state["counters"]["steps"] < 2500, "it ran to its end"
+        assert worker.backend.busy == 0
 
 
 async def test_several_answers_share_their_prompt_and_differ_by_seed(

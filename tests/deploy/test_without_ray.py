@@ -126,7 +126,7 @@ async def test_a_flush_waits_for_the_rank_that_decodes(tiny: Path, rng: random.R
 async def test_options_of_the_ranks_reach_the_client(tiny: Path) -> None:
     async with cluster(tiny) as both:
         info = (await both.client.http.get("/get_server_info")).json()
-    assert info["disable_radix_cache"] is False
+    assert info["disable_radix_cache"] is info["disable_overlap_schedule"] is False
     assert (info["page_size"], info["max_running_requests"]) == (GRID, 4)
     assert info["mamba_scheduler_strategy"] == "extra_buffer"
     assert info["internal_states"][0]["worker_id"] == "decode-0"

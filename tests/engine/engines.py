@@ -44,7 +44,13 @@ def make_engine(
         tickets=tickets,
         held_fraction=held_fraction,
         memory_bytes=1 << 40,
-        **{"page_size": PAGE, "cached_snapshots": 6, "mamba_track_interval": 16} | more,  # type: ignore[arg-type]
+        **{
+            "page_size": PAGE,
+            "cached_snapshots": 6,
+            "snapshots_per_prefill": 4,
+            "mamba_track_interval": 16,
+        }
+        | more,  # type: ignore[arg-type]
     )
     plan = MemoryPlan(config, model.config, 0, 0)
     pool_bytes = plan.slots * plan.slot_layout.slot_bytes

@@ -68,7 +68,7 @@ def test_a_plan_fits_its_budget_or_names_the_largest_that_does(
         return
     assert total(made) <= budget
     assert made.slots == 1 + running + tickets + made.track_slots + made.snapshot_slots
-    assert made.track_slots == running + config.snapshots_per_prefill
+    assert made.track_slots == running + made.snapshots_per_prefill
     assert made.max_model_len <= (made.pages - 1) * page
 
 

@@ -52,3 +52,18 @@ class RowLinear:
         """x: [T, this rank's columns] -> [T, rows]"""
         y = self.comm.all_reduce(self.kernels.linear(x, self.weight, None))
         return y if self.bias is None else y + self.bias
+
+
+class WholeLinear:
+    """y = x W^T + b, all of it on every rank."""
+
+    def __init__(
+        self, scope: Scope, name: str, rows: int, columns: int, bias: bool = False
+    ) -> None:
+        self.kernels = scope.kernels
+        self.weight = scope.tensor(f"{name}.weight", rows, columns)
+        self.bias = scope.tensor(f"{name}.bias", rows, dtype=torch.float32) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [T, columns] -> [T, rows]"""
+        return self.kernels.linear(x, self.weight, self.bias)

@@ -18,6 +18,34 @@ from baton.kernels.ssd import ssd_prefill
 
 
 @dataclass(frozen=True)
+class Mamba2Fields:
+    """What config.json calls a mixer's sizes. As they stand, they are Granite's and Bamba's."""
+
+    heads: str = "mamba_n_heads"
+    head_dim: str = "mamba_d_head"
+    groups: str = "mamba_n_groups"
+    d_state: str = "mamba_d_state"
+    width: str = "mamba_d_conv"
+    chunk_size: str = "mamba_chunk_size"
+    conv_bias: str = "mamba_conv_bias"
+    proj_bias: str = "mamba_proj_bias"
+    expand: str | None = "mamba_expand"  # None: nothing but the heads says how wide the mixer is
+    inner: str | None = None  # a field that, where it is given, says it in place of `expand`
+
+    def read_inner(self, fields: Fields, hidden: int) -> tuple[int, str]:
+        """The mixer's width, and what says so."""
+        if self.inner is not None and fields.has(self.inner):
+            return fields.integer(self.inner), self.inner
+        if self.expand is not None:
+            return fields.integer(self.expand, 2) * hidden, f"{self.expand} x hidden_size"
+        width = fields.integer(self.heads) * fields.integer(self.head_dim)
+        return width, f"{self.heads} x {self.head_dim}"
+
+
+_COMMON_FIELDS = Mamba2Fields()
+
+
+@dataclass(frozen=True)
 class Mamba2Shape:
     """The sizes of one mixer. Set by the family's config reader."""
 
@@ -50,35 +78,37 @@ class Mamba2Shape:
         )
 
     @staticmethod
-    def read(fields: Fields, hidden: int, norm_eps: float) -> "Mamba2Shape":
-        """From the `mamba_*` fields that Granite and Bamba share."""
-        heads = fields.integer("mamba_n_heads")
-        inner = fields.integer("mamba_expand", 2) * hidden
-        if fields.raw.get("mamba_d_head") in (None, "auto"):
+    def read(
+        fields: Fields, hidden: int, norm_eps: float, names: Mamba2Fields = _COMMON_FIELDS
+    ) -> "Mamba2Shape":
+        """From the fields called `names`."""
+        heads = fields.integer(names.heads)
+        inner, said = names.read_inner(fields, hidden)
+        if fields.raw.get(names.head_dim) in (None, "auto"):
             head_dim = inner // heads
         else:
-            head_dim = fields.integer("mamba_d_head")
+            head_dim = fields.integer(names.head_dim)
         if heads * head_dim != inner:
             raise ConfigError(
-                f"{fields.where}: mamba_n_heads x mamba_d_head ({heads} x {head_dim}) should be "
-                f"mamba_expand x hidden_size ({inner})"
+                f"{fields.where}: {names.heads} x {names.head_dim} ({heads} x {head_dim}) should "
+                f"be {said} ({inner})"
             )
-        groups = fields.integer("mamba_n_groups", 1)
+        groups = fields.integer(names.groups, 1)
         if heads % groups:
             raise ConfigError(
-                f"{fields.where}: mamba_n_heads ({heads}) should be a multiple of "
-                f"mamba_n_groups ({groups})"
+                f"{fields.where}: {names.heads} ({heads}) should be a multiple of "
+                f"{names.groups} ({groups})"
             )
         return Mamba2Shape(
             hidden=hidden,
             heads=heads,
             head_dim=head_dim,
             groups=groups,
-            d_state=fields.integer("mamba_d_state"),
-            width=fields.integer("mamba_d_conv", 4, minimum=2),
-            chunk_size=fields.integer("mamba_chunk_size", 256),
-            conv_bias=fields.flag("mamba_conv_bias", True),
-            proj_bias=fields.flag("mamba_proj_bias", False),
+            d_state=fields.integer(names.d_state),
+            width=fields.integer(names.width, 4, minimum=2),
+            chunk_size=fields.integer(names.chunk_size, 256),
+            conv_bias=fields.flag(names.conv_bias, True),
+            proj_bias=fields.flag(names.proj_bias, False),
             norm_eps=norm_eps,
             dt_limit=read_dt_limit(fields),
         )
