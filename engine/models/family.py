@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from baton.engine.config import Mixer, ModelConfig
 from baton.engine.errors import ConfigError
@@ -16,6 +15,7 @@ from baton.engine.models.decoder import Decoder, Norm, Residual
 from baton.engine.models.fields import Fields, read_json
 from baton.engine.models.layers.base import Layer
 from baton.engine.models.scope import Scope
+from baton.kernels.linear import Weight
 
 # What config.json must say of any decoder, and of one with attention.
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
@@ -155,11 +155,11 @@ def decoder(
     )
 
 
-def read_head(fields: Fields, scope: Scope, embedding: Tensor) -> Tensor:
+def read_head(fields: Fields, scope: Scope, embedding: Weight) -> Weight:
     """[vocab, hidden]: the output head, or the embedding where they are tied."""
     if fields.flag("tie_word_embeddings", False):
         return embedding
-    return scope.tensor("lm_head.weight", *embedding.shape)
+    return scope.matrix(scope.tensor("lm_head.weight", *embedding.shape))
 
 
 def _eos_token_ids(fields: Fields, folder: Path) -> tuple[int, ...]:
