@@ -17,6 +17,7 @@ class Mixer(StrEnum):
 
     ATTENTION = "attention"
     MAMBA2 = "mamba2"
+    SHORT_CONV = "short_conv"
 
 
 @dataclass(frozen=True)

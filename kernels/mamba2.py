@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.conv1d import causal_conv1d_update
@@ -21,9 +22,10 @@ class Mamba2Weights:
     conv_weight: [C, W]; the last column multiplies the newest input
     conv_bias:   [C] or None
     A, D, dt_bias: [H]; A is negative
-    norm_weight: [H P]; the norm is taken over each group's channels
+    norm_weight: [H P]; the norm is taken over each group's channels. None: there is no norm
     eps:         of the norm
     dt_limit:    (low, high) clamp of dt after softplus
+    gate_last:   norm(y) * silu(z), not norm(y * silu(z)); there is a norm
     """
 
     conv_weight: Tensor
@@ -31,12 +33,13 @@ class Mamba2Weights:
     A: Tensor
     D: Tensor
     dt_bias: Tensor
-    norm_weight: Tensor
+    norm_weight: Tensor | None
     head_dim: int
     groups: int
     d_state: int
     eps: float
     dt_limit: tuple[float, float]
+    gate_last: bool = False
 
     @property
     def heads(self) -> int:
@@ -62,9 +65,11 @@ class Mamba2Weights:
         )
 
     def gated_norm(self, y: Tensor, z: Tensor) -> Tensor:
-        """norm(y * silu(z)) a group: y, z [T, H P] float -> [T, H P], dtype of y"""
+        """Gate, and norm a group where there is one: y, z [T, H P] float -> [T, H P], dtype of y"""
+        if self.norm_weight is None:
+            return (y.float() * F.silu(z.float())).to(y.dtype)
         group = self.inner // self.groups
-        return gated_rms_norm(y, z, self.norm_weight, self.eps, group, norm_before_gate=False)
+        return gated_rms_norm(y, z, self.norm_weight, self.eps, group, self.gate_last)
 
 
 def mamba2_step(
@@ -123,7 +128,7 @@ def mamba2_step_native(
             weights.A.data_ptr(),
             weights.D.data_ptr(),
             weights.dt_bias.data_ptr(),
-            weights.norm_weight.data_ptr(),
+            None if weights.norm_weight is None else weights.norm_weight.data_ptr(),
             conv_pool.data_ptr(),
             ssm_pool.data_ptr(),
             read_slots.data_ptr(),
@@ -142,6 +147,7 @@ def mamba2_step_native(
             ssm_pool.stride(0),
             signatures.DTYPES[conv_pool.dtype],
             signatures.DTYPES[ssm_pool.dtype],
+            int(weights.gate_last),
             low,
             min(high, _LARGEST_STEP),
             weights.eps,

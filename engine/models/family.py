@@ -29,6 +29,7 @@ _MIXERS = {
     "linear_attention": Mixer.MAMBA2,
     "attention": Mixer.ATTENTION,
     "full_attention": Mixer.ATTENTION,
+    "conv": Mixer.SHORT_CONV,
 }
 
 
@@ -136,10 +137,14 @@ def decoder(
     eps: float,
     embedding: str = "model.embed_tokens",
     norm: str = "model.norm",
+    tied: bool = False,
     embedding_multiplier: float = 1.0,
     logits_divisor: float = 1.0,
 ) -> Decoder:
-    """`blocks` between the embedding and the last norm that are called so, and the head."""
+    """`blocks` between the embedding and the last norm that are called so, and the head.
+
+    tied: whether head and embedding are one where the config does not say.
+    """
     hidden = config.hidden_size
     table = scope.tensor(f"{embedding}.weight", config.vocab_size, hidden)
     return Decoder(
@@ -148,16 +153,19 @@ def decoder(
         table,
         tuple(blocks),
         norm=Norm(scope, norm, hidden, eps),
-        head=read_head(Fields(config.raw, "config.json"), scope, table),
+        head=read_head(Fields(config.raw, "config.json"), scope, table, tied),
         tally=scope.tally,
         embedding_multiplier=embedding_multiplier,
         logits_divisor=logits_divisor,
     )
 
 
-def read_head(fields: Fields, scope: Scope, embedding: Tensor) -> Tensor:
-    """[vocab, hidden]: the output head, or the embedding where they are tied."""
-    if fields.flag("tie_word_embeddings", False):
+def read_head(fields: Fields, scope: Scope, embedding: Tensor, tied: bool = False) -> Tensor:
+    """[vocab, hidden]: the output head, or the embedding where they are tied.
+
+    tied: where the config does not say.
+    """
+    if fields.flag("tie_word_embeddings", tied):
         return embedding
     return scope.tensor("lm_head.weight", *embedding.shape)
 

@@ -44,7 +44,7 @@ class PrefillRows:
     kv_lens: Tensor  # [P] int64
     kv_lens_host: tuple[int, ...]
     conv: ConvIndex | None  # None: the model has no recurrent layer
-    scan: ChunkIndex | None
+    scan: ChunkIndex | None  # None: it has none with an SSM state
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,9 @@ def _prefill_rows(batch: ForwardBatch, config: ModelConfig) -> PrefillRows:
     if config.recurrent:
         width = config.recurrent[0].conv[1] + 1
         conv = conv_index(cu_seqlens_host, prefix_lens_host, width, batch.snapshots, device)
-        chunk = config.mamba_chunk_size
-        scan = ssd_index(cu_seqlens_host, prefix_lens_host, chunk, batch.snapshots, device)
+        if config.recurrent[0].ssm is not None:
+            chunk = config.mamba_chunk_size
+            scan = ssd_index(cu_seqlens_host, prefix_lens_host, chunk, batch.snapshots, device)
     return PrefillRows(
         cu_seqlens=batch.cu_seqlens[first:] - first,
         cu_seqlens_host=cu_seqlens_host,

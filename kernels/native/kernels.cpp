@@ -577,7 +577,7 @@ struct Mamba2Step {
   const float* zxbcdt;  // [rows, z | x B C | dt], rows stride apart
   const float *conv_weight, *conv_bias;  // [channels, width], [channels] or null
   const float *A, *D, *dt_bias;          // [heads]
-  const float* norm_weight;              // [inner]
+  const float* norm_weight;              // [inner] or null: no norm
   void *conv_pool, *ssm_pool;  // [slots, channels, width - 1], [slots, heads, head_dim, d_state]
   const int64_t *read_slots, *write_slots;  // [rows]
   const uint8_t* has_initial;               // [rows] or null: every row has one
@@ -585,6 +585,7 @@ struct Mamba2Step {
   float* y;                                 // [rows, inner]
   int64_t rows, stride, heads, head_dim, groups, d_state, width;
   int64_t conv_stride, ssm_stride, conv_dtype, ssm_dtype;  // slot strides in values
+  int64_t gate_last;                                       // the gate comes after the norm
   double dt_low, dt_high, eps;
 
   int64_t inner() const { return heads * head_dim; }
@@ -649,7 +650,7 @@ void convolve_all(const Mamba2Step& a) {
   }
 }
 
-// One head of one row: h = exp(dt A) h + dt x B^T; y = (h C + D x) silu(z).
+// One head of one row: h = exp(dt A) h + dt x B^T; y = (h C + D x) silu(z), or not yet the gate.
 template <class T>
 void advance(const Mamba2Step& a, int64_t row, int64_t head) {
   const int64_t P = a.head_dim, N = a.d_state, place = head * P * N;
@@ -678,6 +679,7 @@ void advance(const Mamba2Step& a, int64_t row, int64_t head) {
     });
     y[p] = sum(total) + a.D[head] * x[p];
   }
+  if (a.gate_last) return;
   runs(P, [&](int64_t i, int64_t n) {
     store_run(y + i, load_run(y + i, n) * silu(load_run(projected + head * P + i, n)), n);
   });
@@ -692,14 +694,18 @@ void advance_all(const Mamba2Step& a) {
 void mamba2_step(const Mamba2Step& a) {
   a.conv_dtype == FLOAT32 ? convolve_all<float>(a) : convolve_all<Bf16>(a);
   a.ssm_dtype == FLOAT32 ? advance_all<float>(a) : advance_all<Bf16>(a);
+  if (!a.norm_weight) return;
   const int64_t size = a.inner() / a.groups;
 #pragma omp for schedule(static)
   for (int64_t job = 0; job < a.rows * a.groups; job++) {
     float* y = a.y + job * size;
-    const float* weight = a.norm_weight + job % a.groups * size;
+    const int64_t first = job % a.groups * size;
+    const float* weight = a.norm_weight + first;
+    const float* z = a.zxbcdt + job / a.groups * a.stride + first;
     const float scale = 1.0f / sqrtf(mean_square(y, size) + static_cast<float>(a.eps));
     runs(size, [&](int64_t i, int64_t n) {
-      store_run(y + i, load_run(y + i, n) * scale * load_run(weight + i, n), n);
+      const Vec normed = load_run(y + i, n) * scale * load_run(weight + i, n);
+      store_run(y + i, a.gate_last ? normed * silu(load_run(z + i, n)) : normed, n);
     });
   }
 }
