@@ -13,6 +13,7 @@ from baton.engine.models.layers.base import Layer
 from baton.engine.models.scope import Scope, Tally
 from baton.engine.models.step import Step
 from baton.kernels.dispatch import Kernels
+from baton.kernels.linear import Weight
 
 
 class Norm:
@@ -53,10 +54,10 @@ class Decoder:
 
     config: ModelConfig
     kernels: Kernels
-    embedding: Tensor
+    embedding: Weight
     blocks: tuple[Residual, ...]
     norm: Norm
-    head: Tensor
+    head: Weight
     tally: Tally
     embedding_multiplier: float = 1.0
     logits_divisor: float = 1.0

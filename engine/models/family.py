@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from baton.engine.config import Mixer, ModelConfig
 from baton.engine.errors import ConfigError
@@ -16,6 +15,7 @@ from baton.engine.models.decoder import Decoder, Norm, Residual
 from baton.engine.models.fields import Fields, read_json
 from baton.engine.models.layers.base import Layer
 from baton.engine.models.scope import Scope
+from baton.kernels.linear import Weight
 
 # What config.json must say of any decoder, and of one with attention.
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
@@ -146,7 +146,7 @@ def decoder(
     tied: whether head and embedding are one where the config does not say.
     """
     hidden = config.hidden_size
-    table = scope.tensor(f"{embedding}.weight", config.vocab_size, hidden)
+    table = scope.matrix(scope.tensor(f"{embedding}.weight", config.vocab_size, hidden))
     return Decoder(
         config,
         scope.kernels,
@@ -160,14 +160,14 @@ def decoder(
     )
 
 
-def read_head(fields: Fields, scope: Scope, embedding: Tensor, tied: bool = False) -> Tensor:
+def read_head(fields: Fields, scope: Scope, embedding: Weight, tied: bool = False) -> Weight:
     """[vocab, hidden]: the output head, or the embedding where they are tied.
 
     tied: where the config does not say.
     """
     if fields.flag("tie_word_embeddings", tied):
         return embedding
-    return scope.tensor("lm_head.weight", *embedding.shape)
+    return scope.matrix(scope.tensor("lm_head.weight", *embedding.shape))
 
 
 def _eos_token_ids(fields: Fields, folder: Path) -> tuple[int, ...]:

@@ -2,15 +2,19 @@
 //
 // ABI: `baton_run` runs a list of operations, each a function and a pointer to its arguments (plain
 // structs of pointers, 64-bit integers and doubles; signatures.py mirrors them). The list runs in
-// one parallel region: every thread enters every operation, and the worksharing loops inside end
-// in a barrier, so that operation i is complete before i + 1 begins.
+// one parallel region: every thread enters every operation, and its loops (`Team::each`) end when
+// all of their work is done, so that operation i is complete before i + 1 begins.
 //
 // Activations are float32. Weights, KV and recurrent state may be bfloat16, weights also int8 with
 // a scale a row. Every sum is taken in an order that depends on the row's own sizes alone, never on
 // the number of rows or threads: a row's result is the same bits in every batch.
+#include <sched.h>
+
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 #include <vector>
 #ifdef __AVX512F__
@@ -152,6 +156,44 @@ inline T* scratch(int64_t size) {
   return memory.data();
 }
 
+// --- threads --------------------------------------------------------------------------------
+
+// A loop's work, shared by the threads. Apart, so that two loops share no cache line.
+struct alignas(128) Loop {
+  std::atomic<int64_t> next{0}, done{0};
+};
+
+// What one thread knows of the run that it is part of.
+//
+// A loop ends when its work is done, not when all threads have come to its end: a thread that the
+// system holds up between two pieces of work holds up nobody. (OpenMP's barrier waits for it, and
+// where cores are shared with other processes a step of 300 barriers took ten times as long.)
+class Team {
+ public:
+  Team(Loop* loops) : loop_(loops) {}
+
+  // body(i) for every i below `count`, each by one thread.
+  template <class F>
+  void each(int64_t count, F body) {
+    Loop& loop = *loop_++;
+    for (;;) {
+      const int64_t i = loop.next.load(std::memory_order_relaxed) < count
+                            ? loop.next.fetch_add(1, std::memory_order_relaxed)
+                            : count;
+      if (i >= count) break;
+      body(i);
+      loop.done.fetch_add(1, std::memory_order_release);
+    }
+    for (int spins = 0; loop.done.load(std::memory_order_acquire) < count; spins++) {
+      if (spins >= SPINS) sched_yield();
+    }
+  }
+
+ private:
+  static constexpr int SPINS = 2000;  // some microseconds
+  Loop* loop_;
+};
+
 // --- linear ---------------------------------------------------------------------------------
 
 struct Linear {
@@ -282,12 +324,12 @@ inline void weight_rows(const Linear& a, const typename Tile::Value* x, int64_t 
 
 // All weight rows against all activation rows. A part of the weight and a block of activations
 // stay in the second-level cache while they meet.
-template <class Tile>
-void linear_as(const Linear& a, const typename Tile::Value* x, int64_t x_stride) {
+template <class Tile, class F>
+void linear_as(const Linear& a, Team& team, int64_t x_stride, F activations) {
   constexpr int64_t PART = 64, BLOCK = 48;
   const int64_t parts = (a.out + PART - 1) / PART;
-#pragma omp for schedule(dynamic, 1)
-  for (int64_t part = 0; part < parts; part++) {
+  team.each(parts, [&](int64_t part) {
+    const typename Tile::Value* x = activations();
     const int64_t first = part * PART, end = first + PART < a.out ? first + PART : a.out;
     Linear block = a;
     for (int64_t row = 0; row < a.rows; row += BLOCK) {
@@ -300,7 +342,7 @@ void linear_as(const Linear& a, const typename Tile::Value* x, int64_t x_stride)
       for (; o + 4 <= end; o += 4) weight_rows<Tile, 4, 6>(block, values, x_stride, o);
       for (; o < end; o++) weight_rows<Tile, 1, 6>(block, values, x_stride, o);
     }
-  }
+  });
 }
 
 #ifdef BATON_DOT_BF16
@@ -312,24 +354,29 @@ void round_row(const Linear& a, int64_t row, Bf16* to, int64_t padded) {
 }
 #endif
 
-void linear(const Linear& a) {
-  if (a.dtype == FLOAT32) return linear_as<FloatTile<float>>(a, a.x, a.x_stride);
-  if (a.dtype == INT8) return linear_as<FloatTile<int8_t>>(a, a.x, a.x_stride);
+void linear(const Linear& a, Team& team) {
+  auto given = [&] { return a.x; };
+  if (a.dtype == FLOAT32) return linear_as<FloatTile<float>>(a, team, a.x_stride, given);
+  if (a.dtype == INT8) return linear_as<FloatTile<int8_t>>(a, team, a.x_stride, given);
 #ifdef BATON_DOT_BF16
   const int64_t padded = (a.in + DOT_LANES - 1) / DOT_LANES * DOT_LANES;
   if (a.rounded) {
     Bf16* x = static_cast<Bf16*>(a.rounded);
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < a.rows; row++) round_row(a, row, x + row * padded, padded);
-    linear_as<DotTile>(a, x, padded);
-  } else {  // few rows: each thread for itself, rather than wait for another
+    team.each(a.rows, [&](int64_t row) { round_row(a, row, x + row * padded, padded); });
+    linear_as<DotTile>(a, team, padded, [&] { return x; });
+  } else {  // few rows: each thread for itself, at its first part, rather than wait for another
     struct Rounded {};
-    Bf16* x = scratch<Bf16, Rounded>(a.rows * padded);
-    for (int64_t row = 0; row < a.rows; row++) round_row(a, row, x + row * padded, padded);
-    linear_as<DotTile>(a, x, padded);
+    Bf16* x = nullptr;
+    linear_as<DotTile>(a, team, padded, [&] {
+      if (!x) {
+        x = scratch<Bf16, Rounded>(a.rows * padded);
+        for (int64_t row = 0; row < a.rows; row++) round_row(a, row, x + row * padded, padded);
+      }
+      return x;
+    });
   }
 #else
-  linear_as<FloatTile<Bf16>>(a, a.x, a.x_stride);
+  linear_as<FloatTile<Bf16>>(a, team, a.x_stride, given);
 #endif
 }
 
@@ -344,21 +391,20 @@ struct Embedding {
 };
 
 template <class T>
-void embedding_as(const Embedding& a) {
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < a.rows; row++) {
+void embedding_as(const Embedding& a, Team& team) {
+  team.each(a.rows, [&](int64_t row) {
     const T* from = static_cast<const T*>(a.table) + a.ids[row] * a.width;
     const float scale = a.scale ? a.scale[a.ids[row]] : 1.0f;
     runs(a.width, [&](int64_t i, int64_t n) {
       store_run(a.out + row * a.width + i, load_run(from + i, n) * scale, n);
     });
-  }
+  });
 }
 
-void embedding(const Embedding& a) {
-  if (a.dtype == FLOAT32) return embedding_as<float>(a);
-  if (a.dtype == INT8) return embedding_as<int8_t>(a);
-  embedding_as<Bf16>(a);
+void embedding(const Embedding& a, Team& team) {
+  if (a.dtype == FLOAT32) return embedding_as<float>(a, team);
+  if (a.dtype == INT8) return embedding_as<int8_t>(a, team);
+  embedding_as<Bf16>(a, team);
 }
 
 struct RmsNorm {
@@ -378,17 +424,16 @@ float mean_square(const float* x, int64_t width) {
   return sum(total) / static_cast<float>(width);
 }
 
-void rms_norm(const RmsNorm& a) {
+void rms_norm(const RmsNorm& a, Team& team) {
   const float offset = static_cast<float>(a.weight_offset), eps = static_cast<float>(a.eps);
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < a.rows; row++) {
+  team.each(a.rows, [&](int64_t row) {
     const float* x = a.x + row * a.x_stride;
     const float scale = 1.0f / sqrtf(mean_square(x, a.width) + eps);
     runs(a.width, [&](int64_t i, int64_t n) {
       Vec weight = load_run(a.weight + i, n) + offset;
       store_run(a.out + row * a.width + i, load_run(x + i, n) * scale * weight, n);
     });
-  }
+  });
 }
 
 struct SwiGlu {
@@ -397,18 +442,17 @@ struct SwiGlu {
   int64_t rows, width;
 };
 
-void swiglu(const SwiGlu& a) {
+void swiglu(const SwiGlu& a, Team& team) {
   constexpr int64_t PART = 512;
   const int64_t parts = (a.width + PART - 1) / PART;
-#pragma omp for schedule(static)
-  for (int64_t job = 0; job < a.rows * parts; job++) {
+  team.each(a.rows * parts, [&](int64_t job) {
     const int64_t row = job / parts, first = job % parts * PART;
     const float* gate = a.gate_up + row * 2 * a.width + first;
     float* out = a.out + row * a.width + first;
     runs(first + PART < a.width ? PART : a.width - first, [&](int64_t i, int64_t n) {
       store_run(out + i, silu(load_run(gate + i, n)) * load_run(gate + a.width + i, n), n);
     });
-  }
+  });
 }
 
 struct AddScaled {
@@ -418,16 +462,16 @@ struct AddScaled {
   double alpha;
 };
 
-void add_scaled(const AddScaled& a) {
+void add_scaled(const AddScaled& a, Team& team) {
   constexpr int64_t PART = 4096;
   const float alpha = static_cast<float>(a.alpha);
-#pragma omp for schedule(static)
-  for (int64_t first = 0; first < a.size; first += PART) {
+  team.each((a.size + PART - 1) / PART, [&](int64_t part) {
+    const int64_t first = part * PART;
     runs(first + PART < a.size ? PART : a.size - first, [&](int64_t i, int64_t n) {
       Vec y = load_run(a.y + first + i, n) * alpha;
       store_run(a.out + first + i, a.x ? load_run(a.x + first + i, n) + y : y, n);
     });
-  }
+  });
 }
 
 struct SelectRows {
@@ -437,11 +481,10 @@ struct SelectRows {
   int64_t count, width;
 };
 
-void select_rows(const SelectRows& a) {
-#pragma omp for schedule(static)
-  for (int64_t i = 0; i < a.count; i++) {
+void select_rows(const SelectRows& a, Team& team) {
+  team.each(a.count, [&](int64_t i) {
     memcpy(a.out + i * a.width, a.x + a.rows[i] * a.width, a.width * sizeof(float));
-  }
+  });
 }
 
 struct Rope {
@@ -452,10 +495,9 @@ struct Rope {
   int64_t rows, heads, head_dim, rotary, x_stride;
 };
 
-void rope(const Rope& a) {
+void rope(const Rope& a, Team& team) {
   const int64_t half = a.rotary / 2;
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < a.rows; row++) {
+  team.each(a.rows, [&](int64_t row) {
     const float* cos = a.cache + a.positions[row] * a.rotary;
     for (int64_t head = 0; head < a.heads; head++) {
       const float* x = a.x + row * a.x_stride + head * a.head_dim;
@@ -468,7 +510,7 @@ void rope(const Rope& a) {
       });
       memcpy(out + a.rotary, x + a.rotary, (a.head_dim - a.rotary) * sizeof(float));
     }
-  }
+  });
 }
 
 // --- attention ------------------------------------------------------------------------------
@@ -481,9 +523,8 @@ struct KvWrite {
 };
 
 template <class T>
-void kv_write_as(const KvWrite& a) {
-#pragma omp for schedule(static)
-  for (int64_t t = 0; t < a.tokens; t++) {
+void kv_write_as(const KvWrite& a, Team& team) {
+  team.each(a.tokens, [&](int64_t t) {
     const int64_t place = a.pages[t] * a.page_stride + a.offsets[t] * a.width;
     T* k = static_cast<T*>(a.k_pool) + place;
     T* v = static_cast<T*>(a.v_pool) + place;
@@ -491,11 +532,11 @@ void kv_write_as(const KvWrite& a) {
       store_run(k + i, load_run(a.k + t * a.k_stride + i, n), n);
       store_run(v + i, load_run(a.v + t * a.v_stride + i, n), n);
     });
-  }
+  });
 }
 
-void kv_write(const KvWrite& a) {
-  a.dtype == FLOAT32 ? kv_write_as<float>(a) : kv_write_as<Bf16>(a);
+void kv_write(const KvWrite& a, Team& team) {
+  a.dtype == FLOAT32 ? kv_write_as<float>(a, team) : kv_write_as<Bf16>(a, team);
 }
 
 struct AttnDecode {
@@ -560,15 +601,14 @@ void attend(const AttnDecode& a, int64_t row, int64_t kv_head) {
   }
 }
 
-void attn_decode(const AttnDecode& a) {
-#pragma omp for schedule(dynamic, 1)
-  for (int64_t job = 0; job < a.rows * a.kv_heads; job++) {
+void attn_decode(const AttnDecode& a, Team& team) {
+  team.each(a.rows * a.kv_heads, [&](int64_t job) {
     if (a.dtype == FLOAT32) {
       attend<float>(a, job / a.kv_heads, job % a.kv_heads);
     } else {
       attend<Bf16>(a, job / a.kv_heads, job % a.kv_heads);
     }
-  }
+  });
 }
 
 // --- Mamba-2 --------------------------------------------------------------------------------
@@ -593,10 +633,12 @@ struct Mamba2Step {
   bool starts_empty(int64_t row) const { return has_initial && !has_initial[row]; }
 };
 
+constexpr int64_t CONV_PART = 256;  // channels of one piece of work
+
 // Channels first .. first + count of one row: the window moves on and is convolved.
 template <class T>
 void convolve(const Mamba2Step& a, int64_t row, int64_t first, int64_t count) {
-  constexpr int64_t MOST = 64;
+  constexpr int64_t MOST = CONV_PART;
   const int64_t lead = a.width - 1;
   const float* x = a.zxbcdt + row * a.stride + a.inner() + first;
   const T* from = static_cast<const T*>(a.conv_pool) + a.read_slots[row] * a.conv_stride;
@@ -640,14 +682,13 @@ void convolve(const Mamba2Step& a, int64_t row, int64_t first, int64_t count) {
 }
 
 template <class T>
-void convolve_all(const Mamba2Step& a) {
-  constexpr int64_t PART = 64;
+void convolve_all(const Mamba2Step& a, Team& team) {
+  constexpr int64_t PART = CONV_PART;
   const int64_t channels = a.channels(), parts = (channels + PART - 1) / PART;
-#pragma omp for schedule(static)
-  for (int64_t job = 0; job < a.rows * parts; job++) {
+  team.each(a.rows * parts, [&](int64_t job) {
     const int64_t first = job % parts * PART;
     convolve<T>(a, job / parts, first, first + PART < channels ? PART : channels - first);
-  }
+  });
 }
 
 // One head of one row: h = exp(dt A) h + dt x B^T; y = (h C + D x) silu(z), or not yet the gate.
@@ -686,18 +727,17 @@ void advance(const Mamba2Step& a, int64_t row, int64_t head) {
 }
 
 template <class T>
-void advance_all(const Mamba2Step& a) {
-#pragma omp for schedule(dynamic, 1)
-  for (int64_t job = 0; job < a.rows * a.heads; job++) advance<T>(a, job / a.heads, job % a.heads);
+void advance_all(const Mamba2Step& a, Team& team) {
+  team.each(a.rows * a.heads,
+            [&](int64_t job) { advance<T>(a, job / a.heads, job % a.heads); });
 }
 
-void mamba2_step(const Mamba2Step& a) {
-  a.conv_dtype == FLOAT32 ? convolve_all<float>(a) : convolve_all<Bf16>(a);
-  a.ssm_dtype == FLOAT32 ? advance_all<float>(a) : advance_all<Bf16>(a);
+void mamba2_step(const Mamba2Step& a, Team& team) {
+  a.conv_dtype == FLOAT32 ? convolve_all<float>(a, team) : convolve_all<Bf16>(a, team);
+  a.ssm_dtype == FLOAT32 ? advance_all<float>(a, team) : advance_all<Bf16>(a, team);
   if (!a.norm_weight) return;
   const int64_t size = a.inner() / a.groups;
-#pragma omp for schedule(static)
-  for (int64_t job = 0; job < a.rows * a.groups; job++) {
+  team.each(a.rows * a.groups, [&](int64_t job) {
     float* y = a.y + job * size;
     const int64_t first = job % a.groups * size;
     const float* weight = a.norm_weight + first;
@@ -707,16 +747,17 @@ void mamba2_step(const Mamba2Step& a) {
       const Vec normed = load_run(y + i, n) * scale * load_run(weight + i, n);
       store_run(y + i, a.gate_last ? normed * silu(load_run(z + i, n)) : normed, n);
     });
-  }
+  });
 }
 
 }  // namespace
 
 extern "C" {
 
-#define OPERATION(function, Arguments) \
-  void baton_##function(const void* arguments) { \
-    function(*static_cast<const Arguments*>(arguments)); \
+#define OPERATION(function, Arguments)                         \
+  void baton_##function(const void* arguments, void* team) {    \
+    function(*static_cast<const Arguments*>(arguments),         \
+             *static_cast<Team*>(team));                        \
   }
 
 OPERATION(linear, Linear)
@@ -731,7 +772,7 @@ OPERATION(attn_decode, AttnDecode)
 OPERATION(mamba2_step, Mamba2Step)
 
 struct Operation {
-  void (*run)(const void*);
+  void (*run)(const void*, void*);
   const void* arguments;
 };
 
@@ -744,8 +785,13 @@ int64_t baton_dots_bf16() {  // whether bfloat16 products are the CPU's own
 }
 
 void baton_run(const Operation* operations, int64_t count, int64_t threads) {
+  constexpr int64_t MOST_LOOPS = 3;  // of one operation
+  const std::unique_ptr<Loop[]> loops(new Loop[MOST_LOOPS * count]);
 #pragma omp parallel num_threads(static_cast<int>(threads))
-  for (int64_t i = 0; i < count; i++) operations[i].run(operations[i].arguments);
+  {
+    Team team(loops.get());
+    for (int64_t i = 0; i < count; i++) operations[i].run(operations[i].arguments, &team);
+  }
 }
 
 }  // extern "C"
