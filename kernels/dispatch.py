@@ -18,6 +18,7 @@ from baton.kernels.attention import (
     paged_attn_decode,
     paged_attn_decode_native,
 )
+from baton.kernels.chunks import RaggedRows, SnapshotPlan
 from baton.kernels.elementwise import (
     add_scaled,
     add_scaled_native,
@@ -29,11 +30,9 @@ from baton.kernels.elementwise import (
     swiglu_native,
 )
 from baton.kernels.linear import Weight, embedding, embedding_native, linear, linear_native
-from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.mamba2 import (
     Mamba2Prefill,
     Mamba2Weights,
-    RaggedRows,
     mamba2_step,
     mamba2_step_native,
     plan_mamba2_prefill,

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.chunks import SnapshotPlan, pack_ints, plan_chunks
+from baton.kernels.chunks import RaggedRows, SnapshotPlan, pack_ints, plan_chunks
 from baton.kernels.conv1d import causal_conv1d_update, causal_conv1d_varlen, conv_index
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import Native
@@ -24,9 +25,10 @@ class Mamba2Weights:
     conv_weight: [C, W]; the last column multiplies the newest input
     conv_bias:   [C] or None
     A, D, dt_bias: [H]; A is negative
-    norm_weight: [H P]; the norm is taken over each group's channels
+    norm_weight: [H P]; the norm is taken over each group's channels. None: there is no norm
     eps:         of the norm
     dt_limit:    (low, high) clamp of dt after softplus
+    gate_last:   norm(y) * silu(z), not norm(y * silu(z)); there is a norm
     """
 
     conv_weight: Tensor
@@ -34,12 +36,13 @@ class Mamba2Weights:
     A: Tensor
     D: Tensor
     dt_bias: Tensor
-    norm_weight: Tensor
+    norm_weight: Tensor | None
     head_dim: int
     groups: int
     d_state: int
     eps: float
     dt_limit: tuple[float, float]
+    gate_last: bool = False
 
     @property
     def heads(self) -> int:
@@ -65,9 +68,11 @@ class Mamba2Weights:
         )
 
     def gated_norm(self, y: Tensor, z: Tensor) -> Tensor:
-        """norm(y * silu(z)) a group: y, z [T, H P] float -> [T, H P], dtype of y"""
+        """Gate, and norm a group where there is one: y, z [T, H P] float -> [T, H P], dtype of y"""
+        if self.norm_weight is None:
+            return (y.float() * F.silu(z.float())).to(y.dtype)
         group = self.inner // self.groups
-        return gated_rms_norm(y, z, self.norm_weight, self.eps, group, norm_before_gate=False)
+        return gated_rms_norm(y, z, self.norm_weight, self.eps, group, self.gate_last)
 
 
 def mamba2_step(
@@ -126,7 +131,7 @@ def mamba2_step_native(
             weights.A.data_ptr(),
             weights.D.data_ptr(),
             weights.dt_bias.data_ptr(),
-            weights.norm_weight.data_ptr(),
+            None if weights.norm_weight is None else weights.norm_weight.data_ptr(),
             conv_pool.data_ptr(),
             ssm_pool.data_ptr(),
             read_slots.data_ptr(),
@@ -145,31 +150,13 @@ def mamba2_step_native(
             ssm_pool.stride(0),
             signatures.DTYPES[conv_pool.dtype],
             signatures.DTYPES[ssm_pool.dtype],
+            int(weights.gate_last),
             low,
             min(high, _LARGEST_STEP),
             weights.eps,
         )
     )
     return y
-
-
-
-@dataclass(frozen=True)
-class RaggedRows:
-    """The rows of a prefill, packed one after another; see chunks.py.
-
-    cu_seqlens:  [B + 1] int64 on the device, packed token where each row begins; host copy beside
-    prefix_lens_host: [B], absolute depth of each row's first token
-    read_slots, write_slots: [B] int64, state slots
-    has_initial: [B] bool; False starts from zeros, whatever the read slot holds
-    """
-
-    cu_seqlens: Tensor
-    cu_seqlens_host: tuple[int, ...]
-    prefix_lens_host: tuple[int, ...]
-    read_slots: Tensor
-    write_slots: Tensor
-    has_initial: Tensor
 
 
 # What a plan makes of one layer's weights, zxbcdt [T, H P + C + H], conv_pool and ssm_pool (as in
@@ -188,7 +175,9 @@ def plan_mamba2_prefill(
     """
     device = rows.read_slots.device
     conv_plan = conv_index(rows.cu_seqlens_host, rows.prefix_lens_host, width, snapshots, device)
-    scan_plan = ssd_index(rows.cu_seqlens_host, rows.prefix_lens_host, chunk_size, snapshots, device)
+    scan_plan = ssd_index(
+        rows.cu_seqlens_host, rows.prefix_lens_host, chunk_size, snapshots, device
+    )
     lens = (rows.cu_seqlens, rows.cu_seqlens_host, rows.prefix_lens_host)
     slots = (rows.read_slots, rows.write_slots, rows.has_initial)
 
@@ -228,7 +217,7 @@ def plan_mamba2_prefill_native(
         convolved = native.empty(tokens, channels)
         scores = native.empty(plan.chunks, weights.groups, plan.chunk, plan.chunk)
         y = native.empty(tokens, weights.inner)
-        bias = weights.conv_bias
+        bias, norm = weights.conv_bias, weights.norm_weight
         low, high = weights.dt_limit
         native.call(
             signatures.Mamba2Prefill(
@@ -238,7 +227,7 @@ def plan_mamba2_prefill_native(
                 weights.A.data_ptr(),
                 weights.D.data_ptr(),
                 weights.dt_bias.data_ptr(),
-                weights.norm_weight.data_ptr(),
+                None if norm is None else norm.data_ptr(),
                 conv_pool.data_ptr(),
                 ssm_pool.data_ptr(),
                 rows.read_slots.data_ptr(),
@@ -262,6 +251,7 @@ def plan_mamba2_prefill_native(
                 ssm_pool.stride(0),
                 signatures.DTYPES[conv_pool.dtype],
                 signatures.DTYPES[ssm_pool.dtype],
+                int(weights.gate_last),
                 low,
                 min(high, _LARGEST_STEP),
                 weights.eps,

@@ -12,8 +12,10 @@ from baton.engine.config import ModelConfig
 from baton.engine.errors import ConfigError
 from baton.engine.models import (
     bamba,
+    falcon_h1,
     granite,
     granitemoehybrid,
+    lfm2,
     llama,
     mamba2,
     nemotron_h,
@@ -24,7 +26,17 @@ from baton.engine.models.fields import Fields, read_fields
 
 FAMILIES: dict[str, Family] = {
     module.FAMILY.model_type: module.FAMILY
-    for module in (bamba, granite, granitemoehybrid, llama, mamba2, nemotron_h, qwen3)
+    for module in (
+        bamba,
+        falcon_h1,
+        granite,
+        granitemoehybrid,
+        lfm2,
+        llama,
+        mamba2,
+        nemotron_h,
+        qwen3,
+    )
 }
 
 

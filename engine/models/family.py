@@ -29,6 +29,7 @@ _MIXERS = {
     "linear_attention": Mixer.MAMBA2,
     "attention": Mixer.ATTENTION,
     "full_attention": Mixer.ATTENTION,
+    "conv": Mixer.SHORT_CONV,
 }
 
 
@@ -136,28 +137,35 @@ def decoder(
     eps: float,
     embedding: str = "model.embed_tokens",
     norm: str = "model.norm",
+    tied: bool = False,
     embedding_multiplier: float = 1.0,
     logits_divisor: float = 1.0,
 ) -> Decoder:
-    """`blocks` between the embedding and the last norm that are called so, and the head."""
+    """`blocks` between the embedding and the last norm that are called so, and the head.
+
+    tied: whether head and embedding are one where the config does not say.
+    """
     hidden = config.hidden_size
-    table = scope.tensor(f"{embedding}.weight", config.vocab_size, hidden)
+    table = scope.matrix(scope.tensor(f"{embedding}.weight", config.vocab_size, hidden))
     return Decoder(
         config,
         scope.kernels,
         table,
         tuple(blocks),
         norm=Norm(scope, norm, hidden, eps),
-        head=read_head(Fields(config.raw, "config.json"), scope, table),
+        head=read_head(Fields(config.raw, "config.json"), scope, table, tied),
         tally=scope.tally,
         embedding_multiplier=embedding_multiplier,
         logits_divisor=logits_divisor,
     )
 
 
-def read_head(fields: Fields, scope: Scope, embedding: Weight) -> Weight:
-    """[vocab, hidden]: the output head, or the embedding where they are tied."""
-    if fields.flag("tie_word_embeddings", False):
+def read_head(fields: Fields, scope: Scope, embedding: Weight, tied: bool = False) -> Weight:
+    """[vocab, hidden]: the output head, or the embedding where they are tied.
+
+    tied: where the config does not say.
+    """
+    if fields.flag("tie_word_embeddings", tied):
         return embedding
     return scope.matrix(scope.tensor("lm_head.weight", *embedding.shape))
 

@@ -631,7 +631,7 @@ struct Mamba2Step {
   const float* zxbcdt;  // [rows, z | x B C | dt], rows stride apart
   const float *conv_weight, *conv_bias;  // [channels, width], [channels] or null
   const float *A, *D, *dt_bias;          // [heads]
-  const float* norm_weight;              // [inner]
+  const float* norm_weight;              // [inner] or null: no norm
   void *conv_pool, *ssm_pool;  // [slots, channels, width - 1], [slots, heads, head_dim, d_state]
   const int64_t *read_slots, *write_slots;  // [rows]
   const uint8_t* has_initial;               // [rows] or null: every row has one
@@ -639,6 +639,7 @@ struct Mamba2Step {
   float* y;                                 // [rows, inner]
   int64_t rows, stride, heads, head_dim, groups, d_state, width;
   int64_t conv_stride, ssm_stride, conv_dtype, ssm_dtype;  // slot strides in values
+  int64_t gate_last;                                       // the gate comes after the norm
   double dt_low, dt_high, eps;
 
   int64_t inner() const { return heads * head_dim; }
@@ -710,7 +711,7 @@ inline float step_size(float raw, double low, double high) {
   return step < low ? static_cast<float>(low) : step > high ? static_cast<float>(high) : step;
 }
 
-// One head of one row: h = exp(dt A) h + dt x B^T; y = (h C + D x) silu(z).
+// One head of one row: h = exp(dt A) h + dt x B^T; y = (h C + D x) silu(z), or not yet the gate.
 template <class T>
 void advance(const Mamba2Step& a, int64_t row, int64_t head) {
   const int64_t P = a.head_dim, N = a.d_state, place = head * P * N;
@@ -737,6 +738,7 @@ void advance(const Mamba2Step& a, int64_t row, int64_t head) {
     });
     y[p] = sum(total) + a.D[head] * x[p];
   }
+  if (a.gate_last) return;
   runs(P, [&](int64_t i, int64_t n) {
     store_run(y + i, load_run(y + i, n) * silu(load_run(projected + head * P + i, n)), n);
   });
@@ -748,16 +750,18 @@ void advance_all(const Mamba2Step& a, Team& team) {
             [&](int64_t job) { advance<T>(a, job / a.heads, job % a.heads); });
 }
 
-// In place: each group of channels of each row.
+// In place: the norm of each group of channels of each row, then the gate silu(z), where there is one.
 void group_norm(float* rows, int64_t count, int64_t width, int64_t groups, const float* weights,
-                double eps, Team& team) {
+                double eps, const float* gates, int64_t gate_stride, Team& team) {
   const int64_t size = width / groups;
   team.each(count * groups, [&](int64_t job) {
+    const int64_t first = job % groups * size;
     float* y = rows + job * size;
-    const float* weight = weights + job % groups * size;
+    const float* gate = gates ? gates + job / groups * gate_stride + first : nullptr;
     const float scale = 1.0f / sqrtf(mean_square(y, size) + static_cast<float>(eps));
     runs(size, [&](int64_t i, int64_t n) {
-      store_run(y + i, load_run(y + i, n) * scale * load_run(weight + i, n), n);
+      const Vec normed = load_run(y + i, n) * scale * load_run(weights + first + i, n);
+      store_run(y + i, gate ? normed * silu(load_run(gate + i, n)) : normed, n);
     });
   });
 }
@@ -765,7 +769,9 @@ void group_norm(float* rows, int64_t count, int64_t width, int64_t groups, const
 void mamba2_step(const Mamba2Step& a, Team& team) {
   a.conv_dtype == FLOAT32 ? convolve_all<float>(a, team) : convolve_all<Bf16>(a, team);
   a.ssm_dtype == FLOAT32 ? advance_all<float>(a, team) : advance_all<Bf16>(a, team);
-  group_norm(a.y, a.rows, a.inner(), a.groups, a.norm_weight, a.eps, team);
+  if (!a.norm_weight) return;
+  const float* gates = a.gate_last ? a.zxbcdt : nullptr;
+  group_norm(a.y, a.rows, a.inner(), a.groups, a.norm_weight, a.eps, gates, a.stride, team);
 }
 
 // --- Mamba-2, prompts -----------------------------------------------------------------------
@@ -774,7 +780,7 @@ struct Mamba2Prefill {
   const float* zxbcdt;  // [tokens, z | x B C | dt], tokens stride apart
   const float *conv_weight, *conv_bias;  // [channels, width], [channels] or null
   const float *A, *D, *dt_bias;          // [heads]
-  const float* norm_weight;              // [inner]
+  const float* norm_weight;              // [inner] or null: no norm
   void *conv_pool, *ssm_pool;  // [slots, channels, width - 1], [slots, heads, head_dim, d_state]
   const int64_t *read_slots, *write_slots;  // [rows]
   const uint8_t* has_initial;               // [rows]
@@ -789,6 +795,7 @@ struct Mamba2Prefill {
   float* y;                                       // [tokens, inner]
   int64_t rows, tokens, chunks, chunk, stride, heads, head_dim, groups, d_state, width;
   int64_t conv_stride, ssm_stride, conv_dtype, ssm_dtype;  // slot strides in values
+  int64_t gate_last;                                       // the gate comes after the norm
   double dt_low, dt_high, eps;
 
   int64_t inner() const { return heads * head_dim; }
@@ -1018,7 +1025,7 @@ void scan(const Mamba2Prefill& a, int64_t row, int64_t head) {
       });
     }
     add_product(weights, most, stepped, P, y, a.inner(), L, L, P, true);
-    for (int64_t t = 0; t < L; t++) {
+    for (int64_t t = 0; t < L && !a.gate_last; t++) {
       float* out = y + t * a.inner();
       const float* z = a.zxbcdt + (start + t) * a.stride + head * P;
       runs(P, [&](int64_t p, int64_t n) {
@@ -1048,7 +1055,9 @@ void mamba2_prefill(const Mamba2Prefill& a, Team& team) {
     a.ssm_dtype == FLOAT32 ? scan<float>(a, job / a.heads, job % a.heads)
                            : scan<Bf16>(a, job / a.heads, job % a.heads);
   });
-  group_norm(a.y, a.tokens, a.inner(), a.groups, a.norm_weight, a.eps, team);
+  if (!a.norm_weight) return;
+  const float* gates = a.gate_last ? a.zxbcdt : nullptr;
+  group_norm(a.y, a.tokens, a.inner(), a.groups, a.norm_weight, a.eps, gates, a.stride, team);
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ class WholeLinear:
         self, scope: Scope, name: str, rows: int, columns: int, bias: bool = False
     ) -> None:
         self.kernels = scope.kernels
-        self.weight = scope.tensor(f"{name}.weight", rows, columns)
+        self.weight = scope.matrix(scope.tensor(f"{name}.weight", rows, columns))
         self.bias = scope.tensor(f"{name}.bias", rows, dtype=torch.float32) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class Mamba2Fields:
     chunk_size: str = "mamba_chunk_size"
     conv_bias: str = "mamba_conv_bias"
     proj_bias: str = "mamba_proj_bias"
+    out_bias: str | None = None  # None: the two projections have biases, or neither has
     expand: str | None = "mamba_expand"  # None: nothing but the heads says how wide the mixer is
     inner: str | None = None  # a field that, where it is given, says it in place of `expand`
 
@@ -56,8 +57,11 @@ class Mamba2Shape:
     chunk_size: int
     conv_bias: bool
     proj_bias: bool
+    out_bias: bool
     norm_eps: float
     dt_limit: tuple[float, float]  # clamp of dt after softplus, at prefill and decode alike
+    normed: bool = True  # the gated output goes through a norm
+    gate_last: bool = False  # it is normed before it is gated
 
     @property
     def inner(self) -> int:
@@ -107,6 +111,7 @@ class Mamba2Shape:
             chunk_size=fields.integer(names.chunk_size, 256),
             conv_bias=fields.flag(names.conv_bias, True),
             proj_bias=fields.flag(names.proj_bias, False),
+            out_bias=fields.flag(names.out_bias or names.proj_bias, False),
             norm_eps=norm_eps,
             dt_limit=read_dt_limit(fields),
         )
@@ -133,7 +138,10 @@ def _decay(a_log: Tensor) -> Tensor:
 
 
 class Mamba2Mixer:
-    """in_proj -> [z | x B C | dt]; conv over [x B C]; scan; norm(y * silu(z)) a group; out_proj."""
+    """in_proj -> [z | x B C | dt]; conv over [x B C]; scan; norm(y * silu(z)) a group; out_proj.
+
+    In some models the gate comes after the norm, or there is no norm.
+    """
 
     def __init__(self, scope: Scope, shape: Mamba2Shape, index: int) -> None:
         """index: which of the model's recurrent layers this is (its place in a state slot)."""
@@ -143,7 +151,7 @@ class Mamba2Mixer:
         in_rows = (shape.inner, *blocks, shape.heads)
         self.in_proj = ColumnLinear(scope, {"in_proj": in_rows}, shape.hidden, shape.proj_bias)
         self.weights = _load(scope, shape)
-        self.out_proj = RowLinear(scope, "out_proj", shape.hidden, shape.inner, shape.proj_bias)
+        self.out_proj = RowLinear(scope, "out_proj", shape.hidden, shape.inner, shape.out_bias)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         zxbcdt = self.in_proj(x)
@@ -170,16 +178,20 @@ def _load(scope: Scope, shape: Mamba2Shape) -> Mamba2Weights:
     bias = None
     if shape.conv_bias:
         bias = scope.part("conv1d.bias", (channels,), blocks, dtype=fp32)
+    norm = None
+    if shape.normed:
+        norm = scope.part("norm.weight", inner, inner, dtype=fp32)
     return Mamba2Weights(
         conv_weight=conv.squeeze(1),
         conv_bias=bias,
         A=scope.part("A_log", heads, heads, dtype=fp32, then=_decay),
         D=scope.part("D", heads, heads, dtype=fp32),
         dt_bias=scope.part("dt_bias", heads, heads, dtype=fp32),
-        norm_weight=scope.part("norm.weight", inner, inner, dtype=fp32),
+        norm_weight=norm,
         head_dim=shape.head_dim,
         groups=scope.shard.part(shape.groups, "Mamba groups"),
         d_state=shape.d_state,
         eps=shape.norm_eps,
         dt_limit=shape.dt_limit,
+        gate_last=shape.gate_last,
     )
