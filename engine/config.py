@@ -53,7 +53,7 @@ class WeightFormat(StrEnum):
 
     MODEL = "model"  # in the model's dtype, mapped where the file has it
     # 8 bits and a scale a row, rounded at load: half of bfloat16's bytes. The next token's
-    # distribution moves by at most 4e-3 nats (tests/engine/models/test_int8.py).
+    # distribution moves by at most 1e-2 nats (tests/engine/models/test_int8.py).
     INT8 = "int8"
 
 
