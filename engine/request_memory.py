@@ -133,7 +133,7 @@ class RequestMemory:
 
     def grow(self, request: Request, tokens: int) -> bool:
         """Pages for `tokens` tokens; false, and nothing taken, when there are too few."""
-        missing = self.pages_for(tokens) - len(request.pages)
+        missing = -(-tokens // self._page_size) - len(request.pages)
         if missing <= 0:
             return True
         taken = self._take_pages(missing, request.owner)
