@@ -9,4 +9,8 @@ BENCHES = {
         "baton.bench.prefix:prefix",
         "A trace's prefix hit rate by memory budget; no model runs.",
     ),
+    "state_ops": (
+        "baton.bench.state_ops:state_ops",
+        "Slots, prefix cache and scheduling on the host; no model runs.",
+    ),
 }
