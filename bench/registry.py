@@ -5,6 +5,14 @@ BENCHES = {
         "baton.bench.serve:serve",
         "A whole cluster under streaming requests: tokens a second, TTFT, ITL, bytes moved.",
     ),
+    "decode": (
+        "baton.bench.decode:decode",
+        "One engine's decode steps by batch size, against memory, arithmetic and transformers.",
+    ),
+    "prefill": (
+        "baton.bench.prefill:prefill",
+        "One engine's prompts and time to first token, against arithmetic and transformers.",
+    ),
     "prefix": (
         "baton.bench.prefix:prefix",
         "A trace's prefix hit rate by memory budget; no model runs.",
