@@ -264,7 +264,7 @@ def plan_mamba2_prefill_native(
 
 @dataclass(frozen=True)
 class _NativePlan:
-    """Where rows, chunks and snapshots lie, as kernels.cpp reads it.
+    """Where rows, chunks and snapshots lie, as the library reads it.
 
     parts: int64 tensors: first token of each row [B + 1]; first chunk of each row [B + 1]; first
            token of each chunk [chunks + 1]; the slot that takes the state after each chunk, or 0

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).with_name("kernels.cpp")  # includes every header beside it
 # No -ffast-math: its start-up code, linked into a shared library, makes the whole thread flush
 # denormals; and a sum's order must not depend on what else the compiler sees.
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math",
@@ -56,9 +56,10 @@ def _flags() -> tuple[str, ...]:
 
 
 def _key(compiler: str) -> str:
-    """Of everything that the result depends on: source, flags, compiler, and -march=native."""
+    """Of everything that the result depends on: sources, flags, compiler, and -march=native."""
     version = _run([compiler, "--version"]).partition("\n")[0]
-    parts = (SOURCE.read_text(), " ".join(_flags()), version, _cpu())
+    sources = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
+    parts = (*(path.read_text() for path in sources), " ".join(_flags()), version, _cpu())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""The arguments of the native operations, field by field as in kernels.cpp."""
+"""The arguments of the native operations, field by field as in the headers."""
 
 import ctypes
 from ctypes import c_double, c_int64, c_void_p

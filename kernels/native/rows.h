@@ -1,0 +1,139 @@
+// What is done to each row of the activations, or to each value.
+#pragma once
+#include "team.h"
+#include "vectors.h"
+
+namespace {
+
+struct Embedding {
+  const int64_t* ids;  // [rows]
+  const void* table;   // [vocabulary, width]
+  const float* scale;  // [vocabulary], of an int8 table
+  float* out;          // [rows, width]
+  int64_t rows, width, dtype;
+};
+
+template <class T>
+void embedding_as(const Embedding& a, Team& team) {
+  team.each(a.rows, [&](int64_t row) {
+    const T* from = static_cast<const T*>(a.table) + a.ids[row] * a.width;
+    const float scale = a.scale ? a.scale[a.ids[row]] : 1.0f;
+    runs(a.width, [&](int64_t i, int64_t n) {
+      store_run(a.out + row * a.width + i, load_run(from + i, n) * scale, n);
+    });
+  });
+}
+
+void embedding(const Embedding& a, Team& team) {
+  if (a.dtype == FLOAT32) return embedding_as<float>(a, team);
+  if (a.dtype == INT8) return embedding_as<int8_t>(a, team);
+  embedding_as<Bf16>(a, team);
+}
+
+struct RmsNorm {
+  const float* x;       // [rows, width], rows x_stride apart
+  const float* weight;  // [width]
+  float* out;           // [rows, width]
+  int64_t rows, width, x_stride;
+  double eps, weight_offset;  // the weight is weight_offset + what is stored
+};
+
+float mean_square(const float* x, int64_t width) {
+  Vec total = {};
+  runs(width, [&](int64_t i, int64_t n) {
+    Vec v = load_run(x + i, n);
+    total += v * v;
+  });
+  return sum(total) / static_cast<float>(width);
+}
+
+void rms_norm(const RmsNorm& a, Team& team) {
+  const float offset = static_cast<float>(a.weight_offset), eps = static_cast<float>(a.eps);
+  team.each(a.rows, [&](int64_t row) {
+    const float* x = a.x + row * a.x_stride;
+    const float scale = 1.0f / sqrtf(mean_square(x, a.width) + eps);
+    runs(a.width, [&](int64_t i, int64_t n) {
+      Vec weight = load_run(a.weight + i, n) + offset;
+      store_run(a.out + row * a.width + i, load_run(x + i, n) * scale * weight, n);
+    });
+  });
+}
+
+struct SwiGlu {
+  const float* gate_up;  // [rows, 2 * width], gate first
+  float* out;            // [rows, width]
+  int64_t rows, width;
+};
+
+void swiglu(const SwiGlu& a, Team& team) {
+  constexpr int64_t PART = 512;
+  const int64_t parts = (a.width + PART - 1) / PART;
+  team.each(a.rows * parts, [&](int64_t job) {
+    const int64_t row = job / parts, first = job % parts * PART;
+    const float* gate = a.gate_up + row * 2 * a.width + first;
+    float* out = a.out + row * a.width + first;
+    runs(first + PART < a.width ? PART : a.width - first, [&](int64_t i, int64_t n) {
+      store_run(out + i, silu(load_run(gate + i, n)) * load_run(gate + a.width + i, n), n);
+    });
+  });
+}
+
+struct AddScaled {
+  const float *x, *y;  // [size]
+  float* out;          // [size]; x + alpha * y (or alpha * y where x is null)
+  int64_t size;
+  double alpha;
+};
+
+void add_scaled(const AddScaled& a, Team& team) {
+  constexpr int64_t PART = 4096;
+  const float alpha = static_cast<float>(a.alpha);
+  team.each((a.size + PART - 1) / PART, [&](int64_t part) {
+    const int64_t first = part * PART;
+    runs(first + PART < a.size ? PART : a.size - first, [&](int64_t i, int64_t n) {
+      Vec y = load_run(a.y + first + i, n) * alpha;
+      store_run(a.out + first + i, a.x ? load_run(a.x + first + i, n) + y : y, n);
+    });
+  });
+}
+
+struct SelectRows {
+  const float* x;       // [any, width]
+  const int64_t* rows;  // [count]
+  float* out;           // [count, width]
+  int64_t count, width;
+};
+
+void select_rows(const SelectRows& a, Team& team) {
+  team.each(a.count, [&](int64_t i) {
+    memcpy(a.out + i * a.width, a.x + a.rows[i] * a.width, a.width * sizeof(float));
+  });
+}
+
+struct Rope {
+  const float* x;            // [rows, heads, head_dim], rows x_stride apart
+  const float* cache;        // [positions, rotary]: cosines, then sines
+  const int64_t* positions;  // [rows]
+  float* out;                // [rows, heads, head_dim]
+  int64_t rows, heads, head_dim, rotary, x_stride;
+};
+
+void rope(const Rope& a, Team& team) {
+  const int64_t half = a.rotary / 2;
+  team.each(a.rows, [&](int64_t row) {
+    const float* cos = a.cache + a.positions[row] * a.rotary;
+    for (int64_t head = 0; head < a.heads; head++) {
+      const float* x = a.x + row * a.x_stride + head * a.head_dim;
+      float* out = a.out + (row * a.heads + head) * a.head_dim;
+      runs(half, [&](int64_t i, int64_t n) {
+        Vec c = load_run(cos + i, n), s = load_run(cos + half + i, n);
+        Vec first = load_run(x + i, n), second = load_run(x + half + i, n);
+        store_run(out + i, first * c - second * s, n);
+        store_run(out + half + i, second * c + first * s, n);
+      });
+      memcpy(out + a.rotary, x + a.rotary, (a.head_dim - a.rotary) * sizeof(float));
+    }
+  });
+}
+
+}  // namespace

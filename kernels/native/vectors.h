@@ -1,0 +1,163 @@
+// Vectors of 16 floats, what they are stored as, and memory of a thread.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#define BATON_DOT_BF16 1
+#endif
+
+namespace {
+
+constexpr int64_t LANES = 16;
+constexpr int64_t DOT_LANES = 32;  // bfloat16 values of one dot-product instruction
+
+typedef float Vec __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float Quad __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t IntVec __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t BitVec __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint16_t HalfBits __attribute__((vector_size(32), aligned(2), may_alias));
+typedef int8_t ByteVec __attribute__((vector_size(16), aligned(1), may_alias));
+
+struct Bf16 {
+  uint16_t bits;
+};
+
+enum DType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+inline Vec splat(float value) { return Vec{} + value; }
+
+// Loads of 16 values, whatever they are stored as.
+inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
+inline Vec load(const Bf16* p) {
+  return reinterpret_cast<Vec>(
+      __builtin_convertvector(*reinterpret_cast<const HalfBits*>(p), BitVec) << 16);
+}
+inline Vec load(const int8_t* p) {
+#ifdef __AVX512F__  // gcc would convert the bytes one by one
+  __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+#else
+  return __builtin_convertvector(*reinterpret_cast<const ByteVec*>(p), Vec);
+#endif
+}
+
+inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
+inline void store(Bf16* p, Vec v) {  // to the nearest, ties to even; a NaN stays one
+  BitVec bits = reinterpret_cast<BitVec>(v);
+  BitVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  BitVec nan = (bits & 0x7fffffff) > 0x7f800000;
+  rounded = (rounded & ~nan) | (nan & 0x7fc0);
+  *reinterpret_cast<HalfBits*>(p) = __builtin_convertvector(rounded, HalfBits);
+}
+
+inline float value(float v) { return v; }
+inline float value(Bf16 v) {
+  const uint32_t bits = static_cast<uint32_t>(v.bits) << 16;
+  float wide;
+  memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+inline void set(float& to, float v) { to = v; }
+inline void set(Bf16& to, float v) {
+  Bf16 whole[LANES];
+  store(whole, splat(v));
+  to = whole[0];
+}
+
+// The first n < 16 values, zeros behind them; nothing past them is touched.
+template <class T>
+inline Vec load(const T* p, int64_t n) {
+  T whole[LANES] = {};
+  memcpy(whole, p, n * sizeof(T));
+  return load(whole);
+}
+template <class T>
+inline void store(T* p, Vec v, int64_t n) {
+  T whole[LANES];
+  store(whole, v);
+  memcpy(p, whole, n * sizeof(T));
+}
+
+// f(i, n) for every run of 16 places below `size`, and for the rest: n is then below 16.
+template <class F>
+inline void runs(int64_t size, F f) {
+  int64_t i = 0;
+  for (; i + LANES <= size; i += LANES) f(i, LANES);
+  if (i < size) f(i, size - i);
+}
+template <class T>
+inline Vec load_run(const T* p, int64_t n) {
+  return n == LANES ? load(p) : load(p, n);
+}
+template <class T>
+inline void store_run(T* p, Vec v, int64_t n) {
+  if (n == LANES) {
+    store(p, v);
+  } else {
+    store(p, v, n);
+  }
+}
+
+inline float sum(Vec v) {
+  Vec pairs =
+      v + __builtin_shufflevector(v, v, 2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15);
+  Vec quads = pairs + __builtin_shufflevector(pairs, pairs, 1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9, 13,
+                                              13, 13, 13);
+  return (quads[0] + quads[8]) + (quads[4] + quads[12]);
+}
+
+// The sums of four vectors, each taken in the same order: lanes 4 apart last.
+inline void sum4(Vec a, Vec b, Vec c, Vec d, float* out) {
+#define LOW_PAIRS 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29
+#define HIGH_PAIRS 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31
+#define LOW_QUADS 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define HIGH_QUADS 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+  Vec ab = __builtin_shufflevector(a, b, LOW_PAIRS) + __builtin_shufflevector(a, b, HIGH_PAIRS);
+  Vec cd = __builtin_shufflevector(c, d, LOW_PAIRS) + __builtin_shufflevector(c, d, HIGH_PAIRS);
+  Vec all =
+      __builtin_shufflevector(ab, cd, LOW_QUADS) + __builtin_shufflevector(ab, cd, HIGH_QUADS);
+  Quad low = __builtin_shufflevector(all, all, 0, 1, 2, 3) +
+             __builtin_shufflevector(all, all, 8, 9, 10, 11);
+  Quad high = __builtin_shufflevector(all, all, 4, 5, 6, 7) +
+              __builtin_shufflevector(all, all, 12, 13, 14, 15);
+  *reinterpret_cast<Quad*>(out) = low + high;
+}
+
+// exp to 2 ulp: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2] (Cephes' coefficients).
+inline Vec exp(Vec x) {
+  x = x < -87.0f ? splat(-87.0f) : x;
+  x = x > 88.0f ? splat(88.0f) : x;
+  Vec shifted = x * 1.44269504088896341f + 12582912.0f;  // 1.5 x 2^23: rounds to an integer
+  Vec n = shifted - 12582912.0f;
+  Vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  Vec p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  IntVec exponent = __builtin_convertvector(n, IntVec) + 127;
+  return p * reinterpret_cast<Vec>(exponent << 23);
+}
+inline Vec silu(Vec x) {  // below -87 it is as good as zero
+  x = x < -87.0f ? splat(-87.0f) : x;
+  return x / (1.0f + exp(-x));
+}
+
+// Memory of the calling thread that lasts until its next call with the same Tag.
+template <class T, class Tag>
+inline T* scratch(int64_t size) {
+  thread_local std::vector<T> memory;
+  if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
+  return memory.data();
+}
+
+}  // namespace
