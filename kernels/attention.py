@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.native import signatures
-from baton.kernels.native.recorder import Native
+from baton.kernels.native.recorder import SMALL, Native
 
 
 def kv_write(
@@ -57,7 +57,8 @@ def kv_write_native(
             v.stride(0),
             k_pool.stride(0),
             signatures.DTYPES[k_pool.dtype],
-        )
+        ),
+        small=k.numel() < SMALL,
     )
 
 

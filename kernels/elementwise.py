@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.native import signatures
-from baton.kernels.native.recorder import Native
+from baton.kernels.native.recorder import SMALL, Native
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -18,7 +18,8 @@ def swiglu_native(native: Native, gate_up: Tensor) -> Tensor:
     """The same, for contiguous float32."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = native.empty(rows, width)
-    native.call(signatures.SwiGlu(gate_up.data_ptr(), out.data_ptr(), rows, width))
+    arguments = signatures.SwiGlu(gate_up.data_ptr(), out.data_ptr(), rows, width)
+    native.call(arguments, small=gate_up.numel() < SMALL)
     return out
 
 
@@ -30,7 +31,9 @@ def add_scaled(x: Tensor, y: Tensor, alpha: float) -> Tensor:
 def add_scaled_native(native: Native, x: Tensor, y: Tensor, alpha: float) -> Tensor:
     """The same, for contiguous float32."""
     out = native.empty(*x.shape)
-    native.call(signatures.AddScaled(x.data_ptr(), y.data_ptr(), out.data_ptr(), x.numel(), alpha))
+    size = x.numel()
+    arguments = signatures.AddScaled(x.data_ptr(), y.data_ptr(), out.data_ptr(), size, alpha)
+    native.call(arguments, small=size < SMALL)
     return out
 
 
@@ -44,7 +47,9 @@ def scaled_native(native: Native, x: Tensor, factor: float) -> Tensor:
     if factor == 1.0:
         return x
     out = native.empty(*x.shape)
-    native.call(signatures.AddScaled(None, x.data_ptr(), out.data_ptr(), x.numel(), factor))
+    size = x.numel()
+    arguments = signatures.AddScaled(None, x.data_ptr(), out.data_ptr(), size, factor)
+    native.call(arguments, small=size < SMALL)
     return out
 
 
@@ -57,5 +62,6 @@ def select_rows_native(native: Native, x: Tensor, rows: Tensor) -> Tensor:
     """The same, for contiguous float32."""
     count, width = rows.shape[0], x.shape[1]
     out = native.empty(count, width)
-    native.call(signatures.SelectRows(x.data_ptr(), rows.data_ptr(), out.data_ptr(), count, width))
+    arguments = signatures.SelectRows(x.data_ptr(), rows.data_ptr(), out.data_ptr(), count, width)
+    native.call(arguments, small=out.numel() < SMALL)
     return out

@@ -7,11 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.native import signatures
-from baton.kernels.native.recorder import Native
+from baton.kernels.native.recorder import SMALL, Native
 
 # Rows above which torch's float32 product is faster: 1.2 x at 512, with a [3352, 768] weight. In
 # bfloat16, with the CPU's own dot products, ours is never more than 4 % behind.
 _NATIVE_ROWS = 128
+# Multiply-adds that are not worth waking other threads for: some 100 microseconds.
+_SMALL_PRODUCT = 8 << 20
 # Rows up to which each thread rounds the activations to bfloat16 for itself.
 _ROUNDED_APART = 48
 
@@ -93,7 +95,8 @@ def linear_native(native: Native, x: Tensor, weight: Weight, bias: Tensor | None
             weight.shape[0],
             x.stride(0),
             signatures.DTYPES[values.dtype],
-        )
+        ),
+        small=rows * columns * weight.shape[0] < _SMALL_PRODUCT,
     )
     return y
 
@@ -126,6 +129,7 @@ def embedding_native(native: Native, ids: Tensor, table: Weight) -> Tensor:
     native.call(
         signatures.Embedding(
             ids.data_ptr(), values.data_ptr(), scales, out.data_ptr(), rows, width, dtype
-        )
+        ),
+        small=rows * width < SMALL,
     )
     return out

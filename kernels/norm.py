@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.native import signatures
-from baton.kernels.native.recorder import Native
+from baton.kernels.native.recorder import SMALL, Native
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centred: bool = False) -> Tensor:
@@ -37,7 +37,8 @@ def rms_norm_native(
             x.stride(0),
             eps,
             1.0 if zero_centred else 0.0,
-        )
+        ),
+        small=rows * width < SMALL,
     )
     return out
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from baton.kernels.native import signatures
-from baton.kernels.native.recorder import Native
+from baton.kernels.native.recorder import SMALL, Native
 
 
 def rope_cache(inverse_frequencies: Tensor, max_positions: int, scale: float = 1.0) -> Tensor:
@@ -52,6 +52,7 @@ def apply_rope_native(native: Native, x: Tensor, cache: Tensor, positions: Tenso
             head_dim,
             cache.shape[1],
             x.stride(0),
-        )
+        ),
+        small=out.numel() < SMALL,
     )
     return out

@@ -37,9 +37,14 @@ class Library:
         """The caller keeps `arguments` alive."""
         return Operation(self._functions[arguments.operation], ctypes.addressof(arguments))
 
-    def run(self, operations: ctypes.Array[Operation] | Operation, count: int) -> None:
-        """In order, on torch's number of threads. The interpreter lock is free meanwhile."""
-        self._run(ctypes.addressof(operations), count, torch.get_num_threads())
+    def run(
+        self,
+        operations: ctypes.Array[Operation] | Operation,
+        count: int,
+        threads: int | None = None,
+    ) -> None:
+        """In order; threads: None for torch's number. The interpreter lock is free meanwhile."""
+        self._run(ctypes.addressof(operations), count, threads or torch.get_num_threads())
 
 
 @functools.cache

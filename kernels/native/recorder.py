@@ -20,6 +20,9 @@ from baton.kernels.native.signatures import Arguments
 
 T = TypeVar("T")
 
+# Values below which an operation that looks at each of them once is small: some 100 microseconds.
+SMALL = 1 << 20
+
 
 class NotRecordableError(Exception):
     """Recorded code computed something outside the native library."""
@@ -79,10 +82,13 @@ class Native:
             return torch.empty(shape, dtype=dtype)
         return self._arena.empty(shape, dtype)
 
-    def call(self, arguments: Arguments) -> None:
-        """Run the operation; or keep it for later."""
+    def call(self, arguments: Arguments, small: bool = False) -> None:
+        """Run the operation; or keep it for later.
+
+        small: so little work that it is not worth waking other threads for.
+        """
         if self._recording is None:
-            self.library.run(self.library.bind(arguments), 1)
+            self.library.run(self.library.bind(arguments), 1, 1 if small else None)
         else:
             self._recording.append(arguments)
 
