@@ -69,7 +69,7 @@ class Decoder:
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """One step; see `baton.engine.models.base.Model`."""
-        step = Step.plan(batch, states, pages, self.config)
+        step = Step.plan(batch, states, pages, self.config, self.kernels)
         x = self.kernels.embedding(batch.token_ids, self.embedding)
         x = self.kernels.scaled(x, self.embedding_multiplier)
         for block in self.blocks:

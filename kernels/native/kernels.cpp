@@ -70,6 +70,20 @@ inline void store(Bf16* p, Vec v) {  // to the nearest, ties to even; a NaN stay
   *reinterpret_cast<HalfBits*>(p) = __builtin_convertvector(rounded, HalfBits);
 }
 
+inline float value(float v) { return v; }
+inline float value(Bf16 v) {
+  const uint32_t bits = static_cast<uint32_t>(v.bits) << 16;
+  float wide;
+  memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+inline void set(float& to, float v) { to = v; }
+inline void set(Bf16& to, float v) {
+  Bf16 whole[LANES];
+  store(whole, splat(v));
+  to = whole[0];
+}
+
 // The first n < 16 values, zeros behind them; nothing past them is touched.
 template <class T>
 inline Vec load(const T* p, int64_t n) {
@@ -221,15 +235,15 @@ struct Linear {
 
 // R weight rows times NB activation rows; y[b * y_stride + r].
 template <class W, int R, int NB>
-inline void tile(const float* x, int64_t x_stride, const W* w, int64_t in, float* y,
-                 int64_t y_stride) {
+inline void tile(const float* x, int64_t x_stride, const W* w, int64_t w_stride, int64_t in,
+                 float* y, int64_t y_stride) {
   Vec total[R][NB] = {};
   int64_t k = 0;
   for (; k + LANES <= in; k += LANES) {
     Vec weights[R];
     UNROLL for (int r = 0; r < R; r++) {
-      weights[r] = load(w + r * in + k);
-      __builtin_prefetch(w + ((NB == 1 ? 2 : 1) * R + r) * in + k);  // of a tile to come
+      weights[r] = load(w + r * w_stride + k);
+      __builtin_prefetch(w + ((NB == 1 ? 2 : 1) * R + r) * w_stride + k);  // of a tile to come
     }
     UNROLL for (int b = 0; b < NB; b++) {
       Vec values = load(x + b * x_stride + k);
@@ -239,7 +253,7 @@ inline void tile(const float* x, int64_t x_stride, const W* w, int64_t in, float
   if (k < in) {
     UNROLL for (int b = 0; b < NB; b++) {
       Vec values = load(x + b * x_stride + k, in - k);
-      UNROLL for (int r = 0; r < R; r++) total[r][b] += load(w + r * in + k, in - k) * values;
+      UNROLL for (int r = 0; r < R; r++) total[r][b] += load(w + r * w_stride + k, in - k) * values;
     }
   }
   SUM_TOTALS
@@ -284,7 +298,7 @@ struct FloatTile {
   typedef float Value;
   template <int R, int NB>
   static void run(const float* x, int64_t xs, const W* w, int64_t in, float* y, int64_t ys) {
-    tile<W, R, NB>(x, xs, w, in, y, ys);
+    tile<W, R, NB>(x, xs, w, in, in, y, ys);
   }
 };
 
@@ -691,6 +705,12 @@ void convolve_all(const Mamba2Step& a, Team& team) {
   });
 }
 
+// clamp(softplus(raw))
+inline float step_size(float raw, double low, double high) {
+  const float step = (raw > 0.0f ? raw : 0.0f) + log1pf(expf(-fabsf(raw)));
+  return step < low ? static_cast<float>(low) : step > high ? static_cast<float>(high) : step;
+}
+
 // One head of one row: h = exp(dt A) h + dt x B^T; y = (h C + D x) silu(z), or not yet the gate.
 template <class T>
 void advance(const Mamba2Step& a, int64_t row, int64_t head) {
@@ -700,10 +720,8 @@ void advance(const Mamba2Step& a, int64_t row, int64_t head) {
   const float* B =
       a.convolved + row * a.channels() + a.inner() + head / (a.heads / a.groups) * N;
   const float* C = B + a.groups * N;
-  const float raw = projected[a.inner() + a.channels() + head] + a.dt_bias[head];
-  float dt = (raw > 0.0f ? raw : 0.0f) + log1pf(expf(-fabsf(raw)));
-  dt = dt < a.dt_low ? static_cast<float>(a.dt_low) : dt;
-  dt = dt > a.dt_high ? static_cast<float>(a.dt_high) : dt;
+  const float dt = step_size(projected[a.inner() + a.channels() + head] + a.dt_bias[head],
+                             a.dt_low, a.dt_high);
   const float decay = expf(dt * a.A[head]);
   const bool empty = a.starts_empty(row);
   const T* from = static_cast<const T*>(a.ssm_pool) + a.read_slots[row] * a.ssm_stride + place;
@@ -732,22 +750,314 @@ void advance_all(const Mamba2Step& a, Team& team) {
             [&](int64_t job) { advance<T>(a, job / a.heads, job % a.heads); });
 }
 
+// In place: the norm of each group of channels of each row, then the gate silu(z), where there is one.
+void group_norm(float* rows, int64_t count, int64_t width, int64_t groups, const float* weights,
+                double eps, const float* gates, int64_t gate_stride, Team& team) {
+  const int64_t size = width / groups;
+  team.each(count * groups, [&](int64_t job) {
+    const int64_t first = job % groups * size;
+    float* y = rows + job * size;
+    const float* gate = gates ? gates + job / groups * gate_stride + first : nullptr;
+    const float scale = 1.0f / sqrtf(mean_square(y, size) + static_cast<float>(eps));
+    runs(size, [&](int64_t i, int64_t n) {
+      const Vec normed = load_run(y + i, n) * scale * load_run(weights + first + i, n);
+      store_run(y + i, gate ? normed * silu(load_run(gate + i, n)) : normed, n);
+    });
+  });
+}
+
 void mamba2_step(const Mamba2Step& a, Team& team) {
   a.conv_dtype == FLOAT32 ? convolve_all<float>(a, team) : convolve_all<Bf16>(a, team);
   a.ssm_dtype == FLOAT32 ? advance_all<float>(a, team) : advance_all<Bf16>(a, team);
   if (!a.norm_weight) return;
-  const int64_t size = a.inner() / a.groups;
-  team.each(a.rows * a.groups, [&](int64_t job) {
-    float* y = a.y + job * size;
-    const int64_t first = job % a.groups * size;
-    const float* weight = a.norm_weight + first;
-    const float* z = a.zxbcdt + job / a.groups * a.stride + first;
-    const float scale = 1.0f / sqrtf(mean_square(y, size) + static_cast<float>(a.eps));
-    runs(size, [&](int64_t i, int64_t n) {
-      const Vec normed = load_run(y + i, n) * scale * load_run(weight + i, n);
-      store_run(y + i, a.gate_last ? normed * silu(load_run(z + i, n)) : normed, n);
+  const float* gates = a.gate_last ? a.zxbcdt : nullptr;
+  group_norm(a.y, a.rows, a.inner(), a.groups, a.norm_weight, a.eps, gates, a.stride, team);
+}
+
+// --- Mamba-2, prompts -----------------------------------------------------------------------
+
+struct Mamba2Prefill {
+  const float* zxbcdt;  // [tokens, z | x B C | dt], tokens stride apart
+  const float *conv_weight, *conv_bias;  // [channels, width], [channels] or null
+  const float *A, *D, *dt_bias;          // [heads]
+  const float* norm_weight;              // [inner] or null: no norm
+  void *conv_pool, *ssm_pool;  // [slots, channels, width - 1], [slots, heads, head_dim, d_state]
+  const int64_t *read_slots, *write_slots;  // [rows]
+  const uint8_t* has_initial;               // [rows]
+  const int64_t* starts;                    // [rows + 1], first token of each row
+  const int64_t* row_chunks;                // [rows + 1], first chunk of each row
+  const int64_t* chunk_starts;              // [chunks + 1], first token of each chunk
+  const int64_t* chunk_slots;     // [chunks], where to keep the state after each, or 0
+  const int64_t* row_snapshots;   // [rows + 1], first snapshot of each row
+  const int64_t *snapshot_ends, *snapshot_slots;  // [snapshots], token after each, and its slot
+  float* convolved;                               // [tokens, channels], scratch
+  float* scores;                                  // [chunks, groups, chunk, chunk], scratch
+  float* y;                                       // [tokens, inner]
+  int64_t rows, tokens, chunks, chunk, stride, heads, head_dim, groups, d_state, width;
+  int64_t conv_stride, ssm_stride, conv_dtype, ssm_dtype;  // slot strides in values
+  int64_t gate_last;                                       // the gate comes after the norm
+  double dt_low, dt_high, eps;
+
+  int64_t inner() const { return heads * head_dim; }
+  int64_t channels() const { return inner() + 2 * groups * d_state; }
+  const float* conv_input(int64_t token) const { return zxbcdt + token * stride + inner(); }
+};
+
+// The window that a row begins with, time first: [width - 1, count], of `count` channels.
+template <class T>
+void read_window(const Mamba2Prefill& a, int64_t row, int64_t first, int64_t count, float* to) {
+  const int64_t lead = a.width - 1;
+  const T* from = static_cast<const T*>(a.conv_pool) + a.read_slots[row] * a.conv_stride;
+  for (int64_t c = 0; c < count; c++) {
+    for (int64_t tap = 0; tap < lead; tap++) {
+      to[tap * count + c] = a.has_initial[row] ? value(from[(first + c) * lead + tap]) : 0.0f;
+    }
+  }
+}
+
+// Tokens begin .. end of one row, channels first .. first + count.
+template <class T>
+void convolve_run(const Mamba2Prefill& a, int64_t row, int64_t begin, int64_t end, int64_t first,
+                  int64_t count) {
+  struct Taps {};
+  const int64_t lead = a.width - 1, row_start = a.starts[row];
+  float* taps = scratch<float, Taps>((a.width + lead) * count);
+  float* window = taps + a.width * count;
+  for (int64_t c = 0; c < count; c++) {
+    for (int64_t tap = 0; tap < a.width; tap++) {
+      taps[tap * count + c] = a.conv_weight[(first + c) * a.width + tap];
+    }
+  }
+  if (begin - row_start < lead) read_window<T>(a, row, first, count, window);
+  for (int64_t t = begin; t < end; t++) {
+    float* out = a.convolved + t * a.channels() + first;
+    runs(count, [&](int64_t i, int64_t n) {
+      Vec total = a.conv_bias ? load_run(a.conv_bias + first + i, n) : Vec{};
+      for (int64_t tap = 0; tap < a.width; tap++) {
+        const int64_t from = t - lead + tap;
+        const float* x = from >= row_start ? a.conv_input(from) + first
+                                           : window + (from - row_start + lead) * count;
+        total += load_run(x + i, n) * load_run(taps + tap * count + i, n);
+      }
+      store_run(out + i, silu(total), n);
     });
+  }
+}
+
+// The window after the tokens of `row` before `end`, into a slot.
+template <class T>
+void write_window(const Mamba2Prefill& a, int64_t row, int64_t end, int64_t slot, int64_t first,
+                  int64_t count, const float* window) {
+  const int64_t lead = a.width - 1;
+  T* to = static_cast<T*>(a.conv_pool) + slot * a.conv_stride + first * lead;
+  for (int64_t tap = 0; tap < lead; tap++) {
+    const int64_t from = end - lead + tap, before = from - a.starts[row];
+    const float* x = before >= 0 ? a.conv_input(from) + first : window + (before + lead) * count;
+    for (int64_t c = 0; c < count; c++) set(to[c * lead + tap], x[c]);
+  }
+}
+
+template <class T>
+void convolve_prompts(const Mamba2Prefill& a, Team& team) {
+  constexpr int64_t PART = CONV_PART, TOKENS = 64;
+  const int64_t channels = a.channels(), parts = (channels + PART - 1) / PART;
+  const int64_t blocks = (a.tokens + TOKENS - 1) / TOKENS;
+  auto width = [&](int64_t first) { return first + PART < channels ? PART : channels - first; };
+  team.each(blocks * parts, [&](int64_t job) {
+    const int64_t first = job % parts * PART, begin = job / parts * TOKENS;
+    const int64_t end = begin + TOKENS < a.tokens ? begin + TOKENS : a.tokens;
+    for (int64_t row = 0; row < a.rows; row++) {
+      const int64_t from = a.starts[row] > begin ? a.starts[row] : begin;
+      const int64_t to = a.starts[row + 1] < end ? a.starts[row + 1] : end;
+      if (from < to) convolve_run<T>(a, row, from, to, first, width(first));
+    }
   });
+  team.each(a.rows * parts, [&](int64_t job) {  // all windows have been read: in place is safe
+    struct Window {};
+    const int64_t row = job / parts, first = job % parts * PART, count = width(first);
+    float* window = scratch<float, Window>((a.width - 1) * count);
+    read_window<T>(a, row, first, count, window);
+    for (int64_t i = a.row_snapshots[row]; i < a.row_snapshots[row + 1]; i++) {
+      write_window<T>(a, row, a.snapshot_ends[i], a.snapshot_slots[i], first, count, window);
+    }
+    write_window<T>(a, row, a.starts[row + 1], a.write_slots[row], first, count, window);
+  });
+}
+
+// c[r, n] += sum over k of a[r, k] b[k, n], for R rows and V vectors of columns.
+template <int R, int V>
+inline void outer(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t depth,
+                  float* c, int64_t c_stride) {
+  Vec total[R][V];
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) {
+    total[r][v] = load(c + r * c_stride + v * LANES);
+  }
+  for (int64_t k = 0; k < depth; k++) {
+    Vec values[V];
+    UNROLL for (int v = 0; v < V; v++) values[v] = load(b + k * b_stride + v * LANES);
+    UNROLL for (int r = 0; r < R; r++) {
+      const Vec factor = splat(a[r * a_stride + k]);
+      UNROLL for (int v = 0; v < V; v++) total[r][v] += factor * values[v];
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) {
+    store(c + r * c_stride + v * LANES, total[r][v]);
+  }
+}
+
+// c += a b: [rows, depth] x [depth, columns]. `lower`: row r of a is zero from column r + 1 on.
+void add_product(const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c,
+                 int64_t c_stride, int64_t rows, int64_t depth, int64_t columns, bool lower) {
+  for (int64_t n = 0; n < columns;) {
+    const int64_t left = columns - n;
+    int64_t r = 0;
+    auto block = [&](auto count, auto vectors) {
+      for (; r + count <= rows; r += count) {
+        const int64_t deep = lower && r + count < depth ? r + count : depth;
+        outer<count, vectors>(a + r * a_stride, a_stride, b + n, b_stride, deep,
+                              c + r * c_stride + n, c_stride);
+      }
+    };
+    if (left >= 4 * LANES) {
+      block(std::integral_constant<int, 6>{}, std::integral_constant<int, 4>{});
+      block(std::integral_constant<int, 1>{}, std::integral_constant<int, 4>{});
+      n += 4 * LANES;
+    } else if (left >= LANES) {
+      block(std::integral_constant<int, 6>{}, std::integral_constant<int, 1>{});
+      block(std::integral_constant<int, 1>{}, std::integral_constant<int, 1>{});
+      n += LANES;
+    } else {
+      for (; r < rows; r++) {
+        Vec total = load(c + r * c_stride + n, left);
+        for (int64_t k = 0; k < depth; k++) {
+          total += a[r * a_stride + k] * load(b + k * b_stride + n, left);
+        }
+        store(c + r * c_stride + n, total, left);
+      }
+      n = columns;
+    }
+  }
+}
+
+// y[b, r] = x[b] . w[r]: rows of both are `in` long.
+void dots(const float* x, int64_t x_stride, int64_t rows, const float* w, int64_t w_stride,
+          int64_t outputs, int64_t in, float* y, int64_t y_stride) {
+  int64_t o = 0;
+  auto weights = [&](auto count) {
+    for (; o + count <= outputs; o += count) {
+      int64_t b = 0;
+      auto block = [&](auto several) {
+        for (; b + several <= rows; b += several) {
+          tile<float, count, several>(x + b * x_stride, x_stride, w + o * w_stride, w_stride, in,
+                                      y + b * y_stride + o, y_stride);
+        }
+      };
+      block(std::integral_constant<int, 6>{});
+      block(std::integral_constant<int, 1>{});
+    }
+  };
+  weights(std::integral_constant<int, 4>{});
+  weights(std::integral_constant<int, 1>{});
+}
+
+// One head of one row, chunk after chunk: inside a chunk the recurrence is a masked matrix product
+// (Dao and Gu, 2024), between chunks only the state is passed on.
+template <class T>
+void scan(const Mamba2Prefill& a, int64_t row, int64_t head) {
+  struct Memory {};
+  const int64_t P = a.head_dim, N = a.d_state, most = a.chunk, channels = a.channels();
+  const int64_t group = head / (a.heads / a.groups), size = P * N;
+  float* state = scratch<float, Memory>(size + most * (most + 2 * P + 3));
+  float* weights = state + size;        // [chunk, chunk]
+  float* stepped = weights + most * most;  // [chunk, P]: dt x
+  float* ended = stepped + most * P;    // [P, chunk]: dt x, decayed to the chunk's end
+  float* steps = ended + most * P;      // [chunk]
+  float* decays = steps + most;         // [chunk]: log decay from the chunk's entry
+  float* factors = decays + most;       // [chunk]
+  const int64_t place = head * size;
+  auto slot = [&](int64_t id) { return static_cast<T*>(a.ssm_pool) + id * a.ssm_stride + place; };
+  auto keep = [&](int64_t id) {
+    runs(size, [&](int64_t i, int64_t n) { store_run(slot(id) + i, load_run(state + i, n), n); });
+  };
+  const T* from = slot(a.read_slots[row]);
+  runs(size, [&](int64_t i, int64_t n) {
+    store_run(state + i, a.has_initial[row] ? load_run(from + i, n) : Vec{}, n);
+  });
+  for (int64_t chunk = a.row_chunks[row]; chunk < a.row_chunks[row + 1]; chunk++) {
+    const int64_t start = a.chunk_starts[chunk], L = a.chunk_starts[chunk + 1] - start;
+    const float* x = a.convolved + start * channels + head * P;
+    const float* B = a.convolved + start * channels + a.inner() + group * N;
+    const float* C = B + a.groups * N;
+    float* y = a.y + start * a.inner() + head * P;
+    double total = 0.0;  // a long sum of logarithms would lose the small ones in float32
+    for (int64_t t = 0; t < L; t++) {
+      const float raw = a.zxbcdt[(start + t) * a.stride + a.inner() + channels + head];
+      steps[t] = step_size(raw + a.dt_bias[head], a.dt_low, a.dt_high);
+      total += steps[t] * a.A[head];
+      decays[t] = static_cast<float>(total);
+    }
+    const float last = decays[L - 1];
+    const float* scores = a.scores + (chunk * a.groups + group) * most * most;
+    for (int64_t i = 0; i < L; i++) {
+      runs(i + 1, [&](int64_t j, int64_t n) {
+        Vec weight = exp(decays[i] - load_run(decays + j, n)) * load_run(scores + i * most + j, n);
+        store_run(weights + i * most + j, weight, n);
+      });
+      memset(weights + i * most + i + 1, 0, (L - i - 1) * sizeof(float));
+    }
+    runs(L, [&](int64_t t, int64_t n) {
+      store_run(factors + t, exp(last - load_run(decays + t, n)), n);
+    });
+    for (int64_t t = 0; t < L; t++) {
+      for (int64_t p = 0; p < P; p++) {
+        const float value = x[t * channels + p] * steps[t];
+        stepped[t * P + p] = value;
+        ended[p * most + t] = value * factors[t];
+      }
+    }
+    dots(C, channels, L, state, N, P, N, y, a.inner());
+    runs(L, [&](int64_t t, int64_t n) { store_run(factors + t, exp(load_run(decays + t, n)), n); });
+    for (int64_t t = 0; t < L; t++) {
+      float* out = y + t * a.inner();
+      runs(P, [&](int64_t p, int64_t n) {
+        Vec direct = a.D[head] * load_run(x + t * channels + p, n);
+        store_run(out + p, load_run(out + p, n) * factors[t] + direct, n);
+      });
+    }
+    add_product(weights, most, stepped, P, y, a.inner(), L, L, P, true);
+    for (int64_t t = 0; t < L && !a.gate_last; t++) {
+      float* out = y + t * a.inner();
+      const float* z = a.zxbcdt + (start + t) * a.stride + head * P;
+      runs(P, [&](int64_t p, int64_t n) {
+        store_run(out + p, load_run(out + p, n) * silu(load_run(z + p, n)), n);
+      });
+    }
+    const float decay = expf(last);
+    runs(size, [&](int64_t i, int64_t n) {
+      store_run(state + i, load_run(state + i, n) * decay, n);
+    });
+    add_product(ended, most, B, channels, state, N, P, L, N, false);
+    if (a.chunk_slots[chunk]) keep(a.chunk_slots[chunk]);
+  }
+  keep(a.write_slots[row]);
+}
+
+void mamba2_prefill(const Mamba2Prefill& a, Team& team) {
+  a.conv_dtype == FLOAT32 ? convolve_prompts<float>(a, team) : convolve_prompts<Bf16>(a, team);
+  team.each(a.chunks * a.groups, [&](int64_t job) {
+    const int64_t chunk = job / a.groups, group = job % a.groups, start = a.chunk_starts[chunk];
+    const int64_t L = a.chunk_starts[chunk + 1] - start, channels = a.channels();
+    const float* B = a.convolved + start * channels + a.inner() + group * a.d_state;
+    dots(B + a.groups * a.d_state, channels, L, B, channels, L, a.d_state,
+         a.scores + job * a.chunk * a.chunk, a.chunk);
+  });
+  team.each(a.rows * a.heads, [&](int64_t job) {
+    a.ssm_dtype == FLOAT32 ? scan<float>(a, job / a.heads, job % a.heads)
+                           : scan<Bf16>(a, job / a.heads, job % a.heads);
+  });
+  if (!a.norm_weight) return;
+  const float* gates = a.gate_last ? a.zxbcdt : nullptr;
+  group_norm(a.y, a.tokens, a.inner(), a.groups, a.norm_weight, a.eps, gates, a.stride, team);
 }
 
 }  // namespace
@@ -770,6 +1080,7 @@ OPERATION(rope, Rope)
 OPERATION(kv_write, KvWrite)
 OPERATION(attn_decode, AttnDecode)
 OPERATION(mamba2_step, Mamba2Step)
+OPERATION(mamba2_prefill, Mamba2Prefill)
 
 struct Operation {
   void (*run)(const void*, void*);
@@ -785,7 +1096,7 @@ int64_t baton_dots_bf16() {  // whether bfloat16 products are the CPU's own
 }
 
 void baton_run(const Operation* operations, int64_t count, int64_t threads) {
-  constexpr int64_t MOST_LOOPS = 3;  // of one operation
+  constexpr int64_t MOST_LOOPS = 5;  // of one operation
   const std::unique_ptr<Loop[]> loops(new Loop[MOST_LOOPS * count]);
 #pragma omp parallel num_threads(static_cast<int>(threads))
   {

@@ -11,10 +11,8 @@ from baton.engine.memory.layout import RecurrentShape
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.scope import Scope
-from baton.engine.models.step import PrefillRows, Step
-from baton.kernels.conv1d import causal_conv1d_varlen
+from baton.engine.models.step import Step
 from baton.kernels.mamba2 import Mamba2Weights
-from baton.kernels.ssd import ssd_prefill
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,6 @@ class Mamba2Mixer:
     def __init__(self, scope: Scope, shape: Mamba2Shape, index: int) -> None:
         """index: which of the model's recurrent layers this is (its place in a state slot)."""
         self.index = index
-        self.chunk_size = shape.chunk_size
         self.kernels = scope.kernels
         blocks = shape.conv_blocks
         in_rows = (shape.inner, *blocks, shape.heads)
@@ -168,43 +165,9 @@ class Mamba2Mixer:
                 self.kernels.mamba2_step(self.weights, zxbcdt[:done], conv_pool, ssm_pool, *slots)
             )
         if step.prefill is not None:
-            parts.append(self._prefill(zxbcdt[done:], conv_pool, ssm_pool, step.prefill))
+            mix = step.prefill.mamba2
+            parts.append(mix(self.weights, zxbcdt[done:], conv_pool, ssm_pool))
         return self.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))
-
-    def _prefill(
-        self, zxbcdt: Tensor, conv_pool: Tensor, ssm_pool: Tensor, rows: PrefillRows
-    ) -> Tensor:
-        """Ragged rows: zxbcdt [T, z | x B C | dt] -> [T, inner]."""
-        weights = self.weights
-        z, conv_input, dt = torch.split(zxbcdt, weights.splits, dim=-1)
-        lens = (rows.cu_seqlens, rows.cu_seqlens_host, rows.prefix_lens_host)
-        slots = (rows.read_slots, rows.write_slots, rows.has_initial)
-        conv = causal_conv1d_varlen(
-            conv_input,
-            weights.conv_weight,
-            weights.conv_bias,
-            *lens,
-            conv_pool,
-            *slots,
-            index=rows.conv,
-        )
-        x, B, C = weights.split_conv(conv)
-        y = ssd_prefill(
-            x,
-            dt,
-            weights.A,
-            B,
-            C,
-            weights.D,
-            weights.dt_bias,
-            weights.dt_limit,
-            *lens,
-            self.chunk_size,
-            ssm_pool,
-            *slots,
-            index=rows.scan,
-        )
-        return weights.gated_norm(y.flatten(1), z)
 
 
 def _load(scope: Scope, shape: Mamba2Shape) -> Mamba2Weights:
