@@ -54,7 +54,33 @@ GRANITE_SMALL: dict[str, Any] = {
     "vocab_size": 512,
 }
 
-CONFIGS: dict[str, dict[str, Any]] = {"granite_small": GRANITE_SMALL}
+# The model that benchmarks name "191M hybrid": 20 Mamba-2 layers and four of attention, large
+# enough that a decode step is bound by memory.
+HYBRID_191M: dict[str, Any] = {
+    **GRANITE_SMALL,
+    "attention_multiplier": 1 / 64,
+    "embedding_multiplier": 12,
+    "hidden_size": 768,
+    "intermediate_size": 1536,
+    "layer_types": (["mamba"] * 5 + ["attention"]) * 4,
+    "logits_scaling": 3,
+    "mamba_chunk_size": 128,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_n_heads": 24,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "residual_multiplier": 0.22,
+    "shared_intermediate_size": 1536,
+    "vocab_size": 32000,
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "granite_small": GRANITE_SMALL,
+    "hybrid_191m": HYBRID_191M,
+}
 
 
 def write_checkpoint(

@@ -5,8 +5,20 @@ BENCHES = {
         "baton.bench.serve:serve",
         "A whole cluster under streaming requests: tokens a second, TTFT, ITL, bytes moved.",
     ),
+    "decode": (
+        "baton.bench.decode:decode",
+        "One engine's decode steps by batch size, against memory, arithmetic and transformers.",
+    ),
+    "prefill": (
+        "baton.bench.prefill:prefill",
+        "One engine's prompts and time to first token, against arithmetic and transformers.",
+    ),
     "prefix": (
         "baton.bench.prefix:prefix",
         "A trace's prefix hit rate by memory budget; no model runs.",
+    ),
+    "state_ops": (
+        "baton.bench.state_ops:state_ops",
+        "Slots, prefix cache and scheduling on the host; no model runs.",
     ),
 }

@@ -17,6 +17,7 @@ class Mixer(StrEnum):
 
     ATTENTION = "attention"
     MAMBA2 = "mamba2"
+    SHORT_CONV = "short_conv"
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,10 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     max_model_len: int  # max_position_embeddings
-    layers: tuple[tuple[Mixer, ...], ...]  # each block's mixers, in order
+    layers: tuple[tuple[Mixer, ...], ...]  # each layer's mixers: none, one, or two side by side
     recurrent: tuple[RecurrentShape, ...]  # one a recurrent mixer, in order
     attention: tuple[AttentionShape, ...]  # one an attention mixer, in order
-    mamba_chunk_size: int  # kernel chunk K, tokens
+    mamba_chunk_size: int  # kernel chunk K, tokens; 1 where no kernel cuts a row
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype  # of weights and activations
     conv_dtype: torch.dtype
@@ -47,6 +48,15 @@ class LoadFormat(StrEnum):
     DUMMY = "dummy"  # random, of the right shapes: for measurements without the files
 
 
+class WeightFormat(StrEnum):
+    """How matrices are kept in memory."""
+
+    MODEL = "model"  # in the model's dtype, mapped where the file has it
+    # 8 bits and a scale a row, rounded at load: half of bfloat16's bytes. The next token's
+    # distribution moves by at most 1e-2 nats (tests/engine/models/test_int8.py).
+    INT8 = "int8"
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """The engine's options. Set once, at start, from the command line."""
@@ -56,6 +66,7 @@ class EngineConfig:
     ssm_dtype: torch.dtype = torch.float32
     device: str = "cpu"
     load_format: LoadFormat = LoadFormat.SAFETENSORS
+    weight_format: WeightFormat = WeightFormat.MODEL
     page_size: int = 64
     max_running: int = 16  # requests that decode at once
     chunked_prefill_size: int = 2048  # prompt tokens a step

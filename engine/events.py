@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class FinishReason(StrEnum):
@@ -50,12 +51,11 @@ class PromptScored:
     logprobs: tuple[TokenLogprob, ...]
 
 
-@dataclass(frozen=True)
-class TokenSampled:
-    """Output token number `index`, counted from 0."""
+class TokenSampled(NamedTuple):
+    """Output token number `index`, counted from 0. A tuple: one is made for each row of a step."""
 
     request_id: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides a method of tuples that nobody misses
     token_id: int
     logprob: TokenLogprob | None
 

@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from baton.engine.errors import InvariantError
 from baton.engine.memory.owners import Owner
+from baton.engine.prefix_cache import TOKEN_BYTES, token_key
 from baton.engine.prefix_node import Node
 from baton.engine.sampling_params import SamplingParams
 from baton.engine.stop_checker import StopChecker
@@ -66,6 +67,7 @@ class Request:
     """
 
     __slots__ = (
+        "_prompt_key",
         "admissions",
         "announced",
         "branch",
@@ -105,6 +107,7 @@ class Request:
         self.settled = 0  # tokens whose KV and state are known to be there: their step is over
         self.scored = 0  # prompt positions below this were scored; set by the planner
         self.announced = False  # Scheduled went out
+        self._prompt_key: bytes | None = None  # made once: it costs more than a look-up with it
 
     @property
     def request_id(self) -> str:
@@ -127,9 +130,10 @@ class Request:
     @property
     def target(self) -> int:
         """Tokens to compute before the next token is sampled or the request is held."""
-        if not self.spec.hold:
-            return self.total
-        return len(self.spec.prompt_ids) + max(0, len(self.output) - 1)
+        spec = self.spec
+        if spec.hold:
+            return len(spec.prompt_ids) + max(0, len(self.output) - 1)
+        return len(spec.prompt_ids) + len(self.output) + self.pending  # total, a call less
 
     @property
     def decodes(self) -> bool:
@@ -149,6 +153,15 @@ class Request:
             return prompt[start:end]
         output = self.output[max(0, start - inside) : end - inside]
         return (*prompt[start:], *output)
+
+    def key(self, end: int) -> bytes:
+        """Tokens [0, end), as far as they are known, as the prefix cache's key."""
+        if self._prompt_key is None:
+            self._prompt_key = token_key(self.spec.prompt_ids)
+        inside = len(self.spec.prompt_ids)
+        if end <= inside:
+            return self._prompt_key[: end * TOKEN_BYTES]
+        return self._prompt_key + token_key(self.output[: end - inside])
 
     def move(self, state: RequestState) -> None:
         if state not in ALLOWED_MOVES[self.state]:

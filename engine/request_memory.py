@@ -13,7 +13,7 @@ from baton.engine.errors import InvariantError
 from baton.engine.memory.owners import Owner
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.prefix_cache import Match, PrefixCache, token_key
+from baton.engine.prefix_cache import Match, PrefixCache
 from baton.engine.request import Request, Reservation
 
 
@@ -99,8 +99,7 @@ class RequestMemory:
         Its pages and its snapshot stay locked until `release`, the snapshot at the latest until
         `snapshot_read`.
         """
-        tokens = request.token_ids(0, request.target)
-        match = self.cache.match(token_key(tokens), max(0, limit))
+        match = self.cache.match(request.key(request.target), max(0, limit))
         self.cache.lock(match.node)
         request.node = request.resumes_from = match.node
         request.pages = match.pages
@@ -133,8 +132,8 @@ class RequestMemory:
 
     def grow(self, request: Request, tokens: int) -> bool:
         """Pages for `tokens` tokens; false, and nothing taken, when there are too few."""
-        missing = self.missing_pages(request, tokens)
-        if not missing:
+        missing = -(-tokens // self._page_size) - len(request.pages)
+        if missing <= 0:
             return True
         taken = self._take_pages(missing, request.owner)
         if taken is None:
@@ -232,7 +231,7 @@ class RequestMemory:
         old = request.node
         whole = depth // self._page_size
         given = request.pages[:whole]
-        done = self.cache.insert(token_key(request.token_ids(0, depth)), given, snapshots, hopeful)
+        done = self.cache.insert(request.key(depth), given, snapshots, hopeful)
         spare = set(done.spare_pages) & request.owned
         for page in request.owned.intersection(given) - spare:
             self._pages.move(page, request.owner, Owner.CACHE)

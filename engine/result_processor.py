@@ -100,7 +100,7 @@ class ResultProcessor:
         if self._canary is not None:
             self._canary.step(request, row)
         request.settled = row.end
-        if row.resumes:
+        if request.resumes_from is not None and row.resumes:
             self._memory.snapshot_read(request)
         if row.tracked:
             self._memory.donate(request, row.tracked)

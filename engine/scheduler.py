@@ -10,6 +10,8 @@ from baton.engine.request import Request, RequestState
 from baton.engine.request_memory import RequestMemory
 from baton.engine.row_planner import RowPlanner
 
+_RUNNING = RequestState.RUNNING  # the member: looking it up for each row would show
+
 
 class Scheduler:
     """Continuous batching: rows that decode first, then prompt chunks under a budget of tokens.
@@ -100,15 +102,17 @@ class Scheduler:
     def _plan_running(self, decode: list[Row], prefill: list[Row]) -> int:
         """Rows of running requests; returns what is left of the budget of prompt tokens."""
         budget = self._chunk
+        running, grow, decode_row = _RUNNING, self._memory.grow, self._planner.decode_row
         # A victim is never older than the request that needs its pages, so it has no row yet.
         for request in tuple(self.running):
-            if request.state is not RequestState.RUNNING:
+            if request.state is not running:
                 continue
             if request.decodes:
-                if request.exhausted:
+                if request.exhausted or len(decode) == self._max_running:
                     continue
-                if len(decode) < self._max_running and self._make_room(request, request.target):
-                    decode.append(self._planner.decode_row(request))
+                end = request.computed + 1
+                if grow(request, end) or self._make_room(request, end):
+                    decode.append(decode_row(request))
                 continue
             end = self._chunk_end(request, budget, first=not prefill)
             if end > request.computed and self._make_room(request, end):

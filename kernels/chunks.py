@@ -20,6 +20,24 @@ _CHUNKS_PER_TILE = 16
 
 
 @dataclass(frozen=True)
+class RaggedRows:
+    """The rows of a prefill, packed one after another.
+
+    cu_seqlens:  [B + 1] int64 on the device, packed token where each row begins; host copy beside
+    prefix_lens_host: [B], absolute depth of each row's first token
+    read_slots, write_slots: [B] int64, state slots
+    has_initial: [B] bool; False starts from zeros, whatever the read slot holds
+    """
+
+    cu_seqlens: Tensor
+    cu_seqlens_host: tuple[int, ...]
+    prefix_lens_host: tuple[int, ...]
+    read_slots: Tensor
+    write_slots: Tensor
+    has_initial: Tensor
+
+
+@dataclass(frozen=True)
 class SnapshotPlan:
     """Which recurrent states to keep inside a prefill. Set by the scheduler, one entry a snapshot.
 

@@ -88,6 +88,7 @@ def causal_conv1d_varlen(
     has_initial: Tensor,
     snapshots: SnapshotPlan | None = None,
     index: ConvIndex | None = None,
+    silu: bool = True,
 ) -> Tensor:
     """silu(causal depthwise convolution) of packed rows; leaves each row's window in the pool.
 
@@ -102,6 +103,7 @@ def causal_conv1d_varlen(
     snapshots:   windows to keep at inner depths, in slots of their own
     index:       conv_index(...) of this batch, where the caller has it (it is the same in every
                  layer); it already holds the snapshots
+    silu:        False: the sums as they are
     returns      [T, C], dtype of x; computed in float32
     """
     channels, width = weight.shape
@@ -122,7 +124,7 @@ def causal_conv1d_varlen(
         y += bias.float()
     _write_window(conv_pool, write_slots, extended[index.final_places])
     _write_window(conv_pool, index.snapshot_slots, extended[index.snapshot_places])
-    return F.silu(y, inplace=True).to(x.dtype)
+    return (F.silu(y, inplace=True) if silu else y).to(x.dtype)
 
 
 def causal_conv1d_update(
@@ -133,6 +135,7 @@ def causal_conv1d_update(
     read_slots: Tensor,
     write_slots: Tensor,
     has_initial: Tensor | None = None,
+    silu: bool = True,
 ) -> Tensor:
     """One token a row: silu(convolution), and the window moves on by one input.
 
@@ -141,6 +144,7 @@ def causal_conv1d_update(
     conv_pool: [slots, C, W - 1] float, strided; written in place
     read_slots, write_slots: [B] int64, state slots; 0 for padding rows
     has_initial: [B] bool, or None where every row has one
+    silu:   False: the sums as they are
     returns [B, C], dtype of x; computed in float32
     """
     window = _initial_window(conv_pool, read_slots, has_initial)
@@ -149,7 +153,7 @@ def causal_conv1d_update(
     if bias is not None:
         y += bias.float()
     conv_pool.index_copy_(0, write_slots, window[:, :, 1:].to(conv_pool.dtype))
-    return F.silu(y, inplace=True).to(x.dtype)
+    return (F.silu(y, inplace=True) if silu else y).to(x.dtype)
 
 
 def causal_conv1d_varlen_ref(
@@ -164,6 +168,7 @@ def causal_conv1d_varlen_ref(
     write_slots: Tensor,
     has_initial: Tensor,
     snapshots: SnapshotPlan | None = None,
+    silu: bool = True,
 ) -> Tensor:
     """The same, token by token in float64; returns float64 [T, C]. For tests."""
     width = weight.shape[1]
@@ -180,7 +185,8 @@ def causal_conv1d_varlen_ref(
         depth = prefix_lens_host[row]
         for t in range(cu_seqlens_host[row], cu_seqlens_host[row + 1]):
             window = torch.cat((window, x[t].double()[:, None]), dim=1)
-            outputs.append(F.silu((window * taps).sum(dim=1) + offset))
+            total = (window * taps).sum(dim=1) + offset
+            outputs.append(F.silu(total) if silu else total)
             window = window[:, window.shape[1] - (width - 1) :]
             depth += 1
             if (row, depth) in kept:

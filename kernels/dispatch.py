@@ -18,6 +18,7 @@ from baton.kernels.attention import (
     paged_attn_decode,
     paged_attn_decode_native,
 )
+from baton.kernels.chunks import RaggedRows, SnapshotPlan
 from baton.kernels.elementwise import (
     add_scaled,
     add_scaled_native,
@@ -29,7 +30,14 @@ from baton.kernels.elementwise import (
     swiglu_native,
 )
 from baton.kernels.linear import Weight, embedding, embedding_native, linear, linear_native
-from baton.kernels.mamba2 import Mamba2Weights, mamba2_step, mamba2_step_native
+from baton.kernels.mamba2 import (
+    Mamba2Prefill,
+    Mamba2Weights,
+    mamba2_step,
+    mamba2_step_native,
+    plan_mamba2_prefill,
+    plan_mamba2_prefill_native,
+)
 from baton.kernels.native.library import load
 from baton.kernels.native.recorder import Native
 from baton.kernels.norm import rms_norm, rms_norm_native
@@ -64,6 +72,7 @@ class Kernels:
     mamba2_step: Callable[
         [Mamba2Weights, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor
     ]
+    plan_mamba2_prefill: Callable[[RaggedRows, int, int, SnapshotPlan | None], Mamba2Prefill]
     native: Native | None = None
 
 
@@ -79,6 +88,7 @@ TORCH = Kernels(
     kv_write=kv_write,
     paged_attn_decode=paged_attn_decode,
     mamba2_step=mamba2_step,
+    plan_mamba2_prefill=plan_mamba2_prefill,
 )
 
 
@@ -96,6 +106,7 @@ def native_kernels(native: Native) -> Kernels:
         kv_write=partial(kv_write_native, native),
         paged_attn_decode=partial(paged_attn_decode_native, native),
         mamba2_step=partial(mamba2_step_native, native),
+        plan_mamba2_prefill=partial(plan_mamba2_prefill_native, native),
         native=native,
     )
 

@@ -32,6 +32,10 @@ class Int8Weight:
         return self.values.dtype
 
     @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + self.scales.nbytes
+
+    @property
     def shape(self) -> torch.Size:
         return self.values.shape
 

@@ -1,15 +1,19 @@
-"""One decode step of a Mamba-2 mixer, all that lies between its two projections."""
+"""A Mamba-2 mixer between its two projections: a decode step, and prompts."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.conv1d import causal_conv1d_update
+from baton.kernels.chunks import RaggedRows, SnapshotPlan, pack_ints, plan_chunks
+from baton.kernels.conv1d import causal_conv1d_update, causal_conv1d_varlen, conv_index
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import Native
 from baton.kernels.norm import gated_rms_norm
+from baton.kernels.ssd import block_size, ssd_index, ssd_prefill
 from baton.kernels.state_update import selective_state_update
 
 
@@ -21,9 +25,10 @@ class Mamba2Weights:
     conv_weight: [C, W]; the last column multiplies the newest input
     conv_bias:   [C] or None
     A, D, dt_bias: [H]; A is negative
-    norm_weight: [H P]; the norm is taken over each group's channels
+    norm_weight: [H P]; the norm is taken over each group's channels. None: there is no norm
     eps:         of the norm
     dt_limit:    (low, high) clamp of dt after softplus
+    gate_last:   norm(y) * silu(z), not norm(y * silu(z)); there is a norm
     """
 
     conv_weight: Tensor
@@ -31,12 +36,13 @@ class Mamba2Weights:
     A: Tensor
     D: Tensor
     dt_bias: Tensor
-    norm_weight: Tensor
+    norm_weight: Tensor | None
     head_dim: int
     groups: int
     d_state: int
     eps: float
     dt_limit: tuple[float, float]
+    gate_last: bool = False
 
     @property
     def heads(self) -> int:
@@ -62,9 +68,11 @@ class Mamba2Weights:
         )
 
     def gated_norm(self, y: Tensor, z: Tensor) -> Tensor:
-        """norm(y * silu(z)) a group: y, z [T, H P] float -> [T, H P], dtype of y"""
+        """Gate, and norm a group where there is one: y, z [T, H P] float -> [T, H P], dtype of y"""
+        if self.norm_weight is None:
+            return (y.float() * F.silu(z.float())).to(y.dtype)
         group = self.inner // self.groups
-        return gated_rms_norm(y, z, self.norm_weight, self.eps, group, norm_before_gate=False)
+        return gated_rms_norm(y, z, self.norm_weight, self.eps, group, self.gate_last)
 
 
 def mamba2_step(
@@ -123,7 +131,7 @@ def mamba2_step_native(
             weights.A.data_ptr(),
             weights.D.data_ptr(),
             weights.dt_bias.data_ptr(),
-            weights.norm_weight.data_ptr(),
+            None if weights.norm_weight is None else weights.norm_weight.data_ptr(),
             conv_pool.data_ptr(),
             ssm_pool.data_ptr(),
             read_slots.data_ptr(),
@@ -142,12 +150,173 @@ def mamba2_step_native(
             ssm_pool.stride(0),
             signatures.DTYPES[conv_pool.dtype],
             signatures.DTYPES[ssm_pool.dtype],
+            int(weights.gate_last),
             low,
             min(high, _LARGEST_STEP),
             weights.eps,
         )
     )
     return y
+
+
+# What a plan makes of one layer's weights, zxbcdt [T, H P + C + H], conv_pool and ssm_pool (as in
+# mamba2_step): the mixer's output [T, H P], dtype of zxbcdt.
+Mamba2Prefill = Callable[[Mamba2Weights, Tensor, Tensor, Tensor], Tensor]
+
+
+def plan_mamba2_prefill(
+    rows: RaggedRows, width: int, chunk_size: int, snapshots: SnapshotPlan | None
+) -> Mamba2Prefill:
+    """Plan the prompts of a batch once, for all layers: convolution, scan, gate and norm.
+
+    width:      taps of the convolution
+    chunk_size: the model's; chunks are cut at its absolute multiples (or finer)
+    snapshots:  states to keep at multiples of `chunk_size` or at a row's end, in slots of their own
+    """
+    device = rows.read_slots.device
+    conv_plan = conv_index(rows.cu_seqlens_host, rows.prefix_lens_host, width, snapshots, device)
+    scan_plan = ssd_index(
+        rows.cu_seqlens_host, rows.prefix_lens_host, chunk_size, snapshots, device
+    )
+    lens = (rows.cu_seqlens, rows.cu_seqlens_host, rows.prefix_lens_host)
+    slots = (rows.read_slots, rows.write_slots, rows.has_initial)
+
+    def prefill(
+        weights: Mamba2Weights, zxbcdt: Tensor, conv_pool: Tensor, ssm_pool: Tensor
+    ) -> Tensor:
+        z, conv_input, dt = torch.split(zxbcdt, weights.splits, dim=-1)
+        taps, bias = weights.conv_weight, weights.conv_bias
+        conv = causal_conv1d_varlen(
+            conv_input, taps, bias, *lens, conv_pool, *slots, index=conv_plan
+        )
+        x, B, C = weights.split_conv(conv)
+        y = ssd_prefill(
+            x, dt, weights.A, B, C, weights.D, weights.dt_bias, weights.dt_limit, *lens,
+            chunk_size, ssm_pool, *slots, index=scan_plan,
+        )  # fmt: skip
+        return weights.gated_norm(y.flatten(1), z)
+
+    return prefill
+
+
+def plan_mamba2_prefill_native(
+    native: Native,
+    rows: RaggedRows,
+    width: int,
+    chunk_size: int,
+    snapshots: SnapshotPlan | None,
+) -> Mamba2Prefill:
+    """The same in one call a layer, for float32 zxbcdt; pools in float32 or bfloat16."""
+    plan = _NativePlan.of(rows, chunk_size, snapshots)
+
+    def prefill(
+        weights: Mamba2Weights, zxbcdt: Tensor, conv_pool: Tensor, ssm_pool: Tensor
+    ) -> Tensor:
+        tokens = zxbcdt.shape[0]
+        channels, width = weights.conv_weight.shape
+        convolved = native.empty(tokens, channels)
+        scores = native.empty(plan.chunks, weights.groups, plan.chunk, plan.chunk)
+        y = native.empty(tokens, weights.inner)
+        bias, norm = weights.conv_bias, weights.norm_weight
+        low, high = weights.dt_limit
+        native.call(
+            signatures.Mamba2Prefill(
+                zxbcdt.data_ptr(),
+                weights.conv_weight.data_ptr(),
+                None if bias is None else bias.data_ptr(),
+                weights.A.data_ptr(),
+                weights.D.data_ptr(),
+                weights.dt_bias.data_ptr(),
+                None if norm is None else norm.data_ptr(),
+                conv_pool.data_ptr(),
+                ssm_pool.data_ptr(),
+                rows.read_slots.data_ptr(),
+                rows.write_slots.data_ptr(),
+                rows.has_initial.data_ptr(),
+                *(part.data_ptr() for part in plan.parts),
+                convolved.data_ptr(),
+                scores.data_ptr(),
+                y.data_ptr(),
+                plan.rows,
+                tokens,
+                plan.chunks,
+                plan.chunk,
+                zxbcdt.stride(0),
+                weights.heads,
+                weights.head_dim,
+                weights.groups,
+                weights.d_state,
+                width,
+                conv_pool.stride(0),
+                ssm_pool.stride(0),
+                signatures.DTYPES[conv_pool.dtype],
+                signatures.DTYPES[ssm_pool.dtype],
+                int(weights.gate_last),
+                low,
+                min(high, _LARGEST_STEP),
+                weights.eps,
+            )
+        )
+        return y
+
+    return prefill
+
+
+@dataclass(frozen=True)
+class _NativePlan:
+    """Where rows, chunks and snapshots lie, as kernels.cpp reads it.
+
+    parts: int64 tensors: first token of each row [B + 1]; first chunk of each row [B + 1]; first
+           token of each chunk [chunks + 1]; the slot that takes the state after each chunk, or 0
+           [chunks]; first snapshot of each row [B + 1]; the token after each snapshot, and its slot
+    """
+
+    rows: int
+    chunks: int
+    chunk: int  # tokens, at most
+    parts: tuple[Tensor, ...]
+
+    @staticmethod
+    def of(rows: RaggedRows, chunk_size: int, snapshots: SnapshotPlan | None) -> "_NativePlan":
+        starts, prefixes = rows.cu_seqlens_host, rows.prefix_lens_host
+        chunk = block_size(chunk_size)
+        plan = plan_chunks(starts, prefixes, chunk)
+        # Kernels go through a row's chunks in order: here they lie row after row.
+        chunks = sorted(zip(plan.starts, plan.rows, plan.lengths, strict=True))
+        row_chunks = [0] * (len(starts))
+        for _, row, _ in chunks:
+            row_chunks[row + 1] += 1
+        for row in range(len(prefixes)):
+            row_chunks[row + 1] += row_chunks[row]
+        kept: list[tuple[int, int, int]] = []  # row, token after, slot
+        if snapshots is not None:
+            ends = snapshots.extents(starts, prefixes)
+            kept = sorted(
+                (row, starts[row] + extent, slot)
+                for row, extent, slot in zip(snapshots.rows, ends, snapshots.slots, strict=True)
+            )
+        slots = {end: slot for _, end, slot in kept}
+        after = [start + length for start, _, length in chunks]
+        if not slots.keys() <= set(after):
+            raise ValueError(
+                f"snapshots after packed tokens {sorted(slots.keys() - set(after))} lie on no "
+                "chunk boundary; a snapshot lies at an absolute multiple of the chunk size or at "
+                "its row's end"
+            )
+        row_snapshots = [sum(row < r for row, _, _ in kept) for r in range(len(starts))]
+        parts = pack_ints(
+            [
+                starts,
+                row_chunks,
+                [start for start, _, _ in chunks] + [starts[-1]],
+                [slots.get(end, 0) for end in after],
+                row_snapshots,
+                [end for _, end, _ in kept],
+                [slot for _, _, slot in kept],
+            ],
+            rows.read_slots.device,
+        )
+        return _NativePlan(len(prefixes), len(chunks), chunk, tuple(parts))
 
 
 _LARGEST_STEP = math.ldexp(1.0, 127)  # stands for no limit: finite, and a float32

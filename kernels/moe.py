@@ -1,5 +1,7 @@
 """Mixture of experts: routing and the experts' feed-forward, without expert counts on the host."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +17,38 @@ def route_softmax_topk(router_logits: Tensor, top_k: int) -> tuple[Tensor, Tenso
     return logits.softmax(dim=-1), experts
 
 
+def route_sigmoid_grouped(
+    router_logits: Tensor,
+    correction: Tensor,
+    top_k: int,
+    groups: int = 1,
+    top_groups: int = 1,
+    normalised: bool = True,
+    factor: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """The top-k experts of each token by corrected sigmoid scores, within its best groups of
+    experts, weighted by the scores themselves (DeepSeek-V3, arXiv:2412.19437; Nemotron 3).
+
+    router_logits: [T, E] float32
+    correction: [E] float32, balances the choice of experts and has no part in their weights
+    groups:     equal runs of experts; the best are those with the largest sum of two scores
+    normalised: weights of a token add up to one, before they are multiplied by `factor`
+    returns weights [T, top_k] float32 and experts [T, top_k] int64
+    """
+    scores = router_logits.sigmoid()
+    chosen_by = scores + correction
+    if top_groups < groups:
+        grouped = chosen_by.view(-1, groups, chosen_by.shape[1] // groups)
+        best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(top_groups, dim=-1).indices
+        outside = torch.ones_like(grouped[:, :, 0]).scatter_(1, best, 0.0).bool()
+        chosen_by = grouped.masked_fill(outside[:, :, None], -torch.inf).flatten(1)
+    experts = chosen_by.topk(top_k, dim=-1).indices
+    weights = scores.gather(1, experts)
+    if normalised:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return weights * factor, experts
+
+
 def experts_swiglu(
     x: Tensor, weights: Tensor, experts: Tensor, w_in: Tensor, w_out: Tensor
 ) -> Tensor:
@@ -27,14 +61,40 @@ def experts_swiglu(
     w_out:   [E, H, I], dtype of w_in; rows of both must be a multiple of 16 bytes
     returns  [T, H], dtype of x
     """
+    return _through_experts(x, weights, experts, w_in, w_out, _swiglu)
+
+
+def experts_relu2(
+    x: Tensor, weights: Tensor, experts: Tensor, w_in: Tensor, w_out: Tensor
+) -> Tensor:
+    """The same for experts without a gate, `w_out(relu(w_in x)^2)`: w_in is [E, I, H]."""
+    return _through_experts(x, weights, experts, w_in, w_out, _relu2)
+
+
+def _swiglu(inner: Tensor) -> Tensor:
+    gate, up = inner.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def _relu2(inner: Tensor) -> Tensor:
+    return F.relu(inner).square()
+
+
+def _through_experts(
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    w_in: Tensor,
+    w_out: Tensor,
+    activation: Callable[[Tensor], Tensor],
+) -> Tensor:
     tokens, top_k = experts.shape
     ordered, order = experts.flatten().sort(stable=True)
     # Where each expert's run ends in the sorted order; the grouped product reads it on the device.
     every_expert = torch.arange(w_in.shape[0], device=x.device)
     ends = torch.searchsorted(ordered, every_expert, right=True, out_int32=True)
     inner = F.grouped_mm(x[order // top_k].to(w_in.dtype), w_in.transpose(1, 2), offs=ends)
-    gate, up = inner.chunk(2, dim=-1)
-    outer = F.grouped_mm(F.silu(gate) * up, w_out.transpose(1, 2), offs=ends)
+    outer = F.grouped_mm(activation(inner), w_out.transpose(1, 2), offs=ends)
     # Back in each token's own order of experts, so that its sum does not depend on the batch.
     by_token = torch.empty_like(outer).index_copy_(0, order, outer).view(tokens, top_k, x.shape[1])
     return (by_token * weights[:, :, None]).sum(dim=1).to(x.dtype)
@@ -61,4 +121,42 @@ def moe_forward_ref(
         for weight, expert in zip(logits[chosen].softmax(dim=0), chosen, strict=True):
             gate, up = (w_in[expert].double() @ x[t].double()).chunk(2)
             out[t] += weight * (w_out[expert].double() @ (F.silu(gate) * up))
+    return out
+
+
+def route_sigmoid_grouped_ref(
+    router_logits: Tensor,
+    correction: Tensor,
+    top_k: int,
+    groups: int,
+    top_groups: int,
+    normalised: bool,
+    factor: float,
+) -> tuple[Tensor, Tensor]:
+    """route_sigmoid_grouped, token by token in float64. For tests."""
+    all_weights, all_experts = [], []
+    size = router_logits.shape[1] // groups
+    for scores in router_logits.double().sigmoid():
+        ranked = scores + correction.double()
+        worth = [
+            float(ranked[g * size : (g + 1) * size].sort().values[-2:].sum()) for g in range(groups)
+        ]
+        best = sorted(range(groups), key=lambda g: -worth[g])[:top_groups]
+        within = [e for g in best for e in range(g * size, (g + 1) * size)]
+        experts = sorted(within, key=lambda e: -float(ranked[e]))[:top_k]
+        weights = scores[experts]
+        all_weights.append(weights / weights.sum() * factor if normalised else weights * factor)
+        all_experts.append(experts)
+    return torch.stack(all_weights), torch.tensor(all_experts)
+
+
+def experts_relu2_ref(
+    x: Tensor, weights: Tensor, experts: Tensor, w_in: Tensor, w_out: Tensor
+) -> Tensor:
+    """experts_relu2, token by token in float64; returns float64 [T, H]. For tests."""
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    for t, (chosen, by) in enumerate(zip(experts, weights.double(), strict=True)):
+        for expert, weight in zip(chosen, by, strict=True):
+            inner = F.relu(w_in[expert].double() @ x[t].double()).square()
+            out[t] += weight * (w_out[expert].double() @ inner)
     return out

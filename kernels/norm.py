@@ -12,7 +12,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centred: bool = False) 
     """x / sqrt(mean(x^2) + eps), scaled by the weight, over the last dimension.
 
     x:      [..., C] float
-    weight: [C] float
+    weight: [C] float, or any shape that x's last dimensions have (one weight a head, say)
     zero_centred: the weight is stored as its distance from one (Qwen3-Next), so scale by 1 + weight
     returns [..., C], dtype of x
     """

@@ -45,8 +45,13 @@ def ssd_index(
 
     Their size divides `chunk_size`, so every absolute multiple of `chunk_size` is a boundary.
     """
-    block = math.gcd(chunk_size, _CPU_BLOCK) if chunk_size > _CPU_BLOCK else chunk_size
+    block = block_size(chunk_size)
     return chunk_index(cu_seqlens_host, prefix_lens_host, block, snapshots, device)
+
+
+def block_size(chunk_size: int) -> int:
+    """Tokens of the chunks that are computed for a model of chunks of `chunk_size`."""
+    return math.gcd(chunk_size, _CPU_BLOCK) if chunk_size > _CPU_BLOCK else chunk_size
 
 
 def ssd_prefill(

@@ -3,7 +3,9 @@
 OPTIONS: tuple[tuple[str, int], ...] = (
     # A peer that comes back is found again in a second, not in gRPC's default two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Despite its name also how long one attempt to connect may take: on a full machine a peer's
+    # first frame comes late.
+    ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
     # Prompts and their logprobs travel in one message.

@@ -60,7 +60,7 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
     rope = scope.own(read_rope(fields, attention.head_dim, config.max_model_len, _ROTARY_FRACTION))
 
     model = scope.at("model")
-    embedding = model.tensor("embed_tokens.weight", config.vocab_size, hidden)
+    embedding = model.matrix(model.tensor("embed_tokens.weight", config.vocab_size, hidden))
     blocks: list[Residual] = []
     for index, mixer, place in placed(config):
         layer = model.at(f"layers.{index}")

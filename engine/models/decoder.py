@@ -13,6 +13,7 @@ from baton.engine.models.layers.base import Layer
 from baton.engine.models.scope import Scope, Tally
 from baton.engine.models.step import Step
 from baton.kernels.dispatch import Kernels
+from baton.kernels.linear import Weight
 
 
 class Norm:
@@ -53,10 +54,10 @@ class Decoder:
 
     config: ModelConfig
     kernels: Kernels
-    embedding: Tensor
+    embedding: Weight
     blocks: tuple[Residual, ...]
     norm: Norm
-    head: Tensor
+    head: Weight
     tally: Tally
     embedding_multiplier: float = 1.0
     logits_divisor: float = 1.0
@@ -68,7 +69,7 @@ class Decoder:
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """One step; see `baton.engine.models.base.Model`."""
-        step = Step.plan(batch, states, pages, self.config)
+        step = Step.plan(batch, states, pages, self.config, self.kernels)
         x = self.kernels.embedding(batch.token_ids, self.embedding)
         x = self.kernels.scaled(x, self.embedding_multiplier)
         for block in self.blocks:

@@ -10,12 +10,33 @@ import torch
 
 from baton.engine.config import ModelConfig
 from baton.engine.errors import ConfigError
-from baton.engine.models import bamba, granitemoehybrid
+from baton.engine.models import (
+    bamba,
+    falcon_h1,
+    granite,
+    granitemoehybrid,
+    lfm2,
+    llama,
+    mamba2,
+    nemotron_h,
+    qwen3,
+)
 from baton.engine.models.family import DTypes, Family
 from baton.engine.models.fields import Fields, read_fields
 
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (bamba.FAMILY, granitemoehybrid.FAMILY)
+    module.FAMILY.model_type: module.FAMILY
+    for module in (
+        bamba,
+        falcon_h1,
+        granite,
+        granitemoehybrid,
+        lfm2,
+        llama,
+        mamba2,
+        nemotron_h,
+        qwen3,
+    )
 }
 
 

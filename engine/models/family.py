@@ -1,29 +1,27 @@
 """What the table of families knows about each."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from baton.engine.config import Mixer, ModelConfig
 from baton.engine.errors import ConfigError
 from baton.engine.memory.layout import AttentionShape, RecurrentShape
-from baton.engine.models.decoder import Decoder
+from baton.engine.models.decoder import Decoder, Norm, Residual
 from baton.engine.models.fields import Fields, read_json
+from baton.engine.models.layers.base import Layer
 from baton.engine.models.scope import Scope
+from baton.kernels.linear import Weight
 
-# What every decoder's config.json must say, whatever its family.
-REQUIRED = (
-    "hidden_size",
-    "vocab_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "max_position_embeddings",
-)
+# What config.json must say of any decoder, and of one with attention.
+SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
+REQUIRED = (*SIZES, "num_attention_heads", "max_position_embeddings")
+# Tokens of a sequence where config.json sets no limit, as for models that are all recurrent.
+_UNLIMITED = 1 << 17
 _GENERATION_FILE = "generation_config.json"
 # transformers 5 writes the second spelling of each, older versions the first.
 _MIXERS = {
@@ -31,6 +29,7 @@ _MIXERS = {
     "linear_attention": Mixer.MAMBA2,
     "attention": Mixer.ATTENTION,
     "full_attention": Mixer.ATTENTION,
+    "conv": Mixer.SHORT_CONV,
 }
 
 
@@ -87,21 +86,25 @@ def model_config(
     folder: Path,
     dtypes: DTypes,
     layers: tuple[tuple[Mixer, ...], ...],
-    recurrent: RecurrentShape,
-    attention: AttentionShape,
-    chunk_size: int,
+    recurrent: RecurrentShape | None = None,
+    attention: AttentionShape | None = None,
+    chunk_size: int = 1,
 ) -> ModelConfig:
-    """What is alike in all families whose recurrent layers have one shape."""
+    """What is alike in all families whose recurrent layers have one shape.
+
+    recurrent, attention: None where the family has no such layer.
+    """
     mixers = [mixer for block in layers for mixer in block]
+    attentions = mixers.count(Mixer.ATTENTION)
     return ModelConfig(
         family=family,
         folder=folder,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
-        max_model_len=fields.integer("max_position_embeddings"),
+        max_model_len=fields.integer("max_position_embeddings", _UNLIMITED),
         layers=layers,
-        recurrent=(recurrent,) * (len(mixers) - mixers.count(Mixer.ATTENTION)),
-        attention=(attention,) * mixers.count(Mixer.ATTENTION),
+        recurrent=(recurrent,) * (len(mixers) - attentions) if recurrent else (),
+        attention=(attention,) * attentions if attention else (),
         mamba_chunk_size=chunk_size,
         eos_token_ids=_eos_token_ids(fields, folder),
         dtype=dtypes.activations,
@@ -112,18 +115,59 @@ def model_config(
 
 
 def placed(config: ModelConfig) -> Iterator[tuple[int, Mixer, int]]:
-    """(layer, its mixer, its place among the layers with that mixer), one mixer a layer."""
+    """(layer, mixer, the mixer's place among those of its kind), layers without one left out."""
     seen: Counter[Mixer] = Counter()
-    for layer, (mixer,) in enumerate(config.layers):
-        yield layer, mixer, seen[mixer]
-        seen[mixer] += 1
+    for layer, mixers in enumerate(config.layers):
+        for mixer in mixers:
+            yield layer, mixer, seen[mixer]
+            seen[mixer] += 1
 
 
-def read_head(fields: Fields, scope: Scope, embedding: Tensor) -> Tensor:
-    """[vocab, hidden]: the output head, or the embedding where they are tied."""
-    if fields.flag("tie_word_embeddings", False):
+def residual(
+    scope: Scope, norm: str, hidden: int, eps: float, *branches: Layer, multiplier: float = 1.0
+) -> Residual:
+    """`branches` side by side behind the norm called `norm`."""
+    return Residual(scope.kernels, Norm(scope, norm, hidden, eps), branches, multiplier)
+
+
+def decoder(
+    config: ModelConfig,
+    scope: Scope,
+    blocks: Sequence[Residual],
+    eps: float,
+    embedding: str = "model.embed_tokens",
+    norm: str = "model.norm",
+    tied: bool = False,
+    embedding_multiplier: float = 1.0,
+    logits_divisor: float = 1.0,
+) -> Decoder:
+    """`blocks` between the embedding and the last norm that are called so, and the head.
+
+    tied: whether head and embedding are one where the config does not say.
+    """
+    hidden = config.hidden_size
+    table = scope.matrix(scope.tensor(f"{embedding}.weight", config.vocab_size, hidden))
+    return Decoder(
+        config,
+        scope.kernels,
+        table,
+        tuple(blocks),
+        norm=Norm(scope, norm, hidden, eps),
+        head=read_head(Fields(config.raw, "config.json"), scope, table, tied),
+        tally=scope.tally,
+        embedding_multiplier=embedding_multiplier,
+        logits_divisor=logits_divisor,
+    )
+
+
+def read_head(fields: Fields, scope: Scope, embedding: Weight, tied: bool = False) -> Weight:
+    """[vocab, hidden]: the output head, or the embedding where they are tied.
+
+    tied: where the config does not say.
+    """
+    if fields.flag("tie_word_embeddings", tied):
         return embedding
-    return scope.tensor("lm_head.weight", *embedding.shape)
+    return scope.matrix(scope.tensor("lm_head.weight", *embedding.shape))
 
 
 def _eos_token_ids(fields: Fields, folder: Path) -> tuple[int, ...]:

@@ -94,7 +94,7 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
         return (moe, mlp)
 
     model = scope.at("model")
-    embedding = model.tensor("embed_tokens.weight", config.vocab_size, hidden)
+    embedding = model.matrix(model.tensor("embed_tokens.weight", config.vocab_size, hidden))
     blocks: list[Residual] = []
     for index, mixer, place in placed(config):
         layer = model.at(f"layers.{index}")

@@ -3,7 +3,7 @@
 import torch
 
 from baton.engine.comm import Comm, Shard, SingleComm
-from baton.engine.config import EngineConfig, LoadFormat, ModelConfig
+from baton.engine.config import EngineConfig, LoadFormat, ModelConfig, WeightFormat
 from baton.engine.models.base import Model
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.families import FAMILIES, read_config
@@ -38,7 +38,7 @@ def _ready(model: ModelConfig, source: WeightSource, config: EngineConfig) -> Mo
     """On the kernels that the device and the options call for."""
     device = torch.device(config.device)
     kernels = select(device, model.dtype, config.kernels)
-    built = build_model(model, source, device, kernels=kernels)
+    built = build_model(model, source, device, kernels=kernels, weight_format=config.weight_format)
     return built if kernels.native is None else ReplayedModel(built, kernels.native)
 
 
@@ -56,7 +56,16 @@ def build_model(
     shard: Shard | None = None,
     comm: Comm | None = None,
     kernels: Kernels = TORCH,
+    weight_format: WeightFormat = WeightFormat.MODEL,
 ) -> Decoder:
     """Compose the model of `config` from the tensors of `source`."""
-    scope = Scope(source, config.dtype, device, shard or Shard(), comm or SingleComm(), kernels)
+    scope = Scope(
+        source,
+        config.dtype,
+        device,
+        shard or Shard(),
+        comm or SingleComm(),
+        kernels,
+        weight_format is WeightFormat.INT8,
+    )
     return FAMILIES[config.family].build(config, scope)

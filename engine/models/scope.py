@@ -9,6 +9,7 @@ from torch import Tensor
 from baton.engine.comm import Comm, Shard
 from baton.engine.weights import Shape, WeightSource
 from baton.kernels.dispatch import TORCH, Kernels
+from baton.kernels.linear import Int8Weight, Weight
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Scope:
     shard: Shard
     comm: Comm
     kernels: Kernels = TORCH
+    int8: bool = False  # matrices are rounded to 8 bits
     prefix: str = ""
     tally: Tally = field(default_factory=Tally)
 
@@ -91,6 +93,33 @@ class Scope:
             self.source.release(f"{self.prefix}{name}.{suffix}")
         self.tally.nbytes += fused.nbytes
         return fused
+
+    def stack(
+        self, names: Sequence[str], shape: Shape, blocks: Sequence[int], dim: int = 0
+    ) -> Tensor:
+        """This rank's part of tensors of one `shape`, stacked: [len(names), *its part].
+
+        blocks, dim: as in `part`, within each tensor.
+        """
+        stacked = torch.empty(0)
+        for place, name in enumerate(names):
+            full = self._whole(name, shape)
+            own = _divide(full, blocks, dim, self.shard, self.prefix + name)
+            if not place:
+                whole = (len(names), *own.shape)
+                stacked = torch.empty(whole, dtype=self.dtype, device=self.device)
+            stacked[place] = own
+            self.source.release(self.prefix + name)
+        self.tally.nbytes += stacked.nbytes
+        return stacked
+
+    def matrix(self, tensor: Tensor) -> Weight:
+        """A tensor of this scope, as products will read it."""
+        if not self.int8 or tensor.is_meta:
+            return tensor
+        rounded = Int8Weight.of(tensor)
+        self.tally.nbytes += rounded.nbytes - tensor.nbytes
+        return rounded
 
     def own(self, tensor: Tensor) -> Tensor:
         """A tensor that the model made for itself, on the device, its bytes counted."""

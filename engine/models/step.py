@@ -13,9 +13,10 @@ from baton.engine.errors import InvariantError
 from baton.engine.forward_batch import ForwardBatch
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.kernels.chunks import ChunkIndex
+from baton.kernels.chunks import RaggedRows
 from baton.kernels.conv1d import ConvIndex, conv_index
-from baton.kernels.ssd import ssd_index
+from baton.kernels.dispatch import Kernels
+from baton.kernels.mamba2 import Mamba2Prefill
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,19 @@ class DecodeRows:
 class PrefillRows:
     """The other rows, as a ragged batch of their own: token 0 is the first prefill token."""
 
-    cu_seqlens: Tensor  # [P + 1] int64
-    cu_seqlens_host: tuple[int, ...]
-    prefix_lens_host: tuple[int, ...]
-    read_slots: Tensor  # [P] int64
-    write_slots: Tensor  # [P] int64
-    has_initial: Tensor  # [P] bool
+    rows: RaggedRows
     block_tables: Tensor  # [P, max pages] int64
     kv_lens: Tensor  # [P] int64
     kv_lens_host: tuple[int, ...]
-    conv: ConvIndex | None  # None: the model has no recurrent layer
-    scan: ChunkIndex | None
+    conv: ConvIndex | None  # where recurrent layers are convolutions alone
+    planned_mamba2: Mamba2Prefill | None  # where they have an SSM state
+
+    @property
+    def mamba2(self) -> Mamba2Prefill:
+        """What a Mamba-2 layer runs on these rows."""
+        if self.planned_mamba2 is None:
+            raise InvariantError("no recurrent layer has an SSM state in the pool's layout")
+        return self.planned_mamba2
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,19 @@ class Step:
 
     @classmethod
     def plan(
-        cls, batch: ForwardBatch, states: StatePool, pages: PagePool, config: ModelConfig
+        cls,
+        batch: ForwardBatch,
+        states: StatePool,
+        pages: PagePool,
+        config: ModelConfig,
+        kernels: Kernels,
     ) -> Self:
         return cls(
             decode_tokens=batch.decode_rows,
             decode=_decode_rows(batch) if batch.decode_rows else None,
-            prefill=_prefill_rows(batch, config) if batch.decode_rows < batch.rows else None,
+            prefill=_prefill_rows(batch, config, kernels)
+            if batch.decode_rows < batch.rows
+            else None,
             positions=batch.positions,
             token_pages=batch.token_pages,
             token_offsets=batch.token_offsets,
@@ -95,27 +105,32 @@ def _decode_rows(batch: ForwardBatch) -> DecodeRows:
     )
 
 
-def _prefill_rows(batch: ForwardBatch, config: ModelConfig) -> PrefillRows:
+def _prefill_rows(batch: ForwardBatch, config: ModelConfig, kernels: Kernels) -> PrefillRows:
     first = batch.decode_rows  # a decode row has one token: rows and tokens before are as many
     cu_seqlens_host = tuple(end - first for end in batch.host.cu_seqlens[first:])
-    prefix_lens_host = batch.host.prefix_lens[first:]
-    device = batch.token_ids.device
-    conv = scan = None
-    if config.recurrent:
-        width = config.recurrent[0].conv[1] + 1
-        conv = conv_index(cu_seqlens_host, prefix_lens_host, width, batch.snapshots, device)
-        chunk = config.mamba_chunk_size
-        scan = ssd_index(cu_seqlens_host, prefix_lens_host, chunk, batch.snapshots, device)
-    return PrefillRows(
+    rows = RaggedRows(
         cu_seqlens=batch.cu_seqlens[first:] - first,
         cu_seqlens_host=cu_seqlens_host,
-        prefix_lens_host=prefix_lens_host,
+        prefix_lens_host=batch.host.prefix_lens[first:],
         read_slots=batch.read_slots[first:],
         write_slots=batch.write_slots[first:],
         has_initial=batch.has_initial[first:],
+    )
+    conv = mamba2 = None
+    if config.recurrent:
+        width = config.recurrent[0].conv[1] + 1
+        if config.recurrent[0].ssm is None:
+            device = batch.token_ids.device
+            lens = (cu_seqlens_host, rows.prefix_lens_host)
+            conv = conv_index(*lens, width, batch.snapshots, device)
+        else:
+            chunk = config.mamba_chunk_size
+            mamba2 = kernels.plan_mamba2_prefill(rows, width, chunk, batch.snapshots)
+    return PrefillRows(
+        rows=rows,
         block_tables=batch.block_tables[first:],
         kv_lens=batch.kv_lens[first:],
         kv_lens_host=batch.host.kv_lens[first:],
         conv=conv,
-        scan=scan,
+        planned_mamba2=mamba2,
     )

@@ -2,15 +2,19 @@
 //
 // ABI: `baton_run` runs a list of operations, each a function and a pointer to its arguments (plain
 // structs of pointers, 64-bit integers and doubles; signatures.py mirrors them). The list runs in
-// one parallel region: every thread enters every operation, and the worksharing loops inside end
-// in a barrier, so that operation i is complete before i + 1 begins.
+// one parallel region: every thread enters every operation, and its loops (`Team::each`) end when
+// all of their work is done, so that operation i is complete before i + 1 begins.
 //
 // Activations are float32. Weights, KV and recurrent state may be bfloat16, weights also int8 with
 // a scale a row. Every sum is taken in an order that depends on the row's own sizes alone, never on
 // the number of rows or threads: a row's result is the same bits in every batch.
+#include <sched.h>
+
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 #include <vector>
 #ifdef __AVX512F__
@@ -64,6 +68,20 @@ inline void store(Bf16* p, Vec v) {  // to the nearest, ties to even; a NaN stay
   BitVec nan = (bits & 0x7fffffff) > 0x7f800000;
   rounded = (rounded & ~nan) | (nan & 0x7fc0);
   *reinterpret_cast<HalfBits*>(p) = __builtin_convertvector(rounded, HalfBits);
+}
+
+inline float value(float v) { return v; }
+inline float value(Bf16 v) {
+  const uint32_t bits = static_cast<uint32_t>(v.bits) << 16;
+  float wide;
+  memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+inline void set(float& to, float v) { to = v; }
+inline void set(Bf16& to, float v) {
+  Bf16 whole[LANES];
+  store(whole, splat(v));
+  to = whole[0];
 }
 
 // The first n < 16 values, zeros behind them; nothing past them is touched.
@@ -152,6 +170,44 @@ inline T* scratch(int64_t size) {
   return memory.data();
 }
 
+// --- threads --------------------------------------------------------------------------------
+
+// A loop's work, shared by the threads. Apart, so that two loops share no cache line.
+struct alignas(128) Loop {
+  std::atomic<int64_t> next{0}, done{0};
+};
+
+// What one thread knows of the run that it is part of.
+//
+// A loop ends when its work is done, not when all threads have come to its end: a thread that the
+// system holds up between two pieces of work holds up nobody. (OpenMP's barrier waits for it, and
+// where cores are shared with other processes a step of 300 barriers took ten times as long.)
+class Team {
+ public:
+  Team(Loop* loops) : loop_(loops) {}
+
+  // body(i) for every i below `count`, each by one thread.
+  template <class F>
+  void each(int64_t count, F body) {
+    Loop& loop = *loop_++;
+    for (;;) {
+      const int64_t i = loop.next.load(std::memory_order_relaxed) < count
+                            ? loop.next.fetch_add(1, std::memory_order_relaxed)
+                            : count;
+      if (i >= count) break;
+      body(i);
+      loop.done.fetch_add(1, std::memory_order_release);
+    }
+    for (int spins = 0; loop.done.load(std::memory_order_acquire) < count; spins++) {
+      if (spins >= SPINS) sched_yield();
+    }
+  }
+
+ private:
+  static constexpr int SPINS = 2000;  // some microseconds
+  Loop* loop_;
+};
+
 // --- linear ---------------------------------------------------------------------------------
 
 struct Linear {
@@ -179,15 +235,15 @@ struct Linear {
 
 // R weight rows times NB activation rows; y[b * y_stride + r].
 template <class W, int R, int NB>
-inline void tile(const float* x, int64_t x_stride, const W* w, int64_t in, float* y,
-                 int64_t y_stride) {
+inline void tile(const float* x, int64_t x_stride, const W* w, int64_t w_stride, int64_t in,
+                 float* y, int64_t y_stride) {
   Vec total[R][NB] = {};
   int64_t k = 0;
   for (; k + LANES <= in; k += LANES) {
     Vec weights[R];
     UNROLL for (int r = 0; r < R; r++) {
-      weights[r] = load(w + r * in + k);
-      __builtin_prefetch(w + ((NB == 1 ? 2 : 1) * R + r) * in + k);  // of a tile to come
+      weights[r] = load(w + r * w_stride + k);
+      __builtin_prefetch(w + ((NB == 1 ? 2 : 1) * R + r) * w_stride + k);  // of a tile to come
     }
     UNROLL for (int b = 0; b < NB; b++) {
       Vec values = load(x + b * x_stride + k);
@@ -197,7 +253,7 @@ inline void tile(const float* x, int64_t x_stride, const W* w, int64_t in, float
   if (k < in) {
     UNROLL for (int b = 0; b < NB; b++) {
       Vec values = load(x + b * x_stride + k, in - k);
-      UNROLL for (int r = 0; r < R; r++) total[r][b] += load(w + r * in + k, in - k) * values;
+      UNROLL for (int r = 0; r < R; r++) total[r][b] += load(w + r * w_stride + k, in - k) * values;
     }
   }
   SUM_TOTALS
@@ -242,7 +298,7 @@ struct FloatTile {
   typedef float Value;
   template <int R, int NB>
   static void run(const float* x, int64_t xs, const W* w, int64_t in, float* y, int64_t ys) {
-    tile<W, R, NB>(x, xs, w, in, y, ys);
+    tile<W, R, NB>(x, xs, w, in, in, y, ys);
   }
 };
 
@@ -282,12 +338,12 @@ inline void weight_rows(const Linear& a, const typename Tile::Value* x, int64_t 
 
 // All weight rows against all activation rows. A part of the weight and a block of activations
 // stay in the second-level cache while they meet.
-template <class Tile>
-void linear_as(const Linear& a, const typename Tile::Value* x, int64_t x_stride) {
+template <class Tile, class F>
+void linear_as(const Linear& a, Team& team, int64_t x_stride, F activations) {
   constexpr int64_t PART = 64, BLOCK = 48;
   const int64_t parts = (a.out + PART - 1) / PART;
-#pragma omp for schedule(dynamic, 1)
-  for (int64_t part = 0; part < parts; part++) {
+  team.each(parts, [&](int64_t part) {
+    const typename Tile::Value* x = activations();
     const int64_t first = part * PART, end = first + PART < a.out ? first + PART : a.out;
     Linear block = a;
     for (int64_t row = 0; row < a.rows; row += BLOCK) {
@@ -300,7 +356,7 @@ void linear_as(const Linear& a, const typename Tile::Value* x, int64_t x_stride)
       for (; o + 4 <= end; o += 4) weight_rows<Tile, 4, 6>(block, values, x_stride, o);
       for (; o < end; o++) weight_rows<Tile, 1, 6>(block, values, x_stride, o);
     }
-  }
+  });
 }
 
 #ifdef BATON_DOT_BF16
@@ -312,24 +368,29 @@ void round_row(const Linear& a, int64_t row, Bf16* to, int64_t padded) {
 }
 #endif
 
-void linear(const Linear& a) {
-  if (a.dtype == FLOAT32) return linear_as<FloatTile<float>>(a, a.x, a.x_stride);
-  if (a.dtype == INT8) return linear_as<FloatTile<int8_t>>(a, a.x, a.x_stride);
+void linear(const Linear& a, Team& team) {
+  auto given = [&] { return a.x; };
+  if (a.dtype == FLOAT32) return linear_as<FloatTile<float>>(a, team, a.x_stride, given);
+  if (a.dtype == INT8) return linear_as<FloatTile<int8_t>>(a, team, a.x_stride, given);
 #ifdef BATON_DOT_BF16
   const int64_t padded = (a.in + DOT_LANES - 1) / DOT_LANES * DOT_LANES;
   if (a.rounded) {
     Bf16* x = static_cast<Bf16*>(a.rounded);
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < a.rows; row++) round_row(a, row, x + row * padded, padded);
-    linear_as<DotTile>(a, x, padded);
-  } else {  // few rows: each thread for itself, rather than wait for another
+    team.each(a.rows, [&](int64_t row) { round_row(a, row, x + row * padded, padded); });
+    linear_as<DotTile>(a, team, padded, [&] { return x; });
+  } else {  // few rows: each thread for itself, at its first part, rather than wait for another
     struct Rounded {};
-    Bf16* x = scratch<Bf16, Rounded>(a.rows * padded);
-    for (int64_t row = 0; row < a.rows; row++) round_row(a, row, x + row * padded, padded);
-    linear_as<DotTile>(a, x, padded);
+    Bf16* x = nullptr;
+    linear_as<DotTile>(a, team, padded, [&] {
+      if (!x) {
+        x = scratch<Bf16, Rounded>(a.rows * padded);
+        for (int64_t row = 0; row < a.rows; row++) round_row(a, row, x + row * padded, padded);
+      }
+      return x;
+    });
   }
 #else
-  linear_as<FloatTile<Bf16>>(a, a.x, a.x_stride);
+  linear_as<FloatTile<Bf16>>(a, team, a.x_stride, given);
 #endif
 }
 
@@ -344,21 +405,20 @@ struct Embedding {
 };
 
 template <class T>
-void embedding_as(const Embedding& a) {
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < a.rows; row++) {
+void embedding_as(const Embedding& a, Team& team) {
+  team.each(a.rows, [&](int64_t row) {
     const T* from = static_cast<const T*>(a.table) + a.ids[row] * a.width;
     const float scale = a.scale ? a.scale[a.ids[row]] : 1.0f;
     runs(a.width, [&](int64_t i, int64_t n) {
       store_run(a.out + row * a.width + i, load_run(from + i, n) * scale, n);
     });
-  }
+  });
 }
 
-void embedding(const Embedding& a) {
-  if (a.dtype == FLOAT32) return embedding_as<float>(a);
-  if (a.dtype == INT8) return embedding_as<int8_t>(a);
-  embedding_as<Bf16>(a);
+void embedding(const Embedding& a, Team& team) {
+  if (a.dtype == FLOAT32) return embedding_as<float>(a, team);
+  if (a.dtype == INT8) return embedding_as<int8_t>(a, team);
+  embedding_as<Bf16>(a, team);
 }
 
 struct RmsNorm {
@@ -378,17 +438,16 @@ float mean_square(const float* x, int64_t width) {
   return sum(total) / static_cast<float>(width);
 }
 
-void rms_norm(const RmsNorm& a) {
+void rms_norm(const RmsNorm& a, Team& team) {
   const float offset = static_cast<float>(a.weight_offset), eps = static_cast<float>(a.eps);
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < a.rows; row++) {
+  team.each(a.rows, [&](int64_t row) {
     const float* x = a.x + row * a.x_stride;
     const float scale = 1.0f / sqrtf(mean_square(x, a.width) + eps);
     runs(a.width, [&](int64_t i, int64_t n) {
       Vec weight = load_run(a.weight + i, n) + offset;
       store_run(a.out + row * a.width + i, load_run(x + i, n) * scale * weight, n);
     });
-  }
+  });
 }
 
 struct SwiGlu {
@@ -397,18 +456,17 @@ struct SwiGlu {
   int64_t rows, width;
 };
 
-void swiglu(const SwiGlu& a) {
+void swiglu(const SwiGlu& a, Team& team) {
   constexpr int64_t PART = 512;
   const int64_t parts = (a.width + PART - 1) / PART;
-#pragma omp for schedule(static)
-  for (int64_t job = 0; job < a.rows * parts; job++) {
+  team.each(a.rows * parts, [&](int64_t job) {
     const int64_t row = job / parts, first = job % parts * PART;
     const float* gate = a.gate_up + row * 2 * a.width + first;
     float* out = a.out + row * a.width + first;
     runs(first + PART < a.width ? PART : a.width - first, [&](int64_t i, int64_t n) {
       store_run(out + i, silu(load_run(gate + i, n)) * load_run(gate + a.width + i, n), n);
     });
-  }
+  });
 }
 
 struct AddScaled {
@@ -418,16 +476,16 @@ struct AddScaled {
   double alpha;
 };
 
-void add_scaled(const AddScaled& a) {
+void add_scaled(const AddScaled& a, Team& team) {
   constexpr int64_t PART = 4096;
   const float alpha = static_cast<float>(a.alpha);
-#pragma omp for schedule(static)
-  for (int64_t first = 0; first < a.size; first += PART) {
+  team.each((a.size + PART - 1) / PART, [&](int64_t part) {
+    const int64_t first = part * PART;
     runs(first + PART < a.size ? PART : a.size - first, [&](int64_t i, int64_t n) {
       Vec y = load_run(a.y + first + i, n) * alpha;
       store_run(a.out + first + i, a.x ? load_run(a.x + first + i, n) + y : y, n);
     });
-  }
+  });
 }
 
 struct SelectRows {
@@ -437,11 +495,10 @@ struct SelectRows {
   int64_t count, width;
 };
 
-void select_rows(const SelectRows& a) {
-#pragma omp for schedule(static)
-  for (int64_t i = 0; i < a.count; i++) {
+void select_rows(const SelectRows& a, Team& team) {
+  team.each(a.count, [&](int64_t i) {
     memcpy(a.out + i * a.width, a.x + a.rows[i] * a.width, a.width * sizeof(float));
-  }
+  });
 }
 
 struct Rope {
@@ -452,10 +509,9 @@ struct Rope {
   int64_t rows, heads, head_dim, rotary, x_stride;
 };
 
-void rope(const Rope& a) {
+void rope(const Rope& a, Team& team) {
   const int64_t half = a.rotary / 2;
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < a.rows; row++) {
+  team.each(a.rows, [&](int64_t row) {
     const float* cos = a.cache + a.positions[row] * a.rotary;
     for (int64_t head = 0; head < a.heads; head++) {
       const float* x = a.x + row * a.x_stride + head * a.head_dim;
@@ -468,7 +524,7 @@ void rope(const Rope& a) {
       });
       memcpy(out + a.rotary, x + a.rotary, (a.head_dim - a.rotary) * sizeof(float));
     }
-  }
+  });
 }
 
 // --- attention ------------------------------------------------------------------------------
@@ -481,9 +537,8 @@ struct KvWrite {
 };
 
 template <class T>
-void kv_write_as(const KvWrite& a) {
-#pragma omp for schedule(static)
-  for (int64_t t = 0; t < a.tokens; t++) {
+void kv_write_as(const KvWrite& a, Team& team) {
+  team.each(a.tokens, [&](int64_t t) {
     const int64_t place = a.pages[t] * a.page_stride + a.offsets[t] * a.width;
     T* k = static_cast<T*>(a.k_pool) + place;
     T* v = static_cast<T*>(a.v_pool) + place;
@@ -491,11 +546,11 @@ void kv_write_as(const KvWrite& a) {
       store_run(k + i, load_run(a.k + t * a.k_stride + i, n), n);
       store_run(v + i, load_run(a.v + t * a.v_stride + i, n), n);
     });
-  }
+  });
 }
 
-void kv_write(const KvWrite& a) {
-  a.dtype == FLOAT32 ? kv_write_as<float>(a) : kv_write_as<Bf16>(a);
+void kv_write(const KvWrite& a, Team& team) {
+  a.dtype == FLOAT32 ? kv_write_as<float>(a, team) : kv_write_as<Bf16>(a, team);
 }
 
 struct AttnDecode {
@@ -560,15 +615,14 @@ void attend(const AttnDecode& a, int64_t row, int64_t kv_head) {
   }
 }
 
-void attn_decode(const AttnDecode& a) {
-#pragma omp for schedule(dynamic, 1)
-  for (int64_t job = 0; job < a.rows * a.kv_heads; job++) {
+void attn_decode(const AttnDecode& a, Team& team) {
+  team.each(a.rows * a.kv_heads, [&](int64_t job) {
     if (a.dtype == FLOAT32) {
       attend<float>(a, job / a.kv_heads, job % a.kv_heads);
     } else {
       attend<Bf16>(a, job / a.kv_heads, job % a.kv_heads);
     }
-  }
+  });
 }
 
 // --- Mamba-2 --------------------------------------------------------------------------------
@@ -577,7 +631,7 @@ struct Mamba2Step {
   const float* zxbcdt;  // [rows, z | x B C | dt], rows stride apart
   const float *conv_weight, *conv_bias;  // [channels, width], [channels] or null
   const float *A, *D, *dt_bias;          // [heads]
-  const float* norm_weight;              // [inner]
+  const float* norm_weight;              // [inner] or null: no norm
   void *conv_pool, *ssm_pool;  // [slots, channels, width - 1], [slots, heads, head_dim, d_state]
   const int64_t *read_slots, *write_slots;  // [rows]
   const uint8_t* has_initial;               // [rows] or null: every row has one
@@ -585,6 +639,7 @@ struct Mamba2Step {
   float* y;                                 // [rows, inner]
   int64_t rows, stride, heads, head_dim, groups, d_state, width;
   int64_t conv_stride, ssm_stride, conv_dtype, ssm_dtype;  // slot strides in values
+  int64_t gate_last;                                       // the gate comes after the norm
   double dt_low, dt_high, eps;
 
   int64_t inner() const { return heads * head_dim; }
@@ -592,10 +647,12 @@ struct Mamba2Step {
   bool starts_empty(int64_t row) const { return has_initial && !has_initial[row]; }
 };
 
+constexpr int64_t CONV_PART = 256;  // channels of one piece of work
+
 // Channels first .. first + count of one row: the window moves on and is convolved.
 template <class T>
 void convolve(const Mamba2Step& a, int64_t row, int64_t first, int64_t count) {
-  constexpr int64_t MOST = 64;
+  constexpr int64_t MOST = CONV_PART;
   const int64_t lead = a.width - 1;
   const float* x = a.zxbcdt + row * a.stride + a.inner() + first;
   const T* from = static_cast<const T*>(a.conv_pool) + a.read_slots[row] * a.conv_stride;
@@ -639,17 +696,22 @@ void convolve(const Mamba2Step& a, int64_t row, int64_t first, int64_t count) {
 }
 
 template <class T>
-void convolve_all(const Mamba2Step& a) {
-  constexpr int64_t PART = 64;
+void convolve_all(const Mamba2Step& a, Team& team) {
+  constexpr int64_t PART = CONV_PART;
   const int64_t channels = a.channels(), parts = (channels + PART - 1) / PART;
-#pragma omp for schedule(static)
-  for (int64_t job = 0; job < a.rows * parts; job++) {
+  team.each(a.rows * parts, [&](int64_t job) {
     const int64_t first = job % parts * PART;
     convolve<T>(a, job / parts, first, first + PART < channels ? PART : channels - first);
-  }
+  });
 }
 
-// One head of one row: h = exp(dt A) h + dt x B^T; y = (h C + D x) silu(z).
+// clamp(softplus(raw))
+inline float step_size(float raw, double low, double high) {
+  const float step = (raw > 0.0f ? raw : 0.0f) + log1pf(expf(-fabsf(raw)));
+  return step < low ? static_cast<float>(low) : step > high ? static_cast<float>(high) : step;
+}
+
+// One head of one row: h = exp(dt A) h + dt x B^T; y = (h C + D x) silu(z), or not yet the gate.
 template <class T>
 void advance(const Mamba2Step& a, int64_t row, int64_t head) {
   const int64_t P = a.head_dim, N = a.d_state, place = head * P * N;
@@ -658,10 +720,8 @@ void advance(const Mamba2Step& a, int64_t row, int64_t head) {
   const float* B =
       a.convolved + row * a.channels() + a.inner() + head / (a.heads / a.groups) * N;
   const float* C = B + a.groups * N;
-  const float raw = projected[a.inner() + a.channels() + head] + a.dt_bias[head];
-  float dt = (raw > 0.0f ? raw : 0.0f) + log1pf(expf(-fabsf(raw)));
-  dt = dt < a.dt_low ? static_cast<float>(a.dt_low) : dt;
-  dt = dt > a.dt_high ? static_cast<float>(a.dt_high) : dt;
+  const float dt = step_size(projected[a.inner() + a.channels() + head] + a.dt_bias[head],
+                             a.dt_low, a.dt_high);
   const float decay = expf(dt * a.A[head]);
   const bool empty = a.starts_empty(row);
   const T* from = static_cast<const T*>(a.ssm_pool) + a.read_slots[row] * a.ssm_stride + place;
@@ -678,39 +738,336 @@ void advance(const Mamba2Step& a, int64_t row, int64_t head) {
     });
     y[p] = sum(total) + a.D[head] * x[p];
   }
+  if (a.gate_last) return;
   runs(P, [&](int64_t i, int64_t n) {
     store_run(y + i, load_run(y + i, n) * silu(load_run(projected + head * P + i, n)), n);
   });
 }
 
 template <class T>
-void advance_all(const Mamba2Step& a) {
-#pragma omp for schedule(dynamic, 1)
-  for (int64_t job = 0; job < a.rows * a.heads; job++) advance<T>(a, job / a.heads, job % a.heads);
+void advance_all(const Mamba2Step& a, Team& team) {
+  team.each(a.rows * a.heads,
+            [&](int64_t job) { advance<T>(a, job / a.heads, job % a.heads); });
 }
 
-void mamba2_step(const Mamba2Step& a) {
-  a.conv_dtype == FLOAT32 ? convolve_all<float>(a) : convolve_all<Bf16>(a);
-  a.ssm_dtype == FLOAT32 ? advance_all<float>(a) : advance_all<Bf16>(a);
-  const int64_t size = a.inner() / a.groups;
-#pragma omp for schedule(static)
-  for (int64_t job = 0; job < a.rows * a.groups; job++) {
-    float* y = a.y + job * size;
-    const float* weight = a.norm_weight + job % a.groups * size;
-    const float scale = 1.0f / sqrtf(mean_square(y, size) + static_cast<float>(a.eps));
+// In place: the norm of each group of channels of each row, then the gate silu(z), where there is one.
+void group_norm(float* rows, int64_t count, int64_t width, int64_t groups, const float* weights,
+                double eps, const float* gates, int64_t gate_stride, Team& team) {
+  const int64_t size = width / groups;
+  team.each(count * groups, [&](int64_t job) {
+    const int64_t first = job % groups * size;
+    float* y = rows + job * size;
+    const float* gate = gates ? gates + job / groups * gate_stride + first : nullptr;
+    const float scale = 1.0f / sqrtf(mean_square(y, size) + static_cast<float>(eps));
     runs(size, [&](int64_t i, int64_t n) {
-      store_run(y + i, load_run(y + i, n) * scale * load_run(weight + i, n), n);
+      const Vec normed = load_run(y + i, n) * scale * load_run(weights + first + i, n);
+      store_run(y + i, gate ? normed * silu(load_run(gate + i, n)) : normed, n);
+    });
+  });
+}
+
+void mamba2_step(const Mamba2Step& a, Team& team) {
+  a.conv_dtype == FLOAT32 ? convolve_all<float>(a, team) : convolve_all<Bf16>(a, team);
+  a.ssm_dtype == FLOAT32 ? advance_all<float>(a, team) : advance_all<Bf16>(a, team);
+  if (!a.norm_weight) return;
+  const float* gates = a.gate_last ? a.zxbcdt : nullptr;
+  group_norm(a.y, a.rows, a.inner(), a.groups, a.norm_weight, a.eps, gates, a.stride, team);
+}
+
+// --- Mamba-2, prompts -----------------------------------------------------------------------
+
+struct Mamba2Prefill {
+  const float* zxbcdt;  // [tokens, z | x B C | dt], tokens stride apart
+  const float *conv_weight, *conv_bias;  // [channels, width], [channels] or null
+  const float *A, *D, *dt_bias;          // [heads]
+  const float* norm_weight;              // [inner] or null: no norm
+  void *conv_pool, *ssm_pool;  // [slots, channels, width - 1], [slots, heads, head_dim, d_state]
+  const int64_t *read_slots, *write_slots;  // [rows]
+  const uint8_t* has_initial;               // [rows]
+  const int64_t* starts;                    // [rows + 1], first token of each row
+  const int64_t* row_chunks;                // [rows + 1], first chunk of each row
+  const int64_t* chunk_starts;              // [chunks + 1], first token of each chunk
+  const int64_t* chunk_slots;     // [chunks], where to keep the state after each, or 0
+  const int64_t* row_snapshots;   // [rows + 1], first snapshot of each row
+  const int64_t *snapshot_ends, *snapshot_slots;  // [snapshots], token after each, and its slot
+  float* convolved;                               // [tokens, channels], scratch
+  float* scores;                                  // [chunks, groups, chunk, chunk], scratch
+  float* y;                                       // [tokens, inner]
+  int64_t rows, tokens, chunks, chunk, stride, heads, head_dim, groups, d_state, width;
+  int64_t conv_stride, ssm_stride, conv_dtype, ssm_dtype;  // slot strides in values
+  int64_t gate_last;                                       // the gate comes after the norm
+  double dt_low, dt_high, eps;
+
+  int64_t inner() const { return heads * head_dim; }
+  int64_t channels() const { return inner() + 2 * groups * d_state; }
+  const float* conv_input(int64_t token) const { return zxbcdt + token * stride + inner(); }
+};
+
+// The window that a row begins with, time first: [width - 1, count], of `count` channels.
+template <class T>
+void read_window(const Mamba2Prefill& a, int64_t row, int64_t first, int64_t count, float* to) {
+  const int64_t lead = a.width - 1;
+  const T* from = static_cast<const T*>(a.conv_pool) + a.read_slots[row] * a.conv_stride;
+  for (int64_t c = 0; c < count; c++) {
+    for (int64_t tap = 0; tap < lead; tap++) {
+      to[tap * count + c] = a.has_initial[row] ? value(from[(first + c) * lead + tap]) : 0.0f;
+    }
+  }
+}
+
+// Tokens begin .. end of one row, channels first .. first + count.
+template <class T>
+void convolve_run(const Mamba2Prefill& a, int64_t row, int64_t begin, int64_t end, int64_t first,
+                  int64_t count) {
+  struct Taps {};
+  const int64_t lead = a.width - 1, row_start = a.starts[row];
+  float* taps = scratch<float, Taps>((a.width + lead) * count);
+  float* window = taps + a.width * count;
+  for (int64_t c = 0; c < count; c++) {
+    for (int64_t tap = 0; tap < a.width; tap++) {
+      taps[tap * count + c] = a.conv_weight[(first + c) * a.width + tap];
+    }
+  }
+  if (begin - row_start < lead) read_window<T>(a, row, first, count, window);
+  for (int64_t t = begin; t < end; t++) {
+    float* out = a.convolved + t * a.channels() + first;
+    runs(count, [&](int64_t i, int64_t n) {
+      Vec total = a.conv_bias ? load_run(a.conv_bias + first + i, n) : Vec{};
+      for (int64_t tap = 0; tap < a.width; tap++) {
+        const int64_t from = t - lead + tap;
+        const float* x = from >= row_start ? a.conv_input(from) + first
+                                           : window + (from - row_start + lead) * count;
+        total += load_run(x + i, n) * load_run(taps + tap * count + i, n);
+      }
+      store_run(out + i, silu(total), n);
     });
   }
+}
+
+// The window after the tokens of `row` before `end`, into a slot.
+template <class T>
+void write_window(const Mamba2Prefill& a, int64_t row, int64_t end, int64_t slot, int64_t first,
+                  int64_t count, const float* window) {
+  const int64_t lead = a.width - 1;
+  T* to = static_cast<T*>(a.conv_pool) + slot * a.conv_stride + first * lead;
+  for (int64_t tap = 0; tap < lead; tap++) {
+    const int64_t from = end - lead + tap, before = from - a.starts[row];
+    const float* x = before >= 0 ? a.conv_input(from) + first : window + (before + lead) * count;
+    for (int64_t c = 0; c < count; c++) set(to[c * lead + tap], x[c]);
+  }
+}
+
+template <class T>
+void convolve_prompts(const Mamba2Prefill& a, Team& team) {
+  constexpr int64_t PART = CONV_PART, TOKENS = 64;
+  const int64_t channels = a.channels(), parts = (channels + PART - 1) / PART;
+  const int64_t blocks = (a.tokens + TOKENS - 1) / TOKENS;
+  auto width = [&](int64_t first) { return first + PART < channels ? PART : channels - first; };
+  team.each(blocks * parts, [&](int64_t job) {
+    const int64_t first = job % parts * PART, begin = job / parts * TOKENS;
+    const int64_t end = begin + TOKENS < a.tokens ? begin + TOKENS : a.tokens;
+    for (int64_t row = 0; row < a.rows; row++) {
+      const int64_t from = a.starts[row] > begin ? a.starts[row] : begin;
+      const int64_t to = a.starts[row + 1] < end ? a.starts[row + 1] : end;
+      if (from < to) convolve_run<T>(a, row, from, to, first, width(first));
+    }
+  });
+  team.each(a.rows * parts, [&](int64_t job) {  // all windows have been read: in place is safe
+    struct Window {};
+    const int64_t row = job / parts, first = job % parts * PART, count = width(first);
+    float* window = scratch<float, Window>((a.width - 1) * count);
+    read_window<T>(a, row, first, count, window);
+    for (int64_t i = a.row_snapshots[row]; i < a.row_snapshots[row + 1]; i++) {
+      write_window<T>(a, row, a.snapshot_ends[i], a.snapshot_slots[i], first, count, window);
+    }
+    write_window<T>(a, row, a.starts[row + 1], a.write_slots[row], first, count, window);
+  });
+}
+
+// c[r, n] += sum over k of a[r, k] b[k, n], for R rows and V vectors of columns.
+template <int R, int V>
+inline void outer(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t depth,
+                  float* c, int64_t c_stride) {
+  Vec total[R][V];
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) {
+    total[r][v] = load(c + r * c_stride + v * LANES);
+  }
+  for (int64_t k = 0; k < depth; k++) {
+    Vec values[V];
+    UNROLL for (int v = 0; v < V; v++) values[v] = load(b + k * b_stride + v * LANES);
+    UNROLL for (int r = 0; r < R; r++) {
+      const Vec factor = splat(a[r * a_stride + k]);
+      UNROLL for (int v = 0; v < V; v++) total[r][v] += factor * values[v];
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) {
+    store(c + r * c_stride + v * LANES, total[r][v]);
+  }
+}
+
+// c += a b: [rows, depth] x [depth, columns]. `lower`: row r of a is zero from column r + 1 on.
+void add_product(const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c,
+                 int64_t c_stride, int64_t rows, int64_t depth, int64_t columns, bool lower) {
+  for (int64_t n = 0; n < columns;) {
+    const int64_t left = columns - n;
+    int64_t r = 0;
+    auto block = [&](auto count, auto vectors) {
+      for (; r + count <= rows; r += count) {
+        const int64_t deep = lower && r + count < depth ? r + count : depth;
+        outer<count, vectors>(a + r * a_stride, a_stride, b + n, b_stride, deep,
+                              c + r * c_stride + n, c_stride);
+      }
+    };
+    if (left >= 4 * LANES) {
+      block(std::integral_constant<int, 6>{}, std::integral_constant<int, 4>{});
+      block(std::integral_constant<int, 1>{}, std::integral_constant<int, 4>{});
+      n += 4 * LANES;
+    } else if (left >= LANES) {
+      block(std::integral_constant<int, 6>{}, std::integral_constant<int, 1>{});
+      block(std::integral_constant<int, 1>{}, std::integral_constant<int, 1>{});
+      n += LANES;
+    } else {
+      for (; r < rows; r++) {
+        Vec total = load(c + r * c_stride + n, left);
+        for (int64_t k = 0; k < depth; k++) {
+          total += a[r * a_stride + k] * load(b + k * b_stride + n, left);
+        }
+        store(c + r * c_stride + n, total, left);
+      }
+      n = columns;
+    }
+  }
+}
+
+// y[b, r] = x[b] . w[r]: rows of both are `in` long.
+void dots(const float* x, int64_t x_stride, int64_t rows, const float* w, int64_t w_stride,
+          int64_t outputs, int64_t in, float* y, int64_t y_stride) {
+  int64_t o = 0;
+  auto weights = [&](auto count) {
+    for (; o + count <= outputs; o += count) {
+      int64_t b = 0;
+      auto block = [&](auto several) {
+        for (; b + several <= rows; b += several) {
+          tile<float, count, several>(x + b * x_stride, x_stride, w + o * w_stride, w_stride, in,
+                                      y + b * y_stride + o, y_stride);
+        }
+      };
+      block(std::integral_constant<int, 6>{});
+      block(std::integral_constant<int, 1>{});
+    }
+  };
+  weights(std::integral_constant<int, 4>{});
+  weights(std::integral_constant<int, 1>{});
+}
+
+// One head of one row, chunk after chunk: inside a chunk the recurrence is a masked matrix product
+// (Dao and Gu, 2024), between chunks only the state is passed on.
+template <class T>
+void scan(const Mamba2Prefill& a, int64_t row, int64_t head) {
+  struct Memory {};
+  const int64_t P = a.head_dim, N = a.d_state, most = a.chunk, channels = a.channels();
+  const int64_t group = head / (a.heads / a.groups), size = P * N;
+  float* state = scratch<float, Memory>(size + most * (most + 2 * P + 3));
+  float* weights = state + size;        // [chunk, chunk]
+  float* stepped = weights + most * most;  // [chunk, P]: dt x
+  float* ended = stepped + most * P;    // [P, chunk]: dt x, decayed to the chunk's end
+  float* steps = ended + most * P;      // [chunk]
+  float* decays = steps + most;         // [chunk]: log decay from the chunk's entry
+  float* factors = decays + most;       // [chunk]
+  const int64_t place = head * size;
+  auto slot = [&](int64_t id) { return static_cast<T*>(a.ssm_pool) + id * a.ssm_stride + place; };
+  auto keep = [&](int64_t id) {
+    runs(size, [&](int64_t i, int64_t n) { store_run(slot(id) + i, load_run(state + i, n), n); });
+  };
+  const T* from = slot(a.read_slots[row]);
+  runs(size, [&](int64_t i, int64_t n) {
+    store_run(state + i, a.has_initial[row] ? load_run(from + i, n) : Vec{}, n);
+  });
+  for (int64_t chunk = a.row_chunks[row]; chunk < a.row_chunks[row + 1]; chunk++) {
+    const int64_t start = a.chunk_starts[chunk], L = a.chunk_starts[chunk + 1] - start;
+    const float* x = a.convolved + start * channels + head * P;
+    const float* B = a.convolved + start * channels + a.inner() + group * N;
+    const float* C = B + a.groups * N;
+    float* y = a.y + start * a.inner() + head * P;
+    double total = 0.0;  // a long sum of logarithms would lose the small ones in float32
+    for (int64_t t = 0; t < L; t++) {
+      const float raw = a.zxbcdt[(start + t) * a.stride + a.inner() + channels + head];
+      steps[t] = step_size(raw + a.dt_bias[head], a.dt_low, a.dt_high);
+      total += steps[t] * a.A[head];
+      decays[t] = static_cast<float>(total);
+    }
+    const float last = decays[L - 1];
+    const float* scores = a.scores + (chunk * a.groups + group) * most * most;
+    for (int64_t i = 0; i < L; i++) {
+      runs(i + 1, [&](int64_t j, int64_t n) {
+        Vec weight = exp(decays[i] - load_run(decays + j, n)) * load_run(scores + i * most + j, n);
+        store_run(weights + i * most + j, weight, n);
+      });
+      memset(weights + i * most + i + 1, 0, (L - i - 1) * sizeof(float));
+    }
+    runs(L, [&](int64_t t, int64_t n) {
+      store_run(factors + t, exp(last - load_run(decays + t, n)), n);
+    });
+    for (int64_t t = 0; t < L; t++) {
+      for (int64_t p = 0; p < P; p++) {
+        const float value = x[t * channels + p] * steps[t];
+        stepped[t * P + p] = value;
+        ended[p * most + t] = value * factors[t];
+      }
+    }
+    dots(C, channels, L, state, N, P, N, y, a.inner());
+    runs(L, [&](int64_t t, int64_t n) { store_run(factors + t, exp(load_run(decays + t, n)), n); });
+    for (int64_t t = 0; t < L; t++) {
+      float* out = y + t * a.inner();
+      runs(P, [&](int64_t p, int64_t n) {
+        Vec direct = a.D[head] * load_run(x + t * channels + p, n);
+        store_run(out + p, load_run(out + p, n) * factors[t] + direct, n);
+      });
+    }
+    add_product(weights, most, stepped, P, y, a.inner(), L, L, P, true);
+    for (int64_t t = 0; t < L && !a.gate_last; t++) {
+      float* out = y + t * a.inner();
+      const float* z = a.zxbcdt + (start + t) * a.stride + head * P;
+      runs(P, [&](int64_t p, int64_t n) {
+        store_run(out + p, load_run(out + p, n) * silu(load_run(z + p, n)), n);
+      });
+    }
+    const float decay = expf(last);
+    runs(size, [&](int64_t i, int64_t n) {
+      store_run(state + i, load_run(state + i, n) * decay, n);
+    });
+    add_product(ended, most, B, channels, state, N, P, L, N, false);
+    if (a.chunk_slots[chunk]) keep(a.chunk_slots[chunk]);
+  }
+  keep(a.write_slots[row]);
+}
+
+void mamba2_prefill(const Mamba2Prefill& a, Team& team) {
+  a.conv_dtype == FLOAT32 ? convolve_prompts<float>(a, team) : convolve_prompts<Bf16>(a, team);
+  team.each(a.chunks * a.groups, [&](int64_t job) {
+    const int64_t chunk = job / a.groups, group = job % a.groups, start = a.chunk_starts[chunk];
+    const int64_t L = a.chunk_starts[chunk + 1] - start, channels = a.channels();
+    const float* B = a.convolved + start * channels + a.inner() + group * a.d_state;
+    dots(B + a.groups * a.d_state, channels, L, B, channels, L, a.d_state,
+         a.scores + job * a.chunk * a.chunk, a.chunk);
+  });
+  team.each(a.rows * a.heads, [&](int64_t job) {
+    a.ssm_dtype == FLOAT32 ? scan<float>(a, job / a.heads, job % a.heads)
+                           : scan<Bf16>(a, job / a.heads, job % a.heads);
+  });
+  if (!a.norm_weight) return;
+  const float* gates = a.gate_last ? a.zxbcdt : nullptr;
+  group_norm(a.y, a.tokens, a.inner(), a.groups, a.norm_weight, a.eps, gates, a.stride, team);
 }
 
 }  // namespace
 
 extern "C" {
 
-#define OPERATION(function, Arguments) \
-  void baton_##function(const void* arguments) { \
-    function(*static_cast<const Arguments*>(arguments)); \
+#define OPERATION(function, Arguments)                         \
+  void baton_##function(const void* arguments, void* team) {    \
+    function(*static_cast<const Arguments*>(arguments),         \
+             *static_cast<Team*>(team));                        \
   }
 
 OPERATION(linear, Linear)
@@ -723,9 +1080,10 @@ OPERATION(rope, Rope)
 OPERATION(kv_write, KvWrite)
 OPERATION(attn_decode, AttnDecode)
 OPERATION(mamba2_step, Mamba2Step)
+OPERATION(mamba2_prefill, Mamba2Prefill)
 
 struct Operation {
-  void (*run)(const void*);
+  void (*run)(const void*, void*);
   const void* arguments;
 };
 
@@ -738,8 +1096,13 @@ int64_t baton_dots_bf16() {  // whether bfloat16 products are the CPU's own
 }
 
 void baton_run(const Operation* operations, int64_t count, int64_t threads) {
+  constexpr int64_t MOST_LOOPS = 5;  // of one operation
+  const std::unique_ptr<Loop[]> loops(new Loop[MOST_LOOPS * count]);
 #pragma omp parallel num_threads(static_cast<int>(threads))
-  for (int64_t i = 0; i < count; i++) operations[i].run(operations[i].arguments);
+  {
+    Team team(loops.get());
+    for (int64_t i = 0; i < count; i++) operations[i].run(operations[i].arguments, &team);
+  }
 }
 
 }  // extern "C"

@@ -93,7 +93,8 @@ class Native:
         """
         recording = self._recording = Recording(self.library)
         try:
-            with _ViewsAlone():  # type: ignore[no-untyped-call]
+            # In inference mode a reshape is not taken apart into what it does: view, or copy.
+            with torch.inference_mode(False), torch.no_grad(), _ViewsAlone():  # type: ignore[no-untyped-call]
                 result = function()
         finally:
             self._recording = None

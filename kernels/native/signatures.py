@@ -80,7 +80,19 @@ class Mamba2Step(Arguments):
         "zxbcdt conv_weight conv_bias A D dt_bias norm_weight conv_pool ssm_pool "
         "read_slots write_slots has_initial convolved y",
         "rows stride heads head_dim groups d_state width "
-        "conv_stride ssm_stride conv_dtype ssm_dtype",
+        "conv_stride ssm_stride conv_dtype ssm_dtype gate_last",
+        "dt_low dt_high eps",
+    )
+
+
+class Mamba2Prefill(Arguments):
+    operation = "mamba2_prefill"
+    _fields_ = _fields(
+        "zxbcdt conv_weight conv_bias A D dt_bias norm_weight conv_pool ssm_pool "
+        "read_slots write_slots has_initial starts row_chunks chunk_starts chunk_slots "
+        "row_snapshots snapshot_ends snapshot_slots convolved scores y",
+        "rows tokens chunks chunk stride heads head_dim groups d_state width "
+        "conv_stride ssm_stride conv_dtype ssm_dtype gate_last",
         "dt_low dt_high eps",
     )
 
@@ -96,4 +108,5 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     KvWrite,
     AttnDecode,
     Mamba2Step,
+    Mamba2Prefill,
 )

@@ -2,14 +2,14 @@
 
 import random
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
 import torch
 from engine.engines import assert_clean, greedy, hand_over, run, tokens_of
 from oracle.reference import LOGIT_BOUND, Oracle
-from oracle.specs import SPECS
+from oracle.specs import DEEP, SPECS
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -18,7 +18,7 @@ from baton.engine.request import RequestSpec
 
 STEPS = 64
 LENGTHS = (2, 16, 53, 101)
-pytestmark = pytest.mark.parametrize("name", SPECS)
+every_checkpoint = pytest.mark.parametrize("name", SPECS)
 
 
 @pytest.fixture
@@ -42,6 +42,7 @@ def load(folder: Path, pages: int | None = None, **options: int) -> Engine:
         held_fraction=1.0,
         memory_bytes=1 << 30,
         cached_snapshots=4,
+        snapshots_per_prefill=4,
     )
     engine = Engine.load(replace(config, **options))
     if pages is None:
@@ -58,7 +59,7 @@ def answers(engine: Engine, prompts: list[tuple[int, ...]]) -> list[list[int]]:
     return [list(output.token_ids) for output in outputs]
 
 
-@pytest.mark.parametrize("chunk", [16, 64, 2048])
+@pytest.mark.parametrize("name, chunk", [*product(SPECS, [64]), *product(DEEP, [16, 2048])])
 def test_a_ragged_batch_gets_the_tokens_of_transformers(
     oracle: Oracle, folder: Path, prompts: list[tuple[int, ...]], chunk: int
 ) -> None:
@@ -66,6 +67,7 @@ def test_a_ragged_batch_gets_the_tokens_of_transformers(
     assert answers(engine, prompts) == oracle.greedy(folder, prompts, STEPS)
 
 
+@pytest.mark.parametrize("name", [name for name in DEEP if "kv" in SPECS[name].states])
 def test_so_do_requests_that_are_preempted(
     oracle: Oracle, folder: Path, prompts: list[tuple[int, ...]]
 ) -> None:
@@ -79,6 +81,23 @@ def test_so_do_requests_that_are_preempted(
     assert got == oracle.greedy(folder, prompts, STEPS)
 
 
+@every_checkpoint
+def test_so_do_later_turns_that_resume_from_what_is_cached(
+    oracle: Oracle, folder: Path, seeded: random.Random, name: str
+) -> None:
+    engine = load(folder, chunked_prefill_size=64, mamba_track_interval=16)
+    vocab = SPECS[name].config["vocab_size"]
+    turn = tuple(seeded.randrange(3, vocab) for _ in range(70))
+    for _ in range(2):
+        (output,) = engine.generate([turn], greedy(STEPS))
+        assert [list(output.token_ids)] == oracle.greedy(folder, [turn], STEPS)
+        question = tuple(seeded.randrange(3, vocab) for _ in range(9))
+        turn = (*turn, *output.token_ids, *question)
+    assert engine.counters.hit_tokens_state >= 64
+    assert_clean(engine)
+
+
+@every_checkpoint
 def test_so_do_requests_that_are_handed_over(
     oracle: Oracle, folder: Path, prompts: list[tuple[int, ...]]
 ) -> None:
@@ -98,6 +117,7 @@ def test_so_do_requests_that_are_handed_over(
     assert got == oracle.greedy(folder, prompts, STEPS)
 
 
+@every_checkpoint
 def test_prompt_scores_are_those_of_transformers(
     oracle: Oracle, folder: Path, prompts: list[tuple[int, ...]]
 ) -> None:
@@ -110,6 +130,7 @@ def test_prompt_scores_are_those_of_transformers(
         assert float((got - expected).abs().max()) <= 2 * LOGIT_BOUND
 
 
+@pytest.mark.parametrize("name", DEEP)
 def test_loading_tells_how_far_it_is_and_takes_its_share_of_memory(folder: Path) -> None:
     told: list[tuple[str, float]] = []
     config = EngineConfig(model=folder, memory_fraction=0.01)

@@ -4,7 +4,14 @@ import pytest
 import torch
 from ragged_batches import seeded
 
-from baton.kernels.moe import moe_forward, moe_forward_ref
+from baton.kernels.moe import (
+    experts_relu2,
+    experts_relu2_ref,
+    moe_forward,
+    moe_forward_ref,
+    route_sigmoid_grouped,
+    route_sigmoid_grouped_ref,
+)
 
 
 def random_experts(experts: int, hidden: int, inner: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,3 +49,29 @@ def test_bfloat16_weights_give_bfloat16_close_to_the_reference():
     assert out.dtype == torch.bfloat16
     expected = moe_forward_ref(x, logits, w_in, w_out, 2)
     torch.testing.assert_close(out.double(), expected, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize(
+    "experts, top_k, groups, top_groups",
+    [(6, 2, 1, 1), (12, 3, 4, 2), (12, 4, 2, 1), (9, 3, 3, 3)],
+)
+def test_grouped_routing_matches_the_reference(experts, top_k, groups, top_groups, normalised):
+    seeded(experts + top_groups)
+    logits, correction = torch.randn(30, experts), torch.randn(experts) * 0.3
+    options = (top_k, groups, top_groups, normalised, 2.5)
+    weights, chosen = route_sigmoid_grouped(logits, correction, *options)
+    wanted_weights, wanted = route_sigmoid_grouped_ref(logits, correction, *options)
+    assert torch.equal(chosen, wanted)
+    torch.testing.assert_close(weights.double(), wanted_weights, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 40])
+def test_experts_without_a_gate_match_the_reference(tokens):
+    seeded(tokens)
+    w_in, w_out = torch.randn(5, 20, 12) / 12**0.5, torch.randn(5, 12, 20) / 20**0.5
+    x, weights = torch.randn(tokens, 12), torch.rand(tokens, 2)
+    experts = torch.rand(tokens, 5).topk(2).indices
+    out = experts_relu2(x, weights, experts, w_in, w_out)
+    expected = experts_relu2_ref(x, weights, experts, w_in, w_out)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)

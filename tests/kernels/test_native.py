@@ -252,9 +252,12 @@ def reference_step(weights, zxbcdt, conv_pool, ssm_pool, read, write, has_initia
         B, C = (t.repeat_interleave(heads_a_group, dim=0)[:, None] for t in (B, C))
         state = state * (step * w.A).exp()[:, None, None] + (step[:, None] * x)[:, :, None] * B
         y = (state * C).sum(dim=2) + w.D[:, None] * x
-        gated = (y.flatten() * F.silu(z)).view(w.groups, -1)
-        normed = gated * torch.rsqrt(gated.square().mean(dim=1, keepdim=True) + w.eps)
-        outputs.append(normed.flatten() * w.norm_weight)
+        y = y.flatten() if w.gate_last else y.flatten() * F.silu(z)
+        if w.norm_weight is not None:
+            grouped = y.view(w.groups, -1)
+            normed = grouped * torch.rsqrt(grouped.square().mean(dim=1, keepdim=True) + w.eps)
+            y = normed.flatten() * w.norm_weight
+        outputs.append(y * F.silu(z) if w.gate_last else y)
         conv_pool[write[row]] = window[:, 1:].to(conv_pool.dtype)
         ssm_pool[write[row]] = state.to(ssm_pool.dtype)
     return torch.stack(outputs)
@@ -285,6 +288,21 @@ def test_a_mamba_step(
     half = 2**-7
     assert_pools_match(conv_pool, expected_conv, 0.0, 0.0 if conv_dtype == torch.float32 else half)
     assert_pools_match(ssm_pool, expected_ssm, 2e-5, 2e-5 if ssm_dtype == torch.float32 else half)
+
+
+@pytest.mark.parametrize("change", [{"gate_last": True}, {"norm_weight": None}])
+@pytest.mark.parametrize("step", [mamba2_step, mamba2_step_native])
+def test_a_mamba_step_that_is_gated_last_or_not_normed(native, rng, change, step):
+    weights = dataclasses.replace(random_mixer(6, 10, 2, 16, 4, rng), **change)
+    batch = ragged_batch([1] * 3, [rng.choice([0, 7]) for _ in range(3)], rng)
+    projected = strided(3, sum(weights.splits), rng)
+    conv_pool = poisoned_pool(batch, (weights.conv_weight.shape[0], 3), torch.float32)
+    ssm_pool = poisoned_pool(batch, (6, 10, 16), torch.float32)
+    slots = (batch.read_slots, batch.write_slots, batch.has_initial)
+    expected = reference_step(weights, projected, conv_pool.clone(), ssm_pool.clone(), *slots)
+    how = (native,) if step is mamba2_step_native else ()
+    y = step(*how, weights, projected, conv_pool, ssm_pool, *slots)
+    assert_near(y, expected, 2e-5)
 
 
 def test_mamba_steps_reuse_a_slot_that_another_left(native, rng):

@@ -20,6 +20,9 @@ def make_checkpoint(spec: Spec, folder: Path) -> Path:
         for name, parameter in model.named_parameters():
             parameter.copy_(source.tensor(name, tuple(parameter.shape)))
         generator = torch.Generator().manual_seed(_SEED)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # zero would not show that it is used
+                buffer.normal_(0.0, 0.2, generator=generator)
         ids = torch.randint(3, spec.config["vocab_size"], (4, 64), generator=generator)
         std = model(ids, position_ids=torch.arange(64).expand(4, 64)).logits.std()
         model.get_parameter(spec.final_norm).div_(std)

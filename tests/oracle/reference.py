@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from oracle.checkpoints import load_reference, make_checkpoint
-from oracle.specs import SPECS
+from oracle.specs import SPECS, STATES
 from torch import Tensor
 
 # Logits may differ by this much in float32, at a standard deviation of one.
@@ -36,7 +36,7 @@ class Oracle:
         folder = self._root / name
         if name not in self._accepted:
             make_checkpoint(SPECS[name], folder)
-            accept(self._model(folder), SPECS[name].config["vocab_size"])
+            accept(self._model(folder), SPECS[name].config["vocab_size"], SPECS[name].states)
             self._accepted.add(name)
         return folder
 
@@ -99,20 +99,15 @@ def continue_greedily(
     rows, length = prompts.shape
     with torch.no_grad():
         positions = torch.arange(length).expand(rows, length)
-        out = model(prompts, position_ids=positions, use_cache=True)
-        cache = out.past_key_values
+        out = _step(model, prompts, positions)
+        cache = _cache(out)
         for row, state in enumerate(lose):
             _zero(cache, row, state)
         tokens = [out.logits[:, -1].argmax(-1)]
         second = out.logits[:, -1]
         while len(tokens) < n:
             positions = torch.full((rows, 1), length + len(tokens) - 1)
-            out = model(
-                tokens[-1][:, None],
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-            )
+            out = _step(model, tokens[-1][:, None], positions, cache)
             if len(tokens) == 1:
                 second = out.logits[:, -1]
             tokens.append(out.logits[:, -1].argmax(-1))
@@ -120,18 +115,24 @@ def continue_greedily(
     return list(zip(answers, second, strict=True))
 
 
-def accept(model: Any, vocab_size: int) -> None:
-    """Assert that the checkpoint shows a wrong state: lively, scaled, and no state is idle."""
+def accept(model: Any, vocab_size: int, states: Sequence[str] = STATES) -> None:
+    """Assert that the checkpoint shows a wrong state: lively, scaled, and no state is idle.
+
+    states: those that the family has; the reference's cache must hold these and no other.
+    """
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(3, vocab_size, (1, _PROMPT), generator=generator)
     with torch.no_grad():
-        std = float(model(prompt, position_ids=torch.arange(_PROMPT)[None]).logits.std())
+        out = _step(model, prompt, torch.arange(_PROMPT)[None])
+    held = tuple(state for state in STATES if _tensors(_cache(out), state))
+    assert held == tuple(states), f"the cache holds {held}; expected {tuple(states)}"
+    std = float(out.logits.std())
     assert 0.7 < std < 1.4, f"logits should have a standard deviation near 1; got {std:.2f}"
-    states = ("", "kv", "conv", "ssm")
-    (tokens, logits), *lost = continue_greedily(model, prompt.expand(4, -1), _STEPS, states)
+    rows = ("", *states)
+    (tokens, logits), *lost = continue_greedily(model, prompt.expand(len(rows), -1), _STEPS, rows)
     distinct = len(set(tokens))
     assert distinct >= 16, f"{_STEPS} greedy tokens should hold 16 distinct ones; got {distinct}"
-    for state, (lost_tokens, lost_logits) in zip(states[1:], lost, strict=True):
+    for state, (lost_tokens, lost_logits) in zip(states, lost, strict=True):
         assert lost_tokens != tokens, f"zeroing {state} does not change the greedy tokens"
         kl = kl_divergence(logits, lost_logits)
         assert kl >= LOST_STATE_KL, (
@@ -146,12 +147,29 @@ def kl_divergence(reference: Tensor, other: Tensor) -> float:
     return float((log_p.exp() * (log_p - log_q)).sum())
 
 
-def _zero(cache: Any, row: int, state: str) -> None:
+def _step(model: Any, ids: Tensor, positions: Tensor, cache: Any = None) -> Any:
+    """One forward with a cache, under whichever name the model takes it."""
+    name = "cache_params" if model.config.model_type == "mamba2" else "past_key_values"
+    return model(ids, position_ids=positions, use_cache=True, **{name: cache})
+
+
+def _cache(out: Any) -> Any:
+    return out["cache_params"] if "cache_params" in out else out["past_key_values"]
+
+
+def _tensors(cache: Any, state: str) -> list[Tensor]:
+    """Every layer's tensors [rows, ...] of one kind of state."""
+    found: list[Tensor | None] = []
     for layer in cache.layers:
         if state == "kv" and hasattr(layer, "keys"):
-            layer.keys[row] = 0
-            layer.values[row] = 0
+            found += [layer.keys, layer.values]
         elif state == "conv" and hasattr(layer, "conv_states"):
-            layer.conv_states[0][row] = 0
+            found.append(layer.conv_states[0])
         elif state == "ssm" and hasattr(layer, "recurrent_states"):
-            layer.recurrent_states[0][row] = 0
+            found.append(layer.recurrent_states[0])
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _zero(cache: Any, row: int, state: str) -> None:
+    for tensor in _tensors(cache, state):
+        tensor[row] = 0

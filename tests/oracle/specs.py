@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+STATES = ("kv", "conv", "ssm")
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -13,21 +15,71 @@ class Spec:
     config: dict[str, Any] = field(hash=False)
     final_norm: str = "model.norm.weight"  # the tensor that logits are scaled by
     dense: bool = True  # no routing: bf16 claims are made on these alone
+    states: tuple[str, ...] = STATES  # those that the family has
+    deep: bool = False  # the tests of every schedule run on it, not those of each family alone
 
 
-_COMMON: dict[str, Any] = {
+_TOKENS: dict[str, Any] = {
     "vocab_size": 320,
     "max_position_embeddings": 1024,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
-    "mamba_expand": 2,
 }
+_COMMON: dict[str, Any] = {**_TOKENS, "mamba_expand": 2}
 _GRANITE: dict[str, Any] = {
     **_COMMON,
     "num_local_experts": 0,
     "num_experts_per_tok": 0,
     "attention_multiplier": 0.3,
+}
+
+_LLAMA: dict[str, Any] = {
+    **_TOKENS,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+}
+_NEMOTRON: dict[str, Any] = {
+    **_TOKENS,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "chunk_size": 16,
+    "time_step_min": 1e-9,  # transformers clamps dt by it, at prefill alone
+}
+_FALCON: dict[str, Any] = {
+    **_COMMON,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 88,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 16,
+    "embedding_multiplier": 1.5,
+    "lm_head_multiplier": 0.5,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.9,
+    "mlp_multipliers": [1.4, 0.6],
+    "ssm_multipliers": [0.8, 1.1, 0.9, 1.2, 0.7],
+}
+_LFM2: dict[str, Any] = {
+    **_TOKENS,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
 }
 
 _ALL = (
@@ -53,6 +105,7 @@ _ALL = (
             "logits_scaling": 2.0,
             "tie_word_embeddings": True,
         },
+        deep=True,
     ),
     Spec(
         "granite_dense_rope",
@@ -76,6 +129,7 @@ _ALL = (
             "residual_multiplier": 0.9,
             "tie_word_embeddings": False,
         },
+        deep=True,
     ),
     Spec(
         "granite_moe_nope",
@@ -102,6 +156,7 @@ _ALL = (
             "tie_word_embeddings": True,
         },
         dense=False,
+        deep=True,
     ),
     Spec(
         "granite_moe_rope",
@@ -127,6 +182,7 @@ _ALL = (
             "tie_word_embeddings": False,
         },
         dense=False,
+        deep=True,
     ),
     Spec(
         "bamba_grouped",
@@ -147,6 +203,7 @@ _ALL = (
             "tie_word_embeddings": False,
         },
         final_norm="model.final_layernorm.weight",
+        deep=True,
     ),
     Spec(
         "bamba_odd",
@@ -171,7 +228,256 @@ _ALL = (
             "tie_word_embeddings": True,
         },
         final_norm="model.final_layernorm.weight",
+        deep=True,
+    ),
+    Spec(
+        "llama_tied",
+        "llama",
+        {**_LLAMA, "tie_word_embeddings": True, "mlp_bias": True, "attention_bias": True},
+        states=("kv",),
+        deep=True,
+    ),
+    Spec(
+        "llama_stretched",
+        "llama",
+        {
+            **_LLAMA,
+            "hidden_size": 60,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "intermediate_size": 84,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+        states=("kv",),
+    ),
+    Spec(
+        "qwen3_tied",
+        "qwen3",
+        {**_LLAMA, "head_dim": 32, "tie_word_embeddings": True},
+        states=("kv",),
+    ),
+    Spec(
+        "qwen3_odd",
+        "qwen3",
+        {
+            **_LLAMA,
+            "hidden_size": 56,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "head_dim": 20,
+            "attention_bias": True,
+        },
+        states=("kv",),
+    ),
+    Spec(
+        "granite3_tied",
+        "granite",
+        {
+            **_LLAMA,
+            "attention_multiplier": 0.4,
+            "embedding_multiplier": 2.0,
+            "residual_multiplier": 0.8,
+            "logits_scaling": 2.0,
+            "tie_word_embeddings": True,
+        },
+        states=("kv",),
+    ),
+    Spec(
+        "granite3_odd",
+        "granite",
+        {
+            **_LLAMA,
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.7,
+            "attention_bias": True,
+        },
+        states=("kv",),
+    ),
+    Spec(
+        "mamba2_grouped",
+        "mamba2",
+        {
+            **_TOKENS,
+            "hidden_size": 64,
+            "num_hidden_layers": 3,
+            "num_heads": 8,
+            "head_dim": 16,
+            "n_groups": 2,
+            "state_size": 16,
+            "chunk_size": 32,
+            "tie_word_embeddings": True,
+        },
+        final_norm="backbone.norm_f.weight",
+        states=("conv", "ssm"),
+        deep=True,
+    ),
+    Spec(
+        "mamba2_odd",
+        "mamba2",
+        {
+            **_TOKENS,
+            "hidden_size": 60,
+            "num_hidden_layers": 2,
+            "num_heads": 5,
+            "head_dim": 24,
+            "n_groups": 1,
+            "state_size": 20,
+            "chunk_size": 16,
+            "use_bias": True,
+            "use_conv_bias": False,
+        },
+        final_norm="backbone.norm_f.weight",
+        states=("conv", "ssm"),
+    ),
+    Spec(
+        "nemotron_dense",
+        "nemotron_h",
+        {
+            **_NEMOTRON,
+            "hybrid_override_pattern": "M-*-M",
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+            "mamba_num_heads": 6,
+            "n_groups": 3,
+            "intermediate_size": 88,
+            "use_conv_bias": False,
+        },
+        final_norm="model.norm_f.weight",
+    ),
+    Spec(
+        "nemotron_moe",
+        "nemotron_h",
+        {
+            **_NEMOTRON,
+            "hybrid_override_pattern": "ME*EM",
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 56,
+        },
+        final_norm="model.norm_f.weight",
+        dense=False,
+    ),
+    Spec(
+        "nemotron_latent",
+        "nemotron_h",
+        {
+            **_NEMOTRON,
+            "hybrid_override_pattern": "MEM*E",
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": False,
+            "moe_latent_size": 32,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 48,
+            "mlp_bias": True,
+            "use_bias": True,
+        },
+        final_norm="model.norm_f.weight",
+        dense=False,
+    ),
+    Spec(
+        "falcon_bare",
+        "falcon_h1",
+        {
+            **_FALCON,
+            # What is not normed is large: attention has to be heard beside it.
+            "ssm_out_multiplier": 0.2,
+            "attention_out_multiplier": 2.5,
+            "key_multiplier": 2.0,
+            "mamba_d_ssm": 96,
+            "mamba_n_heads": 6,
+            "mamba_d_head": 16,
+            "mamba_n_groups": 2,
+            "mamba_chunk_size": 32,
+            "mamba_rms_norm": False,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "tie_word_embeddings": False,
+        },
+        final_norm="model.final_layernorm.weight",
+    ),
+    Spec(
+        "falcon_normed",
+        "falcon_h1",
+        {
+            **_FALCON,
+            "hidden_size": 60,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "mamba_d_ssm": None,
+            "mamba_n_heads": 5,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "tie_word_embeddings": True,
+        },
+        final_norm="model.final_layernorm.weight",
+    ),
+    Spec(
+        "falcon_gated_last",
+        "falcon_h1",
+        {
+            **_FALCON,
+            "num_hidden_layers": 2,
+            "mamba_d_ssm": 64,
+            "mamba_n_heads": 4,
+            "mamba_n_groups": 2,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": True,
+        },
+        final_norm="model.final_layernorm.weight",
+    ),
+    Spec(
+        "lfm2_tied",
+        "lfm2",
+        {
+            **_LFM2,
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+            "conv_L_cache": 3,
+            "block_auto_adjust_ff_dim": True,
+            "block_multiple_of": 16,
+            "intermediate_size": 130,
+        },
+        final_norm="model.embedding_norm.weight",
+        states=("kv", "conv"),
+        deep=True,
+    ),
+    Spec(
+        "lfm2_odd",
+        "lfm2",
+        {
+            **_LFM2,
+            "hidden_size": 60,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "full_attn_idxs": [0, 2],
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": False,
+            "intermediate_size": 84,
+            "tie_embedding": False,
+        },
+        final_norm="model.embedding_norm.weight",
+        states=("kv", "conv"),
     ),
 )
 SPECS = {spec.name: spec for spec in _ALL}
+DEEP = [spec.name for spec in _ALL if spec.deep]
 DENSE = [spec.name for spec in _ALL if spec.dense]

@@ -12,6 +12,7 @@ from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
 from baton.kernels.attention import paged_attn_prefill
+from baton.kernels.norm import rms_norm
 
 
 @dataclass(frozen=True)
@@ -24,17 +25,23 @@ class AttentionSizes:
     head_dim: int
     scale: float  # factor on the scores
     bias: bool
+    norm_eps: float | None = None  # of a norm over each head of q and k; None: there is none
 
     @property
     def cache(self) -> AttentionShape:
         return AttentionShape(self.kv_heads, self.head_dim)
 
     @staticmethod
-    def read(fields: Fields, hidden: int, scale: float | None = None) -> "AttentionSizes":
-        """From the fields that most families share. scale: None for head_dim ** -0.5."""
+    def read(
+        fields: Fields, hidden: int, scale: float | None = None, head_dim: int | None = None
+    ) -> "AttentionSizes":
+        """From the fields that most families share. scale: None for head_dim ** -0.5.
+
+        head_dim: where the config names none; None: the hidden channels divided by the heads.
+        """
         heads = fields.integer("num_attention_heads")
         kv_heads = fields.integer("num_key_value_heads", heads)
-        head_dim = fields.integer("head_dim", hidden // heads)
+        head_dim = fields.integer("head_dim", head_dim or hidden // heads)
         if heads % kv_heads:
             raise ConfigError(
                 f"{fields.where}: num_attention_heads ({heads}) should be a multiple of "
@@ -50,11 +57,28 @@ class AttentionSizes:
         )
 
 
+@dataclass(frozen=True)
+class AttentionNames:
+    """What the checkpoint calls the tensors whose names differ among families."""
+
+    out: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+
+
+_COMMON_NAMES = AttentionNames()
+
+
 class Attention:
     """o_proj(attention(q, k, v)), with q, k and v projected as one."""
 
     def __init__(
-        self, scope: Scope, sizes: AttentionSizes, index: int, rope: Tensor | None
+        self,
+        scope: Scope,
+        sizes: AttentionSizes,
+        index: int,
+        rope: Tensor | None,
+        names: AttentionNames = _COMMON_NAMES,
     ) -> None:
         """index: which of the model's attention layers this is (its place in a page).
 
@@ -71,12 +95,23 @@ class Attention:
         q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         qkv = {"q_proj": (q,), "k_proj": (kv,), "v_proj": (kv,)}
         self.qkv = ColumnLinear(scope, qkv, sizes.hidden, sizes.bias)
-        self.out = RowLinear(scope, "o_proj", sizes.hidden, q, sizes.bias)
+        self.out = RowLinear(scope, names.out, sizes.hidden, q, sizes.bias)
+        self.norm_eps = sizes.norm_eps
+        if sizes.norm_eps is not None:
+            norms = ((names.q_norm, self.heads), (names.k_norm, self.kv_heads))
+            self.head_norms = torch.cat(  # [heads + KV heads, head_dim] float32
+                [
+                    scope.tensor(f"{name}.weight", self.head_dim, dtype=torch.float32).expand(n, -1)
+                    for name, n in norms
+                ]
+            )
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
         turned = self.heads + self.kv_heads  # q and k are rotated alike, so in one call
         qk, v = qkv[:, :turned], qkv[:, turned:]
+        if self.norm_eps is not None:
+            qk = rms_norm(qk, self.head_norms, self.norm_eps)
         if self.rope is not None:
             qk = self.kernels.apply_rope(qk, self.rope, step.positions)
         q, k = qk[:, : self.heads], qk[:, self.heads :]
@@ -104,8 +139,8 @@ class Attention:
                     k_pool,
                     v_pool,
                     ragged.block_tables,
-                    ragged.cu_seqlens,
-                    ragged.cu_seqlens_host,
+                    ragged.rows.cu_seqlens,
+                    ragged.rows.cu_seqlens_host,
                     ragged.kv_lens,
                     ragged.kv_lens_host,
                     self.scale,

@@ -12,7 +12,7 @@ from baton.engine.models.scope import Scope
 class ColumnLinear:
     """y = x W^T + b with W's rows (the outputs) divided among the ranks.
 
-    weight: [rows, columns] in the model's dtype; bias: [rows] float32, or None.
+    weight: [rows, columns] in the model's dtype, or 8-bit; bias: [rows] float32, or None.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class ColumnLinear:
     ) -> None:
         """parts: projections that are computed as one, each with its row blocks in order."""
         self.kernels = scope.kernels
-        self.weight = scope.rows(parts, "weight", (columns,))
+        self.weight = scope.matrix(scope.rows(parts, "weight", (columns,)))
         self.bias = scope.rows(parts, "bias", (), torch.float32) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -45,10 +45,25 @@ class RowLinear:
     ) -> None:
         self.comm: Comm = scope.comm
         self.kernels = scope.kernels
-        self.weight = scope.part(f"{name}.weight", (rows, columns), (columns,), dim=1)
+        self.weight = scope.matrix(scope.part(f"{name}.weight", (rows, columns), (columns,), dim=1))
         self.bias = scope.tensor(f"{name}.bias", rows) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, this rank's columns] -> [T, rows]"""
         y = self.comm.all_reduce(self.kernels.linear(x, self.weight, None))
         return y if self.bias is None else y + self.bias
+
+
+class WholeLinear:
+    """y = x W^T + b, all of it on every rank."""
+
+    def __init__(
+        self, scope: Scope, name: str, rows: int, columns: int, bias: bool = False
+    ) -> None:
+        self.kernels = scope.kernels
+        self.weight = scope.matrix(scope.tensor(f"{name}.weight", rows, columns))
+        self.bias = scope.tensor(f"{name}.bias", rows, dtype=torch.float32) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [T, columns] -> [T, rows]"""
+        return self.kernels.linear(x, self.weight, self.bias)

@@ -11,10 +11,37 @@ from baton.engine.memory.layout import RecurrentShape
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.scope import Scope
-from baton.engine.models.step import PrefillRows, Step
-from baton.kernels.conv1d import causal_conv1d_varlen
+from baton.engine.models.step import Step
 from baton.kernels.mamba2 import Mamba2Weights
-from baton.kernels.ssd import ssd_prefill
+
+
+@dataclass(frozen=True)
+class Mamba2Fields:
+    """What config.json calls a mixer's sizes. As they stand, they are Granite's and Bamba's."""
+
+    heads: str = "mamba_n_heads"
+    head_dim: str = "mamba_d_head"
+    groups: str = "mamba_n_groups"
+    d_state: str = "mamba_d_state"
+    width: str = "mamba_d_conv"
+    chunk_size: str = "mamba_chunk_size"
+    conv_bias: str = "mamba_conv_bias"
+    proj_bias: str = "mamba_proj_bias"
+    out_bias: str | None = None  # None: the two projections have biases, or neither has
+    expand: str | None = "mamba_expand"  # None: nothing but the heads says how wide the mixer is
+    inner: str | None = None  # a field that, where it is given, says it in place of `expand`
+
+    def read_inner(self, fields: Fields, hidden: int) -> tuple[int, str]:
+        """The mixer's width, and what says so."""
+        if self.inner is not None and fields.has(self.inner):
+            return fields.integer(self.inner), self.inner
+        if self.expand is not None:
+            return fields.integer(self.expand, 2) * hidden, f"{self.expand} x hidden_size"
+        width = fields.integer(self.heads) * fields.integer(self.head_dim)
+        return width, f"{self.heads} x {self.head_dim}"
+
+
+_COMMON_FIELDS = Mamba2Fields()
 
 
 @dataclass(frozen=True)
@@ -30,8 +57,11 @@ class Mamba2Shape:
     chunk_size: int
     conv_bias: bool
     proj_bias: bool
+    out_bias: bool
     norm_eps: float
     dt_limit: tuple[float, float]  # clamp of dt after softplus, at prefill and decode alike
+    normed: bool = True  # the gated output goes through a norm
+    gate_last: bool = False  # it is normed before it is gated
 
     @property
     def inner(self) -> int:
@@ -50,35 +80,38 @@ class Mamba2Shape:
         )
 
     @staticmethod
-    def read(fields: Fields, hidden: int, norm_eps: float) -> "Mamba2Shape":
-        """From the `mamba_*` fields that Granite and Bamba share."""
-        heads = fields.integer("mamba_n_heads")
-        inner = fields.integer("mamba_expand", 2) * hidden
-        if fields.raw.get("mamba_d_head") in (None, "auto"):
+    def read(
+        fields: Fields, hidden: int, norm_eps: float, names: Mamba2Fields = _COMMON_FIELDS
+    ) -> "Mamba2Shape":
+        """From the fields called `names`."""
+        heads = fields.integer(names.heads)
+        inner, said = names.read_inner(fields, hidden)
+        if fields.raw.get(names.head_dim) in (None, "auto"):
             head_dim = inner // heads
         else:
-            head_dim = fields.integer("mamba_d_head")
+            head_dim = fields.integer(names.head_dim)
         if heads * head_dim != inner:
             raise ConfigError(
-                f"{fields.where}: mamba_n_heads x mamba_d_head ({heads} x {head_dim}) should be "
-                f"mamba_expand x hidden_size ({inner})"
+                f"{fields.where}: {names.heads} x {names.head_dim} ({heads} x {head_dim}) should "
+                f"be {said} ({inner})"
             )
-        groups = fields.integer("mamba_n_groups", 1)
+        groups = fields.integer(names.groups, 1)
         if heads % groups:
             raise ConfigError(
-                f"{fields.where}: mamba_n_heads ({heads}) should be a multiple of "
-                f"mamba_n_groups ({groups})"
+                f"{fields.where}: {names.heads} ({heads}) should be a multiple of "
+                f"{names.groups} ({groups})"
             )
         return Mamba2Shape(
             hidden=hidden,
             heads=heads,
             head_dim=head_dim,
             groups=groups,
-            d_state=fields.integer("mamba_d_state"),
-            width=fields.integer("mamba_d_conv", 4, minimum=2),
-            chunk_size=fields.integer("mamba_chunk_size", 256),
-            conv_bias=fields.flag("mamba_conv_bias", True),
-            proj_bias=fields.flag("mamba_proj_bias", False),
+            d_state=fields.integer(names.d_state),
+            width=fields.integer(names.width, 4, minimum=2),
+            chunk_size=fields.integer(names.chunk_size, 256),
+            conv_bias=fields.flag(names.conv_bias, True),
+            proj_bias=fields.flag(names.proj_bias, False),
+            out_bias=fields.flag(names.out_bias or names.proj_bias, False),
             norm_eps=norm_eps,
             dt_limit=read_dt_limit(fields),
         )
@@ -105,18 +138,20 @@ def _decay(a_log: Tensor) -> Tensor:
 
 
 class Mamba2Mixer:
-    """in_proj -> [z | x B C | dt]; conv over [x B C]; scan; norm(y * silu(z)) a group; out_proj."""
+    """in_proj -> [z | x B C | dt]; conv over [x B C]; scan; norm(y * silu(z)) a group; out_proj.
+
+    In some models the gate comes after the norm, or there is no norm.
+    """
 
     def __init__(self, scope: Scope, shape: Mamba2Shape, index: int) -> None:
         """index: which of the model's recurrent layers this is (its place in a state slot)."""
         self.index = index
-        self.chunk_size = shape.chunk_size
         self.kernels = scope.kernels
         blocks = shape.conv_blocks
         in_rows = (shape.inner, *blocks, shape.heads)
         self.in_proj = ColumnLinear(scope, {"in_proj": in_rows}, shape.hidden, shape.proj_bias)
         self.weights = _load(scope, shape)
-        self.out_proj = RowLinear(scope, "out_proj", shape.hidden, shape.inner, shape.proj_bias)
+        self.out_proj = RowLinear(scope, "out_proj", shape.hidden, shape.inner, shape.out_bias)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         zxbcdt = self.in_proj(x)
@@ -130,43 +165,9 @@ class Mamba2Mixer:
                 self.kernels.mamba2_step(self.weights, zxbcdt[:done], conv_pool, ssm_pool, *slots)
             )
         if step.prefill is not None:
-            parts.append(self._prefill(zxbcdt[done:], conv_pool, ssm_pool, step.prefill))
+            mix = step.prefill.mamba2
+            parts.append(mix(self.weights, zxbcdt[done:], conv_pool, ssm_pool))
         return self.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))
-
-    def _prefill(
-        self, zxbcdt: Tensor, conv_pool: Tensor, ssm_pool: Tensor, rows: PrefillRows
-    ) -> Tensor:
-        """Ragged rows: zxbcdt [T, z | x B C | dt] -> [T, inner]."""
-        weights = self.weights
-        z, conv_input, dt = torch.split(zxbcdt, weights.splits, dim=-1)
-        lens = (rows.cu_seqlens, rows.cu_seqlens_host, rows.prefix_lens_host)
-        slots = (rows.read_slots, rows.write_slots, rows.has_initial)
-        conv = causal_conv1d_varlen(
-            conv_input,
-            weights.conv_weight,
-            weights.conv_bias,
-            *lens,
-            conv_pool,
-            *slots,
-            index=rows.conv,
-        )
-        x, B, C = weights.split_conv(conv)
-        y = ssd_prefill(
-            x,
-            dt,
-            weights.A,
-            B,
-            C,
-            weights.D,
-            weights.dt_bias,
-            weights.dt_limit,
-            *lens,
-            self.chunk_size,
-            ssm_pool,
-            *slots,
-            index=rows.scan,
-        )
-        return weights.gated_norm(y.flatten(1), z)
 
 
 def _load(scope: Scope, shape: Mamba2Shape) -> Mamba2Weights:
@@ -177,16 +178,20 @@ def _load(scope: Scope, shape: Mamba2Shape) -> Mamba2Weights:
     bias = None
     if shape.conv_bias:
         bias = scope.part("conv1d.bias", (channels,), blocks, dtype=fp32)
+    norm = None
+    if shape.normed:
+        norm = scope.part("norm.weight", inner, inner, dtype=fp32)
     return Mamba2Weights(
         conv_weight=conv.squeeze(1),
         conv_bias=bias,
         A=scope.part("A_log", heads, heads, dtype=fp32, then=_decay),
         D=scope.part("D", heads, heads, dtype=fp32),
         dt_bias=scope.part("dt_bias", heads, heads, dtype=fp32),
-        norm_weight=scope.part("norm.weight", inner, inner, dtype=fp32),
+        norm_weight=norm,
         head_dim=shape.head_dim,
         groups=scope.shard.part(shape.groups, "Mamba groups"),
         d_state=shape.d_state,
         eps=shape.norm_eps,
         dt_limit=shape.dt_limit,
+        gate_last=shape.gate_last,
     )

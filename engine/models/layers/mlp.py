@@ -1,7 +1,8 @@
-"""The gated feed-forward: down(silu(gate x) * up x)."""
+"""Feed-forwards: gated, down(silu(gate x) * up x), and not, down(relu(up x)^2)."""
 
 from collections.abc import Mapping, Sequence
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
@@ -28,3 +29,14 @@ class GatedMlp:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         return self.down(self.kernels.swiglu(self.gate_up(x)))
+
+
+class Relu2Mlp:
+    """The feed-forward without a gate (So et al., 2021, arXiv:2109.08668)."""
+
+    def __init__(self, scope: Scope, hidden: int, intermediate: int, bias: bool = False) -> None:
+        self.up = ColumnLinear(scope, {"up_proj": (intermediate,)}, hidden, bias)
+        self.down = RowLinear(scope, "down_proj", hidden, intermediate, bias)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        return self.down(F.relu(self.up(x)).square())

@@ -1,11 +1,21 @@
-"""Mixture of experts with a softmax over the top-k router logits."""
+"""Mixtures of experts: Granite's, and routed experts composed of a router and experts."""
 
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from baton.engine.errors import ConfigError
+from baton.engine.models.layers.linear import WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
-from baton.kernels.moe import experts_swiglu, route_softmax_topk
+from baton.kernels.moe import (
+    experts_relu2,
+    experts_swiglu,
+    route_sigmoid_grouped,
+    route_softmax_topk,
+)
 
 
 class SoftmaxTopKMoe:
@@ -26,13 +36,7 @@ class SoftmaxTopKMoe:
         down: str,
     ) -> None:
         """router, gate_up, down: the names of the tensors, already stacked over experts."""
-        row = scope.dtype.itemsize * scope.shard.part(intermediate, "expert channels")
-        if row % 16 or scope.dtype.itemsize * hidden % 16 or top_k > experts:
-            raise ConfigError(
-                f"experts of {hidden} x {intermediate} channels, {top_k} of {experts} a token, on "
-                f"{scope.shard.size} ranks in {scope.dtype} cannot run: rows must be multiples of "
-                "16 bytes, and a token cannot have more experts than there are"
-            )
+        _check_experts(scope, hidden, intermediate, experts, top_k)
         self.top_k = top_k
         self.kernels = scope.kernels
         self.comm = scope.comm
@@ -44,3 +48,101 @@ class SoftmaxTopKMoe:
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         weights, experts = route_softmax_topk(self.kernels.linear(x, self.router, None), self.top_k)
         return self.comm.all_reduce(experts_swiglu(x, weights, experts, self.gate_up, self.down))
+
+
+@dataclass(frozen=True)
+class GroupedTopK:
+    """How a token's experts are chosen; see kernels.moe.route_sigmoid_grouped."""
+
+    experts: int
+    top_k: int
+    groups: int
+    top_groups: int
+    normalised: bool
+    factor: float
+
+
+class GroupedRouter:
+    """Sigmoid scores, with a correction that balances the choice; computed in float32."""
+
+    def __init__(self, scope: Scope, hidden: int, choice: GroupedTopK) -> None:
+        if (
+            choice.experts % choice.groups
+            or choice.top_groups > choice.groups
+            or (choice.groups > 1 and choice.experts // choice.groups < 2)
+        ):
+            raise ConfigError(
+                f"{choice.experts} experts cannot be chosen from {choice.top_groups} of "
+                f"{choice.groups} groups: groups must be equal, of two experts or more"
+            )
+        self.choice = choice
+        self.weight = scope.tensor("weight", choice.experts, hidden, dtype=torch.float32)
+        self.correction = scope.tensor(
+            "e_score_correction_bias", choice.experts, dtype=torch.float32
+        )
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [T, hidden] -> weights [T, top_k] float32, experts [T, top_k] int64"""
+        choice = self.choice
+        return route_sigmoid_grouped(
+            F.linear(x.float(), self.weight),
+            self.correction,
+            choice.top_k,
+            choice.groups,
+            choice.top_groups,
+            choice.normalised,
+            choice.factor,
+        )
+
+
+class RoutedRelu2:
+    """Experts without a gate, each a tensor of its own in the checkpoint.
+
+    They may work on fewer channels than the model, between a projection down and one up again.
+    Ranks divide every expert's intermediate channels, so each computes all experts in part.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        hidden: int,
+        intermediate: int,
+        choice: GroupedTopK,
+        latent: int | None,
+        bias: bool,
+    ) -> None:
+        """latent: channels that the experts work on; None: all of `hidden`. bias: of the
+        projections to and from them."""
+        width, inner = latent or hidden, (intermediate,)
+        _check_experts(scope, width, intermediate, choice.experts, choice.top_k)
+        self.comm = scope.comm
+        self.router = GroupedRouter(scope.at("gate"), hidden, choice)
+        up = [f"experts.{expert}.up_proj.weight" for expert in range(choice.experts)]
+        down = [f"experts.{expert}.down_proj.weight" for expert in range(choice.experts)]
+        self.up = scope.stack(up, (intermediate, width), inner)
+        self.down = scope.stack(down, (width, intermediate), inner, dim=1)
+        self.latent = (
+            None
+            if latent is None
+            else (
+                WholeLinear(scope, "fc1_latent_proj", width, hidden, bias),
+                WholeLinear(scope, "fc2_latent_proj", hidden, width, bias),
+            )
+        )
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        weights, experts = self.router(x)
+        if self.latent:
+            x = self.latent[0](x)
+        y = self.comm.all_reduce(experts_relu2(x, weights, experts, self.up, self.down))
+        return self.latent[1](y) if self.latent else y
+
+
+def _check_experts(scope: Scope, hidden: int, intermediate: int, experts: int, top_k: int) -> None:
+    row = scope.dtype.itemsize * scope.shard.part(intermediate, "expert channels")
+    if row % 16 or scope.dtype.itemsize * hidden % 16 or top_k > experts:
+        raise ConfigError(
+            f"experts of {hidden} x {intermediate} channels, {top_k} of {experts} a token, on "
+            f"{scope.shard.size} ranks in {scope.dtype} cannot run: rows must be multiples of "
+            "16 bytes, and a token cannot have more experts than there are"
+        )

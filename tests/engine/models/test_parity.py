@@ -1,11 +1,12 @@
 """What our models say is what transformers says, on tiny float32 checkpoints of every family."""
 
 import random
+from itertools import product
 
 import pytest
 import torch
 from oracle.reference import LOGIT_BOUND, Oracle
-from oracle.specs import SPECS
+from oracle.specs import DEEP, SPECS
 from step_driver import StepDriver
 
 from baton.engine.config import EngineConfig
@@ -13,7 +14,7 @@ from baton.engine.models.base import Model
 from baton.engine.models.loader import load_model
 
 STEPS = 64
-pytestmark = pytest.mark.parametrize("name", SPECS)
+every_checkpoint = pytest.mark.parametrize("name", SPECS)
 
 
 @pytest.fixture
@@ -22,12 +23,12 @@ def model(oracle: Oracle, name: str) -> Model:
 
 
 @pytest.fixture
-def prompts(name: str) -> list[list[int]]:
+def prompts(model: Model, name: str) -> list[list[int]]:
     """Ragged: shorter than the convolution, a kernel chunk exactly, several chunks and a bit."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    chunk = SPECS[name].config["mamba_chunk_size"]
+    chunk = max(16, model.config.mamba_chunk_size)
     lengths = (2, chunk, 3 * chunk + 5, 77)
     return [[rng.randrange(3, SPECS[name].config["vocab_size"]) for _ in range(n)] for n in lengths]
 
@@ -37,7 +38,10 @@ def assert_same_logits(got: torch.Tensor, wanted: torch.Tensor) -> None:
     assert error <= LOGIT_BOUND, f"logits differ by {error:.1e}; at most {LOGIT_BOUND} is allowed"
 
 
-@pytest.mark.parametrize("chunk", [None, 64, 16, 1])
+@pytest.mark.parametrize(
+    "name, chunk",
+    [*product(SPECS, [None, 16]), *product(DEEP, [64, 1])],
+)
 def test_prompt_logits_in_chunks_of_any_size(
     oracle: Oracle, name: str, model: Model, prompts: list[list[int]], chunk: int | None
 ) -> None:
@@ -47,6 +51,7 @@ def test_prompt_logits_in_chunks_of_any_size(
         assert_same_logits(driver.prefill(driver.start(prompt), chunk), wanted)
 
 
+@every_checkpoint
 def test_a_ragged_batch_continues_with_the_same_tokens(
     oracle: Oracle, name: str, model: Model, prompts: list[list[int]]
 ) -> None:
@@ -58,6 +63,7 @@ def test_a_ragged_batch_continues_with_the_same_tokens(
         oracle.assert_same_greedy(oracle.checkpoint(name), prompt, row.tokens[-STEPS:])
 
 
+@every_checkpoint
 def test_rows_that_decode_beside_a_prefill_say_the_same(
     oracle: Oracle, name: str, model: Model, prompts: list[list[int]]
 ) -> None:

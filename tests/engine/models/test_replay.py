@@ -101,6 +101,7 @@ def test_bfloat16_is_nearer_to_the_exact_model_than_torch_is(
     assert native <= plain and native < 0.03 * wanted.std()
 
 
+@torch.inference_mode()  # as the runner does it
 def test_a_replayed_step_is_the_unreplayed_one_bit_for_bit(
     tmp_path: Path, rng: random.Random
 ) -> None:

@@ -1,0 +1,89 @@
+"""`baton bench decode`: one engine's decode steps against the machine's limits."""
+
+import random
+from typing import Any
+
+import click
+import torch
+
+from baton.bench.contract import (
+    Peer,
+    Report,
+    json_option,
+    repeats_option,
+    seed_option,
+    show,
+    summarise,
+)
+from baton.bench.in_process import TimedEngine
+from baton.bench.model_options import LLAMA_CPP, Subject, model_options
+from baton.bench.roofline import Machine
+from baton.bench.transformers_peer import TransformersPeer
+from baton.engine.engine import Engine
+from baton.kernels.dispatch import KernelChoice, select
+
+
+@click.command("decode")
+@model_options(batches="1,8,32", prompt_len=64)
+@click.option("--steps", type=click.IntRange(8), default=24, show_default=True)
+@repeats_option
+@seed_option
+@json_option
+def decode(steps: int, json_wanted: bool, **given: Any) -> None:
+    """Greedy decode at several batch sizes, in process.
+
+    limit_share: the time that the limits allow (each product at the slower of its weight's bytes
+    and its arithmetic, states and KV at their bytes) over the time that a step takes.
+    bandwidth_share: the same by bytes alone.
+    """
+    subject = Subject.of(given)
+    engine = subject.load()
+    timed = TimedEngine(engine, random.Random(subject.seed))
+    peer = subject.load_peer()
+    ours: list[dict[str, float]] = []
+    limits: list[dict[str, float]] = []
+    theirs: list[dict[str, float]] = []
+    for batch in subject.batches:  # what is built at first use is built now
+        timed.decode_step(batch, subject.prompt_len, 1)
+    for _ in range(subject.repeats):
+        result, limit = _round(subject, engine, timed, steps)
+        ours.append(result)
+        limits.append(limit)
+        if isinstance(peer, TransformersPeer):
+            theirs.append(_peer_round(subject, peer, timed, steps))
+    peers: dict[str, Peer] = {"llama_cpp": LLAMA_CPP}
+    peers["transformers"] = peer if not isinstance(peer, TransformersPeer) else summarise(theirs)
+    settings = {**subject.settings(), "batches": list(subject.batches), "steps": steps}
+    show(Report("decode", settings, summarise(ours), summarise(limits), peers), json_wanted)
+
+
+def _round(
+    subject: Subject, engine: Engine, timed: TimedEngine, steps: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Each batch size, and the limits right after it."""
+    kernels = select(torch.device("cpu"), subject.torch_dtype, KernelChoice.AUTO)
+    machine = Machine(engine.model_config, subject.weight_dtype, kernels)
+    results: dict[str, float] = {}
+    limits = {"read_gb_s": machine.read_bytes_s / 1e9}
+    for batch in subject.batches:
+        seconds = timed.decode_step(batch, subject.prompt_len, steps)
+        roofline = machine.decode_step(batch, subject.prompt_len + steps // 2)
+        results[f"tok_s_b{batch}"] = batch / seconds
+        results[f"step_ms_b{batch}"] = seconds * 1e3
+        results[f"limit_share_b{batch}"] = roofline.seconds / seconds
+        results[f"bandwidth_share_b{batch}"] = roofline.bandwidth_seconds / seconds
+        limits[f"step_ms_b{batch}"] = roofline.seconds * 1e3
+        limits[f"bandwidth_step_ms_b{batch}"] = roofline.bandwidth_seconds * 1e3
+    return results, limits
+
+
+def _peer_round(
+    subject: Subject, peer: TransformersPeer, timed: TimedEngine, steps: int
+) -> dict[str, float]:
+    results: dict[str, float] = {}
+    for batch in subject.batches:
+        prompts = [timed.prompt(subject.prompt_len) for _ in range(batch)]
+        seconds = peer.decode_step(prompts, max(4, steps // 3))
+        results[f"tok_s_b{batch}"] = batch / seconds
+        results[f"step_ms_b{batch}"] = seconds * 1e3
+    return results

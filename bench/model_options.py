@@ -1,0 +1,117 @@
+"""What the benchmarks of one engine in this process share on the command line."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from baton.bench.contract import Peer
+from baton.bench.machine import cores
+from baton.bench.transformers_peer import TransformersPeer, missing
+from baton.engine.config import EngineConfig, WeightFormat
+from baton.engine.engine import Engine
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+LLAMA_CPP: Peer = {"skipped": "llama.cpp needs the checkpoint as GGUF, which is not made here"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model under measurement, and how."""
+
+    model: Path
+    dtype: str
+    weight_format: WeightFormat
+    threads: int
+    peers: bool
+    batches: tuple[int, ...]
+    prompt_len: int
+    repeats: int
+    seed: int
+
+    @staticmethod
+    def of(given: dict[str, Any]) -> "Subject":
+        seed = random.randrange(2**31) if given["seed"] is None else given["seed"]
+        click.echo(f"seed {seed}")
+        return Subject(
+            model=given["model"],
+            dtype=given["dtype"],
+            weight_format=WeightFormat(given["weight_format"]),
+            threads=given["threads"] or cores(),
+            peers=given["peers"],
+            batches=tuple(int(batch) for batch in given["batch"].split(",")),
+            prompt_len=given["prompt_len"],
+            repeats=given["repeats"],
+            seed=seed,
+        )
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return _DTYPES[self.dtype]
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        return torch.int8 if self.weight_format is WeightFormat.INT8 else self.torch_dtype
+
+    def load(self) -> Engine:
+        """Nothing is kept from one prompt to the next."""
+        most = max(self.batches)
+        return Engine.load(
+            EngineConfig(
+                model=self.model,
+                dtype=self.torch_dtype,
+                weight_format=self.weight_format,
+                threads=self.threads,
+                max_running=most,
+                chunked_prefill_size=max(2048, min(most, 8) * self.prompt_len),
+                max_model_len=self.prompt_len + 512,
+                prefix_caching=False,
+            )
+        )
+
+    def load_peer(self) -> TransformersPeer | Peer:
+        """transformers, or why it is left out."""
+        if not self.peers:
+            return {"skipped": "--no-peers"}
+        return missing() or TransformersPeer(self.model, self.torch_dtype)
+
+    def settings(self) -> dict[str, object]:
+        return {
+            "model": str(self.model),
+            "dtype": self.dtype,
+            "weight_format": str(self.weight_format),
+            "threads": self.threads,
+            "prompt_len": self.prompt_len,
+            "repeats": self.repeats,
+            "seed": self.seed,
+        }
+
+
+def model_options(
+    batches: str, prompt_len: int
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """`--model`, `--dtype` and their kin; the defaults of `--batch` and `--prompt-len` differ."""
+    folder = click.Path(exists=True, file_okay=False, path_type=Path)
+    formats = click.Choice([str(f) for f in WeightFormat])
+    options = (
+        click.option("--model", type=folder, required=True, help="A Hugging Face model folder."),
+        click.option("--dtype", type=click.Choice(list(_DTYPES)), default="bfloat16",
+                     show_default=True),
+        click.option("--weight-format", type=formats, default="model", show_default=True),
+        click.option("--threads", type=click.IntRange(1), default=None, help="All cores."),
+        click.option("--peers/--no-peers", default=True, help="transformers beside ours."),
+        click.option("--batch", default=batches, show_default=True, help="Sizes, by commas."),
+        click.option("--prompt-len", type=click.IntRange(1), default=prompt_len,
+                     show_default=True),
+    )  # fmt: skip
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add

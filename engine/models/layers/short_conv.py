@@ -1,0 +1,79 @@
+"""The gated short convolution of LFM2: a mixer whose only state is its last few inputs."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.memory.layout import RecurrentShape
+from baton.engine.models.layers.linear import ColumnLinear, RowLinear
+from baton.engine.models.scope import Scope
+from baton.engine.models.step import Step
+from baton.kernels.conv1d import causal_conv1d_update, causal_conv1d_varlen
+
+
+@dataclass(frozen=True)
+class ShortConvShape:
+    """The sizes of one mixer. Set by the family's config reader."""
+
+    hidden: int
+    width: int  # taps of the convolution
+    bias: bool  # of the convolution and of both projections
+
+    @property
+    def state(self) -> RecurrentShape:
+        return RecurrentShape(conv=(self.hidden, self.width - 1), ssm=None)
+
+
+class ShortConv:
+    """in_proj -> [B | C | x]; out_proj(C * conv(B * x))."""
+
+    def __init__(self, scope: Scope, shape: ShortConvShape, index: int) -> None:
+        """index: which of the model's recurrent layers this is (its place in a state slot)."""
+        self.index = index
+        hidden, whole, fp32 = shape.hidden, (shape.hidden,), torch.float32
+        self.in_proj = ColumnLinear(scope, {"in_proj": (hidden,) * 3}, hidden, shape.bias)
+        taps = scope.part("conv.weight", (hidden, 1, shape.width), whole, dtype=fp32)
+        self.taps = taps.squeeze(1)  # [channels, width]
+        self.bias = scope.part("conv.bias", whole, whole, dtype=fp32) if shape.bias else None
+        self.out_proj = RowLinear(scope, "out_proj", hidden, hidden, shape.bias)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        B, C, inputs = self.in_proj(x).chunk(3, dim=-1)
+        gated = B * inputs
+        pool = step.states.conv[self.index]
+        parts = []
+        if step.decode is not None:
+            rows = step.decode
+            parts.append(
+                causal_conv1d_update(
+                    gated[: step.decode_tokens],
+                    self.taps,
+                    self.bias,
+                    pool,
+                    rows.read_slots,
+                    rows.write_slots,
+                    rows.has_initial,
+                    silu=False,
+                )
+            )
+        if step.prefill is not None:
+            ragged = step.prefill
+            parts.append(
+                causal_conv1d_varlen(
+                    gated[step.decode_tokens :],
+                    self.taps,
+                    self.bias,
+                    ragged.rows.cu_seqlens,
+                    ragged.rows.cu_seqlens_host,
+                    ragged.rows.prefix_lens_host,
+                    pool,
+                    ragged.rows.read_slots,
+                    ragged.rows.write_slots,
+                    ragged.rows.has_initial,
+                    index=ragged.conv,
+                    silu=False,
+                )
+            )
+        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self.out_proj(C * mixed)

@@ -1,0 +1,83 @@
+"""`baton bench decode` and `baton bench prefill`: their keys, and what their limits count."""
+
+import json
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from baton.bench.checkpoints import GRANITE_SMALL, HYBRID_191M, write_checkpoint
+from baton.bench.decode import decode
+from baton.bench.prefill import prefill
+from baton.bench.roofline import Machine
+from baton.engine.models.families import read_config
+from baton.engine.models.loader import declared_weights
+from baton.kernels.dispatch import TORCH
+
+TINY = {
+    **GRANITE_SMALL,
+    "hidden_size": 32,
+    "mamba_d_head": 8,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 16,
+    "mamba_chunk_size": 64,
+    "shared_intermediate_size": 32,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", TINY)
+
+
+def report(command, *arguments: str) -> dict:
+    done = CliRunner().invoke(command, [*arguments, "--json", "--no-peers", "--threads", "1"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output.splitlines()[-1])
+
+
+@pytest.mark.parametrize("weight_format", ["model", "int8"])
+def test_decode_reports_every_batch_its_limits_and_its_spread(folder, weight_format) -> None:
+    found = report(
+        decode, "--model", str(folder), "--batch", "1,3", "--prompt-len", "9", "--steps", "8",
+        "--weight-format", weight_format,
+    )  # fmt: skip
+    for batch in (1, 3):
+        for key in ("tok_s", "step_ms", "limit_share", "bandwidth_share"):
+            assert found["results"][f"{key}_b{batch}"] > 0
+            assert f"{key}_b{batch}_spread" in found["results"]
+        shares = found["results"]
+        assert shares[f"limit_share_b{batch}"] >= shares[f"bandwidth_share_b{batch}"] * 0.5
+    assert found["limits"]["read_gb_s"] > 0
+    assert "skipped" in found["peers"]["transformers"] and "skipped" in found["peers"]["llama_cpp"]
+
+
+def test_prefill_reports_every_batch_and_the_first_token(folder) -> None:
+    found = report(prefill, "--model", str(folder), "--batch", "1,2", "--prompt-len", "40")
+    assert {"tok_s_b1", "tok_s_b2", "ttft_ms_512"} <= set(found["results"])
+    assert found["config"]["seed"] >= 0
+
+
+@pytest.mark.parametrize("config", [TINY, HYBRID_191M, {**TINY, "tie_word_embeddings": False}])
+def test_the_limits_count_each_matrix_once(tmp_path, config) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = read_config(tmp_path, torch.float32, torch.float32)
+    counted = sum(prod(shape) * n for shape, n in Machine.products(model).items())
+    shapes = declared_weights(model).shapes
+    matrices = sum(prod(shape) for shape in shapes.values() if len(shape) == 2)
+    if not config["tie_word_embeddings"]:
+        matrices -= config["vocab_size"] * config["hidden_size"]  # looked up, not multiplied
+    assert counted == matrices
+
+
+def test_a_step_never_takes_less_than_its_bytes(folder) -> None:
+    machine = Machine(read_config(folder, torch.float32, torch.float32), torch.float32, TORCH)
+    for rows in (1, 8):
+        step = machine.decode_step(rows, 100)
+        assert step.seconds >= step.bandwidth_seconds > 0
+    assert (
+        machine.decode_step(8, 100).bandwidth_seconds
+        > machine.decode_step(1, 100).bandwidth_seconds
+    )
