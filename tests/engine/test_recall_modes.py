@@ -16,7 +16,7 @@ from baton.engine.engine import Engine
 from baton.engine.grids import Strategy
 from baton.engine.output import Output
 from recall.questions import Question, draw
-from recall.story import TASKS
+from recall.story import LEARNT
 
 MODEL = Path(__file__).parents[2] / "examples" / "recall" / "model"
 LENGTHS = (72, 130)  # tokens of a prompt; the model's chunk, and so the grid, is 64
@@ -34,7 +34,7 @@ def questions(request: pytest.FixtureRequest) -> list[Question]:
     print(f"seed {seed}")
     rng = random.Random(seed)
     count = request.config.getoption("--recall-prompts")
-    return [draw(rng, TASKS[n % len(TASKS)], rng.randint(*LENGTHS)) for n in range(count)]
+    return [draw(rng, LEARNT[n % len(LEARNT)], rng.randint(*LENGTHS)) for n in range(count)]
 
 
 @pytest.fixture(scope="module")
