@@ -24,6 +24,7 @@ from baton.engine.engine import Engine
 from baton.engine.grids import Strategy
 from baton.engine.output import Output
 from baton.engine.sampling_params import SamplingParams
+from baton.kernels.dispatch import KernelChoice
 
 # A snapshot rounded to bf16 costs 1e-7 in fp32, where nothing should cost more than some 1e-12.
 BOUND = {torch.float32: 1e-9, torch.bfloat16: 2e-3}
@@ -32,11 +33,24 @@ COUNT = 24  # tokens of an answer that are compared
 TRACK = 32  # decode's grid: a multiple of every checkpoint's chunk
 STATELESS = ("llama", "qwen3", "granite")
 RECURRENT = [name for name, spec in SPECS.items() if spec.model_type not in STATELESS]
-EXACT = [(name, torch.float32) for name in RECURRENT]
-ROUNDED = [(name, torch.bfloat16) for name in DENSE if name in RECURRENT]
+Case = tuple[str, torch.dtype, KernelChoice]
 Prompt = tuple[int, ...]
 
-over_checkpoints = pytest.mark.parametrize(("name", "dtype"), EXACT + ROUNDED)
+
+def cases(names: Iterable[str], kernels: KernelChoice) -> list[Case]:
+    """Every checkpoint in float32, dense ones in bfloat16 too: with experts, rounding decides
+    which of them a token goes to."""
+    exact = [(name, torch.float32, kernels) for name in names]
+    return exact + [(name, torch.bfloat16, kernels) for name in names if name in DENSE]
+
+
+# The torch kernels share the plans of the native ones; two families show that they keep them.
+TORCH = [name for name in RECURRENT if SPECS[name].model_type in ("granitemoehybrid", "lfm2")]
+over_cases = pytest.mark.parametrize(
+    ("name", "dtype", "kernels"),
+    cases(RECURRENT, KernelChoice.AUTO) + cases(TORCH, KernelChoice.TORCH),
+    ids=lambda value: str(value).removeprefix("torch."),
+)
 over_strategies = pytest.mark.parametrize("strategy", [Strategy.EXTRA_BUFFER, Strategy.NO_BUFFER])
 
 
@@ -47,6 +61,7 @@ class Checkpoint:
     folder: Path
     name: str
     dtype: torch.dtype
+    kernels: KernelChoice
     rng: random.Random
 
     def engine(self, strategy: Strategy = Strategy.AUTO, **options: object) -> Engine:
@@ -54,6 +69,7 @@ class Checkpoint:
         config = EngineConfig(
             model=self.folder,
             dtype=self.dtype,
+            kernels=self.kernels,
             page_size=1 if strategy is Strategy.NO_BUFFER else 16,
             max_running=8,
             max_model_len=400,
@@ -89,8 +105,14 @@ class Checkpoint:
 
 
 @pytest.fixture
-def checkpoint(oracle: Oracle, name: str, dtype: torch.dtype, seeded: random.Random) -> Checkpoint:
-    return Checkpoint(oracle.checkpoint(name), name, dtype, seeded)
+def checkpoint(
+    oracle: Oracle,
+    name: str,
+    dtype: torch.dtype,
+    kernels: KernelChoice,
+    seeded: random.Random,
+) -> Checkpoint:
+    return Checkpoint(oracle.checkpoint(name), name, dtype, kernels, seeded)
 
 
 def values(entries: Iterable[object]) -> list[float]:
@@ -114,12 +136,13 @@ def assert_close(
     theirs = checkpoint.cold_logprobs(prompts, outputs)
     kl = divergence(ours, theirs)
     worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
-    print(f"{checkpoint.name} {checkpoint.dtype} {what}: KL {kl:.1e}, worst logprob {worst:.1e}")
+    where = f"{checkpoint.name} {checkpoint.dtype} {checkpoint.kernels} {what}"
+    print(f"{where}: KL {kl:.1e}, worst logprob {worst:.1e}")
     assert kl < BOUND[checkpoint.dtype]
 
 
 @over_strategies
-@over_checkpoints
+@over_cases
 def test_answers_from_a_state_that_prefill_left(checkpoint: Checkpoint, strategy: Strategy) -> None:
     engine = checkpoint.engine(strategy)
     first = checkpoint.prompts(40, 130)
@@ -136,7 +159,7 @@ def test_answers_from_a_state_that_prefill_left(checkpoint: Checkpoint, strategy
 
 
 @over_strategies
-@over_checkpoints
+@over_cases
 def test_answers_from_a_state_that_decoding_left(
     checkpoint: Checkpoint, strategy: Strategy
 ) -> None:
