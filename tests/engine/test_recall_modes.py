@@ -109,10 +109,10 @@ def test_with_and_without_overlap(
 
 
 def test_preempted(questions: list[Question], cold: list[bool]) -> None:
-    plan = engine(page_size=2).plan
+    plan = engine(page_size=1).plan
     slots = plan.slots * plan.slot_layout.slot_bytes
-    pages = (1 + LENGTHS[1] * 3 // 2) * plan.page_layout.page_bytes  # three of the longest
+    pages = (1 + LENGTHS[1] * 3) * plan.page_layout.page_bytes  # three of the longest
     fixed = plan.weight_bytes + plan.activation_bytes
-    small = engine(page_size=2, memory_bytes=fixed + slots + pages)
+    small = engine(page_size=1, memory_bytes=fixed + slots + pages)
     assert rightly(questions, ask(small, questions)) == cold
     assert small.counters.preemptions
