@@ -30,7 +30,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         tickets = TicketTable(context.memory, context.hello.worker.incarnation)
         self._grants = Grants(context.port)
         self._rank = Rank(context, tickets, self._grants)
-        self._receiver = GrpcReceiver(tickets, context.memory, context.metrics.count_received)
+        self._receiver = GrpcReceiver(tickets, context.metrics.count_received)
         self._links: dict[str, PrefillLink] = {}  # by address
         self._requests: set[RankRequest] = set()
         self._failure: common_pb2.Error | None = None  # why the engine has stopped

@@ -22,6 +22,7 @@ baton = LazyGroup(
         "serve": Lazy(f"{_COMMANDS}.serve:serve", "Start a cluster and keep it up until Ctrl-C."),
         "worker": Lazy(f"{_COMMANDS}.worker:worker", "Run one worker here, without Ray."),
         "generate": Lazy(f"{_COMMANDS}.generate:generate", "Ask a running cluster one question."),
+        "models": Lazy(f"{_COMMANDS}.models:models", "Model families, and what a folder holds."),
         "status": Lazy(f"{_COMMANDS}.status:status", "Workers, slots, pages and queues."),
         "stop": Lazy(f"{_COMMANDS}.stop:stop", "Stop the cluster that you started last."),
         "bench": Lazy(f"{__name__}:bench", "Measure, with limits and peers in the same run."),

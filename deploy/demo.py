@@ -28,7 +28,7 @@ from baton.deploy.timings_line import first_token, second_token
 from baton.engine.config import EngineConfig
 from recall.language import END
 from recall.questions import Question, draw
-from recall.story import TASKS
+from recall.story import LEARNT
 
 MODEL = Path(__file__).resolve().parent.parent / "examples" / "recall" / "model"
 LENGTHS = (64, 128, 256, 512)  # tokens of the prompts
@@ -66,7 +66,7 @@ def _ask_all(console: Console, cluster: Cluster, rng: random.Random) -> float:
     right = asked = 0
     for protocol in ("gRPC", "OpenAI HTTP"):
         console.rule(f"[bold]{protocol}", align="left")
-        for task, length in zip(TASKS, LENGTHS, strict=True):
+        for task, length in zip(2 * LEARNT, LENGTHS, strict=True):
             question = draw(rng, task, length)
             console.print(f"[cyan]{task}[/] [dim]… {escape(_tail(question))}[/]", end=" ")
 

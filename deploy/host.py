@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 import ray
 
+from baton.deploy.resident import keep_what_is_loaded
+
 
 class Served(Protocol):
     """A router or a worker, as its room makes it. Its methods block."""
@@ -40,9 +42,14 @@ class Host:
 
     def _begin(self) -> "asyncio.Task[Any]":
         if self._started is None:
-            starting = asyncio.to_thread(self._served.start)
+            starting = asyncio.to_thread(self._start)
             self._started = asyncio.get_running_loop().create_task(starting)
         return self._started
+
+    def _start(self) -> Any:
+        started = self._served.start()
+        keep_what_is_loaded()
+        return started
 
 
 class ReportingServed(Served, Protocol):

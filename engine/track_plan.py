@@ -14,12 +14,16 @@ class Depths(NamedTuple):
     hopeful: tuple[int, ...]
 
 
-def prefill_depths(prefix: int, extend: int, grid: int, branch: int | None, budget: int) -> Depths:
+def prefill_depths(
+    prefix: int, extend: int, grid: int, branch: int | None, budget: int, prompt: int | None = None
+) -> Depths:
     """The depths at which a chunk of `extend` tokens after `prefix` takes snapshots.
 
     Any multiple of `grid` in (prefix, prefix + extend] can be taken, `budget` of them at most.
     Wanted are the last, since the request itself and whoever continues it resume there, and
-    `branch`, where another request is known to have gone another way. Hopeful are depths spread
+    `branch`, where another request is known to have gone another way. A `prompt` of that many
+    tokens that ends on the grid has its last depth but one as well: when it comes again, its last
+    token must be computed. Hopeful are depths spread
     evenly between, which bound what a request that shares an unknown part must compute again; on a
     trace of conversations they cost hits as soon as they push out snapshots of the wanted kind. A
     budget of one takes the branch point instead of the last depth, as SGLang does.
@@ -31,6 +35,8 @@ def prefill_depths(prefix: int, extend: int, grid: int, branch: int | None, budg
     wanted = {last}
     if branch is not None and branch % grid == 0 and first <= branch <= last:
         wanted = {branch} if budget == 1 else {branch, last}
+    if prompt == last and len(wanted) < budget and last - grid >= first:
+        wanted.add(last - grid)
     others = [depth for depth in range(first, last + 1, grid) if depth not in wanted]
     spread = min(budget - len(wanted), len(others))
     if spread == len(others):

@@ -26,7 +26,12 @@ class Tracker:
         if not self._on:
             return ()
         plan = prefill_depths(
-            start, end - start, self.grids.checkpoint, request.branch, self._budget
+            start,
+            end - start,
+            self.grids.checkpoint,
+            request.branch,
+            self._budget,
+            prompt=request.target,
         )
         bound: list[Tracked] = []
         for depths, hopeful in ((reversed(plan.wanted), False), (plan.hopeful, True)):

@@ -22,7 +22,7 @@ from baton.transfer.errors import (
 )
 from baton.transfer.grpc_options import DATA_OPTIONS
 from baton.transfer.regions import EngineMemory, Holder
-from baton.transfer.segments import Kind, Segment, nbytes
+from baton.transfer.segments import Kind, Segment
 from baton.transfer.tickets import Claim, Received, TicketTable
 
 SERVICE = "baton.v1.StateChannel"
@@ -39,9 +39,9 @@ _CODES: tuple[tuple[type[TransferError], grpc.StatusCode], ...] = (
 class GrpcReceiver:
     """Serves `baton.v1.StateChannel/Write`: puts what arrives where its ticket says."""
 
-    def __init__(self, tickets: TicketTable, memory: EngineMemory, on_bytes: OnBytes) -> None:
+    def __init__(self, tickets: TicketTable, on_bytes: OnBytes) -> None:
+        """on_bytes: told of every segment, headers included."""
         self._tickets = tickets
-        self._pages = memory.pages
         self._on_bytes = on_bytes
 
     def add_to(self, server: aio.Server) -> None:
@@ -82,7 +82,7 @@ class GrpcReceiver:
     def _apply(self, claim: Claim, message: bytes) -> tuple[Kind, int]:
         segment, payload = frames.decode_segment(message)
         self._tickets.apply(claim, segment, payload)
-        self._on_bytes(segment.kind, len(payload))
+        self._on_bytes(segment.kind, len(message))
         return segment.kind, len(payload)
 
 
@@ -149,7 +149,7 @@ class GrpcWriting:
             opening, self._opening = self._opening, None
             await self._send(opening)
         await self._send(message)
-        self._on_bytes(segment.kind, nbytes(segment, self._memory.pages))
+        self._on_bytes(segment.kind, len(message))
 
     async def finish(self) -> Received:
         return await self._within_deadline(self._finish())

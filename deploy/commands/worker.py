@@ -13,6 +13,7 @@ from baton.deploy.errors import StartError
 from baton.deploy.local_worker import LocalWorker
 from baton.deploy.options import engine_from, engine_options
 from baton.deploy.preflight import check_model
+from baton.deploy.resident import keep_what_is_loaded
 from baton.deploy.wiring import MOST_TICKETS
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -89,6 +90,7 @@ async def _serve(local: LocalWorker, console: Console) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, wanted.set)
     async with local:
+        keep_what_is_loaded()
         console.print(f"ready\n  HTTP  http://{local.addresses.http}")
         console.print(f"  gRPC  {local.addresses.grpc}")
         await wanted.wait()

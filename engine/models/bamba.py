@@ -3,15 +3,16 @@
 from pathlib import Path
 
 from baton.engine.config import Mixer, ModelConfig
-from baton.engine.models.decoder import Decoder, Norm, Residual
+from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import (
     REQUIRED,
     DTypes,
     Family,
+    decoder,
     layer_mixers,
     model_config,
     placed,
-    read_head,
+    residual,
 )
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.attention import Attention, AttentionSizes
@@ -59,11 +60,9 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
     mlp_bias = fields.flag("mlp_bias", False)
     rope = scope.own(read_rope(fields, attention.head_dim, config.max_model_len, _ROTARY_FRACTION))
 
-    model = scope.at("model")
-    embedding = model.matrix(model.tensor("embed_tokens.weight", config.vocab_size, hidden))
-    blocks: list[Residual] = []
+    blocks = []
     for index, mixer, place in placed(config):
-        layer = model.at(f"layers.{index}")
+        layer = scope.at(f"model.layers.{index}")
         mix: Layer
         if mixer is Mixer.MAMBA2:
             mix = Mamba2Mixer(layer.at("mamba"), mamba, place)
@@ -77,18 +76,9 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
             down="down_proj",
             bias=mlp_bias,
         )
-        before = Norm(layer, "input_layernorm", hidden, eps)
-        after = Norm(layer, "pre_ff_layernorm", hidden, eps)
-        blocks += [Residual(scope.kernels, before, (mix,)), Residual(scope.kernels, after, (mlp,))]
-    return Decoder(
-        config,
-        scope.kernels,
-        embedding,
-        tuple(blocks),
-        norm=Norm(model, "final_layernorm", hidden, eps),
-        head=read_head(fields, scope, embedding),
-        tally=scope.tally,
-    )
+        blocks.append(residual(layer, "input_layernorm", hidden, eps, mix))
+        blocks.append(residual(layer, "pre_ff_layernorm", hidden, eps, mlp))
+    return decoder(config, scope, blocks, eps, norm="model.final_layernorm")
 
 
-FAMILY = Family(_NAME, "BambaForCausalLM", _read, _build)
+FAMILY = Family(_NAME, "BambaForCausalLM", _read, _build, "Mamba-2, attention; MLP")

@@ -122,4 +122,6 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
     )
 
 
-FAMILY = Family("falcon_h1", "FalconH1ForCausalLM", _read, _build)
+FAMILY = Family(
+    "falcon_h1", "FalconH1ForCausalLM", _read, _build, "Mamba-2 and attention side by side; MLP"
+)

@@ -55,12 +55,16 @@ class Family:
 
     ignored: patterns of tensors that its checkpoints may hold and that are not used; those of
     every family are a head saved beside the embedding that it is tied to, and rotary frequencies.
+    verified: dtypes in which it is compared with transformers (tests/oracle), dense models alone
+    in bfloat16.
     """
 
     model_type: str  # of config.json
     architecture: str  # in config.json's `architectures`
     read: ReadConfig
     build: Build
+    layers: str  # what they are, in a few words
+    verified: tuple[str, ...] = ("fp32", "bf16")
     ignored: tuple[str, ...] = ("lm_head.weight", "*.rotary_emb.inv_freq")
 
 
@@ -153,14 +157,14 @@ def decoder(
         table,
         tuple(blocks),
         norm=Norm(scope, norm, hidden, eps),
-        head=read_head(Fields(config.raw, "config.json"), scope, table, tied),
+        head=_read_head(Fields(config.raw, "config.json"), scope, table, tied),
         tally=scope.tally,
         embedding_multiplier=embedding_multiplier,
         logits_divisor=logits_divisor,
     )
 
 
-def read_head(fields: Fields, scope: Scope, embedding: Weight, tied: bool = False) -> Weight:
+def _read_head(fields: Fields, scope: Scope, embedding: Weight, tied: bool) -> Weight:
     """[vocab, hidden]: the output head, or the embedding where they are tied.
 
     tied: where the config does not say.

@@ -22,4 +22,6 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
     )
 
 
-FAMILY = Family("granite", "GraniteForCausalLM", partial(llama.read, "granite"), _build)
+FAMILY = Family(
+    "granite", "GraniteForCausalLM", partial(llama.read, "granite"), _build, "attention; MLP"
+)

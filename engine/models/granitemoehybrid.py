@@ -8,15 +8,16 @@ from pathlib import Path
 
 from baton.engine.config import Mixer, ModelConfig
 from baton.engine.errors import ConfigError
-from baton.engine.models.decoder import Decoder, Norm, Residual
+from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import (
     REQUIRED,
     DTypes,
     Family,
+    decoder,
     layer_mixers,
     model_config,
     placed,
-    read_head,
+    residual,
 )
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.attention import Attention, AttentionSizes
@@ -93,31 +94,29 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
         )
         return (moe, mlp)
 
-    model = scope.at("model")
-    embedding = model.matrix(model.tensor("embed_tokens.weight", config.vocab_size, hidden))
-    blocks: list[Residual] = []
+    blocks = []
     for index, mixer, place in placed(config):
-        layer = model.at(f"layers.{index}")
+        layer = scope.at(f"model.layers.{index}")
         mix: Layer
         if mixer is Mixer.MAMBA2:
             mix = Mamba2Mixer(layer.at("mamba"), mamba, place)
         else:
             mix = Attention(layer.at("self_attn"), attention, place, rope)
-        before = Norm(layer, "input_layernorm", hidden, eps)
-        after = Norm(layer, "post_attention_layernorm", hidden, eps)
-        blocks.append(Residual(scope.kernels, before, (mix,), multiplier))
-        blocks.append(Residual(scope.kernels, after, feed_forward(layer), multiplier))
-    return Decoder(
+        for norm, branches in (
+            ("input_layernorm", (mix,)),
+            ("post_attention_layernorm", feed_forward(layer)),
+        ):
+            blocks.append(residual(layer, norm, hidden, eps, *branches, multiplier=multiplier))
+    return decoder(
         config,
-        scope.kernels,
-        embedding,
-        tuple(blocks),
-        norm=Norm(model, "norm", hidden, eps),
-        head=read_head(fields, scope, embedding),
-        tally=scope.tally,
+        scope,
+        blocks,
+        eps,
         embedding_multiplier=fields.number("embedding_multiplier", 1.0),
         logits_divisor=fields.number("logits_scaling", 1.0),
     )
 
 
-FAMILY = Family(_NAME, "GraniteMoeHybridForCausalLM", _read, _build)
+FAMILY = Family(
+    _NAME, "GraniteMoeHybridForCausalLM", _read, _build, "Mamba-2, attention; MLP, experts"
+)

@@ -84,4 +84,4 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
     return decoder(config, scope, blocks, eps, norm="model.embedding_norm", tied=tied)
 
 
-FAMILY = Family("lfm2", "Lfm2ForCausalLM", _read, _build)
+FAMILY = Family("lfm2", "Lfm2ForCausalLM", _read, _build, "short convolution, attention; MLP")

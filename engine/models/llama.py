@@ -72,4 +72,4 @@ def build(
     )
 
 
-FAMILY = Family("llama", "LlamaForCausalLM", partial(read, "llama"), build)
+FAMILY = Family("llama", "LlamaForCausalLM", partial(read, "llama"), build, "attention; MLP")

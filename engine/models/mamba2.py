@@ -47,4 +47,4 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
     return decoder(config, scope, blocks, shape.norm_eps, "backbone.embeddings", "backbone.norm_f")
 
 
-FAMILY = Family("mamba2", "Mamba2ForCausalLM", _read, _build)
+FAMILY = Family("mamba2", "Mamba2ForCausalLM", _read, _build, "Mamba-2")

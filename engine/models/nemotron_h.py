@@ -144,5 +144,6 @@ FAMILY = Family(
     "NemotronHForCausalLM",
     _read,
     _build,
+    "Mamba-2, attention, MLP, experts",
     ignored=("lm_head.weight", "*.rotary_emb.inv_freq", "mtp.*"),
 )

@@ -19,4 +19,4 @@ def _build(config: ModelConfig, scope: Scope) -> Decoder:
     return llama.build(config, scope, head_norms=True)
 
 
-FAMILY = Family("qwen3", "Qwen3ForCausalLM", _read, _build)
+FAMILY = Family("qwen3", "Qwen3ForCausalLM", _read, _build, "attention; MLP")

@@ -24,7 +24,7 @@ CHATTER = [*"well so um hmm okay then right anyway fine sure".split(), UNKNOWN]
 VOCABULARY: tuple[str, ...] = (
     UNKNOWN,
     END,
-    *".:=",
+    *".:",
     "likes",
     "add",
     "drop",

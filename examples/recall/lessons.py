@@ -9,8 +9,8 @@ from recall.story import ASKED, TASKS, Story
 
 IGNORED = -100
 """The target of a token that no loss is taken on (torch's default ignore_index)."""
-LONGEST_TURN = 13
-"""Words of the longest question with its answer: 5 + 8."""
+LONGEST_TURN = 9
+"""Words of the longest question with its answer: 5 + 4 or 4 + 5."""
 
 
 def lesson(seed: int, length: int, tasks: Sequence[str] = TASKS) -> tuple[list[int], list[int]]:
@@ -23,8 +23,8 @@ def lesson(seed: int, length: int, tasks: Sequence[str] = TASKS) -> tuple[list[i
     story = Story(rng)
     words: list[str] = []
     answered: list[bool] = []
-    # Half of the streams ask throughout, half only at the end, as a prompt of that length does.
-    often = rng.choice((0.0, 0.0, 0.15, 0.3))
+    # Most streams ask throughout, some only at the end, as a prompt of that length does.
+    often = rng.choice((0.0, 0.1, 0.2, 0.3))
     first = length - LONGEST_TURN * rng.randint(1, 4)
     facts = 0
     while len(words) <= length:

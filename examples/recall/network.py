@@ -24,7 +24,7 @@ class Shape:
     kv_heads: int = 2
     mamba_heads: int = 8
     mamba_head: int = 32
-    state: int = 32
+    state: int = 16
     width: int = 4
     chunk: int = 64
     eps: float = 1e-5
@@ -43,16 +43,17 @@ class Shape:
         return self.inner + 2 * self.state
 
 
-def scan(x: Tensor, dt: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
+def scan(x: Tensor, dt: Tensor, fade: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     """Mamba-2's recurrence by chunks, from a zero state; everything fp32.
 
-    x [B, L, H, P], dt [B, L, H], decay [H] (negative), b and c [B, L, N] -> y [B, L, H, P].
+    x [B, L, H, P], dt and fade [B, L, H], b and c [B, L, N] -> y [B, L, H, P]. At each token the
+    state is multiplied by exp(fade), fade <= 0.
     """
     batch, length, heads, size = x.shape
     chunks = length // chunk
     x = (x * dt[..., None]).view(batch, chunks, chunk, heads, size).transpose(2, 3)
     b, c = (t.view(batch, chunks, chunk, -1) for t in (b, c))
-    gone = (dt * decay).view(batch, chunks, chunk, heads).cumsum(2).transpose(2, 3)  # B K H Q
+    gone = fade.view(batch, chunks, chunk, heads).cumsum(2).transpose(2, 3)  # B K H Q
     later = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).triu(1)
     between = (gone[..., :, None] - gone[..., None, :]).masked_fill(later, -torch.inf).exp()
     y = ((c @ b.mT)[:, :, None] * between) @ x
@@ -77,7 +78,7 @@ class Mamba(nn.Module):
         self.conv1d = nn.Conv1d(shape.conv, shape.conv, shape.width, groups=shape.conv)
         # Each quarter of x's channels begins as a plain delay, of 0 to 3 tokens: what stood just
         # before is there from the first step, and lookups form sooner.
-        delays = torch.eye(shape.width)[torch.arange(shape.inner) % shape.width]
+        delays = torch.eye(shape.width).repeat(shape.inner // shape.width, 1)
         with torch.no_grad():
             self.conv1d.weight[: shape.inner, 0].mul_(0.2).add_(delays)
         # From heads that keep a sum over the whole prompt to heads that forget within a sentence.
@@ -94,8 +95,8 @@ class Mamba(nn.Module):
         xbc = F.silu(self.convolve(xbc))
         x, b, c = xbc.split_with_sizes((shape.inner, shape.state, shape.state), -1)
         x = x.reshape(*x.shape[:2], shape.mamba_heads, shape.mamba_head)
-        decay = -self.A_log.exp().clamp(min=forget)
-        y = scan(x, F.softplus(dt + self.dt_bias), decay, b, c, shape.chunk)
+        dt = F.softplus(dt + self.dt_bias)
+        y = scan(x, dt, -self.A_log.exp() * dt - forget, b, c, shape.chunk)
         y = (y + self.D[:, None] * x).flatten(2)
         mixed: Tensor = self.out_proj(self.norm(y * F.silu(z)))
         return mixed
@@ -188,7 +189,7 @@ class Network(nn.Module):
                 nn.init.normal_(parameter, std=spread or parameter.shape[1] ** -0.5)
 
     def forward(self, ids: Tensor, forget: float = 0.0) -> Tensor:
-        """`forget` > 0 makes every head of the SSM state decay at least that fast (times dt)."""
+        """`forget` > 0 takes a factor of exp(-forget) from all SSM states at every token."""
         hidden = self.model.embed_tokens(ids) * self.shape.embedding_multiplier
         for layer in self.model.layers:
             hidden = layer(hidden, forget)

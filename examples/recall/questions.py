@@ -2,16 +2,16 @@
 
 A prompt is a stream of statements that ends in a question:
 
-    ada likes plum . add red . well um . add red . drop red . add blue . ask ada red blue :
+    ada likes plum . add red . well um . add red . drop red . add blue . ask ada red :
 
-and the answer repeats the question's three words, then gives a value for each:
+and the answer gives each word that was asked about, and its value:
 
-    ada red blue = plum 1 1 <end>
+    ada plum red 1 <end>
 
 - what a name likes is told once, anywhere in the prompt: it lies in the KV pages;
 - what a box holds is the number of `add` less the number of `drop`, a running sum: SSM state;
-- after `:` the first word comes from prefill, and the next two are the last words of the prompt,
-  which the convolution window still holds in order: conv state.
+- the first word comes from prefill; the second one stood right before the `:`, where only the
+  convolution window has it in place: conv state. `say w x y :` asks for nothing but such words.
 
 Everything here is a pure function of a seed: no torch, no files.
 """
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from random import Random
 
 from recall.language import encode
-from recall.story import ASKED, TASKS, Story
+from recall.story import ASKED, SAID, TASKS, Story
 
 HELD_OUT = 1_000_000_000
 """Seeds from here on are never drawn in training."""
-SHORTEST = 20
-"""Tokens of the shortest prompt: three facts of four tokens, the question, room for an event."""
+SHORTEST = 16
+"""Tokens of the shortest prompt: facts, of four tokens each, the question, room for an event."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def draw(rng: Random, task: str, length: int) -> Question:
     story = Story(rng)
     facts = [story.fact() for _ in range(ASKED)]
     told: list[list[str]] = []
-    room = length - (ASKED + 2) - sum(map(len, facts))
+    words = SAID if task == "copy" else ASKED
+    room = length - (words + 2) - sum(map(len, facts))
     while room:
         told.append(story.statement(room))
         room -= len(told[-1])

@@ -5,10 +5,16 @@ from random import Random
 from recall.language import BOXES, CHATTER, DIGITS, END, NAMES, THINGS
 
 TASKS = ("recall", "count", "mixed", "copy")
-MOST = 9
-"""A box holds 0 to 9, so that its value is one digit."""
-ASKED = 3
-"""Words in a question: with the `:` they fill a convolution window of four."""
+LEARNT = ("recall", "copy")
+"""Tasks that the committed model answers; its training on the others is not at its end."""
+MOST = 5
+"""A box holds 0 to 5, so that its value is one digit."""
+ASKED = 2
+"""Words that a question asks about."""
+ASKS_FULL = 0.9
+"""How often boxes that hold something are asked for first: an empty state says 0 by itself."""
+SAID = 3
+"""Words to copy: with the `:` they fill a convolution window of four."""
 
 
 class Story:
@@ -53,15 +59,18 @@ class Story:
     def question(self, task: str) -> tuple[list[str], list[str]]:
         """A question about what is true now, and its answer; `recall` needs ASKED facts."""
         if task == "copy":
-            said = self._rng.sample([*NAMES, *THINGS, *BOXES, *DIGITS], ASKED)
+            said = self._rng.sample([*NAMES, *THINGS, *BOXES, *DIGITS], SAID)
             return ["say", *said, ":"], [*said, END]
         asked = self._asked(task)
-        values = [self._likes[w] if w in self._likes else str(self._holds[w]) for w in asked]
-        return ["ask", *asked, ":"], [*asked, "=", *values, END]
+        pairs = [(word, self._likes.get(word) or str(self._holds[word])) for word in asked]
+        return ["ask", *asked, ":"], [*(word for pair in pairs for word in pair), END]
 
     def _asked(self, task: str) -> list[str]:
-        names = {"recall": ASKED, "count": 0, "mixed": self._rng.randint(1, ASKED - 1)}[task]
+        names = {"recall": ASKED, "count": 0, "mixed": 1}[task]
         known = self._rng.sample(list(self._likes), names)
-        asked = known + self._rng.sample(BOXES, ASKED - names)
+        boxes = self._rng.sample(BOXES, len(BOXES))
+        if self._rng.random() < ASKS_FULL:
+            boxes.sort(key=lambda box: self._holds[box] == 0)
+        asked = known + boxes[: ASKED - names]
         self._rng.shuffle(asked)
         return asked

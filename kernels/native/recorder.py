@@ -116,6 +116,12 @@ _VIEWS = {
 
 
 class _ViewsAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is ever compiled. Where torch wraps the method below to say so, its first
+        call imports torch._dynamo: seconds, with the interpreter lock held, in the first step."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

@@ -51,10 +51,10 @@ def test_a_prompt_that_comes_again_is_computed_from_its_last_snapshot(
 def test_a_prompt_that_ends_on_the_grid_computes_its_last_chunk_again(
     seeded: random.Random,
 ) -> None:
-    engine = make_engine()
-    prompt = drawn(seeded, 64)
+    engine = make_engine(chunk=512, snapshots_per_prefill=2)
+    prompt = drawn(seeded, 128)
     ask(engine, "cold", prompt)
-    assert ask(engine, "warm", prompt) == 48
+    assert ask(engine, "warm", prompt) == 112
 
 
 def test_the_second_request_with_a_shared_prefix_hits_at_the_last_grid_depth_before_the_branch(

@@ -32,11 +32,18 @@ MODEL = ModelConfig(
     ssm_dtype=torch.float32,
     raw={},
 )
+ATTENTION_ALONE = replace(MODEL, recurrent=(), mamba_chunk_size=1)
+RECURRENT_ALONE = replace(MODEL, attention=())
+CONVOLUTIONS = replace(
+    MODEL, recurrent=(RecurrentShape(conv=(4480, 2), ssm=None),) * 10, mamba_chunk_size=1
+)
 CONFIG = EngineConfig(model=Path("."))
 
 
-def plan(config: EngineConfig, weights: int = 0, available: int = 0) -> MemoryPlan:
-    return MemoryPlan(config, MODEL, weights, available)
+def plan(
+    config: EngineConfig, weights: int = 0, available: int = 0, model: ModelConfig = MODEL
+) -> MemoryPlan:
+    return MemoryPlan(config, model, weights, available)
 
 
 def total(made: MemoryPlan) -> int:
@@ -50,26 +57,37 @@ def total(made: MemoryPlan) -> int:
     running=st.integers(1, 300),
     tickets=st.integers(0, 20),
     page=st.sampled_from([1, 16, 64, 384]),
+    model=st.sampled_from([MODEL, ATTENTION_ALONE, RECURRENT_ALONE, CONVOLUTIONS]),
 )
 def test_a_plan_fits_its_budget_or_names_the_largest_that_does(
-    budget: int, weights: int, running: int, tickets: int, page: int
+    budget: int, weights: int, running: int, tickets: int, page: int, model: ModelConfig
 ) -> None:
     config = replace(
         CONFIG, memory_bytes=budget, max_running=running, tickets=tickets, page_size=page
     )
     try:
-        made = plan(config, weights)
+        made = plan(config, weights, model=model)
     except ConfigError as error:
         largest = str(error).partition("largest max_running that fits is ")[2]
         assume(largest)
-        plan(replace(config, max_running=int(largest)), weights)
+        plan(replace(config, max_running=int(largest)), weights, model=model)
         with pytest.raises(ConfigError):
-            plan(replace(config, max_running=int(largest) + 1), weights)
+            plan(replace(config, max_running=int(largest) + 1), weights, model=model)
         return
     assert total(made) <= budget
     assert made.slots == 1 + running + tickets + made.track_slots + made.snapshot_slots
-    assert made.track_slots == running + made.snapshots_per_prefill
+    assert made.track_slots == bool(model.recurrent) * (running + made.snapshots_per_prefill)
     assert made.max_model_len <= (made.pages - 1) * page
+
+
+def test_what_a_model_lacks_takes_no_memory() -> None:
+    config = replace(CONFIG, memory_bytes=20_000 * MIB, page_size=64)
+    attention, recurrent = plan(config, model=ATTENTION_ALONE), plan(config, model=RECURRENT_ALONE)
+    assert attention.slot_layout.slot_bytes == 0 and attention.snapshot_slots == 0
+    assert attention.pages * attention.page_layout.page_bytes > 10_000 * MIB
+    assert recurrent.page_layout.page_bytes == 0
+    assert recurrent.max_model_len == MODEL.max_model_len, "pages without bytes never run out"
+    assert recurrent.snapshot_slots > 0
 
 
 def test_the_budget_is_the_fraction_of_what_is_free_divided_by_the_workers_of_a_host() -> None:

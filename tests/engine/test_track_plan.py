@@ -51,6 +51,12 @@ def test_with_one_snapshot_the_branch_point_goes_before_the_chunk_end() -> None:
     assert prefill_depths(0, 1000, 256, 256, 2) == ((256, 768), ())
 
 
+def test_a_prompt_that_ends_on_the_grid_keeps_what_its_repetition_can_use() -> None:
+    assert prefill_depths(0, 1024, 128, None, 4, prompt=1024).wanted == (896, 1024)
+    assert prefill_depths(0, 1024, 128, None, 4, prompt=1030).wanted == (1024,)
+    assert prefill_depths(0, 1024, 128, None, 1, prompt=1024).wanted == (1024,)
+
+
 def test_spread_depths_are_only_hopeful() -> None:
     assert prefill_depths(0, 1024, 128, 512, 4) == ((512, 1024), (384, 768))
 

@@ -92,7 +92,7 @@ class FakeRank:
 async def ranked(prefill: TestWorker) -> AsyncIterator[FakeRank]:
     rank = FakeRank(prefill)
     server = aio.server()
-    GrpcReceiver(rank.tickets, rank.memory, lambda kind, size: None).add_to(server)
+    GrpcReceiver(rank.tickets, lambda kind, size: None).add_to(server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     async with running(prefill), aio.insecure_channel(prefill.started.address) as channel:

@@ -69,7 +69,7 @@ async def connected(verify: bool = True) -> AsyncIterator[Wire]:
     sent, applied = Counter(), Counter()
     tickets = TicketTable(target.memory, 0)
     server = aio.server()
-    GrpcReceiver(tickets, target.memory, lambda k, n: applied.update({k: n})).add_to(server)
+    GrpcReceiver(tickets, lambda k, n: applied.update({k: n})).add_to(server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     channel = GrpcChannel(
@@ -116,9 +116,15 @@ async def test_state_and_tokens_arrive_as_they_were(verify: bool, kv_from: int) 
         assert wire.tickets.complete(ticket)
         assert received.segments == len(segments)
         assert wire.sent == wire.applied
-        assert wire.sent[Kind.STATE] == received.bytes_state == SLOTS.state_bytes
-        assert wire.sent[Kind.KV] == received.bytes_kv
-        assert sum(wire.sent.values()) == bytes_needed(SLOTS, PAGES, TOKENS, kv_from)
+        assert received.bytes_state == SLOTS.state_bytes
+        needed = bytes_needed(SLOTS, PAGES, TOKENS, kv_from)
+        assert received.bytes_state + received.bytes_kv == needed
+        for kind, payload in (
+            (Kind.STATE, received.bytes_state),
+            (Kind.KV, received.bytes_kv),
+        ):
+            headers = frames.HEADER_BYTES * sum(segment.kind is kind for segment in segments)
+            assert wire.sent[kind] == payload + headers
         assert equal_state(wire)
         target = tokens_of(wire.target, TARGET, kv_from, TOKENS)
         assert same(target, tokens_of(wire.source, SOURCE, kv_from, TOKENS))

@@ -53,6 +53,48 @@ BAMBA: dict[str, Any] = {
     "attention_bias": True,
     "mamba_proj_bias": True,
 }
+QWEN: dict[str, Any] = {**SMALL, "model_type": "qwen3", "head_dim": 12, "attention_bias": True}
+MAMBA: dict[str, Any] = {
+    **SMALL,
+    "model_type": "mamba2",
+    "num_heads": 4,
+    "head_dim": 16,
+    "n_groups": 2,
+    "state_size": 8,
+    "chunk_size": 16,
+}
+NEMOTRON: dict[str, Any] = {
+    **MAMBA,
+    "model_type": "nemotron_h",
+    "hybrid_override_pattern": "ME*-",
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 8,
+    "mlp_bias": True,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "moe_latent_size": 16,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+}
+FALCON: dict[str, Any] = {
+    **BAMBA,
+    "model_type": "falcon_h1",
+    "mamba_d_ssm": 64,
+    "projectors_bias": True,
+    "ssm_multipliers": [0.8, 1.1, 0.9, 1.2, 0.7],
+    "key_multiplier": 0.7,
+}
+LFM2: dict[str, Any] = {
+    **SMALL,
+    "model_type": "lfm2",
+    "full_attn_idxs": [1],
+    "conv_bias": True,
+    "block_multiple_of": 8,
+}
+FAMILIES = (GRANITE, BAMBA, QWEN, MAMBA, NEMOTRON, FALCON, LFM2)
 
 
 class ThreadComm:
@@ -78,11 +120,9 @@ def part_of(config: ModelConfig, shard: Shard) -> ModelConfig:
     """The configuration with the states that one rank holds."""
     recurrent = []
     for shape in config.recurrent:
-        assert shape.ssm is not None
         channels, lead = shape.conv
-        heads, *rest = shape.ssm
-        parts = shard.part(channels, "channels"), shard.part(heads, "heads")
-        recurrent.append(RecurrentShape((parts[0], lead), (parts[1], *rest)))
+        ssm = shape.ssm and (shard.part(shape.ssm[0], "heads"), *shape.ssm[1:])
+        recurrent.append(RecurrentShape((shard.part(channels, "channels"), lead), ssm))
     attention = [
         AttentionShape(shard.part(shape.kv_heads, "heads"), shape.head_dim)
         for shape in config.attention
@@ -90,7 +130,7 @@ def part_of(config: ModelConfig, shard: Shard) -> ModelConfig:
     return replace(config, recurrent=tuple(recurrent), attention=tuple(attention))
 
 
-@pytest.mark.parametrize("fields", [GRANITE, BAMBA], ids=["granite", "bamba"])
+@pytest.mark.parametrize("fields", FAMILIES, ids=lambda fields: fields["model_type"])
 def test_ranks_agree_with_the_whole(tmp_path: Path, fields: dict[str, Any]) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")

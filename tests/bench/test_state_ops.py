@@ -1,0 +1,95 @@
+"""The benchmark of the host side: what it prints, on sizes that take no time."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from baton.bench import state_ops_schedule
+from baton.bench.state_ops import state_ops
+from baton.bench.state_ops_cache import conversations
+from baton.bench.state_ops_slots import SLOTS, load_sglang
+from baton.bench.trace import BLOCK
+
+# As much of SGLang's interface as is timed; slots are lists here.
+ALLOCATOR = """
+class MambaSlotAllocator:
+    def __init__(self, size, device):
+        self.free_slots = list(range(1, size + 1))
+
+    def alloc(self, need_size):
+        return [self.free_slots.pop() for _ in range(need_size)]
+
+    def free(self, free_index):
+        self.free_slots += free_index
+
+    def alloc_group_begin(self, num_reqs):
+        pass
+
+    def alloc_group_end(self):
+        pass
+"""
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_ops_schedule, "STEPS", 4)
+    monkeypatch.setattr(state_ops_schedule, "PROMPT", 64)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    lines = [
+        {"timestamp": n, "input_length": n * BLOCK + 9, "output_length": 1,
+         "hash_ids": list(range(n + 1))}
+        for n in range(1, 6)
+    ]  # fmt: skip
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def printed(*arguments: str) -> dict[str, dict[str, float]]:
+    result = CliRunner().invoke(state_ops, [*arguments, "--json", "--seed", "5"])
+    assert result.exit_code == 0, result.output
+    report: dict[str, dict[str, float]] = json.loads(result.output.splitlines()[-1])
+    return report
+
+
+@pytest.mark.usefixtures("sizes")
+def test_every_key_is_there_with_its_spread_and_its_peer(trace: Path, tmp_path: Path) -> None:
+    allocator = tmp_path / "mamba.py"
+    allocator.write_text(ALLOCATOR)
+    report = printed("--trace", str(trace), "--sglang-allocator", str(allocator))
+    keys = {"slot_alloc_free_us", "slot_group_us", "match_insert_us_per_block"}
+    keys |= {f"schedule_ms_{n}" for n in (1, 32, 256)} | {f"pack_ms_{n}" for n in (1, 32, 256)}
+    assert keys | {f"{key}_spread" for key in keys} <= set(report["results"])
+    assert all(report["results"][key] > 0 for key in keys)
+    assert {"slot_alloc_free_us", "slot_group_us"} <= set(report["peers"]["sglang"])
+    assert report["config"]["requests"] == 5
+
+
+@pytest.mark.usefixtures("sizes")
+def test_a_peer_that_is_not_named_is_skipped_with_the_reason(trace: Path) -> None:
+    peers = printed("--trace", str(trace))["peers"]
+    assert "--sglang-allocator" in str(peers["sglang"]["skipped"])
+
+
+def test_an_allocator_is_loaded_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "mamba.py"
+    path.write_text(ALLOCATOR)
+    slots = load_sglang(path).alloc(SLOTS)
+    assert slots is not None and sorted(slots) == list(range(1, SLOTS + 1))
+
+
+def test_drawn_conversations_grow_and_begin_alike() -> None:
+    trace = conversations(random.Random(3), talks=5, turns=4)
+    assert len(trace) == 20 and {request.hash_ids[0] for request in trace} == {0}
+    longest: dict[int, tuple[int, ...]] = {}
+    for request in trace:
+        before = longest.get(request.hash_ids[1], ())
+        assert request.hash_ids[: len(before)] == before
+        assert 0 <= len(request.hash_ids) * BLOCK - request.input_length < BLOCK
+        longest[request.hash_ids[1]] = request.hash_ids

@@ -1,0 +1,69 @@
+"""A prompt read by one worker and answered by another: every family, whatever state it has."""
+
+import random
+from typing import Any
+
+import pytest
+from engine.engines import greedy
+from oracle.reference import Oracle
+from oracle.specs import SPECS
+from torch import Tensor
+from worker.cluster import Gate, decode_worker, prefill_worker, running, session
+
+from baton.engine.config import EngineConfig
+from baton.engine.models.loader import load_model
+from baton.transfer.frames import HEADER_BYTES
+from baton.transfer.handoff import HandoffState
+from baton.transfer.segments import bytes_needed
+
+STEPS = 24
+ONE_OF_EACH = list({spec.model_type: name for name, spec in SPECS.items()}.values())
+
+
+class Gated:
+    """A model as the workers of a test have it."""
+
+    def __init__(self, folder: Any) -> None:
+        self._model = load_model(EngineConfig(model=folder))
+        self.config = self._model.config
+        self.weight_bytes = 0  # the test sizes the pools
+        self.gate = Gate()
+
+    def forward(self, *args: Any) -> Tensor:
+        return self._model.forward(*args)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+async def test_the_tokens_are_those_of_transformers(
+    oracle: Oracle, name: str, seeded: random.Random
+) -> None:
+    folder = oracle.checkpoint(name)
+    vocab = SPECS[name].config["vocab_size"]
+    prompts = [tuple(seeded.randrange(3, vocab) for _ in range(n)) for n in (3, 53)]
+    options = {"page_size": 16, "chunk": 32, "max_model_len": 256, "pages": 5000}
+    prefill = prefill_worker(model=Gated(folder), **options)
+    decode = decode_worker(model=Gated(folder), **options)
+    async with running(prefill, decode), session(decode) as router:
+        started = [await router.start(p, greedy(STEPS), [prefill]) for p in prompts]
+        for prompt, (_, answer) in zip(prompts, started, strict=True):
+            await answer.end()
+            assert [answer.token_ids] == oracle.greedy(folder, [prompt], STEPS)
+        await decode.clean()
+        await prefill.clean()
+        plan = decode.engine.plan
+        moved = sum(
+            decode.context.metrics.registry.get_sample_value(
+                "baton_bytes_moved_total",
+                {
+                    "worker": decode.context.worker_id,
+                    "role": decode.context.config.role.value,
+                    "kind": kind,
+                    "direction": "received",
+                },
+            )
+            or 0
+            for kind in ("state", "kv")
+        )
+    assert decode.been_in(HandoffState.ACTIVE) == len(prompts)
+    needed = sum(bytes_needed(plan.slot_layout, plan.page_layout, len(p)) for p in prompts)
+    assert needed < moved <= needed + 8 * HEADER_BYTES, "a model's bytes, and a header a segment"

@@ -1,0 +1,112 @@
+"""Steady prefill and decode of real models read nothing back from the device.
+
+The guard stands round everything that the forward stream runs: packing, forward, snapshots,
+sampling. Results are read on the engine's own thread, a step later, outside it.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engine.engines import assert_clean, greedy, run, tokens_of
+from guards import NoHostReads
+from oracle.reference import Oracle
+from oracle.specs import SPECS
+
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.forward_stream import ThreadStream
+from baton.engine.models.loader import load_model
+from baton.engine.request import RequestSpec
+from baton.engine.sampling_params import SamplingParams
+from baton.kernels.dispatch import KernelChoice
+
+# Of every family one; those with experts where there are any.
+NAMES = {spec.model_type: name for name, spec in SPECS.items()}.values()
+
+# Torch's kernels are those that a device runs; the native ones hide their reads from the guard.
+CASES = [(name, KernelChoice.TORCH) for name in NAMES]
+CASES += [(name, KernelChoice.AUTO) for name in NAMES if not SPECS[name].dense]
+
+
+class CountedGuard:
+    """How many steps ran under the guard."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def around(self) -> AbstractContextManager[object]:
+        return self._guarded()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        self.steps += 1
+        with NoHostReads():
+            yield
+
+
+def make(folder: Path, kernels: KernelChoice, stream: ThreadStream) -> Engine:
+    config = EngineConfig(
+        model=folder,
+        kernels=kernels,
+        page_size=16,
+        max_running=8,
+        max_model_len=400,
+        chunked_prefill_size=48,
+        memory_bytes=1 << 28,
+        cached_snapshots=20,
+        mamba_track_interval=32,
+    )
+    return Engine(config, load_model(config), None, stream)
+
+
+def sampling_of_every_kind(rng: random.Random, vocab: int) -> list[SamplingParams]:
+    """Greedy, drawn and filtered, penalised, held back from ending, with log probabilities."""
+    plain = greedy(20)
+    drawn = SamplingParams(max_tokens=20, seed=rng.getrandbits(64), ignore_eos=True)
+    return [
+        plain,
+        replace(plain, logprobs=3),
+        replace(plain, presence_penalty=0.7, frequency_penalty=0.2, repetition_penalty=1.2),
+        drawn,
+        replace(drawn, top_k=7, top_p=0.8, min_p=0.01, temperature=0.7),
+        replace(drawn, repetition_penalty=1.3, logprobs=0),
+        replace(drawn, min_tokens=20, stop_token_ids=(rng.randrange(vocab),), ignore_eos=False),
+        replace(plain, prompt_logprobs_start=3, prompt_logprobs=2),
+    ]
+
+
+def talk(engine: Engine, rng: random.Random, vocab: int) -> None:
+    """Two turns of some conversations, joined one after another, so that every step is a mixture
+    of rows that decode, chunks, resumed prefixes and snapshots."""
+
+    def drawn(low: int, high: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(3, vocab) for _ in range(rng.randint(low, high)))
+
+    prompts = [drawn(10, 60) for _ in range(8)]
+    for turn in range(2):
+        events = []
+        for number, sampling in enumerate(sampling_of_every_kind(rng, vocab)):
+            engine.submit(RequestSpec(f"{turn}.{number}", prompts[number], sampling))
+            events += engine.step()
+        events += run(engine)
+        for number, prompt in enumerate(prompts):
+            prompts[number] = (*prompt, *tokens_of(events, f"{turn}.{number}"), *drawn(1, 20))
+
+
+@pytest.mark.parametrize(("name", "kernels"), CASES)
+def test_mixed_steps_read_nothing_on_the_host(
+    oracle: Oracle, name: str, kernels: KernelChoice, seeded: random.Random
+) -> None:
+    guard = CountedGuard()
+    engine = make(oracle.checkpoint(name), kernels, ThreadStream(guard.around))
+    talk(engine, seeded, SPECS[name].config["vocab_size"])
+    engine.close()
+    counters = engine.counters
+    assert guard.steps == counters.steps > 40
+    assert counters.hit_tokens_state
+    assert bool(counters.snapshots_donated) == bool(engine.model_config.recurrent)
+    assert_clean(engine)
