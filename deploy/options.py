@@ -8,8 +8,9 @@ import click
 import torch
 
 from baton.deploy.cluster_config import ClusterConfig
-from baton.engine.config import EngineConfig
+from baton.engine.config import EngineConfig, WeightFormat
 from baton.engine.grids import Strategy
+from baton.kernels.dispatch import KernelChoice
 from baton.router.policies import POLICIES
 
 DTYPES = {
@@ -24,6 +25,12 @@ _ENGINE = (
                  help="A Hugging Face model folder."),
     click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32",
                  show_default=True, help="Of weights, activations and KV."),
+    click.option("--weight-format", type=click.Choice([f.value for f in WeightFormat]),
+                 default=_DEFAULTS.weight_format.value, show_default=True,
+                 help="How matrices are kept: as the model has them, or in 8 bits."),
+    click.option("--kernels", type=click.Choice([k.value for k in KernelChoice]),
+                 default=_DEFAULTS.kernels.value, show_default=True,
+                 help="auto: the fastest that the device has."),
     click.option("--device", default="cpu", show_default=True),
     click.option("--page-size", type=click.IntRange(1), default=64, show_default=True,
                  help="Tokens a KV page."),
@@ -88,6 +95,8 @@ def engine_from(given: dict[str, Any]) -> EngineConfig:
     return EngineConfig(
         model=given["model"],
         dtype=DTYPES[given["dtype"]],
+        weight_format=WeightFormat(given["weight_format"]),
+        kernels=KernelChoice(given["kernels"]),
         device=given["device"],
         page_size=given["page_size"],
         max_running=given["max_running"],
