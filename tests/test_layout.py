@@ -25,7 +25,7 @@ MAY_IMPORT = {
 }  # fmt: skip
 # These must import on a bare GPU machine: torch, triton, safetensors and tokenizers alone.
 BARE = {"kernels", "engine", "text"}
-CLUSTER_ONLY = {"ray", "grpc", "nixl", "google", "fastapi", "prometheus_client", "uvicorn"}
+CLUSTER_ONLY = {"ray", "grpc", "nixl", "google", "starlette", "prometheus_client", "uvicorn"}
 
 
 def imports(path: Path) -> set[str]:
