@@ -29,7 +29,7 @@ async def test_a_second_prompt_moves_its_state_and_the_kv_that_is_new(
     """Whether or not the prefill worker hits too, or is another that has never seen the prompt."""
     prefill, other, decode = prefill_worker(), prefill_worker("p1"), decode_worker()
     first = random_prompt(seeded, 60, 70)
-    shared = seeded.randrange(PAGE, 60)
+    shared = seeded.randrange(3 * PAGE, 60)
     second = (*first[:shared], (first[shared] + 1) % VOCAB, *random_prompt(seeded, 10, 30))
     async with running(prefill, other, decode), session(decode) as router:
         _, answer = await router.start(first, greedy(20), [prefill])
@@ -47,7 +47,7 @@ async def test_a_second_prompt_moves_its_state_and_the_kv_that_is_new(
     needed = bytes_needed(plan.slot_layout, plan.page_layout, len(second), hit)
     assert moved[Kind.STATE] == plan.slot_layout.state_bytes + HEADER_BYTES, "always whole"
     headers = sum(moved.values()) - needed
-    assert headers >= 2 * HEADER_BYTES and headers % HEADER_BYTES == 0
+    assert 2 * HEADER_BYTES <= headers <= 8 * HEADER_BYTES
     assert decode.engine.counters.hit_tokens_transfer == hit
 
 
