@@ -20,6 +20,13 @@ from baton.kernels.attention import (
 )
 from baton.kernels.chunks import RaggedRows, SnapshotPlan
 from baton.kernels.conv1d import gated_conv_step, gated_conv_step_native
+from baton.kernels.delta_mixer import (
+    DeltaInputs,
+    DeltaPrefill,
+    DeltaWeights,
+    gated_delta_step,
+    plan_delta_prefill,
+)
 from baton.kernels.elementwise import (
     add_scaled,
     add_scaled_native,
@@ -96,6 +103,10 @@ class Kernels:
         [Mamba2Weights, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor
     ]
     plan_mamba2_prefill: Callable[[RaggedRows, int, int, SnapshotPlan | None], Mamba2Prefill]
+    gated_delta_step: Callable[
+        [DeltaWeights, DeltaInputs, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor
+    ]
+    plan_delta_prefill: Callable[[RaggedRows, int, SnapshotPlan | None], DeltaPrefill]
     native: Native | None = None
 
 
@@ -118,6 +129,8 @@ TORCH = Kernels(
     gated_conv_step=gated_conv_step,
     mamba2_step=mamba2_step,
     plan_mamba2_prefill=plan_mamba2_prefill,
+    gated_delta_step=gated_delta_step,
+    plan_delta_prefill=plan_delta_prefill,
 )
 
 
@@ -142,6 +155,8 @@ def native_kernels(native: Native) -> Kernels:
         gated_conv_step=partial(gated_conv_step_native, native),
         mamba2_step=partial(mamba2_step_native, native),
         plan_mamba2_prefill=partial(plan_mamba2_prefill_native, native),
+        gated_delta_step=gated_delta_step,
+        plan_delta_prefill=plan_delta_prefill,
         native=native,
     )
 
