@@ -140,6 +140,10 @@ class SlotLayout:
         """Bytes of one request's state, without alignment."""
         return sum(c.nbytes for c in self.components)
 
+    def bytes_before(self, layer: int) -> int:
+        """Bytes of the state of the recurrent layers before `layer`, without alignment."""
+        return sum(c.nbytes for c in self.components if c.layer < layer)
+
 
 @dataclass(frozen=True)
 class PageLayout:
@@ -174,6 +178,18 @@ class PageLayout:
     def page_bytes(self) -> int:
         """Bytes from one page to the next, a multiple of 256; 0 without attention layers."""
         return self._placed[1]
+
+    def components_of(self, layers: tuple[int, int] | None) -> tuple[Component, ...]:
+        """Of attention layers [first, end), or of all."""
+        if layers is None:
+            return self.components
+        return tuple(c for c in self.components if layers[0] <= c.layer < layers[1])
+
+    def bytes_of(self, layers: tuple[int, int] | None) -> int:
+        """Bytes of one token's KV in attention layers [first, end), or in all of them."""
+        if layers is None:
+            return self.token_bytes
+        return sum(c.nbytes for c in self.components_of(layers)) // self.page_size
 
     @property
     def token_bytes(self) -> int:
