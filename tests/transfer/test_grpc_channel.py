@@ -143,7 +143,7 @@ async def test_state_and_tokens_arrive_as_they_were(verify: bool, kv_from: int) 
 async def test_kv_of_some_layers_arrives_in_those_layers() -> None:
     async with connected() as wire:
         ticket = wire.grant()
-        writing = wire.channel.open(wire.address, ticket.claim)
+        writing = wire.connection.open(ticket.claim, still)
         low, high = cut_kv(PAGES, 0, 5, layers=(0, 1)), cut_kv(PAGES, 0, 5, layers=(1, 2))
         for segment in (*high, *cut_kv(PAGES, 5, TOKENS), *low, *cut_state(SLOTS)):
             await writing.write(segment, SOURCE)
