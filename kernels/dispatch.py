@@ -38,6 +38,7 @@ from baton.kernels.mamba2 import (
     plan_mamba2_prefill,
     plan_mamba2_prefill_native,
 )
+from baton.kernels.mla import mla_decode
 from baton.kernels.native.library import load
 from baton.kernels.native.recorder import Native
 from baton.kernels.norm import rms_norm, rms_norm_native
@@ -69,6 +70,7 @@ class Kernels:
     paged_attn_decode: Callable[
         [Tensor, Tensor, Tensor, Tensor, Tensor, tuple[int, ...], float], Tensor
     ]
+    mla_decode: Callable[[Tensor, Tensor, Tensor, Tensor, tuple[int, ...], int, float], Tensor]
     mamba2_step: Callable[
         [Mamba2Weights, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor
     ]
@@ -87,6 +89,7 @@ TORCH = Kernels(
     apply_rope=apply_rope,
     kv_write=kv_write,
     paged_attn_decode=paged_attn_decode,
+    mla_decode=mla_decode,
     mamba2_step=mamba2_step,
     plan_mamba2_prefill=plan_mamba2_prefill,
 )
@@ -105,6 +108,7 @@ def native_kernels(native: Native) -> Kernels:
         apply_rope=partial(apply_rope_native, native),
         kv_write=partial(kv_write_native, native),
         paged_attn_decode=partial(paged_attn_decode_native, native),
+        mla_decode=mla_decode,
         mamba2_step=partial(mamba2_step_native, native),
         plan_mamba2_prefill=partial(plan_mamba2_prefill_native, native),
         native=native,

@@ -1,8 +1,8 @@
 """Where each layer's state lies inside a slot and inside a page. Pure geometry, no tensors.
 
 A slot is one contiguous block with every recurrent layer's conv and SSM state; a page is one
-contiguous block with every attention layer's keys and values. Clearing, copying and sending
-either is then one row operation, and a pool is one registered memory region.
+contiguous block with every attention layer's keys and values, or latents. Clearing, copying and
+sending either is then one row operation, and a pool is one registered memory region.
 """
 
 from dataclasses import dataclass
@@ -37,6 +37,31 @@ class AttentionShape:
 
     kv_heads: int
     head_dim: int
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """What a page holds of the layer, by name: the shape that one token takes."""
+        shape = (self.kv_heads, self.head_dim)
+        return {"k": shape, "v": shape}
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """One latent attention layer's cache for one token: the latent and the rotated channels.
+
+    There is one for all heads, keys and values in one, so every tensor-parallel rank holds the
+    whole of it.
+    """
+
+    width: int
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """What a page holds of the layer, by name: the shape that one token takes."""
+        return {"latent": (self.width,)}
+
+
+CacheShape = AttentionShape | LatentShape
 
 
 @dataclass(frozen=True)
@@ -105,13 +130,14 @@ class SlotLayout:
 
 @dataclass(frozen=True)
 class PageLayout:
-    """The layout of one page: per attention layer [page_size, kv_heads, head_dim] of K, then V.
+    """The layout of one page: per attention layer [page_size, kv_heads, head_dim] of K, then V, or
+    [page_size, width] of latents.
 
     The first t tokens of a layer's K (or V) are one contiguous run, so a page's tail can be sent
     to the token.
     """
 
-    layers: tuple[AttentionShape, ...]
+    layers: tuple[CacheShape, ...]
     page_size: int
     dtype: torch.dtype
 
@@ -119,8 +145,8 @@ class PageLayout:
     def _placed(self) -> tuple[tuple[Component, ...], int]:
         parts: list[tuple[str, int, tuple[int, ...], torch.dtype]] = []
         for index, layer in enumerate(self.layers):
-            shape = (self.page_size, layer.kv_heads, layer.head_dim)
-            parts += [("k", index, shape, self.dtype), ("v", index, shape, self.dtype)]
+            for name, shape in layer.tensors.items():
+                parts.append((name, index, (self.page_size, *shape), self.dtype))
         return _place(parts)
 
     @property
@@ -135,7 +161,8 @@ class PageLayout:
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's KV over all layers, without alignment."""
-        return sum(2 * a.kv_heads * a.head_dim * self.dtype.itemsize for a in self.layers)
+        shapes = [shape for layer in self.layers for shape in layer.tensors.values()]
+        return sum(prod(shape) * self.dtype.itemsize for shape in shapes)
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""
