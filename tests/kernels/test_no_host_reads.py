@@ -6,7 +6,14 @@ from guards import HostReadError, NoHostReads
 from ragged_batches import poisoned_pool, ragged_batch, random_snapshots, seeded
 
 from baton.kernels.attention import kv_write, paged_attn_decode, paged_attn_prefill
+from baton.kernels.chunks import RaggedRows
 from baton.kernels.conv1d import causal_conv1d_update, causal_conv1d_varlen
+from baton.kernels.delta_mixer import (
+    DeltaInputs,
+    DeltaWeights,
+    gated_delta_step,
+    plan_delta_prefill,
+)
 from baton.kernels.mla import (
     from_latent,
     latent_write,
@@ -52,6 +59,29 @@ def test_recurrent_kernels_read_nothing_back():
             ssm_pool, *slots, heads[:3], dt[:3], A, B[:3], C[:3], D, dt_bias, LIMIT,
             batch.has_initial,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("channelwise", [False, True])
+def test_delta_mixers_read_nothing_back(channelwise):
+    rng = seeded(4)
+    batch = ragged_batch([40, 1, 9], [0, 33, 64], rng)
+    snapshots = random_snapshots(batch, 64, rng)
+    conv_pool = poisoned_pool(batch, (20, 3), torch.float32)
+    state_pool = poisoned_pool(batch, (2, 3, 4), torch.float32)
+    rates = 6 if channelwise else 2
+    weights = DeltaWeights(
+        conv_weight=torch.randn(20, 4), A=-torch.rand(2), dt_bias=torch.randn(rates),
+        norm_weight=torch.ones(4), key_heads=2, key_dim=3, eps=1e-6, silu_gate=True,
+    )  # fmt: skip
+    inputs = DeltaInputs(*(torch.randn(50, width) for width in (20, 8, 2, rates)))
+    rows = RaggedRows(
+        batch.cu_seqlens, tuple(batch.cu_seqlens_host), tuple(batch.prefix_lens_host),
+        batch.read_slots, batch.write_slots, batch.has_initial,
+    )  # fmt: skip
+    slots = (batch.read_slots, batch.write_slots, batch.has_initial)
+    with NoHostReads():
+        plan_delta_prefill(rows, 4, snapshots)(weights, inputs, conv_pool, state_pool)
+        gated_delta_step(weights, inputs.tokens(slice(3)), conv_pool, state_pool, *slots)
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0, "window": 3}])

@@ -133,6 +133,20 @@ async def test_state_and_tokens_arrive_as_they_were(verify: bool, kv_from: int) 
         assert not wire.broken
 
 
+async def test_kv_of_some_layers_arrives_in_those_layers() -> None:
+    async with connected() as wire:
+        ticket = wire.grant()
+        writing = wire.channel.open(wire.address, ticket.claim)
+        low, high = cut_kv(PAGES, 0, 5, layers=(0, 1)), cut_kv(PAGES, 0, 5, layers=(1, 2))
+        for segment in (*high, *cut_kv(PAGES, 5, TOKENS), *low, *cut_state(SLOTS)):
+            await writing.write(segment, SOURCE)
+        received = await writing.finish()
+        assert wire.tickets.complete(ticket)
+        assert received == wire.tickets.received(ticket.claim)
+        ours = tokens_of(wire.source, SOURCE, 0, TOKENS)
+        assert same(ours, tokens_of(wire.target, TARGET, 0, TOKENS))
+
+
 @pytest.mark.parametrize("where", ["start", "end", "payload"])
 async def test_a_corrupted_segment_is_data_loss_and_named_on_both_sides(where: str) -> None:
     async with connected() as wire:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from baton.engine.errors import ConfigError
@@ -12,13 +11,7 @@ from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
-from baton.kernels.moe import (
-    experts_relu2,
-    experts_swiglu,
-    route_sigmoid_grouped,
-    route_softmax_grouped,
-    route_softmax_topk,
-)
+from baton.kernels.moe import route_softmax_grouped
 
 
 class SoftmaxTopKMoe:
@@ -45,12 +38,15 @@ class SoftmaxTopKMoe:
         self.comm = scope.comm
         self.router = scope.tensor(router, experts, hidden)
         halves = (intermediate, intermediate)
-        self.gate_up = scope.part(gate_up, (experts, 2 * intermediate, hidden), halves, dim=1)
-        self.down = scope.part(down, (experts, hidden, intermediate), (intermediate,), dim=2)
+        in_shape, out_shape = (experts, 2 * intermediate, hidden), (experts, hidden, intermediate)
+        self.gate_up = scope.matrix(scope.part(gate_up, in_shape, halves, dim=1))
+        self.down = scope.matrix(scope.part(down, out_shape, (intermediate,), dim=2))
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        weights, experts = route_softmax_topk(self.kernels.linear(x, self.router, None), self.top_k)
-        return self.comm.all_reduce(experts_swiglu(x, weights, experts, self.gate_up, self.down))
+        logits = self.kernels.linear(x, self.router, None)
+        weights, experts = self.kernels.route_softmax_topk(logits, self.top_k)
+        y = self.kernels.experts_swiglu(x, weights, experts, self.gate_up, self.down)
+        return self.comm.all_reduce(y)
 
 
 @dataclass(frozen=True)
@@ -94,13 +90,14 @@ class SoftmaxRouter:
     def __init__(self, scope: Scope, hidden: int, choice: GroupedTopK) -> None:
         _check_groups(choice, 1)
         self.choice = choice
+        self.kernels = scope.kernels
         self.weight = scope.tensor("weight", choice.experts, hidden, dtype=torch.float32)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [T, hidden] -> weights [T, top_k] float32, experts [T, top_k] int64"""
         choice = self.choice
         return route_softmax_grouped(
-            F.linear(x.float(), self.weight),
+            self.kernels.linear(x.float(), self.weight, None),
             choice.top_k,
             choice.groups,
             choice.top_groups,
@@ -115,6 +112,7 @@ class GroupedRouter:
     def __init__(self, scope: Scope, hidden: int, choice: GroupedTopK) -> None:
         _check_groups(choice, 2)
         self.choice = choice
+        self.kernels = scope.kernels
         self.weight = scope.tensor("weight", choice.experts, hidden, dtype=torch.float32)
         self.correction = scope.tensor(
             "e_score_correction_bias", choice.experts, dtype=torch.float32
@@ -123,8 +121,8 @@ class GroupedRouter:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [T, hidden] -> weights [T, top_k] float32, experts [T, top_k] int64"""
         choice = self.choice
-        return route_sigmoid_grouped(
-            F.linear(x.float(), self.weight),
+        return self.kernels.route_sigmoid_grouped(
+            self.kernels.linear(x.float(), self.weight, None),
             self.correction,
             choice.top_k,
             choice.groups,
@@ -163,18 +161,20 @@ class RoutedSwiglu:
         experts, inner = range(router.choice.experts), (intermediate,)
         _check_experts(scope, hidden, intermediate, len(experts), router.choice.top_k)
         self.comm = scope.comm
+        self.kernels = scope.kernels
         self.router = router
         gate_up = [
             [f"experts.{expert}.{name}.weight" for name in (names.gate, names.up)]
             for expert in experts
         ]
         down = [[f"experts.{expert}.{names.down}.weight"] for expert in experts]
-        self.gate_up = scope.stack(gate_up, (intermediate, hidden), inner)
-        self.down = scope.stack(down, (hidden, intermediate), inner, dim=1)
+        self.gate_up = scope.matrix(scope.stack(gate_up, (intermediate, hidden), inner))
+        self.down = scope.matrix(scope.stack(down, (hidden, intermediate), inner, dim=1))
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         weights, experts = self.router(x)
-        return self.comm.all_reduce(experts_swiglu(x, weights, experts, self.gate_up, self.down))
+        y = self.kernels.experts_swiglu(x, weights, experts, self.gate_up, self.down)
+        return self.comm.all_reduce(y)
 
 
 class RoutedRelu2:
@@ -198,11 +198,12 @@ class RoutedRelu2:
         width, inner = latent or hidden, (intermediate,)
         _check_experts(scope, width, intermediate, choice.experts, choice.top_k)
         self.comm = scope.comm
+        self.kernels = scope.kernels
         self.router = GroupedRouter(scope.at("gate"), hidden, choice)
         up = [[f"experts.{expert}.up_proj.weight"] for expert in range(choice.experts)]
         down = [[f"experts.{expert}.down_proj.weight"] for expert in range(choice.experts)]
-        self.up = scope.stack(up, (intermediate, width), inner)
-        self.down = scope.stack(down, (width, intermediate), inner, dim=1)
+        self.up = scope.matrix(scope.stack(up, (intermediate, width), inner))
+        self.down = scope.matrix(scope.stack(down, (width, intermediate), inner, dim=1))
         self.latent = (
             None
             if latent is None
@@ -216,7 +217,9 @@ class RoutedRelu2:
         weights, experts = self.router(x)
         if self.latent:
             x = self.latent[0](x)
-        y = self.comm.all_reduce(experts_relu2(x, weights, experts, self.up, self.down))
+        y = self.comm.all_reduce(
+            self.kernels.experts_relu2(x, weights, experts, self.up, self.down)
+        )
         return self.latent[1](y) if self.latent else y
 
 

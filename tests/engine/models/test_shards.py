@@ -16,7 +16,6 @@ from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.engine.comm import Shard
 from baton.engine.config import ModelConfig
 from baton.engine.errors import ConfigError
-from baton.engine.memory.layout import AttentionShape, LatentShape, RecurrentShape
 from baton.engine.models.families import read_config
 from baton.engine.models.loader import build_model
 from baton.engine.weights import Checkpoint
@@ -133,18 +132,9 @@ class ThreadComm:
 
 def part_of(config: ModelConfig, shard: Shard) -> ModelConfig:
     """The configuration with the states that one rank holds."""
-    recurrent = []
-    for shape in config.recurrent:
-        channels, lead = shape.conv
-        ssm = shape.ssm and (shard.part(shape.ssm[0], "heads"), *shape.ssm[1:])
-        recurrent.append(RecurrentShape((shard.part(channels, "channels"), lead), ssm))
-    attention = [
-        shape  # latents are for all heads
-        if isinstance(shape, LatentShape)
-        else AttentionShape(shard.part(shape.kv_heads, "heads"), shape.head_dim)
-        for shape in config.attention
-    ]
-    return replace(config, recurrent=tuple(recurrent), attention=tuple(attention))
+    recurrent = tuple(shape.shard(shard.rank, shard.size) for shape in config.recurrent)
+    attention = tuple(shape.shard(shard.rank, shard.size) for shape in config.attention)
+    return replace(config, recurrent=recurrent, attention=attention)
 
 
 @pytest.mark.parametrize("fields", FAMILIES, ids=lambda fields: fields["model_type"])
