@@ -158,13 +158,14 @@ def plan_chunks(
 class ChunkTile:
     """Chunks of one padded length that are computed together.
 
-    chunks: [m] int64, chunk ids (into ChunkPlan)
+    chunks: [m] int64, chunk ids (into ChunkPlan); host copy beside
     tokens: [m * length] int64, packed tokens; a padded place repeats its chunk's last token
     valid:  [m, length] bool, False where padded
     """
 
     length: int
     chunks: Tensor
+    chunks_host: tuple[int, ...]
     tokens: Tensor
     valid: Tensor
 
@@ -173,24 +174,29 @@ class ChunkTile:
 class ChunkIndex:
     """The device form of a ChunkPlan and its snapshots; built once a batch, shared by its layers.
 
+    plan:             the host's
     tiles:            the chunks, grouped by padded length
     token_places:     [T] int64, place of each packed token in the tiles' outputs laid end to end
     row_order:        [B] int64, rows by falling number of chunks
-    widths:           host, as in ChunkPlan
-    snapshot_sources: [S] int64, into entry states followed by final states
+    snapshot_sources: [S] int64, into entry states followed by final states; host copy beside
     snapshot_slots:   [S] int64, destination slots
     """
 
+    plan: ChunkPlan
     tiles: tuple[ChunkTile, ...]
     token_places: Tensor
     row_order: Tensor
-    widths: tuple[int, ...]
     snapshot_sources: Tensor
+    snapshot_sources_host: tuple[int, ...]
     snapshot_slots: Tensor
 
     @property
     def num_chunks(self) -> int:
-        return sum(self.widths)
+        return len(self.plan.rows)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return self.plan.widths
 
 
 def chunk_index(
@@ -222,16 +228,17 @@ def chunk_index(
         lists += [chunks, [plan.lengths[chunk] for chunk in chunks], tokens]
     parts = iter(pack_ints([*lists, token_places, plan.row_order, sources, slots], device))
     device_tiles = []
-    for length, _ in tiles:
+    for length, chunks in tiles:
         chunk_ids, lengths, tokens_on_device = next(parts), next(parts), next(parts)
         valid = torch.arange(length, device=device) < lengths[:, None]
-        device_tiles.append(ChunkTile(length, chunk_ids, tokens_on_device, valid))
+        device_tiles.append(ChunkTile(length, chunk_ids, tuple(chunks), tokens_on_device, valid))
     return ChunkIndex(
+        plan=plan,
         tiles=tuple(device_tiles),
         token_places=next(parts),
         row_order=next(parts),
-        widths=plan.widths,
         snapshot_sources=next(parts),
+        snapshot_sources_host=tuple(sources),
         snapshot_slots=next(parts),
     )
 

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.chunks import SnapshotPlan, pack_ints
+from baton.kernels.native import signatures
+from baton.kernels.native.recorder import SMALL, Native
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,65 @@ def causal_conv1d_update(
         y += bias.float()
     conv_pool.index_copy_(0, write_slots, window[:, :, 1:].to(conv_pool.dtype))
     return (F.silu(y, inplace=True) if silu else y).to(x.dtype)
+
+
+def gated_conv_step(
+    bcx: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_pool: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor | None = None,
+) -> Tensor:
+    """One token a row of LFM2's gated convolution: C * convolution(B * x).
+
+    bcx:    [B, 3 C] float: B, C and x, of C channels each
+    weight, bias, conv_pool, slots and has_initial: as in causal_conv1d_update
+    returns [B, C], dtype of bcx; computed in float32
+    """
+    before, after, x = bcx.chunk(3, dim=-1)
+    slots = (read_slots, write_slots, has_initial)
+    return after * causal_conv1d_update(before * x, weight, bias, conv_pool, *slots, silu=False)
+
+
+def gated_conv_step_native(
+    native: Native,
+    bcx: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_pool: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor | None = None,
+) -> Tensor:
+    """The same in one call, for float32 bcx; the pool in float32 or bfloat16."""
+    channels, width = weight.shape
+    before, after, x = bcx.chunk(3, dim=-1)
+    out = native.empty(bcx.shape[0], channels)
+    native.call(
+        signatures.ConvStep(
+            x.data_ptr(),
+            before.data_ptr(),
+            after.data_ptr(),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            conv_pool.data_ptr(),
+            read_slots.data_ptr(),
+            write_slots.data_ptr(),
+            None if has_initial is None else has_initial.data_ptr(),
+            out.data_ptr(),
+            bcx.shape[0],
+            channels,
+            bcx.stride(0),
+            width,
+            conv_pool.stride(0),
+            signatures.DTYPES[conv_pool.dtype],
+            0,
+        ),
+        small=out.numel() * width < SMALL,
+    )
+    return out
 
 
 def causal_conv1d_varlen_ref(
