@@ -138,7 +138,7 @@ def equal_state(wire: Wire) -> bool:
 
 def tokens_of(pools: Pools, holder: Holder, start: int, end: int) -> list[torch.Tensor]:
     index = torch.tensor(holder.pages)
-    layers = (*pools.pages.k, *pools.pages.v)
+    layers = (*pools.pages.k, *pools.pages.v, *pools.pages.latents)
     return [raw(layer[index].flatten(0, 1)[start:end]) for layer in layers]
 
 
