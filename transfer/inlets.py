@@ -1,10 +1,14 @@
 """What a decode rank offers to one prefill worker, and what was chosen of it."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from baton.transfer.errors import ChannelError
 from baton.transfer.tickets import Ticket
+
+log = logging.getLogger(__name__)
 
 
 class Intake(Protocol):
@@ -75,4 +79,15 @@ class Inlets:
         self._sources = tuple(sources)
 
     async def open(self) -> OfferedInlet:
-        return OfferedInlet({source.name: await source.open() for source in self._sources})
+        """All that can be opened now. Raises ChannelError when none can."""
+        intakes: dict[str, Intake] = {}
+        errors: list[str] = []
+        for source in self._sources:
+            try:
+                intakes[source.name] = await source.open()
+            except ChannelError as error:
+                errors.append(f"{source.name}: {error}")
+                log.warning("no %s channel: %s", source.name, error)
+        if not intakes:
+            raise ChannelError(f"no channel can be offered: {'; '.join(errors)}")
+        return OfferedInlet(intakes)

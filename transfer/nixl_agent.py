@@ -11,6 +11,7 @@ Agents run without NIXL's progress thread, which spins a core: whoever uses one 
 import contextlib
 import itertools
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,10 @@ from baton.transfer.regions import Span
 
 BACKEND = "UCX"
 _INITIATOR = "NIXL_INIT_AGENT"
+
+_NETWORK = frozenset(
+    {"tcp", "rc", "rc_x", "rc_v", "dc", "dc_x", "ud", "ud_x", "ud_v", "ib", "self"}
+)
 
 Parts = NDArray[np.uint64]
 """[parts, 3] uint64: address, bytes and device of each run of bytes."""
@@ -38,13 +43,10 @@ class NixlAgent:
 
         Raises ChannelError also where NIXL is not installed, or does not start.
         """
-        try:
-            from nixl import _bindings as bindings
-            from nixl._api import nixl_agent, nixl_agent_config
-        except ImportError as error:
-            raise ChannelError(
-                f"nixl cannot be imported ({error}): install it, or use --channel grpc"
-            ) from error
+        check_installed()
+        from nixl import _bindings as bindings
+        from nixl._api import nixl_agent, nixl_agent_config
+
         logging.getLogger("nixl").setLevel(logging.WARNING)
         self._errors = tuple(
             kind for name, kind in vars(bindings).items() if name.endswith("Error")
@@ -153,6 +155,24 @@ class NixlAgent:
             yield
         except self._errors as error:
             raise ChannelError(f"nixl agent {self.name} could not {what}: {error}") from error
+
+
+def check_installed() -> None:
+    """Raises ChannelError where NIXL cannot be imported."""
+    try:
+        import nixl._api  # noqa: F401  it is optional, and takes a while
+    except ImportError as error:
+        raise ChannelError(
+            f"nixl cannot be imported ({error}): install it, or use --channel grpc"
+        ) from error
+
+
+def maps_peers() -> bool:
+    """Whether UCX may write into other processes of this machine without their help: by the
+    kernel's copies (CMA), shared mappings, CUDA IPC. Its own variable UCX_TLS rules that out where
+    it names network transports alone."""
+    named = set(os.environ.get("UCX_TLS", "").replace(" ", "").split(","))
+    return not named <= _NETWORK or named == {""}
 
 
 def _memory(span: Span) -> str:

@@ -44,10 +44,15 @@ class Poller:
             self._condition.notify()
 
     def call(self, fn: Callable[[], None]) -> None:
-        """Run `fn` once on the poller's thread, between two looks. From any thread."""
+        """Run `fn` once on the poller's thread, between two looks; here and now once that has
+        stopped. From any thread."""
         with self._condition:
-            self._calls.append(fn)
-            self._condition.notify()
+            if not self._stopped:
+                self._calls.append(fn)
+                self._condition.notify()
+                return
+        self._thread.join()
+        fn()
 
     def stop(self) -> None:
         """The thread has ended when it returns. Calls that wait are made first."""
