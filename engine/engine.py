@@ -16,6 +16,7 @@ from baton.engine.events import Event, FinishReason
 from baton.engine.forward_stream import ForwardStream, forward_stream
 from baton.engine.grids import Grids
 from baton.engine.intake import Intake
+from baton.engine.layer_progress import OnLayers
 from baton.engine.memory.available import available_memory
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.plan import MemoryPlan
@@ -114,6 +115,11 @@ class Engine:
         model = load_model(config, weights)
         has_text = (config.model / "tokenizer.json").is_file()
         return cls(config, model, Tokenizer.from_folder(config.model) if has_text else None)
+
+    def listen(self, on_layers: OnLayers) -> None:
+        """Before the first step: hear of a held request's last chunk layer by layer, while it is
+        being computed. Called on the forward's thread, or the stream's."""
+        self._runner.listen(on_layers)
 
     @property
     def has_work(self) -> bool:

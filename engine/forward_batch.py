@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from baton.engine.layer_progress import LayerProgress
 from baton.kernels.chunks import SnapshotPlan
 
 
@@ -40,6 +41,7 @@ class ForwardBatch:
     host: HostLengths
     snapshots: SnapshotPlan | None = None  # of prefill rows, which count from 0 here
     track: tuple[Tensor, Tensor] | None = None  # live and track slots of decode rows, [n] each
+    progress: LayerProgress | None = None  # where a hand-off waits for the state of this step
 
     @property
     def rows(self) -> int:

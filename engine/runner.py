@@ -12,6 +12,7 @@ from baton.engine.events import TokenLogprob
 from baton.engine.forward_builder import bind_forward, pack_forward
 from baton.engine.forward_stream import ForwardStream, Pending
 from baton.engine.host_pack import HostPack
+from baton.engine.layer_progress import LayerBytes, LayerProgress, OnLayers
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
@@ -49,6 +50,12 @@ class ModelRunner:
         self._stream = stream
         self._device = pages.storage.device
         self._relay = torch.zeros(states.ids.size, dtype=torch.int64, device=self._device)
+        self._layers = LayerBytes.of(states.layout, pages.layout)
+        self._on_layers: OnLayers | None = None
+
+    def listen(self, on_layers: OnLayers) -> None:
+        """Before the first step: who hears how far steps with a held request's last chunk are."""
+        self._on_layers = on_layers
 
     def launch(self, batch: Batch) -> Launched:
         """Give the step to the stream. What goes wrong in it is raised by `collect`."""
@@ -61,7 +68,7 @@ class ModelRunner:
         host = pack_forward(batch, self._pages.layout.page_size, pack)
         pack_sampling(batch, pack)
         packed = pack.ship(self._device)
-        forward = bind_forward(batch, host, packed, self._relay)
+        forward = bind_forward(batch, host, packed, self._relay, self._progress(batch))
         logits = self._model.forward(forward, self._states, self._pages)
         if forward.track is not None:
             # All layers at once: a slot is one row of bytes.
@@ -69,6 +76,12 @@ class ModelRunner:
         sampled = sample(logits, bind_sampling(batch, packed), self._relay)
         self._relay.index_copy_(0, packed.ints("draw_slots"), sampled.token_ids)
         return sampled.to_host()
+
+    def _progress(self, batch: Batch) -> LayerProgress | None:
+        """None for all steps but those that finish a prompt that is to be handed over."""
+        if self._on_layers is None or not (rows := batch.last_chunks):
+            return None
+        return LayerProgress(rows, self._layers, self._stream.mark, self._on_layers)
 
     def collect(self, launched: Launched) -> StepResult:
         """Wait for the step and bring its results to the host."""

@@ -182,7 +182,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("router_queue_us", "prefill_queue_us", "prefill_us", "delivery_us", "network_us", "transfer_us", "decode_wait_us", "first_decode_step_us", "ttft_us", "e2e_us")
+    __slots__ = ("router_queue_us", "prefill_queue_us", "prefill_us", "delivery_us", "network_us", "transfer_us", "decode_wait_us", "first_decode_step_us", "ttft_us", "e2e_us", "prefill_to_decode_us")
     ROUTER_QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     PREFILL_QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     PREFILL_US_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +193,7 @@ class Timings(_message.Message):
     FIRST_DECODE_STEP_US_FIELD_NUMBER: _ClassVar[int]
     TTFT_US_FIELD_NUMBER: _ClassVar[int]
     E2E_US_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TO_DECODE_US_FIELD_NUMBER: _ClassVar[int]
     router_queue_us: int
     prefill_queue_us: int
     prefill_us: int
@@ -203,7 +204,8 @@ class Timings(_message.Message):
     first_decode_step_us: int
     ttft_us: int
     e2e_us: int
-    def __init__(self, router_queue_us: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., delivery_us: _Optional[int] = ..., network_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., decode_wait_us: _Optional[int] = ..., first_decode_step_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., e2e_us: _Optional[int] = ...) -> None: ...
+    prefill_to_decode_us: int
+    def __init__(self, router_queue_us: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., delivery_us: _Optional[int] = ..., network_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., decode_wait_us: _Optional[int] = ..., first_decode_step_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., e2e_us: _Optional[int] = ..., prefill_to_decode_us: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "stop_token_id", "stop_string", "cut_chars", "usage", "timings", "error")
