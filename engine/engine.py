@@ -66,7 +66,9 @@ class Engine:
         # no_buffer gives a request's live slot away at its end, so no step may be ahead of it.
         self._ahead = 1 if config.overlap and not self.plan.donates_live else 0
         self._stream = stream or forward_stream(device, overlap=bool(self._ahead))
-        self._runner = ModelRunner(model, self.states, self.pages, self._stream)
+        self._runner = ModelRunner(
+            model, self.states, self.pages, self._stream, config.layer_group_bytes
+        )
         self._memory = RequestMemory(self.states, self.pages, config.prefix_caching, self.counters)
         chunk = model.config.mamba_chunk_size if model.config.recurrent else config.page_size
         grids = Grids(chunk, config.page_size, config.mamba_track_interval)

@@ -12,10 +12,6 @@ from baton.engine.batch import Row
 from baton.engine.memory.layout import PageLayout, SlotLayout
 from baton.engine.request import Holding
 
-GROUP_BYTES = 1 << 18
-"""Least that is told at once of one request: a wake-up of the other side costs about as much time
-as moving this does."""
-
 
 @dataclass(frozen=True)
 class LayersComputed:
@@ -64,9 +60,9 @@ class LayerProgress:
         layers: LayerBytes,
         mark: Mark,
         tell: OnLayers,
-        group_bytes: int = GROUP_BYTES,
+        group_bytes: int,
     ) -> None:
-        """rows: those whose `held` names a request."""
+        """rows: those whose `held` names a request. group_bytes: of the longest, told at once."""
         self._rows = rows
         self._layers = layers
         self._mark = mark

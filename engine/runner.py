@@ -42,7 +42,12 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: Model, states: StatePool, pages: PagePool, stream: ForwardStream
+        self,
+        model: Model,
+        states: StatePool,
+        pages: PagePool,
+        stream: ForwardStream,
+        layer_group_bytes: int,
     ) -> None:
         self._model = model
         self._states = states
@@ -51,6 +56,7 @@ class ModelRunner:
         self._device = pages.storage.device
         self._relay = torch.zeros(states.ids.size, dtype=torch.int64, device=self._device)
         self._layers = LayerBytes.of(states.layout, pages.layout)
+        self._group_bytes = layer_group_bytes
         self._on_layers: OnLayers | None = None
 
     def listen(self, on_layers: OnLayers) -> None:
@@ -81,7 +87,8 @@ class ModelRunner:
         """None for all steps but those that finish a prompt that is to be handed over."""
         if self._on_layers is None or not (rows := batch.last_chunks):
             return None
-        return LayerProgress(rows, self._layers, self._stream.mark, self._on_layers)
+        mark, tell = self._stream.mark, self._on_layers
+        return LayerProgress(rows, self._layers, mark, tell, self._group_bytes)
 
     def collect(self, launched: Launched) -> StepResult:
         """Wait for the step and bring its results to the host."""

@@ -77,7 +77,7 @@ class OutgoingHandoff:
         self._holding: Holding | None = None
         self._flow = Outflow(context.memory.slots, context.memory.pages, self._tokens)
         self._held = False  # the state of the whole prompt is there, and its first token is known
-        self._layers_s: float | None = None  # when the last layer was done
+        self._layers_s = 0.0  # when the last layer was done; 0: it is not, or nobody said so
         self._more = asyncio.Event()  # there is more to write
         self._writer: asyncio.Task[None] | None = None
         self._writing: Writing | None = None
@@ -217,8 +217,7 @@ class OutgoingHandoff:
             self._send_first_token(at_s)
         self._held = True
         self._flow.held()
-        if self._layers_s is None:
-            self._layers_s = at_s
+        self._layers_s = self._layers_s or at_s
         self._more.set()
 
     def _finished(self, event: Finished, at_s: float) -> None:
@@ -246,7 +245,7 @@ class OutgoingHandoff:
                 segments=sent.segments,
                 bytes_state=sent.bytes_state,
                 bytes_kv=sent.bytes_kv,
-                tail_us=_us(time.monotonic() - (self._layers_s or 0.0)),
+                tail_us=_us(time.monotonic() - self._layers_s),
             )
             self._send(handoff_pb2.PrefillMessage(done=done))
             # The last byte has left the pools: they need not wait for the rank to say so.
