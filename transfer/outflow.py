@@ -7,7 +7,7 @@ all layers have at once leaves for all layers at once, which is fewer segments.
 from collections.abc import Iterator
 
 from baton.engine.memory.layout import PageLayout, SlotLayout
-from baton.transfer.segments import Segment, cut_kv, cut_state
+from baton.transfer.segments import MESSAGE_BYTES, Segment, cut_kv, cut_state
 
 
 class Outflow:
@@ -24,10 +24,12 @@ class Outflow:
         self._sent_tokens = 0  # in all layers
         self._sent_layers = 0  # attention layers that left ahead, with the tokens after those
         self._sent_state = 0
+        self._limit = MESSAGE_BYTES
 
-    def begin(self, kv_from: int) -> None:
-        """The receiver has the KV of the tokens below."""
+    def begin(self, kv_from: int, limit: int) -> None:
+        """The receiver has the KV of the tokens below. limit: bytes of a segment."""
         self._sent_tokens = kv_from
+        self._limit = limit
 
     def computed(self, tokens: int) -> None:
         """The KV of the first `tokens` tokens is there."""
@@ -61,18 +63,19 @@ class Outflow:
     def _take_tokens(self) -> Iterator[Segment]:
         """In all layers at once, unless some have left ahead."""
         if not self._sent_layers and self._sent_tokens < self._computed:
-            yield from cut_kv(self._pages, self._sent_tokens, self._computed)
+            yield from cut_kv(self._pages, self._sent_tokens, self._computed, self._limit)
             self._sent_tokens = self._computed
 
     def _take_layers(self) -> Iterator[Segment]:
         """The rest of the tokens, in layers that have them."""
         if self._sent_layers < self._last_layers and self._sent_tokens < self._tokens:
             layers = (self._sent_layers, self._last_layers)
-            yield from cut_kv(self._pages, self._sent_tokens, self._tokens, layers=layers)
+            tokens = (self._sent_tokens, self._tokens)
+            yield from cut_kv(self._pages, *tokens, self._limit, layers)
             self._sent_layers = self._last_layers
         if self._sent_layers == self._layers:
             self._sent_tokens = self._tokens
 
     def _take_state(self) -> Iterator[Segment]:
-        yield from cut_state(self._slots, start=self._sent_state, end=self._state)
+        yield from cut_state(self._slots, self._limit, start=self._sent_state, end=self._state)
         self._sent_state = self._state

@@ -71,6 +71,7 @@ def touched(segments: list[Segment], slots: SlotLayout, pages: PageLayout) -> Co
     marks=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=4),
     granted=st.integers(0, 8),
     last_chunk_late=st.booleans(),
+    limit=st.integers(1, 400),
 )
 def test_everything_leaves_once_and_nothing_before_it_is_there(
     slots: SlotLayout,
@@ -80,6 +81,7 @@ def test_everything_leaves_once_and_nothing_before_it_is_there(
     marks: list[tuple[int, int]],
     granted: int,
     last_chunk_late: bool,
+    limit: int,
 ) -> None:
     """granted: how many facts come before the ticket does."""
     ends = sorted(set(ends))
@@ -95,7 +97,7 @@ def test_everything_leaves_once_and_nothing_before_it_is_there(
     facts.append(forward.held)
     for number, fact in enumerate(facts):
         if number == min(granted, len(facts) - 1):
-            forward.flow.begin(kv_from)
+            forward.flow.begin(kv_from, limit)
         fact()
         if number >= granted:
             forward.take()
@@ -109,7 +111,7 @@ def test_everything_leaves_once_and_nothing_before_it_is_there(
 
 def test_after_the_last_layer_only_that_layer_remains() -> None:
     flow = Outflow(SLOTS, PAGES, 20)
-    flow.begin(0)
+    flow.begin(0, 1 << 20)
     flow.computed(8)
     sent = flow.take()
     for recurrent, attention in ((1, 0), (1, 1)):
@@ -128,6 +130,6 @@ def test_what_is_there_when_the_ticket_comes_leaves_for_all_layers_at_once() -> 
     flow = Outflow(SLOTS, PAGES, 20)
     for recurrent, attention in itertools.product((0, 1, 2), (1, 2)):
         flow.layers(0, recurrent, attention)
-    flow.begin(8)
+    flow.begin(8, 1 << 20)
     assert [s.layers for s in flow.take() if s.kind is Kind.KV] == [None]
     assert flow.over
