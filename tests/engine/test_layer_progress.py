@@ -61,6 +61,7 @@ class Model:
     def __init__(self, folder: object) -> None:
         self._model = load_model(EngineConfig(model=folder))  # type: ignore[arg-type]
         self.config = self._model.config
+        self.plan = self._model.plan
 
     def forward(self, *args: object) -> Tensor:
         return self._model.forward(*args)  # type: ignore[arg-type]
