@@ -105,12 +105,16 @@ class ModelRunner:
         logprobs: list[TokenLogprob | None] = []
         for token, (_, draw) in zip(tokens, batch.draws, strict=True):
             wanted = draw.sampling.logprobs
-            logprobs.append(None if wanted is None else next(drawn).entry(token, wanted))
+            asked = len(draw.sampling.logprob_token_ids)
+            logprobs.append(None if wanted is None else next(drawn).entry(token, wanted, asked))
         scores: list[tuple[TokenLogprob, ...]] = []
         for _, row in batch.scores:
             unscored = row.targets[: len(row.targets) - row.logits]
             first = [TokenLogprob(token, None) for token in unscored]
-            rest = [next(scored).entry(token, row.top) for token in row.targets[len(unscored) :]]
+            asked = len(row.asked)
+            rest = [
+                next(scored).entry(token, row.top, asked) for token in row.targets[len(unscored) :]
+            ]
             scores.append((*first, *rest))
         return StepResult(tuple(tokens), tuple(logprobs), tuple(scores))
 
@@ -122,15 +126,20 @@ class _HostLogprob:
     chosen: float
     top_ids: list[int]
     top_values: list[float]
+    asked: list[float]
 
-    def entry(self, token: int, top: int) -> TokenLogprob:
+    def entry(self, token: int, top: int, asked: int) -> TokenLogprob:
         return TokenLogprob(
-            token, self.chosen, tuple(self.top_ids[:top]), tuple(self.top_values[:top])
+            token,
+            self.chosen,
+            tuple(self.top_ids[:top]),
+            tuple(self.top_values[:top]),
+            tuple(self.asked[:asked]),
         )
 
 
 def _token_logprobs(found: LogProbs | None) -> Iterator[_HostLogprob]:
     if found is None:
         return iter(())
-    columns = found.chosen.tolist(), found.top_ids.tolist(), found.top_values.tolist()
-    return (_HostLogprob(*row) for row in zip(*columns, strict=True))
+    columns = found.chosen, found.top_ids, found.top_values, found.asked
+    return (_HostLogprob(*row) for row in zip(*(c.tolist() for c in columns), strict=True))

@@ -126,7 +126,7 @@ def test_a_launch_reads_nothing_back(plain: bool) -> None:
             (3, 4),
             True,
             draw,
-            Scores(0, tuple(range(12)), 2),
+            Scores(0, tuple(range(12)), 2, (5, 0)),
         ),
         Row(3, 1, 8, (1, 2), False, 3, 3, (5, 6), False, None, None),
     )
