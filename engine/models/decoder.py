@@ -1,6 +1,7 @@
 """The decoder that every family is composed as: an embedding, residual branches, a head."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +29,14 @@ class Norm:
         return self.kernels.rms_norm(x, self.weight, self.eps)
 
 
+class Block(Protocol):
+    """A part of a decoder, from one residual stream to the next."""
+
+    def __call__(self, x: Tensor, embedded: Tensor, step: Step) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]; embedded: [T, hidden], what the first block was given."""
+        ...
+
+
 @dataclass(frozen=True)
 class Residual:
     """x + multiplier * sum of branch(norm(x)): one mixer, one feed-forward, or some in parallel."""
@@ -37,7 +46,7 @@ class Residual:
     branches: tuple[Layer, ...]
     multiplier: float = 1.0
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, embedded: Tensor, step: Step) -> Tensor:
         normed = self.norm(x)
         total = self.branches[0](normed, step)
         for branch in self.branches[1:]:
@@ -55,7 +64,7 @@ class Decoder:
     config: ModelConfig
     kernels: Kernels
     embedding: Weight
-    blocks: tuple[Residual, ...]
+    blocks: tuple[Block, ...]
     norm: Norm
     head: Weight
     tally: Tally
@@ -71,9 +80,9 @@ class Decoder:
         """One step; see `baton.engine.models.base.Model`."""
         step = Step.plan(batch, states, pages, self.config, self.kernels)
         x = self.kernels.embedding(batch.token_ids, self.embedding)
-        x = self.kernels.scaled(x, self.embedding_multiplier)
+        x = embedded = self.kernels.scaled(x, self.embedding_multiplier)
         for block in self.blocks:
-            x = block(x, step)
+            x = block(x, embedded, step)
         wanted = self.norm(self.kernels.select_rows(x, batch.logit_tokens))
         logits = self.kernels.linear(wanted, self.head, None).float()
         return self.kernels.scaled(logits, 1.0 / self.logits_divisor)
