@@ -1,0 +1,183 @@
+"""A worker in a process of its own, as a test starts it: the product's runtime over a hash model,
+and a pipe to the test."""
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+import uvloop
+from chaos.ballast_model import BallastModel
+from chaos.fault_point import FaultPoint
+from chaos.netns import enter
+from chaos.reissue import Reissue
+from engine.engines import make_engine
+
+from baton.decode.service import DecodeService
+from baton.engine.engine import Engine
+from baton.engine.memory.owners import Owner
+from baton.prefill.service import PrefillService
+from baton.worker.config import Role, WorkerConfig
+from baton.worker.runtime import WorkerRuntime
+
+KEPT = (Owner.FREE, Owner.CACHE)
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """Everything that a worker's process is told. Pickled."""
+
+    name: str
+    role: Role
+    host: str
+    lease_ms: int
+    channel: str
+    netns: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    moves: bool = True  # tell of every move
+    ballast_kib: int = 2048
+    engine: dict[str, Any] = field(default_factory=dict)  # options of `make_engine`
+
+
+@dataclass(frozen=True)
+class Books:
+    """What a worker owns and has under way."""
+
+    findings: list[str]
+    owned: dict[str, int]  # slots and pages by owner, but free and cached ones
+    handoffs: dict[str, int]
+    busy: int
+    requests: int  # that the engine knows
+    fds: int
+    threads: int
+    tasks: int
+    rss: int  # bytes
+
+    @property
+    def settled(self) -> bool:
+        return not (self.findings or self.owned or self.handoffs or self.busy or self.requests)
+
+
+def main(conn: Connection, plan: NodePlan) -> None:
+    os.environ.update(plan.env)
+    if plan.netns is not None:
+        enter(plan.netns)
+    uvloop.run(Node(conn, plan).run())
+
+
+class Node:
+    """Commands come in by name, on a thread; each is answered once, on the loop."""
+
+    def __init__(self, conn: Connection, plan: NodePlan) -> None:
+        self._conn = conn
+        self._plan = plan
+        self._sending = threading.Lock()
+        self._ended = asyncio.Event()
+        tickets = {"tickets": 4} if plan.role is Role.DECODE else {}
+        model = BallastModel(plan.ballast_kib)
+        self._engine = make_engine(model, **tickets | plan.engine)  # type: ignore[arg-type]
+        self._service: Any = None
+        self._context: Any = None
+
+    async def run(self) -> None:
+        plan = self._plan
+        config = WorkerConfig(
+            plan.name,
+            plan.role,
+            self._engine.config,
+            host=plan.host,
+            lease_ms=plan.lease_ms,
+            channel=plan.channel,
+        )
+        runtime = WorkerRuntime(config, self._engine, self._make_role)
+        started = await runtime.start()
+        threading.Thread(
+            target=self._listen, args=(asyncio.get_running_loop(),), daemon=True
+        ).start()
+        self._tell("started", started, self._context.hello.worker.SerializeToString())
+        await self._ended.wait()
+        await runtime.stop(0.0)
+
+    def _make_role(self, context: Any) -> Any:
+        self._context = context
+        self._point = FaultPoint(context.handoffs, self._tell, moves=self._plan.moves)
+        prefills = self._plan.role is Role.PREFILL
+        self._service = PrefillService(context) if prefills else DecodeService(context)
+        self._reissue = None if prefills else Reissue(self._engine, context.port, self._service)
+        return self._service
+
+    def _tell(self, what: str, *values: object) -> None:
+        with self._sending:
+            self._conn.send((what, *values))
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            while True:
+                number, name, values = self._conn.recv()
+                if name == "go":  # the loop may stand at its point
+                    self._point.go()
+                    self._tell("answer", number, None)
+                else:
+                    loop.call_soon_threadsafe(self._handle, number, name, values)
+        except EOFError:  # the test is gone
+            os._exit(0)
+
+    def _handle(self, number: int, name: str, values: tuple[Any, ...]) -> None:
+        asyncio.ensure_future(self._answer(number, getattr(self, f"do_{name}"), values))
+
+    async def _answer(self, number: int, do: Callable[..., Any], values: tuple[Any, ...]) -> None:
+        self._tell("answer", number, await do(*values))
+
+    # What a test may ask.
+
+    async def do_arm(self, *points: Any) -> None:
+        self._point.arm(*points)
+
+    async def do_disarm(self) -> None:
+        self._point.disarm()
+
+    async def do_end(self) -> None:
+        self._ended.set()
+
+    async def do_flush(self) -> None:
+        """Only what requests hold is left."""
+        await self._context.port.call(Engine.flush_cache)
+        gc.collect()
+
+    async def do_reissue(self, request_id: str) -> bool:
+        assert self._reissue is not None
+        return await self._reissue.take(request_id)
+
+    async def do_intact(self) -> bool:
+        assert self._reissue is not None
+        return await self._reissue.give_back()
+
+    async def do_books(self) -> Books:
+        findings, status, requests = await self._context.port.call(_look)
+        process = psutil.Process()
+        return Books(
+            findings,
+            {
+                f"{what} {owner}": count
+                for what, owned in (("slots", status.slots), ("pages", status.pages))
+                for owner, count in owned.items()
+                if count and owner not in KEPT
+            },
+            self._context.handoffs.counts,
+            self._service.busy,
+            requests,
+            process.num_fds(),
+            process.num_threads(),
+            len(asyncio.all_tasks()),
+            process.memory_info().rss,
+        )
+
+
+def _look(engine: Engine) -> tuple[list[str], Any, int]:
+    known = len(list(engine._requests)) + len(engine._reservations)
+    return engine.audit(), engine.status(), known
