@@ -6,10 +6,11 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from chaos.client import RankClient, Reply, new_request_id, session
 from chaos.netns import Network, network, unavailable
-from chaos.node import DEADLINE_S, Node, start_nursery
+from chaos.node import Node, start_nursery
 from chaos.node_main import NodePlan
 from engine.engines import greedy, random_prompt
 from engine.hash_model import HashModel, expected_tokens
@@ -19,6 +20,11 @@ from baton.worker.config import Role
 ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
 LEASE_MS = 1000
 _MODEL = HashModel()
+
+
+def plan(channel: str = "grpc", **more: Any) -> NodePlan:
+    """What all workers of a cluster are told; `Cluster` adds who each is."""
+    return NodePlan("", Role.PREFILL, "", LEASE_MS, channel, **more)
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,10 @@ class Cluster:
         self.nodes: dict[str, Node] = {}
         self._clients: dict[str, tuple[RankClient, AsyncExitStack]] = {}
         self._meeting = asyncio.Lock()
+
+    @property
+    def lease_s(self) -> float:
+        return self._plan.lease_ms / 1000
 
     def __getitem__(self, name: str) -> Node:
         return self.nodes[name]
@@ -125,6 +135,3 @@ async def running_cluster(plan: NodePlan, *, linked: bool) -> AsyncIterator[Clus
         for name in ROLES:
             await cluster.start(name)
         yield cluster
-
-
-__all__ = ["DEADLINE_S", "LEASE_MS", "ROLES", "Ask", "Cluster", "running_cluster"]

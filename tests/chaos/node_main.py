@@ -16,6 +16,7 @@ from chaos.ballast_model import BallastModel
 from chaos.fault_point import FaultPoint
 from chaos.netns import enter
 from chaos.reissue import Reissue
+from chaos.wire import Wire
 from engine.engines import make_engine
 
 from baton.decode.service import DecodeService
@@ -96,6 +97,7 @@ class Node:
         )
         runtime = WorkerRuntime(config, self._engine, self._make_role)
         started = await runtime.start()
+        await self._wire.serve()
         threading.Thread(
             target=self._listen, args=(asyncio.get_running_loop(),), daemon=True
         ).start()
@@ -105,6 +107,9 @@ class Node:
 
     def _make_role(self, context: Any) -> Any:
         self._context = context
+        # Peers send state by way of a proxy, which a test may hold up.
+        self._wire = Wire(context.hello.worker.address)
+        context.hello.data_address = self._wire.address
         self._point = FaultPoint(context.handoffs, self._tell, moves=self._plan.moves)
         prefills = self._plan.role is Role.PREFILL
         self._service = PrefillService(context) if prefills else DecodeService(context)
@@ -140,6 +145,15 @@ class Node:
 
     async def do_disarm(self) -> None:
         self._point.disarm()
+
+    async def do_hold(self) -> None:
+        self._wire.hold()
+
+    async def do_let_go(self) -> None:
+        await self._wire.let_go()
+
+    async def do_spoil(self) -> None:
+        self._wire.spoil()
 
     async def do_end(self) -> None:
         self._ended.set()
