@@ -31,8 +31,7 @@ class Fault(StrEnum):
     HICCUP = "hiccup"  # stopped for a part of the lease
     CANCEL = "cancel"  # the client goes
     SPOIL = "spoil"  # a bit of what the victim is sent
-    LATE = "late"  # what the victim is sent comes after the client has cancelled
-    ORPHAN = "orphan"  # what the victim is sent comes after its writer was killed
+    LATE = "late"  # what the victim is sent comes after its ticket, while the writer is stopped
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,6 @@ class Case:
         """The victim is out of reach until it is healed."""
         return self.fault in (Fault.KILL, Fault.STOP, Fault.CUT)
 
-    @property
-    def holds_data(self) -> bool:
-        return self.fault in (Fault.LATE, Fault.ORPHAN)
-
 
 def table() -> list[Case]:
     """Every state x side that sees it x side that suffers x fault that makes sense there."""
@@ -76,7 +71,6 @@ def table() -> list[Case]:
             cases.append(Case(state, watch, "d0", Fault.CANCEL))
             if state not in (S.COMPLETE, S.ACTIVE):  # else the bytes have come
                 cases += [Case(state, watch, "d0", f) for f in (Fault.SPOIL, Fault.LATE)]
-                cases.append(Case(state, watch, "d0", Fault.ORPHAN))
     return cases
 
 
@@ -99,10 +93,10 @@ class Run:
         self._lease_s = cluster.lease_s
         self._ask = Ask.draw(rng, 20)
         # Further requests on the same pair are hit wherever they happen to be.
-        crowd = 0 if case.holds_data else rng.choice((0, 0, 2, 4))
+        crowd = 0 if case.fault is Fault.LATE else rng.choice((0, 0, 2, 4))
         self._crowd = [Ask.draw(rng) for _ in range(crowd)]
         # With a second prefill, what loses its first must be answered; without, it must be told.
-        alone = case.holds_data or rng.random() < 0.3
+        alone = case.fault is Fault.LATE or rng.random() < 0.3
         self._prefills = ["p0"] if alone else ["p0", "p1"]
 
     async def run(self) -> Told:
@@ -133,8 +127,10 @@ class Run:
         return Told(given_up_s, healed_s, reissued)
 
     async def _strike(self) -> None:
-        case, cluster, ask = self._case, self._cluster, self._ask
+        case, cluster = self._case, self._cluster
         victim, watch = cluster[case.victim], cluster[case.watch]
+        if watch is victim and case.fault in (Fault.SPOIL, Fault.LATE):
+            await watch.ask("go")  # it must be able to answer; what it is sent still comes
         match case.fault:
             case Fault.KILL if case.act is Act.WAIT:
                 victim.kill()
@@ -143,31 +139,38 @@ class Run:
             case Fault.CUT:
                 assert cluster.net is not None
                 cluster.net.cut(case.victim)
-            case Fault.SPOIL if watch is not victim:
+            case Fault.SPOIL:
                 await victim.ask("spoil")
-            case Fault.LATE | Fault.ORPHAN if watch is not victim:
+            case Fault.LATE:
                 await victim.ask("hold")
         if case.act is Act.WAIT:
             await watch.ask("go")
         match case.fault:
-            case Fault.SPOIL if watch is victim:
-                await victim.ask("spoil")
-            case Fault.LATE | Fault.ORPHAN if watch is victim:
-                await victim.ask("hold")
-        match case.fault:
             case Fault.HICCUP:
                 await asyncio.sleep(SHORT * self._lease_s)
                 victim.resume()
-            case Fault.CANCEL | Fault.LATE:
-                await (await cluster.client("d0")).cancel(ask.request_id)
-            case Fault.ORPHAN:
-                await cluster["p0"].end()
+            case Fault.CANCEL:
+                await self._cancel()
+            case Fault.LATE:
+                await self._stop_the_writer()
+                await self._cancel()
+
+    async def _stop_the_writer(self) -> None:
+        """Once what it wrote is held up, or it has written all before it could be."""
+        wire, writer = self._cluster["d0"], self._cluster["p0"]
+        async with asyncio.timeout(DEADLINE_S):
+            while not await wire.ask("held") and (await writer.books()).handoffs:
+                await asyncio.sleep(0.005)
+        writer.stop()
+
+    async def _cancel(self) -> None:
+        await (await self._cluster.client("d0")).cancel(self._ask.request_id)
 
     async def _others_are_served(self) -> None:
         """Every pair that the fault does not touch."""
         case = self._case
         touched = {case.victim} if case.fault not in (Fault.CANCEL, Fault.HICCUP) else set()
-        touched |= {"p0"} if case.fault is Fault.ORPHAN else set()
+        touched |= {"p0"} if case.fault is Fault.LATE else set()
         apart = [pair for pair in PAIRS if not touched.intersection(pair)]
         served = (self._cluster.serve(Ask.draw(self._rng), *pair) for pair in apart)
         await asyncio.gather(*served)
@@ -176,12 +179,15 @@ class Run:
         """What the victim had is given up by its peer, while the victim is still away. Whether
         the ticket's memory has been given to somebody else, who watches it."""
         case, cluster = self._case, self._cluster
-        if not case.away and not case.holds_data:
+        if not case.away and case.fault is not Fault.LATE:
             return False
-        await cluster.settled("d0" if case.holds_data else PEER[case.victim])
+        await cluster.settled("d0" if case.fault is Fault.LATE else PEER[case.victim])
         if case.fault is Fault.KILL or (case.away and case.victim == "d0"):
             return False
         taken: bool = await cluster["d0"].ask("reissue", self._ask.request_id)
+        if case.fault is Fault.LATE:
+            await cluster["d0"].ask("let_go")
+            await cluster.serve(Ask.draw(self._rng), "p1", "d0")  # the bytes have come by now
         return taken
 
     async def _heal(self) -> None:
@@ -196,10 +202,8 @@ class Run:
             case Fault.CUT:
                 assert cluster.net is not None
                 cluster.net.mend(case.victim)
-            case Fault.LATE | Fault.ORPHAN:
-                await victim.ask("let_go")
-        if case.fault is Fault.ORPHAN:
-            await cluster.start("p0")
+            case Fault.LATE:
+                cluster["p0"].resume()
 
     async def _ends_right(self, ask: Ask, reply: Reply) -> None:
         """No wrong token, ever; the whole answer where somebody was left to give it, and a clear
@@ -234,7 +238,7 @@ class Run:
             return
         assert case.fault is not Fault.HICCUP, told
         assert error.code != common_pb2.CANCELLED or case.victim == "d0", told
-        if case.victim == "p0" or case.fault in (Fault.SPOIL, Fault.ORPHAN):
+        if case.victim == "p0" or case.fault is Fault.SPOIL:
             assert not fallback, f"{told}: p1 was there"
             assert "p0" in error.message or case.fault is Fault.SPOIL, told
 

@@ -79,6 +79,7 @@ class Node:
         self._plan = plan
         self._sending = threading.Lock()
         self._ended = asyncio.Event()
+        self._answering: set[asyncio.Task[None]] = set()
         tickets = {"tickets": 4} if plan.role is Role.DECODE else {}
         model = BallastModel(plan.ballast_kib)
         self._engine = make_engine(model, **tickets | plan.engine)  # type: ignore[arg-type]
@@ -133,7 +134,10 @@ class Node:
             os._exit(0)
 
     def _handle(self, number: int, name: str, values: tuple[Any, ...]) -> None:
-        asyncio.ensure_future(self._answer(number, getattr(self, f"do_{name}"), values))
+        answer = self._answer(number, getattr(self, f"do_{name}"), values)
+        task = asyncio.ensure_future(answer)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
 
     async def _answer(self, number: int, do: Callable[..., Any], values: tuple[Any, ...]) -> None:
         self._tell("answer", number, await do(*values))
@@ -148,6 +152,9 @@ class Node:
 
     async def do_hold(self) -> None:
         self._wire.hold()
+
+    async def do_held(self) -> bool:
+        return self._wire.holds
 
     async def do_let_go(self) -> None:
         await self._wire.let_go()

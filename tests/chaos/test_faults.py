@@ -29,7 +29,6 @@ CORE = [
     Case(S.WRITING, "d0", "d0", Fault.CANCEL),
     Case(S.RESERVED, "p0", "d0", Fault.SPOIL),
     Case(S.WRITING, "p0", "d0", Fault.LATE),
-    Case(S.WRITING, "p0", "d0", Fault.ORPHAN),
 ]
 SEEDS = range(30)
 MANY_SEEDS = range(30, 530)

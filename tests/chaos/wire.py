@@ -33,6 +33,10 @@ class Wire:
         while self._held:
             await asyncio.sleep(0)
 
+    @property
+    def holds(self) -> bool:
+        return not self._flowing.is_set() and self._held > 0
+
     def spoil(self) -> None:
         """One bit of the next large chunk."""
         self._spoil = True
