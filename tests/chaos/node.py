@@ -12,7 +12,7 @@ from multiprocessing import forkserver
 from typing import Any
 
 from chaos.fault_point import Act, Point
-from chaos.node_main import Books, NodePlan, main
+from chaos.node_main import Books, NodePlan, Weight, main
 
 from baton.proto import common_pb2
 from baton.transfer.handoff import HandoffState
@@ -101,6 +101,10 @@ class Node:
 
     async def books(self) -> Books:
         found: Books = await self.ask("books")
+        return found
+
+    async def weigh(self) -> Weight:
+        found: Weight = await self.ask("weigh")
         return found
 
     async def ask(self, name: str, *values: object) -> Any:

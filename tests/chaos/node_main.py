@@ -2,6 +2,7 @@
 and a pipe to the test."""
 
 import asyncio
+import ctypes
 import gc
 import os
 import threading
@@ -54,14 +55,21 @@ class Books:
     handoffs: dict[str, int]
     busy: int
     requests: int  # that the engine knows
-    fds: int
-    threads: int
-    tasks: int
-    rss: int  # bytes
 
     @property
     def settled(self) -> bool:
         return not (self.findings or self.owned or self.handoffs or self.busy or self.requests)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """What a worker's process takes up."""
+
+    fds: int
+    threads: int
+    tasks: int
+    objects: int  # that Python's collector knows
+    rss: int  # bytes
 
 
 def main(conn: Connection, plan: NodePlan) -> None:
@@ -165,10 +173,19 @@ class Node:
     async def do_end(self) -> None:
         self._ended.set()
 
-    async def do_flush(self) -> None:
-        """Only what requests hold is left."""
+    async def do_weigh(self) -> Weight:
+        """Without what the prefix cache keeps."""
         await self._context.port.call(Engine.flush_cache)
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        process = psutil.Process()
+        return Weight(
+            process.num_fds(),
+            process.num_threads(),
+            len(asyncio.all_tasks()),
+            len(gc.get_objects()),
+            process.memory_info().rss,
+        )
 
     async def do_reissue(self, request_id: str) -> bool:
         assert self._reissue is not None
@@ -180,7 +197,6 @@ class Node:
 
     async def do_books(self) -> Books:
         findings, status, requests = await self._context.port.call(_look)
-        process = psutil.Process()
         return Books(
             findings,
             {
@@ -192,10 +208,6 @@ class Node:
             self._context.handoffs.counts,
             self._service.busy,
             requests,
-            process.num_fds(),
-            process.num_threads(),
-            len(asyncio.all_tasks()),
-            process.memory_info().rss,
         )
 
 

@@ -13,6 +13,7 @@ from baton.transfer.regions import Holder
 
 WATCHED = "watched"
 MARK = 0x5A
+REMEMBERED = 50  # tickets
 
 
 class Reissue:
@@ -26,6 +27,8 @@ class Reissue:
 
         def remembered(request_id: str, attempt: int, holder: Holder, *args: Any, **more: Any):  # type: ignore[no-untyped-def]
             self._holders.setdefault(request_id, holder)
+            if len(self._holders) > REMEMBERED:
+                del self._holders[next(iter(self._holders))]
             return grant(request_id, attempt, holder, *args, **more)
 
         tickets.grant = remembered
