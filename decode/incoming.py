@@ -121,7 +121,9 @@ class IncomingHandoff:
             )
             self.fail(make_error(common_pb2.INTERNAL, self._origin, message))
             return
-        self._rank.grants.want(Want(self._engine_id, wanted.tokens, self._granted, self._refused))
+        prompt = self._request.prompt_ids
+        want = Want(self._engine_id, prompt, self._granted, self._refused)
+        self._rank.grants.want(want)
 
     def _granted(self, reservation: Reservation) -> None:
         self._reservation = reservation
@@ -133,6 +135,7 @@ class IncomingHandoff:
             sampling_hash=sampling_hash(self._request.sampling),
             on_received=self._received,
             on_broken=self._broken,
+            kv_from=reservation.kv_from,
         )
         self._ticket = ticket
         self._handoff.move(HandoffState.RESERVED)

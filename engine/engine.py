@@ -196,9 +196,12 @@ class Engine:
             raise RequestError(f"request {request_id} is {request.state}, not held")
         self._results.finish(request, Stop(FinishReason.STOP))
 
-    def reserve(self, request_id: str, tokens: int) -> Reservation | None:
+    def reserve(
+        self, request_id: str, tokens: int, prefix: Sequence[int] = ()
+    ) -> Reservation | None:
         """A slot and pages for the state of `tokens` tokens, for a peer to write.
 
+        prefix: the ids of those tokens; what the prefix cache holds of their KV need not be sent.
         None when there is no room now. Raises TooLargeError when there never could be.
         """
         self._check_new(request_id)
@@ -208,7 +211,7 @@ class Engine:
         if len(self._reservations) >= self.config.tickets or self._scheduler.preempted:
             return None
         headroom = self._scheduler.headroom + len(self._reservations)
-        reservation = self._memory.reserve(request_id, tokens, headroom)
+        reservation = self._memory.reserve(request_id, tokens, headroom, prefix)
         if reservation is not None:
             self._reservations[request_id] = reservation
         return reservation
@@ -241,6 +244,8 @@ class Engine:
         self._memory.adopt(request, reservation)
         if self._canary is not None:
             self._canary.adopted(request)
+        # What came has its use for others from now on: later hand-offs need not bring it again.
+        self._memory.share_pages(request)
         self._scheduler.join(request)
         self._end_if_given(request)
 

@@ -1,15 +1,19 @@
 """Where each layer's state lies inside a slot and inside a page. Pure geometry, no tensors.
 
 A slot is one contiguous block with every recurrent layer's conv and SSM state; a page is one
-contiguous block with every attention layer's keys and values. Clearing, copying and sending
-either is then one row operation, and a pool is one registered memory region.
+contiguous block with every attention layer's keys and values, or latents. Clearing, copying and
+sending either is then one row operation, and a pool is one registered memory region.
+
+`shard` of a layout is that of one tensor-parallel rank: what a rank keeps is laid out as a whole.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
 import torch
+
+from baton.engine.memory.shards import SubBlock, length, parts
 
 ALIGNMENT = 256
 
@@ -29,6 +33,25 @@ class RecurrentShape:
 
     conv: tuple[int, int]
     ssm: tuple[int, ...] | None
+    fused: tuple[SubBlock, ...] = ()  # of the channels, as [x | B | C]; empty: one of them all
+
+    @property
+    def conv_blocks(self) -> tuple[SubBlock, ...]:
+        """What ranks divide the channels by."""
+        return self.fused or (SubBlock("convolution channels", self.conv[0]),)
+
+    @property
+    def ssm_blocks(self) -> tuple[SubBlock, ...]:
+        """What ranks divide the SSM state's first axis by."""
+        return (SubBlock("recurrent heads", self.ssm[0]),) if self.ssm else ()
+
+    def shard(self, rank: int, size: int) -> "RecurrentShape":
+        """What rank `rank` of `size` keeps. Raises ConfigError."""
+        conv = parts(self.conv_blocks, rank, size)
+        heads = length(parts(self.ssm_blocks, rank, size))
+        return RecurrentShape(
+            (length(conv), self.conv[1]), self.ssm and (heads, *self.ssm[1:]), conv
+        )
 
 
 @dataclass(frozen=True)
@@ -37,6 +60,46 @@ class AttentionShape:
 
     kv_heads: int
     head_dim: int
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """What a page holds of the layer, by name: the shape that one token takes."""
+        shape = (self.kv_heads, self.head_dim)
+        return {"k": shape, "v": shape}
+
+    @property
+    def blocks(self) -> tuple[SubBlock, ...]:
+        """What ranks divide keys and values by."""
+        return (SubBlock("KV heads", self.kv_heads, shared=True),)
+
+    def shard(self, rank: int, size: int) -> "AttentionShape":
+        """What rank `rank` of `size` keeps. Raises ConfigError."""
+        return AttentionShape(length(parts(self.blocks, rank, size)), self.head_dim)
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """One latent attention layer's cache for one token: the latent and the rotated channels, one
+    for all heads, keys and values."""
+
+    width: int
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """What a page holds of the layer, by name: the shape that one token takes."""
+        return {"latent": (self.width,)}
+
+    @property
+    def blocks(self) -> tuple[SubBlock, ...]:
+        """None: ranks divide the heads, and all of them read the whole latent."""
+        return ()
+
+    def shard(self, rank: int, size: int) -> "LatentShape":
+        """What rank `rank` of `size` keeps: all of it."""
+        return self
+
+
+CacheShape = AttentionShape | LatentShape
 
 
 @dataclass(frozen=True)
@@ -48,20 +111,20 @@ class Component:
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    blocks: tuple[SubBlock, ...] = ()  # how ranks divide `axis`; empty: every rank has it all
+    axis: int = 0
 
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def _place(
-    parts: list[tuple[str, int, tuple[int, ...], torch.dtype]],
-) -> tuple[tuple[Component, ...], int]:
-    """Lay `parts` end to end, each 16-byte aligned; the block's size is 256-byte aligned."""
+def _place(unplaced: list[Component]) -> tuple[tuple[Component, ...], int]:
+    """Lay them end to end, each 16-byte aligned; the block's size is 256-byte aligned."""
     components: list[Component] = []
     offset = 0
-    for name, layer, shape, dtype in parts:
-        component = Component(name, layer, offset, shape, dtype)
+    for each in unplaced:
+        component = replace(each, offset=offset)
         components.append(component)
         offset = align(offset + component.nbytes, 16)
     return tuple(components), align(offset)
@@ -81,12 +144,18 @@ class SlotLayout:
 
     @cached_property
     def _placed(self) -> tuple[tuple[Component, ...], int]:
-        parts: list[tuple[str, int, tuple[int, ...], torch.dtype]] = []
+        found: list[Component] = []
         for index, layer in enumerate(self.layers):
-            parts.append(("conv", index, layer.conv, self.conv_dtype))
+            dtype = self.conv_dtype
+            found.append(Component("conv", index, 0, layer.conv, dtype, layer.conv_blocks))
             if layer.ssm is not None:
-                parts.append(("ssm", index, layer.ssm, self.ssm_dtype))
-        return _place(parts)
+                dtype = self.ssm_dtype
+                found.append(Component("ssm", index, 0, layer.ssm, dtype, layer.ssm_blocks))
+        return _place(found)
+
+    def shard(self, rank: int, size: int) -> "SlotLayout":
+        """The slot of tensor-parallel rank `rank` of `size`. Raises ConfigError."""
+        return replace(self, layers=tuple(layer.shard(rank, size) for layer in self.layers))
 
     @property
     def components(self) -> tuple[Component, ...]:
@@ -102,26 +171,36 @@ class SlotLayout:
         """Bytes of one request's state, without alignment."""
         return sum(c.nbytes for c in self.components)
 
+    def bytes_before(self, layer: int) -> int:
+        """Bytes of the state of the recurrent layers before `layer`, without alignment."""
+        return sum(c.nbytes for c in self.components if c.layer < layer)
+
 
 @dataclass(frozen=True)
 class PageLayout:
-    """The layout of one page: per attention layer [page_size, kv_heads, head_dim] of K, then V.
+    """The layout of one page: per attention layer [page_size, kv_heads, head_dim] of K, then V, or
+    [page_size, width] of latents.
 
     The first t tokens of a layer's K (or V) are one contiguous run, so a page's tail can be sent
     to the token.
     """
 
-    layers: tuple[AttentionShape, ...]
+    layers: tuple[CacheShape, ...]
     page_size: int
     dtype: torch.dtype
 
     @cached_property
     def _placed(self) -> tuple[tuple[Component, ...], int]:
-        parts: list[tuple[str, int, tuple[int, ...], torch.dtype]] = []
+        found: list[Component] = []
         for index, layer in enumerate(self.layers):
-            shape = (self.page_size, layer.kv_heads, layer.head_dim)
-            parts += [("k", index, shape, self.dtype), ("v", index, shape, self.dtype)]
-        return _place(parts)
+            for name, token in layer.tensors.items():
+                shape, blocks = (self.page_size, *token), layer.blocks
+                found.append(Component(name, index, 0, shape, self.dtype, blocks, axis=1))
+        return _place(found)
+
+    def shard(self, rank: int, size: int) -> "PageLayout":
+        """The page of tensor-parallel rank `rank` of `size`. Raises ConfigError."""
+        return replace(self, layers=tuple(layer.shard(rank, size) for layer in self.layers))
 
     @property
     def components(self) -> tuple[Component, ...]:
@@ -132,10 +211,23 @@ class PageLayout:
         """Bytes from one page to the next, a multiple of 256; 0 without attention layers."""
         return self._placed[1]
 
+    def components_of(self, layers: tuple[int, int] | None) -> tuple[Component, ...]:
+        """Of attention layers [first, end), or of all."""
+        if layers is None:
+            return self.components
+        return tuple(c for c in self.components if layers[0] <= c.layer < layers[1])
+
+    def bytes_of(self, layers: tuple[int, int] | None) -> int:
+        """Bytes of one token's KV in attention layers [first, end), or in all of them."""
+        if layers is None:
+            return self.token_bytes
+        return sum(c.nbytes for c in self.components_of(layers)) // self.page_size
+
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's KV over all layers, without alignment."""
-        return sum(2 * a.kv_heads * a.head_dim * self.dtype.itemsize for a in self.layers)
+        shapes = [shape for layer in self.layers for shape in layer.tensors.values()]
+        return sum(prod(shape) * self.dtype.itemsize for shape in shapes)
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from baton.engine.errors import ConfigError
 from baton.engine.memory.layout import RecurrentShape
+from baton.engine.memory.shards import SubBlock
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.scope import Scope
@@ -74,9 +75,15 @@ class Mamba2Shape:
 
     @property
     def state(self) -> RecurrentShape:
+        """Ranks with fewer groups than there are ranks keep copies of them."""
         return RecurrentShape(
             conv=(sum(self.conv_blocks), self.width - 1),
             ssm=(self.heads, self.head_dim, self.d_state),
+            fused=(
+                SubBlock("Mamba heads", self.heads, self.head_dim),
+                SubBlock("Mamba groups (B)", self.groups, self.d_state, shared=True),
+                SubBlock("Mamba groups (C)", self.groups, self.d_state, shared=True),
+            ),
         )
 
     @staticmethod

@@ -16,7 +16,6 @@ from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.engine.comm import Shard
 from baton.engine.config import ModelConfig
 from baton.engine.errors import ConfigError
-from baton.engine.memory.layout import AttentionShape, RecurrentShape
 from baton.engine.models.families import read_config
 from baton.engine.models.loader import build_model
 from baton.engine.weights import Checkpoint
@@ -94,7 +93,22 @@ LFM2: dict[str, Any] = {
     "conv_bias": True,
     "block_multiple_of": 8,
 }
-FAMILIES = (GRANITE, BAMBA, QWEN, MAMBA, NEMOTRON, FALCON, LFM2)
+DEEPSEEK: dict[str, Any] = {
+    **SMALL,
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 16,
+    "q_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+    "attention_bias": True,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 24,
+}
+FAMILIES = (GRANITE, BAMBA, QWEN, MAMBA, NEMOTRON, FALCON, LFM2, DEEPSEEK)
 
 
 class ThreadComm:
@@ -118,16 +132,9 @@ class ThreadComm:
 
 def part_of(config: ModelConfig, shard: Shard) -> ModelConfig:
     """The configuration with the states that one rank holds."""
-    recurrent = []
-    for shape in config.recurrent:
-        channels, lead = shape.conv
-        ssm = shape.ssm and (shard.part(shape.ssm[0], "heads"), *shape.ssm[1:])
-        recurrent.append(RecurrentShape((shard.part(channels, "channels"), lead), ssm))
-    attention = [
-        AttentionShape(shard.part(shape.kv_heads, "heads"), shape.head_dim)
-        for shape in config.attention
-    ]
-    return replace(config, recurrent=tuple(recurrent), attention=tuple(attention))
+    recurrent = tuple(shape.shard(shard.rank, shard.size) for shape in config.recurrent)
+    attention = tuple(shape.shard(shard.rank, shard.size) for shape in config.attention)
+    return replace(config, recurrent=recurrent, attention=attention)
 
 
 @pytest.mark.parametrize("fields", FAMILIES, ids=lambda fields: fields["model_type"])
