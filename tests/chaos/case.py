@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from chaos.client import Reply
-from chaos.cluster import Ask, Cluster
+from chaos.cluster import PAIRS, Ask, Cluster
 from chaos.fault_point import Act
 from chaos.node import DEADLINE_S
 
@@ -17,7 +17,6 @@ from baton.transfer.handoff import HandoffState
 S = HandoffState
 WAY = (S.QUEUED, S.SCHEDULED, S.RESERVED, S.WRITING, S.COMPLETE)
 PEER = {"p0": "d0", "d0": "p0"}
-PAIRS = tuple((p, d) for p in ("p0", "p1") for d in ("d0", "d1"))
 # No fault of these may end a request otherwise than so, where nobody is left to take it.
 CLEAR = {common_pb2.UNAVAILABLE, common_pb2.DATA_LOSS, common_pb2.CANCELLED}
 PAST = 1.3  # leases: how long a victim is away at the least

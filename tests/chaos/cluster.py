@@ -18,13 +18,14 @@ from engine.hash_model import HashModel, expected_tokens
 from baton.worker.config import Role
 
 ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
+PAIRS = [(p, d) for p in ("p0", "p1") for d in ("d0", "d1")]
 LEASE_MS = 1000
 _MODEL = HashModel()
 
 
-def plan(channel: str = "grpc", **more: Any) -> NodePlan:
+def plan(channel: str = "grpc", lease_ms: int = LEASE_MS, **more: Any) -> NodePlan:
     """What all workers of a cluster are told; `Cluster` adds who each is."""
-    return NodePlan("", Role.PREFILL, "", LEASE_MS, channel, **more)
+    return NodePlan("", Role.PREFILL, "", lease_ms, channel, **more)
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Cluster:
         assert reply.token_ids == ask.answer, where
 
     async def settled(self, *names: str) -> None:
+        """Everybody that is named, or everybody."""
         for name in names or tuple(self.nodes):
             await self[name].settled()
 

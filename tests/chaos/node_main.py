@@ -24,6 +24,7 @@ from baton.decode.service import DecodeService
 from baton.engine.engine import Engine
 from baton.engine.memory.owners import Owner
 from baton.prefill.service import PrefillService
+from baton.transfer.grpc_channel import GRPC
 from baton.worker.config import Role, WorkerConfig
 from baton.worker.runtime import WorkerRuntime
 
@@ -93,6 +94,7 @@ class Node:
         self._engine = make_engine(model, **tickets | plan.engine)  # type: ignore[arg-type]
         self._service: Any = None
         self._context: Any = None
+        self._reissue: Reissue | None = None
 
     async def run(self) -> None:
         plan = self._plan
@@ -116,13 +118,16 @@ class Node:
 
     def _make_role(self, context: Any) -> Any:
         self._context = context
-        # Peers send state by way of a proxy, which a test may hold up.
-        self._wire = Wire(context.hello.worker.address)
-        context.hello.data_address = self._wire.address
         self._point = FaultPoint(context.handoffs, self._tell, moves=self._plan.moves)
         prefills = self._plan.role is Role.PREFILL
         self._service = PrefillService(context) if prefills else DecodeService(context)
-        self._reissue = None if prefills else Reissue(self._engine, context.port, self._service)
+        # Peers send state by way of a proxy, which a test may hold up.
+        self._wire = Wire(context.hello.worker.address)
+        if not prefills:
+            self._reissue = Reissue(self._engine, context.port, self._service)
+            for source in self._service._inlets._sources:
+                if source.name == GRPC:
+                    source._address = self._wire.address
         return self._service
 
     def _tell(self, what: str, *values: object) -> None:

@@ -55,7 +55,7 @@ class Reissue:
         if not _take(pages, holder.pages):
             slots.free(holder.slot, Owner.TICKET)
             return False
-        self._watched = Reservation(WATCHED, holder.slot, holder.pages, 1)
+        self._watched = Reservation(WATCHED, holder.slot, holder.pages, 1, owned=holder.pages)
         engine._reservations[WATCHED] = self._watched
         for block in self._blocks():
             block.fill_(MARK)

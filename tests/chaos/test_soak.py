@@ -24,7 +24,9 @@ RSS = 1.05  # of a warm worker's
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster() -> AsyncIterator[Cluster]:
-    async with running_cluster(plan(moves=False, ballast_kib=64), linked=False) as running:
+    async with running_cluster(
+        plan(lease_ms=5000, moves=False, ballast_kib=64), linked=False
+    ) as running:
         yield running
 
 
