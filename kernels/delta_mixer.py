@@ -8,6 +8,7 @@ from torch import Tensor
 
 from baton.kernels.chunks import RaggedRows, SnapshotPlan, chunk_index
 from baton.kernels.conv1d import causal_conv1d_update, causal_conv1d_varlen, conv_index
+from baton.kernels.elementwise import sigmoid
 from baton.kernels.gated_delta import CHUNK, gated_delta_prefill, gated_delta_update
 from baton.kernels.norm import rms_norm
 from baton.kernels.ssd import discretise
@@ -76,15 +77,6 @@ class DeltaInputs:
 
     def tokens(self, which: slice) -> "DeltaInputs":
         return DeltaInputs(self.qkv[which], self.z[which], self.b[which], self.a[which])
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)) in float32.
-
-    Written out, because torch's sigmoid rounds differently at the end of a buffer, which would make
-    a result depend on what else is in the batch.
-    """
-    return x.float().neg().exp_().add_(1.0).reciprocal_()
 
 
 def gated_delta_step(

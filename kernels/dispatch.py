@@ -36,6 +36,7 @@ from baton.kernels.elementwise import (
     scaled_native,
     select_rows,
     select_rows_native,
+    sigmoid_gated,
     swiglu,
     swiglu_native,
 )
@@ -82,6 +83,7 @@ class Kernels:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     swiglu: Callable[[Tensor], Tensor]
     relu2: Callable[[Tensor], Tensor]
+    sigmoid_gated: Callable[[Tensor, Tensor], Tensor]
     add_scaled: Callable[[Tensor, Tensor, float], Tensor]
     scaled: Callable[[Tensor, float], Tensor]
     select_rows: Callable[[Tensor, Tensor], Tensor]
@@ -116,6 +118,7 @@ TORCH = Kernels(
     rms_norm=rms_norm,
     swiglu=swiglu,
     relu2=relu2,
+    sigmoid_gated=sigmoid_gated,
     add_scaled=add_scaled,
     scaled=scaled,
     select_rows=select_rows,
@@ -142,6 +145,7 @@ def native_kernels(native: Native) -> Kernels:
         rms_norm=partial(rms_norm_native, native),
         swiglu=partial(swiglu_native, native),
         relu2=partial(relu2_native, native),
+        sigmoid_gated=sigmoid_gated,
         add_scaled=partial(add_scaled_native, native),
         scaled=partial(scaled_native, native),
         select_rows=partial(select_rows_native, native),

@@ -8,13 +8,14 @@ from typing import Self
 
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
+from baton.engine.config import Mixer, ModelConfig
 from baton.engine.errors import InvariantError
 from baton.engine.forward_batch import ForwardBatch
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.kernels.chunks import RaggedRows
 from baton.kernels.conv1d import ConvIndex, conv_index
+from baton.kernels.delta_mixer import DeltaPrefill
 from baton.kernels.dispatch import Kernels
 from baton.kernels.mamba2 import Mamba2Prefill
 
@@ -40,14 +41,22 @@ class PrefillRows:
     kv_lens: Tensor  # [P] int64
     kv_lens_host: tuple[int, ...]
     conv: ConvIndex | None  # where recurrent layers are convolutions alone
-    planned_mamba2: Mamba2Prefill | None  # where they have an SSM state
+    planned_mamba2: Mamba2Prefill | None  # where they are Mamba-2
+    planned_delta: DeltaPrefill | None  # where they are gated delta nets
 
     @property
     def mamba2(self) -> Mamba2Prefill:
         """What a Mamba-2 layer runs on these rows."""
         if self.planned_mamba2 is None:
-            raise InvariantError("no recurrent layer has an SSM state in the pool's layout")
+            raise InvariantError("no recurrent layer of the model's configuration is Mamba-2")
         return self.planned_mamba2
+
+    @property
+    def delta(self) -> DeltaPrefill:
+        """What a gated delta net runs on these rows."""
+        if self.planned_delta is None:
+            raise InvariantError("no recurrent layer of the model's configuration is a delta net")
+        return self.planned_delta
 
 
 @dataclass(frozen=True)
@@ -116,16 +125,16 @@ def _prefill_rows(batch: ForwardBatch, config: ModelConfig, kernels: Kernels) ->
         write_slots=batch.write_slots[first:],
         has_initial=batch.has_initial[first:],
     )
-    conv = mamba2 = None
-    if config.recurrent:
-        width = config.recurrent[0].conv[1] + 1
-        if config.recurrent[0].ssm is None:
-            device = batch.token_ids.device
-            lens = (cu_seqlens_host, rows.prefix_lens_host)
-            conv = conv_index(*lens, width, batch.snapshots, device)
-        else:
-            chunk = config.mamba_chunk_size
-            mamba2 = kernels.plan_mamba2_prefill(rows, width, chunk, batch.snapshots)
+    conv = mamba2 = delta = None
+    width = config.recurrent[0].conv[1] + 1 if config.recurrent else 0
+    if Mixer.SHORT_CONV in config.mixers:
+        lens = (cu_seqlens_host, rows.prefix_lens_host)
+        conv = conv_index(*lens, width, batch.snapshots, batch.token_ids.device)
+    if Mixer.MAMBA2 in config.mixers:
+        chunk = config.mamba_chunk_size
+        mamba2 = kernels.plan_mamba2_prefill(rows, width, chunk, batch.snapshots)
+    if Mixer.GATED_DELTA_NET in config.mixers:
+        delta = kernels.plan_delta_prefill(rows, width, batch.snapshots)
     return PrefillRows(
         rows=rows,
         block_tables=batch.block_tables[first:],
@@ -133,4 +142,5 @@ def _prefill_rows(batch: ForwardBatch, config: ModelConfig, kernels: Kernels) ->
         kv_lens_host=batch.host.kv_lens[first:],
         conv=conv,
         planned_mamba2=mamba2,
+        planned_delta=delta,
     )

@@ -25,7 +25,8 @@ def make_checkpoint(spec: Spec, folder: Path) -> Path:
                 buffer.normal_(0.0, 0.2, generator=generator)
         ids = torch.randint(3, spec.config["vocab_size"], (4, 64), generator=generator)
         std = model(ids, position_ids=torch.arange(64).expand(4, 64)).logits.std()
-        model.get_parameter(spec.final_norm).div_(std)
+        centre = 1.0 if spec.zero_centred else 0.0
+        model.get_parameter(spec.final_norm).add_(centre).div_(std).sub_(centre)
     model.save_pretrained(folder)
     write_tokenizer(folder, spec.config["vocab_size"])
     return folder

@@ -14,6 +14,7 @@ class Spec:
     model_type: str
     config: dict[str, Any] = field(hash=False)
     final_norm: str = "model.norm.weight"  # the tensor that logits are scaled by
+    zero_centred: bool = False  # it is stored as its distance from one
     dense: bool = True  # no routing: bf16 claims are made on these alone
     states: tuple[str, ...] = STATES  # those that the family has
     deep: bool = False  # the tests of every schedule run on it, not those of each family alone
