@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from baton.engine.grids import Strategy
-from baton.engine.memory.layout import AttentionShape, RecurrentShape
+from baton.engine.memory.layout import CacheShape, RecurrentShape
 from baton.kernels.dispatch import KernelChoice
 
 
@@ -17,6 +17,7 @@ class Mixer(StrEnum):
     """What a layer mixes tokens with."""
 
     ATTENTION = "attention"
+    MLA = "mla"  # attention over latents
     MAMBA2 = "mamba2"
     GATED_DELTA_NET = "gated_delta_net"
     SHORT_CONV = "short_conv"
@@ -34,7 +35,7 @@ class ModelConfig:
     max_model_len: int  # max_position_embeddings
     layers: tuple[tuple[Mixer, ...], ...]  # each layer's mixers: none, one, or two side by side
     recurrent: tuple[RecurrentShape, ...]  # one a recurrent mixer, in order
-    attention: tuple[AttentionShape, ...]  # one an attention mixer, in order
+    attention: tuple[CacheShape, ...]  # one an attention or latent attention mixer, in order
     mamba_chunk_size: int  # kernel chunk K, tokens; 1 where no kernel cuts a row
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype  # of weights and activations

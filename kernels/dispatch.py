@@ -49,6 +49,7 @@ from baton.kernels.mamba2 import (
     plan_mamba2_prefill,
     plan_mamba2_prefill_native,
 )
+from baton.kernels.mla import mla_decode
 from baton.kernels.moe import (
     experts_relu2,
     experts_relu2_native,
@@ -92,6 +93,7 @@ class Kernels:
     paged_attn_decode: Callable[
         [Tensor, Tensor, Tensor, Tensor, Tensor, tuple[int, ...], float], Tensor
     ]
+    mla_decode: Callable[[Tensor, Tensor, Tensor, Tensor, tuple[int, ...], int, float], Tensor]
     route_softmax_topk: Callable[[Tensor, int], tuple[Tensor, Tensor]]
     route_sigmoid_grouped: Callable[
         [Tensor, Tensor, int, int, int, bool, float], tuple[Tensor, Tensor]
@@ -125,6 +127,7 @@ TORCH = Kernels(
     apply_rope=apply_rope,
     kv_write=kv_write,
     paged_attn_decode=paged_attn_decode,
+    mla_decode=mla_decode,
     route_softmax_topk=route_softmax_topk,
     route_sigmoid_grouped=route_sigmoid_grouped,
     experts_swiglu=experts_swiglu,
@@ -152,6 +155,7 @@ def native_kernels(native: Native) -> Kernels:
         apply_rope=partial(apply_rope_native, native),
         kv_write=partial(kv_write_native, native),
         paged_attn_decode=partial(paged_attn_decode_native, native),
+        mla_decode=mla_decode,
         route_softmax_topk=partial(route_softmax_topk_native, native),
         route_sigmoid_grouped=partial(route_sigmoid_grouped_native, native),
         experts_swiglu=partial(experts_swiglu_native, native),

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from baton.engine.errors import RequestError
 from baton.engine.events import (
@@ -16,8 +17,9 @@ from baton.engine.events import (
 )
 from baton.engine.request import Holding, RequestSpec
 from baton.engine.sampling_params import SamplingParams
+from baton.prefill.drains import Drains, WrittenTicket
 from baton.proto import common_pb2, handoff_pb2
-from baton.transfer.channel import Channel, Writing
+from baton.transfer.channel import Connection, Writing
 from baton.transfer.errors import TicketError, TransferError
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.hashes import prompt_hash, sampling_hash
@@ -40,21 +42,33 @@ _GIVEN = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
 Send = Callable[[handoff_pb2.PrefillMessage], None]
 
 
+@dataclass(frozen=True)
+class Way:
+    """How this worker reaches one rank, as long as the stream that joins the two."""
+
+    rank: common_pb2.WorkerIdentity
+    connection: Connection
+    drains: Drains
+    send: Send
+
+    def ticket(self, ticket_id: int, generation: int) -> WrittenTicket:
+        return WrittenTicket(self.rank.worker_id, self.rank.incarnation, ticket_id, generation)
+
+
 class OutgoingHandoff:
     """Everything happens on the asyncio thread. Nothing is buffered: what is computed waits in the
     engine's own pages until the destination is known.
 
-    The engine's memory is read only between an event and the next await, and never after `_end`.
+    The channel may read the engine's memory from `write` on until it has flushed or drained: only
+    then does the engine get it back.
     """
 
     def __init__(
         self,
         context: WorkerContext,
-        channel: Channel,
+        way: Way,
         request: handoff_pb2.PrefillRequest,
         engine_id: str,
-        data_address: str,
-        send: Send,
         on_end: Callable[["OutgoingHandoff"], None],
     ) -> None:
         """engine_id: the request's name in this engine; unique, where attempts may overlap."""
@@ -62,10 +76,9 @@ class OutgoingHandoff:
         self.key = (request.request_id, request.attempt)
         self._name = HandoffName(request_id=request.request_id, attempt=request.attempt)
         self._context = context
-        self._channel = channel
+        self._way = way
         self._request = request
-        self._data_address = data_address
-        self._send = send
+        self._send = way.send
         self._on_end = on_end
         self._handoff: Handoff = context.handoffs.open(*self.key)
         self._tokens = len(request.prompt_ids)
@@ -78,6 +91,7 @@ class OutgoingHandoff:
         self._more = asyncio.Event()  # there is more to write
         self._writer: asyncio.Task[None] | None = None
         self._writing: Writing | None = None
+        self._ticket: WrittenTicket | None = None
 
     @property
     def given(self) -> bool:
@@ -146,7 +160,9 @@ class OutgoingHandoff:
             self.fail(error_of(error, self._context.worker_id))
             return
         self._handoff.move(HandoffState.RESERVED)
-        self._writing = self._channel.open(self._data_address, claim)
+        self._ticket = self._way.ticket(claim.ticket_id, claim.generation)
+        self._way.drains.opened(self._ticket)
+        self._writing = self._way.connection.open(claim, self._moving)
         self._writer = asyncio.ensure_future(self._write(destination, self._writing))
 
     def cancel(self, reason: str) -> None:
@@ -230,6 +246,7 @@ class OutgoingHandoff:
                 bytes_kv=sent.bytes_kv,
             )
             self._send(handoff_pb2.PrefillMessage(done=done))
+            await writing.flush()
             # The last byte has left the pools: they need not wait for the rank to say so.
             self._context.port.post(lambda engine: engine.release(self.engine_id), "release")
             received = await writing.finish()
@@ -237,9 +254,12 @@ class OutgoingHandoff:
             self.fail(error_of(error, self._context.worker_id))
             return
         if received == sent:
+            self._writing = None
+            assert self._ticket is not None
+            self._way.drains.closed(self._ticket)
             self._end(HandoffState.COMPLETE, "handed over", "handed_over")
         else:
-            message = f"{self._data_address} has {received} of {sent}"
+            message = f"{self._way.rank.worker_id} has {received} of {sent}"
             self.fail(make_error(common_pb2.DATA_LOSS, self._context.worker_id, message, True))
 
     async def _write_all(self, destination: handoff_pb2.Destination, writing: Writing) -> Received:
@@ -248,17 +268,18 @@ class OutgoingHandoff:
         Waits for this worker's own engine alone: if that fails, so does the hand-off.
         """
         memory = self._context.memory
+        limit = self._way.connection.segment_bytes
         kv_to, sent = destination.kv_from, Received(0, 0, 0)
         while kv_to < self._tokens:
             while self._computed <= kv_to:
                 await self._wait_for_more()
             computed = self._computed
-            for segment in cut_kv(memory.pages, kv_to, computed):
+            for segment in cut_kv(memory.pages, kv_to, computed, limit):
                 sent = await self._write_one(writing, segment, sent)
             kv_to = computed
         while not self._held:
             await self._wait_for_more()
-        for segment in cut_state(memory.slots):
+        for segment in cut_state(memory.slots, limit):
             sent = await self._write_one(writing, segment, sent)
         return sent
 
@@ -274,19 +295,46 @@ class OutgoingHandoff:
         self._more.clear()
         await self._more.wait()
 
+    def _moving(self, under_way: bool, segments: int) -> None:
+        """The channel's word to the rank: when to look out for what it writes by itself."""
+        assert self._ticket is not None
+        moving = handoff_pb2.Moving(
+            **self._name,
+            ticket_id=self._ticket.ticket_id,
+            generation=self._ticket.generation,
+            under_way=under_way,
+            segments=segments,
+        )
+        self._send(handoff_pb2.PrefillMessage(moving=moving))
+
     def _end(self, state: HandoffState, reason: str, outcome: str = "") -> None:
-        """The last move. From here on nothing of the engine's is read."""
+        """The last move. Nothing more is posted; the engine has its memory back once nothing of
+        it is under way."""
         if self.ended:
             return
         self._handoff.move(state, reason)
         if self._writer is not None and self._writer is not asyncio.current_task():
             self._writer.cancel()
-        if self._writing is not None and state is not HandoffState.COMPLETE:
+        if self._writing is None or self._ticket is None:
+            self._cancel_in_engine(reason)
+        else:
             self._writing.cancel()
-        self._context.port.post(lambda engine: engine.cancel(self.engine_id, reason), "cancel")
+            self._way.drains.drain(self._ticket, self._writing, lambda: self._drained(reason))
         self._context.handoffs.close(self._handoff)
         self._context.metrics.count_request(outcome or state.value)
         self._on_end(self)
+
+    def _drained(self, reason: str) -> None:
+        """Proof for the rank that its memory is its own again."""
+        assert self._ticket is not None
+        drained = handoff_pb2.Drained(
+            **self._name, ticket_id=self._ticket.ticket_id, generation=self._ticket.generation
+        )
+        self._send(handoff_pb2.PrefillMessage(drained=drained))
+        self._cancel_in_engine(reason)
+
+    def _cancel_in_engine(self, reason: str) -> None:
+        self._context.port.post(lambda engine: engine.cancel(self.engine_id, reason), "cancel")
 
 
 def _us(seconds: float) -> int:

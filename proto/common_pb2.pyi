@@ -83,7 +83,7 @@ class WorkerIdentity(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_major", "protocol_minor", "worker", "fingerprint", "capabilities", "router_id", "data_address")
+    __slots__ = ("protocol_major", "protocol_minor", "worker", "fingerprint", "capabilities", "router_id", "channels", "process")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -97,15 +97,37 @@ class Hello(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
-    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     protocol_major: int
     protocol_minor: int
     worker: WorkerIdentity
     fingerprint: _containers.ScalarMap[str, str]
     capabilities: _containers.RepeatedScalarFieldContainer[str]
     router_id: str
-    data_address: str
-    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., worker: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., capabilities: _Optional[_Iterable[str]] = ..., router_id: _Optional[str] = ..., data_address: _Optional[str] = ...) -> None: ...
+    channels: _containers.RepeatedCompositeFieldContainer[ChannelOffer]
+    process: HostProcess
+    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., worker: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., capabilities: _Optional[_Iterable[str]] = ..., router_id: _Optional[str] = ..., channels: _Optional[_Iterable[_Union[ChannelOffer, _Mapping]]] = ..., process: _Optional[_Union[HostProcess, _Mapping]] = ...) -> None: ...
+
+class ChannelOffer(_message.Message):
+    __slots__ = ("channel", "endpoint")
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    channel: str
+    endpoint: bytes
+    def __init__(self, channel: _Optional[str] = ..., endpoint: _Optional[bytes] = ...) -> None: ...
+
+class HostProcess(_message.Message):
+    __slots__ = ("boot_id", "pid_namespace", "pid", "started")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    PID_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    boot_id: str
+    pid_namespace: str
+    pid: int
+    started: int
+    def __init__(self, boot_id: _Optional[str] = ..., pid_namespace: _Optional[str] = ..., pid: _Optional[int] = ..., started: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence",)

@@ -46,7 +46,8 @@ def _ready(model: ModelConfig, source: WeightSource, config: EngineConfig) -> Mo
 def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> None:
     """That the checkpoint holds what the model needs, and nothing else. Raises WeightsError."""
     needs = declared_weights(model, checkpoint.names)
-    checkpoint.check(needs.shapes, FAMILIES[model.family].ignored)
+    patterns = FAMILIES[model.family].ignored
+    checkpoint.check(needs.shapes, [pattern.format(len(model.layers)) for pattern in patterns])
 
 
 def declared_weights(config: ModelConfig, held: Container[str] = ()) -> DeclaredWeights:
