@@ -19,6 +19,9 @@ def make_checkpoint(spec: Spec, folder: Path) -> Path:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(source.tensor(name, tuple(parameter.shape)))
+            for end, factor in spec.scaled.items():
+                if name.endswith(end):
+                    parameter.mul_(factor)
         generator = torch.Generator().manual_seed(_SEED)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):  # zero would not show that it is used

@@ -15,6 +15,7 @@ class Spec:
     config: dict[str, Any] = field(hash=False)
     final_norm: str = "model.norm.weight"  # the tensor that logits are scaled by
     zero_centred: bool = False  # it is stored as its distance from one
+    scaled: dict[str, float] = field(default_factory=dict, hash=False)  # tensors, by their end
     dense: bool = True  # no routing: bf16 claims are made on these alone
     states: tuple[str, ...] = STATES  # those that the family has
     deep: bool = False  # the tests of every schedule run on it, not those of each family alone
