@@ -58,10 +58,10 @@ class ModelRunner:
     def _run(self, batch: Batch) -> Sampled:
         """Copy the plan to the device, run the forward, sample. Reads nothing back."""
         pack = HostPack()
-        host = pack_forward(batch, self._pages.layout.page_size, pack)
+        plan = pack_forward(batch, self._model, self._pages.layout.page_size, pack)
         pack_sampling(batch, pack)
         packed = pack.ship(self._device)
-        forward = bind_forward(batch, host, packed, self._relay)
+        forward = bind_forward(batch, plan, packed, self._relay)
         logits = self._model.forward(forward, self._states, self._pages)
         if forward.track is not None:
             # All layers at once: a slot is one row of bytes.

@@ -20,7 +20,8 @@ from baton.engine.models.fields import Fields
 from baton.engine.models.layers.attention import Attention, AttentionSizes
 from baton.engine.models.layers.base import Layer
 from baton.engine.models.layers.gated_delta import DeltaShape, GatedDeltaNet
-from baton.engine.models.layers.mlp import GatedMlp
+from baton.engine.models.layers.mlp import GatedMlp, PartMlp
+from baton.engine.models.layers.moe import GroupedTopK, RoutedSwiglu, SoftmaxRouter
 from baton.engine.models.layers.rope import read_rope
 from baton.engine.models.scope import Scope
 from baton.kernels.gated_delta import CHUNK
@@ -93,7 +94,21 @@ def build(config: ModelConfig, scope: Scope, model: str, interleaved: bool) -> D
 
 
 def _feed_forward(fields: Fields, scope: Scope, index: int) -> tuple[Layer, ...]:
-    return (_mlp(scope, fields.integer("hidden_size"), fields.integer("intermediate_size")),)
+    """Layer `index`'s MLP; or its experts, and the MLP of every token beside them."""
+    hidden, experts = fields.integer("hidden_size"), fields.integer("num_experts", 0, minimum=0)
+    plain = index in fields.integers("mlp_only_layers", ())
+    if not experts or plain or (index + 1) % fields.integer("decoder_sparse_step", 1):
+        return (_mlp(scope, hidden, fields.integer("intermediate_size")),)
+    choice = GroupedTopK.read(fields, experts, normalised=True)
+    routed = RoutedSwiglu(
+        scope,
+        hidden,
+        fields.integer("moe_intermediate_size"),
+        SoftmaxRouter(scope.at("gate"), hidden, choice),
+    )
+    width = fields.integer("shared_expert_intermediate_size")
+    shared = _mlp(scope.at("shared_expert"), hidden, width)
+    return (routed, PartMlp(scope, hidden, "shared_expert_gate", shared))
 
 
 def _mlp(scope: Scope, hidden: int, width: int) -> GatedMlp:

@@ -80,7 +80,9 @@ def test_delta_mixers_read_nothing_back(channelwise):
     )  # fmt: skip
     slots = (batch.read_slots, batch.write_slots, batch.has_initial)
     with NoHostReads():
-        plan_delta_prefill(rows, 4, snapshots)(weights, inputs, conv_pool, state_pool)
+        plan = plan_delta_prefill(rows.cu_seqlens_host, rows.prefix_lens_host, 4, snapshots)
+        prefill = plan.on(torch.device("cpu"))(rows)
+        prefill(weights, inputs, conv_pool, state_pool)
         gated_delta_step(weights, inputs.tokens(slice(3)), conv_pool, state_pool, *slots)
 
 
