@@ -141,7 +141,7 @@ def _without_state(
     logs = torch.where(counted[..., None], logs, 0.0).double().cumsum(dim=2)
     q_scores, k_scores = _scores(q_tile, k_tile, logs)
     each = v.shape[1] // k.shape[1]
-    q_tile, k_tile = (x.repeat_interleave(each, dim=1) for x in (q_tile, k_tile))
+    q_tile, k_tile = _each_head(q_tile, each), _each_head(k_tile, each)
     entry = logs.float().exp_()
     sides = torch.cat((values * rate, k_tile * (entry * rate)), dim=-1)
     solved = torch.linalg.solve_triangular(
@@ -195,6 +195,11 @@ def _decay(log: Tensor) -> Tensor:
     return log.float().clamp_(max=0.0).exp_()
 
 
+def _each_head(x: Tensor, each: int) -> Tensor:
+    """[n, Hk, ...] -> [n, Hk each, ...]: what a key head has, for each of its value heads."""
+    return x[:, :, None].expand(-1, -1, each, *x.shape[2:]).flatten(1, 2)
+
+
 def unit(x: Tensor) -> Tensor:
     """x [..., K] float32, brought to length one."""
     return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + _UNIT_EPS)
@@ -224,8 +229,8 @@ def gated_delta_update(
     if has_initial is not None:
         state = torch.where(has_initial[:, None, None, None], state, 0.0)
     each = v.shape[1] // k.shape[1]
-    q_heads = (unit(q.float()) * q.shape[-1] ** -0.5).repeat_interleave(each, dim=1)[..., None]
-    k_heads = unit(k.float()).repeat_interleave(each, dim=1)[..., None]
+    q_heads = _each_head(unit(q.float()).mul_(q.shape[-1] ** -0.5), each)[..., None]
+    k_heads = _each_head(unit(k.float()), each)[..., None]
     state.mul_((g if g.dim() == 3 else g[..., None]).exp()[..., None])
     correction = (v.float() - (state * k_heads).sum(dim=2)) * beta[..., None]
     state.addcmul_(k_heads, correction[:, :, None])
