@@ -174,7 +174,7 @@ class Moving(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., under_way: _Optional[bool] = ..., segments: _Optional[int] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("request_id", "attempt", "ticket_id", "generation", "segments", "bytes_state", "bytes_kv")
+    __slots__ = ("request_id", "attempt", "ticket_id", "generation", "segments", "bytes_state", "bytes_kv", "tail_us")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,7 @@ class Done(_message.Message):
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     BYTES_STATE_FIELD_NUMBER: _ClassVar[int]
     BYTES_KV_FIELD_NUMBER: _ClassVar[int]
+    TAIL_US_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     ticket_id: int
@@ -189,7 +190,8 @@ class Done(_message.Message):
     segments: int
     bytes_state: int
     bytes_kv: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., segments: _Optional[int] = ..., bytes_state: _Optional[int] = ..., bytes_kv: _Optional[int] = ...) -> None: ...
+    tail_us: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., segments: _Optional[int] = ..., bytes_state: _Optional[int] = ..., bytes_kv: _Optional[int] = ..., tail_us: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("request_id", "attempt", "ticket_id", "generation", "error")

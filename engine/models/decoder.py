@@ -72,6 +72,8 @@ class Decoder:
         x = self.kernels.scaled(x, self.embedding_multiplier)
         for block in self.blocks:
             x = block(x, step)
+        if batch.progress is not None:
+            batch.progress.all_written()
         wanted = self.norm(self.kernels.select_rows(x, batch.logit_tokens))
         logits = self.kernels.linear(wanted, self.head, None).float()
         return self.kernels.scaled(logits, 1.0 / self.logits_divisor)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from baton.engine.errors import InvariantError
 from baton.engine.forward_batch import ForwardBatch
+from baton.engine.layer_progress import LayerProgress
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.kernels.chunks import RaggedRows
@@ -69,6 +70,7 @@ class Step:
     token_offsets: Tensor  # [T] int64
     states: StatePool
     pages: PagePool
+    progress: LayerProgress | None
 
     @classmethod
     def plan(cls, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Self:
@@ -81,7 +83,18 @@ class Step:
             token_offsets=batch.token_offsets,
             states=states,
             pages=pages,
+            progress=batch.progress,
         )
+
+    def state_written(self, index: int) -> None:
+        """Every recurrent layer says so, once its rows' states lie in the pool."""
+        if self.progress is not None:
+            self.progress.state_written(index)
+
+    def kv_written(self, index: int) -> None:
+        """Every attention layer says so, once its rows' KV lies in the pool."""
+        if self.progress is not None:
+            self.progress.kv_written(index)
 
     def ssm(self, index: int) -> Tensor:
         """[slots, *ssm shape], the SSM states of recurrent layer `index`."""

@@ -126,12 +126,12 @@ def test_a_launch_reads_nothing_back(plain: bool) -> None:
             (3, 4),
             True,
             draw,
-            Scores(0, tuple(range(12)), 2),
+            Scores(0, tuple(range(12)), 2, (5, 0)),
         ),
         Row(3, 1, 8, (1, 2), False, 3, 3, (5, 6), False, None, None),
     )
     engine = make_engine()
-    runner = ModelRunner(Wave(), engine.states, engine.pages, InlineStream())
+    runner = ModelRunner(Wave(), engine.states, engine.pages, InlineStream(), 1)
     batch = Batch(1, rows, decode_rows=1)
     with NoHostReads():
         launched = runner.launch(batch)

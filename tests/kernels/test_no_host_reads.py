@@ -139,7 +139,7 @@ def test_sampling_reads_nothing_back():
         apply_penalties(logits, rows, counts, counts, n * 1.2, n, n)
         mask_tokens(logits, rows, torch.tensor([7, 8]))
         tokens = sample_tokens(logits, rows, n, torch.tensor([1, 2]), rows, filters)
-        log_probs(logits, tokens, 3)
+        log_probs(logits, tokens, 3, tokens[:, None])
 
 
 def test_state_copies_read_nothing_back():
