@@ -24,6 +24,7 @@ from baton.engine.models import (
     qwen3,
     qwen3_5,
     qwen3_next,
+    zamba2,
 )
 from baton.engine.models.family import DTypes, Family
 from baton.engine.models.fields import Fields, read_fields
@@ -44,6 +45,7 @@ FAMILIES: dict[str, Family] = {
         qwen3,
         qwen3_5,
         qwen3_next,
+        zamba2,
     )
 }
 

@@ -1,5 +1,6 @@
 """Attention over pages, with grouped query heads; rotary positions or none."""
 
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from baton.engine.errors import ConfigError
 from baton.engine.memory.layout import AttentionShape
 from baton.engine.models.fields import Fields
-from baton.engine.models.layers.linear import ColumnLinear, RowLinear
+from baton.engine.models.layers.linear import ColumnLinear, Linear, RowLinear
 from baton.engine.models.layers.norm import norm_weight
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
@@ -29,6 +30,7 @@ class AttentionSizes:
     norm_eps: float | None = None  # of a norm over each head of q and k; None: there is none
     zero_centred: bool = False  # that norm's weight is stored as its distance from one
     gated: bool = False  # q_proj makes two vectors a head: the query, and a gate of the output
+    input: int | None = None  # channels that q, k and v are made of; None: those of `hidden`
 
     @property
     def cache(self) -> AttentionShape:
@@ -100,7 +102,8 @@ class Attention:
         self.gates = self.heads if sizes.gated else 0
         qkv = {"q_proj": (2 * q if sizes.gated else q,), "k_proj": (kv,), "v_proj": (kv,)}
         then = {"q_proj": partial(_gates_first, sizes.head_dim)} if sizes.gated else None
-        self.qkv = ColumnLinear(scope, qkv, sizes.hidden, sizes.bias, then)
+        width = sizes.input or sizes.hidden
+        self.qkv: Linear = ColumnLinear(scope, qkv, width, sizes.bias, then)
         self.out = RowLinear(scope, names.out, sizes.hidden, q, sizes.bias)
         self.norm_eps = sizes.norm_eps
         if sizes.norm_eps is not None:
@@ -111,6 +114,12 @@ class Attention:
                     for name, n in norms
                 ]
             )
+
+    def reused(self, index: int, qkv: Linear) -> "Attention":
+        """The same weights for another place in the pages, but for what makes q, k and v there."""
+        other = copy(self)
+        other.index, other.qkv = index, qkv
+        return other
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
