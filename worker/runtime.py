@@ -143,6 +143,8 @@ class WorkerRuntime:
                     incarnation=self.incarnation,
                     address=address,
                     role=ROLES[config.role],
+                    group=config.dp_group,
+                    rank=config.dp_rank,
                 ),
                 fingerprint=worker_fingerprint(config.engine, engine.model_config, engine.plan),
                 capabilities=[f"channel:{config.channel}"],
