@@ -77,7 +77,8 @@ async def test_a_leaving_worker_gets_nothing_new_but_ends_what_it_has(tmp_path: 
         start = await within(first.starts.get())
         await cluster.add(second)
         first.report(leaving=True)
-        await cluster.until(lambda workers: bool(workers["d0"]["leaving"]))
+        assert (reply := await within(first.replies.get())) is not None and reply.leaving
+        assert (await cluster.workers())["d0"]["state"] == "draining"
         others = [cluster.generate([13, 14]) for _ in range(3)]
         for _ in others:
             await within(second.starts.get())
