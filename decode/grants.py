@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.engine.engine import Engine
@@ -18,7 +18,7 @@ class Want:
     """One hand-off that waits for memory."""
 
     engine_id: str
-    tokens: int
+    token_ids: Sequence[int]  # whose state will come
     granted: Callable[[Reservation], None]
     refused: Callable[[RequestError], None]
 
@@ -84,7 +84,8 @@ def _reserve_all(
     answers: list[tuple[Want, Reservation | RequestError | None]] = []
     for want in wants:
         try:
-            answers.append((want, engine.reserve(want.engine_id, want.tokens)))
+            ids = want.token_ids
+            answers.append((want, engine.reserve(want.engine_id, len(ids), ids)))
         except RequestError as error:
             answers.append((want, error))
     return answers

@@ -4,18 +4,24 @@ Ray only places the processes, watches them and starts them again; no token and 
 through it.
 """
 
+import contextlib
 import logging
 import os
 import signal
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import ray
 
 from baton.deploy.errors import StartError
 
 NAMESPACE = "baton"
 _OBJECT_STORE_BYTES = 80 << 20  # the smallest that Ray takes; only configs and replies pass
+# Ray gives its own processes 30 s. Now and then one dies at birth, and a second try finds it well.
+_TRIES = 3
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,12 +47,30 @@ def connect(config: RayConfig) -> None:
     else:
         options["address"] = config.address
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(log_to_driver=False, **options)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as err:
-        where = config.address or "on this machine"
-        raise StartError(f"Ray {where} does not start or answer: {err}") from err
+    where = config.address or "on this machine"
+    for left in reversed(range(_TRIES if config.address is None else 1)):
+        before = set(psutil.Process().children())
+        try:
+            ray.init(log_to_driver=False, **options)
+            break
+        except Exception as err:  # Ray has no narrower one for "a process of mine did not start"
+            message = f"Ray {where} does not start or answer: {err}{_end_children(before)}"
+            if not left:
+                raise StartError(message) from err
+            _log.warning("%s; trying again", message)
     signal.signal(signal.SIGTERM, on_sigterm)  # Ray put one of its own there
+
+
+def _end_children(before: set[psutil.Process]) -> str:
+    """End what a start that failed has left, which Ray itself does when we exit. What it was."""
+    told = []
+    for child in psutil.Process().children():
+        if child in before:
+            continue
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may be gone by now
+            told.append(f"{child.name()} ({child.status()})")
+            child.kill()
+    return f"; its processes were {', '.join(told)}" if told else ""
 
 
 def leave() -> None:

@@ -30,7 +30,7 @@ def audit(
             books.check()
         except InvariantError as error:
             findings.append(str(error))
-    ticket_pages = [page for r in reservations for page in r.pages]
+    ticket_pages = [page for r in reservations for page in r.owned]
     for owner in (Owner.LIVE, Owner.TRANSFER):
         mine = [r for r in requests if r.owner is owner]
         findings += _compare(slots, owner, [r.slot for r in mine if r.slot])
@@ -43,7 +43,7 @@ def audit(
     tracked = [t.slot for batch in in_flight for row in batch.rows for t in row.tracked]
     findings += _compare(slots, Owner.TRACK, tracked)
     findings += cache.lock_findings(
-        [r.node for r in requests if r.node is not None],
+        [node for node in (*(r.node for r in requests), *(r.node for r in reservations)) if node],
         [r.resumes_from for r in requests if r.resumes_from is not None],
     )
     for request in requests:

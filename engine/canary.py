@@ -47,11 +47,17 @@ class Canary:
             self._pages.pop(row.pages[index], None)
 
     def adopted(self, request: Request) -> None:
-        """A peer has written the state of the request's computed tokens."""
+        """A peer has written the state of the request's computed tokens, into what the request
+        owns; the rest must be there."""
         marks = self._marks(request.token_ids(0, request.computed))
         self._slots[request.slot] = marks[request.computed]
+        where = f"request {request.request_id}, adopted,"
         for index, end in self._page_ends(0, request.computed):
-            self._pages[request.pages[index]] = marks[end]
+            page = request.pages[index]
+            if page in request.owned:
+                self._pages[page] = marks[end]
+            else:
+                self._compare("page", self._pages, page, marks[end], where)
 
     def _page_ends(self, start: int, end: int) -> list[tuple[int, int]]:
         """(index, tokens up to its end) of the pages that hold tokens [start, end)."""

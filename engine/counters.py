@@ -14,6 +14,8 @@ class Counters:
     prompt_tokens: int = 0  # of admissions
     hit_tokens_state: int = 0  # compute hits
     hit_tokens_kv: int = 0  # how far KV alone would have gone
+    adopted_tokens: int = 0  # of hand-offs that were taken in
+    hit_tokens_transfer: int = 0  # those among them whose KV was here already
     preemptions: int = 0
     steps: int = 0
     schedule_seconds: float = 0.0  # host time spent on planning

@@ -136,6 +136,19 @@ class PrefixCache:
         path = tuple(page for run in reversed(pages) for page in run)
         return Match(usable, usable.depth, path, node, kv_depth)
 
+    def hold_kv(self, key: bytes) -> tuple[Node, tuple[int, ...]]:
+        """The deepest KV of `key` that is here, with state or without: the node that it ends at,
+        split off where that lies inside of one, and its pages, locked until `unlock_pages`."""
+        self._clock += 1
+        node, pages, step = self.root, [], self._page_bytes
+        while child := node.children.get(key[(at := node.depth * TOKEN_BYTES) : at + step]):
+            common = self._common_pages(child, key, node.depth)
+            node = child if common == len(child.pages) else self._split(child, common)
+            node.last_used = self._clock
+            pages += node.pages
+        self.lock_pages(node)
+        return node, tuple(pages)
+
     def _cut_at(self, node: Node, limit: int) -> Node:
         """The ancestor of `node`, or a part of it split off, that ends at the last page boundary
         at or below `limit` tokens."""

@@ -36,12 +36,19 @@ class Holding:
 
 @dataclass(frozen=True)
 class Reservation:
-    """The destination side of a hand-off: a slot and pages that a peer may write. Owner: ticket."""
+    """The destination side of a hand-off: a slot and pages that a peer may write. Owner: ticket.
+
+    The first pages may be the prefix cache's: they hold the KV below `kv_from`, which a peer need
+    not send and must not write.
+    """
 
     request_id: str
     slot: int  # state slot
-    pages: tuple[int, ...]  # in token order
+    pages: tuple[int, ...]  # in token order, the cache's first
     tokens: int  # that the pages were reserved for
+    kv_from: int = 0  # tokens, whole pages of them, whose KV the cache holds: the transfer hit
+    node: Node | None = None  # where the cache's pages end, locked; for the engine's thread alone
+    owned: tuple[int, ...] = ()  # the pages that are its own, the last of `pages`
 
 
 class RequestState(StrEnum):

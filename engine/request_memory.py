@@ -13,7 +13,7 @@ from baton.engine.errors import InvariantError
 from baton.engine.memory.owners import Owner
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.prefix_cache import Match, PrefixCache
+from baton.engine.prefix_cache import Match, PrefixCache, token_key
 from baton.engine.request import Request, Reservation
 
 
@@ -252,13 +252,29 @@ class RequestMemory:
 
     # Hand-off ------------------------------------------------------------------------------
 
-    def reserve(self, request_id: str, tokens: int, headroom: int) -> Reservation | None:
+    def reserve(
+        self, request_id: str, tokens: int, headroom: int, prefix: Sequence[int] = ()
+    ) -> Reservation | None:
         """A slot and pages for a peer's writes, if `headroom` pages stay free beside them.
 
-        A channel is outside the forwards' order, so only ids that no forward may touch will do.
+        prefix: the ids of those tokens, as far as they are known; pages that hold their KV already
+        are the cache's, and stay locked until the reservation is over. A channel is outside the
+        forwards' order, so only ids that no forward may touch will do for the others.
         """
+        node, cached = self.cache.hold_kv(token_key(prefix[:tokens] if self._caching else ()))
+        needed = self.pages_for(tokens) - len(cached)
+        taken = self._take_for_ticket(needed, headroom)
+        if taken is None:
+            self.cache.unlock_pages(node)
+            return None
+        slot, own = taken
+        return Reservation(
+            request_id, slot, (*cached, *own), tokens, len(cached) * self._page_size, node, own
+        )
+
+    def _take_for_ticket(self, needed: int, headroom: int) -> tuple[int, tuple[int, ...]] | None:
+        """A slot and `needed` pages; None, and nothing taken, when there is no room."""
         slots, pages = self._slots, self._pages
-        needed = self.pages_for(tokens)
         if self.free_pages - needed < headroom:
             return None
         if not slots.available_to_channels:
@@ -271,22 +287,25 @@ class RequestMemory:
         taken = pages.take_many(needed, Owner.TICKET)
         if slot is None or taken is None:
             raise InvariantError("a pool gave fewer ids than it said were available")
-        return Reservation(request_id, slot, tuple(taken), tokens)
+        return slot, tuple(taken)
 
     def abandon(self, reservation: Reservation) -> None:
         """The peer is proved quiet: its ids are free at once."""
         self._slots.free(reservation.slot, Owner.TICKET)
-        self._pages.free_many(reservation.pages, Owner.TICKET)
+        self._pages.free_many(reservation.owned, Owner.TICKET)
+        if reservation.node is not None:
+            self.cache.unlock_pages(reservation.node)
 
     def adopt(self, request: Request, reservation: Reservation) -> None:
         """Ticket to live: `request` owns what was reserved, with the state already in it."""
         self._slots.move(reservation.slot, Owner.TICKET, Owner.LIVE)
-        for page in reservation.pages:
+        for page in reservation.owned:
             self._pages.move(page, Owner.TICKET, Owner.LIVE)
         request.slot = reservation.slot
         request.pages = reservation.pages
-        request.owned = set(reservation.pages)
+        request.owned = set(reservation.owned)
         request.computed = request.settled = reservation.tokens
         request.admissions += 1
-        request.node = self.cache.root
-        self.cache.lock_pages(request.node)
+        request.node = reservation.node
+        self._counters.adopted_tokens += reservation.tokens
+        self._counters.hit_tokens_transfer += reservation.kv_from

@@ -6,14 +6,18 @@ from the window of its read slot, or from zeros where it has no initial state, a
 window in its write slot; a read slot that differs from the write slot is never written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.chunks import SnapshotPlan, pack_ints
+from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.host_plan import HostPlan
+from baton.kernels.native import signatures
+from baton.kernels.native.recorder import SMALL, Native
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,8 @@ def conv_index(
     prefix_lens_host: Sequence[int],
     width: int,
     snapshots: SnapshotPlan | None,
-    device: torch.device,
-) -> ConvIndex:
-    """Lay every row out behind its window of `width - 1` inputs; one copy to the device."""
+) -> HostPlan[ConvIndex]:
+    """Lay every row out behind its window of `width - 1` inputs."""
     lead = width - 1
     batch = len(cu_seqlens_host) - 1
     # Row r begins `lead` places later for each window before it.
@@ -62,17 +65,19 @@ def conv_index(
     finals = [begin + length for begin, length in zip(begins, lengths, strict=True)]
     kept = [begins[row] + extent for row, extent in zip(rows, extents, strict=True)]
     slots = snapshots.slots if snapshots else ()
-    source_places, token_places, final, snapshot, snapshot_slots = pack_ints(
-        [sources, tokens, finals, kept, slots], device
-    )
-    steps = torch.arange(lead, device=device)
-    return ConvIndex(
-        sources=source_places,
-        token_places=token_places,
-        final_places=final[:, None] + steps,
-        snapshot_places=snapshot[:, None] + steps,
-        snapshot_slots=snapshot_slots,
-    )
+
+    def build(parts: Iterator[Tensor]) -> ConvIndex:
+        source_places, token_places, final, snapshot, snapshot_slots = islice(parts, 5)
+        steps = torch.arange(lead, device=final.device)
+        return ConvIndex(
+            sources=source_places,
+            token_places=token_places,
+            final_places=final[:, None] + steps,
+            snapshot_places=snapshot[:, None] + steps,
+            snapshot_slots=snapshot_slots,
+        )
+
+    return HostPlan((sources, tokens, finals, kept, slots), build)
 
 
 def causal_conv1d_varlen(
@@ -108,7 +113,8 @@ def causal_conv1d_varlen(
     """
     channels, width = weight.shape
     if index is None:
-        index = conv_index(cu_seqlens_host, prefix_lens_host, width, snapshots, x.device)
+        plan = conv_index(cu_seqlens_host, prefix_lens_host, width, snapshots)
+        index = plan.on(x.device)
     lead = width - 1
     windows = _initial_window(conv_pool, read_slots, has_initial).transpose(1, 2)
     columns = torch.cat((windows.reshape(-1, channels), x.float()))
@@ -154,6 +160,65 @@ def causal_conv1d_update(
         y += bias.float()
     conv_pool.index_copy_(0, write_slots, window[:, :, 1:].to(conv_pool.dtype))
     return (F.silu(y, inplace=True) if silu else y).to(x.dtype)
+
+
+def gated_conv_step(
+    bcx: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_pool: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor | None = None,
+) -> Tensor:
+    """One token a row of LFM2's gated convolution: C * convolution(B * x).
+
+    bcx:    [B, 3 C] float: B, C and x, of C channels each
+    weight, bias, conv_pool, slots and has_initial: as in causal_conv1d_update
+    returns [B, C], dtype of bcx; computed in float32
+    """
+    before, after, x = bcx.chunk(3, dim=-1)
+    slots = (read_slots, write_slots, has_initial)
+    return after * causal_conv1d_update(before * x, weight, bias, conv_pool, *slots, silu=False)
+
+
+def gated_conv_step_native(
+    native: Native,
+    bcx: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_pool: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor | None = None,
+) -> Tensor:
+    """The same in one call, for float32 bcx; the pool in float32 or bfloat16."""
+    channels, width = weight.shape
+    before, after, x = bcx.chunk(3, dim=-1)
+    out = native.empty(bcx.shape[0], channels)
+    native.call(
+        signatures.ConvStep(
+            x.data_ptr(),
+            before.data_ptr(),
+            after.data_ptr(),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            conv_pool.data_ptr(),
+            read_slots.data_ptr(),
+            write_slots.data_ptr(),
+            None if has_initial is None else has_initial.data_ptr(),
+            out.data_ptr(),
+            bcx.shape[0],
+            channels,
+            bcx.stride(0),
+            width,
+            conv_pool.stride(0),
+            signatures.DTYPES[conv_pool.dtype],
+            0,
+        ),
+        small=out.numel() * width < SMALL,
+    )
+    return out
 
 
 def causal_conv1d_varlen_ref(

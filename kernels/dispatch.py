@@ -4,7 +4,7 @@ A kernel's torch function documents its shapes and dtypes; other implementations
 and take the same arguments.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -18,10 +18,20 @@ from baton.kernels.attention import (
     paged_attn_decode,
     paged_attn_decode_native,
 )
-from baton.kernels.chunks import RaggedRows, SnapshotPlan
+from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.conv1d import gated_conv_step, gated_conv_step_native
+from baton.kernels.delta_mixer import (
+    DeltaInputs,
+    DeltaRows,
+    DeltaWeights,
+    gated_delta_step,
+    plan_delta_prefill,
+)
 from baton.kernels.elementwise import (
     add_scaled,
     add_scaled_native,
+    relu2,
+    relu2_native,
     scaled,
     scaled_native,
     select_rows,
@@ -29,14 +39,26 @@ from baton.kernels.elementwise import (
     swiglu,
     swiglu_native,
 )
+from baton.kernels.host_plan import HostPlan
 from baton.kernels.linear import Weight, embedding, embedding_native, linear, linear_native
 from baton.kernels.mamba2 import (
-    Mamba2Prefill,
+    Mamba2Rows,
     Mamba2Weights,
     mamba2_step,
     mamba2_step_native,
     plan_mamba2_prefill,
     plan_mamba2_prefill_native,
+)
+from baton.kernels.mla import mla_decode
+from baton.kernels.moe import (
+    experts_relu2,
+    experts_relu2_native,
+    experts_swiglu,
+    experts_swiglu_native,
+    route_sigmoid_grouped,
+    route_sigmoid_grouped_native,
+    route_softmax_topk,
+    route_softmax_topk_native,
 )
 from baton.kernels.native.library import load
 from baton.kernels.native.recorder import Native
@@ -61,6 +83,7 @@ class Kernels:
     linear: Callable[[Tensor, Weight, Tensor | None], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     swiglu: Callable[[Tensor], Tensor]
+    relu2: Callable[[Tensor], Tensor]
     add_scaled: Callable[[Tensor, Tensor, float], Tensor]
     scaled: Callable[[Tensor, float], Tensor]
     select_rows: Callable[[Tensor, Tensor], Tensor]
@@ -69,10 +92,28 @@ class Kernels:
     paged_attn_decode: Callable[
         [Tensor, Tensor, Tensor, Tensor, Tensor, tuple[int, ...], float], Tensor
     ]
+    mla_decode: Callable[[Tensor, Tensor, Tensor, Tensor, tuple[int, ...], int, float], Tensor]
+    route_softmax_topk: Callable[[Tensor, int], tuple[Tensor, Tensor]]
+    route_sigmoid_grouped: Callable[
+        [Tensor, Tensor, int, int, int, bool, float], tuple[Tensor, Tensor]
+    ]
+    experts_swiglu: Callable[[Tensor, Tensor, Tensor, Weight, Weight], Tensor]
+    experts_relu2: Callable[[Tensor, Tensor, Tensor, Weight, Weight], Tensor]
+    gated_conv_step: Callable[
+        [Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor | None], Tensor
+    ]
     mamba2_step: Callable[
         [Mamba2Weights, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor
     ]
-    plan_mamba2_prefill: Callable[[RaggedRows, int, int, SnapshotPlan | None], Mamba2Prefill]
+    plan_mamba2_prefill: Callable[
+        [Sequence[int], Sequence[int], int, int, SnapshotPlan | None], HostPlan[Mamba2Rows]
+    ]
+    gated_delta_step: Callable[
+        [DeltaWeights, DeltaInputs, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor
+    ]
+    plan_delta_prefill: Callable[
+        [Sequence[int], Sequence[int], int, SnapshotPlan | None], HostPlan[DeltaRows]
+    ]
     native: Native | None = None
 
 
@@ -81,14 +122,23 @@ TORCH = Kernels(
     linear=linear,
     rms_norm=rms_norm,
     swiglu=swiglu,
+    relu2=relu2,
     add_scaled=add_scaled,
     scaled=scaled,
     select_rows=select_rows,
     apply_rope=apply_rope,
     kv_write=kv_write,
     paged_attn_decode=paged_attn_decode,
+    mla_decode=mla_decode,
+    route_softmax_topk=route_softmax_topk,
+    route_sigmoid_grouped=route_sigmoid_grouped,
+    experts_swiglu=experts_swiglu,
+    experts_relu2=experts_relu2,
+    gated_conv_step=gated_conv_step,
     mamba2_step=mamba2_step,
     plan_mamba2_prefill=plan_mamba2_prefill,
+    gated_delta_step=gated_delta_step,
+    plan_delta_prefill=plan_delta_prefill,
 )
 
 
@@ -99,14 +149,23 @@ def native_kernels(native: Native) -> Kernels:
         linear=partial(linear_native, native),
         rms_norm=partial(rms_norm_native, native),
         swiglu=partial(swiglu_native, native),
+        relu2=partial(relu2_native, native),
         add_scaled=partial(add_scaled_native, native),
         scaled=partial(scaled_native, native),
         select_rows=partial(select_rows_native, native),
         apply_rope=partial(apply_rope_native, native),
         kv_write=partial(kv_write_native, native),
         paged_attn_decode=partial(paged_attn_decode_native, native),
+        mla_decode=mla_decode,
+        route_softmax_topk=partial(route_softmax_topk_native, native),
+        route_sigmoid_grouped=partial(route_sigmoid_grouped_native, native),
+        experts_swiglu=partial(experts_swiglu_native, native),
+        experts_relu2=partial(experts_relu2_native, native),
+        gated_conv_step=partial(gated_conv_step_native, native),
         mamba2_step=partial(mamba2_step_native, native),
         plan_mamba2_prefill=partial(plan_mamba2_prefill_native, native),
+        gated_delta_step=gated_delta_step,
+        plan_delta_prefill=plan_delta_prefill,
         native=native,
     )
 

@@ -23,6 +23,19 @@ def swiglu_native(native: Native, gate_up: Tensor) -> Tensor:
     return out
 
 
+def relu2(x: Tensor) -> Tensor:
+    """max(x, 0)^2, shape and dtype of x."""
+    return F.relu(x).square()
+
+
+def relu2_native(native: Native, x: Tensor) -> Tensor:
+    """The same, for contiguous float32."""
+    out = native.empty(*x.shape)
+    arguments = signatures.Relu2(x.data_ptr(), out.data_ptr(), x.numel())
+    native.call(arguments, small=x.numel() < SMALL)
+    return out
+
+
 def add_scaled(x: Tensor, y: Tensor, alpha: float) -> Tensor:
     """x + alpha * y, both of one shape and dtype."""
     return torch.add(x, y, alpha=alpha)

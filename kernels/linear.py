@@ -20,10 +20,10 @@ _ROUNDED_APART = 48
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A matrix [O, K] rounded to 8 bits: values[o] * scales[o].
+    """A matrix [O, K], or one an expert [E, O, K], rounded to 8 bits: values[o] * scales[o].
 
-    values: [O, K] int8
-    scales: [O] float32
+    values: [..., O, K] int8
+    scales: [..., O] float32
     """
 
     values: Tensor
@@ -45,13 +45,13 @@ class Int8Weight:
     def of(weight: Tensor) -> "Int8Weight":
         """Round to the nearest of 255 steps between a row's largest magnitude and its negative."""
         wide = weight.float()
-        scales = (wide.abs().amax(dim=1) / 127.0).clamp_(min=torch.finfo(torch.float32).tiny)
-        values = wide.div(scales[:, None]).round_().to(torch.int8)
+        scales = (wide.abs().amax(dim=-1) / 127.0).clamp_(min=torch.finfo(torch.float32).tiny)
+        values = wide.div(scales[..., None]).round_().to(torch.int8)
         return Int8Weight(values, scales)
 
     def dense(self) -> Tensor:
-        """[O, K] float32"""
-        return self.values.float().mul_(self.scales[:, None])
+        """[..., O, K] float32"""
+        return self.values.float().mul_(self.scales[..., None])
 
 
 Weight = Tensor | Int8Weight
@@ -77,7 +77,7 @@ def linear_native(native: Native, x: Tensor, weight: Weight, bias: Tensor | None
     dots = native.library.dots_bf16 and weight.dtype == torch.bfloat16
     if rows > _NATIVE_ROWS and not dots and isinstance(weight, Tensor):
         return F.linear(x, weight.float(), bias)
-    values, scales = _parts(weight)
+    values, scales = weight_parts(weight)
     y = native.empty(rows, weight.shape[0])
     rounded = None
     if dots and rows > _ROUNDED_APART:
@@ -101,8 +101,8 @@ def linear_native(native: Native, x: Tensor, weight: Weight, bias: Tensor | None
     return y
 
 
-def _parts(weight: Weight) -> tuple[Tensor, int | None]:
-    """The matrix, and the address of its scales where it has some."""
+def weight_parts(weight: Weight) -> tuple[Tensor, int | None]:
+    """The matrix as the library reads it, and the address of its scales where it has some."""
     if isinstance(weight, Int8Weight):
         return weight.values, weight.scales.data_ptr()
     return weight, None
@@ -124,7 +124,7 @@ def embedding_native(native: Native, ids: Tensor, table: Weight) -> Tensor:
     """The same, in float32 whatever the table is stored as."""
     rows, width = ids.shape[0], table.shape[1]
     out = native.empty(rows, width)
-    values, scales = _parts(table)
+    values, scales = weight_parts(table)
     dtype = signatures.DTYPES[values.dtype]
     native.call(
         signatures.Embedding(

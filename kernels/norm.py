@@ -24,21 +24,24 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centred: bool = False) 
 def rms_norm_native(
     native: Native, x: Tensor, weight: Tensor, eps: float, zero_centred: bool = False
 ) -> Tensor:
-    """The same, for x [T, C] and weight float32."""
-    rows, width = x.shape
-    out = native.empty(rows, width)
+    """The same, for float32 weight [C] and x [T, C], or weight [H, C] and x [T, H, C] whose heads
+    lie end to end."""
+    rows, width = x.shape[0], x.shape[-1]
+    heads = x.shape[1] if x.dim() == 3 else 1
+    out = native.empty(*x.shape)
     native.call(
         signatures.RmsNorm(
             x.data_ptr(),
             weight.data_ptr(),
             out.data_ptr(),
             rows,
+            heads,
             width,
             x.stride(0),
             eps,
             1.0 if zero_centred else 0.0,
         ),
-        small=rows * width < SMALL,
+        small=out.numel() < SMALL,
     )
     return out
 

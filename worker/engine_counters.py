@@ -30,15 +30,23 @@ class EngineCounters(Collector):
             "skipped": now.snapshots_skipped,
             "evicted": now.snapshots_evicted,
         }
-        hits = {"kv": now.hit_tokens_kv, "state": now.hit_tokens_state}
+        hits = {
+            "kv": now.hit_tokens_kv,
+            "state": now.hit_tokens_state,
+            "transfer": now.hit_tokens_transfer,
+        }
         yield self._family("snapshots", "Snapshots of recurrent state", snapshots, "event")
         yield self._family(
             "prefix_hit_tokens",
-            "Prompt tokens found in the prefix cache: how far KV alone went, and how far state did",
+            "Prompt tokens found in the prefix cache: how far KV alone went, how far state did, "
+            "and whose KV no hand-off had to bring",
             hits,
             "by",
         )
         yield self._total("prompt_tokens", "Prompt tokens of admitted requests", now.prompt_tokens)
+        yield self._total(
+            "adopted_tokens", "Prompt tokens of hand-offs taken in", now.adopted_tokens
+        )
         yield self._total(
             "branch_points", "Admissions whose KV matched deeper than state", now.branch_points
         )

@@ -156,8 +156,6 @@ class WorkerRuntime:
                     rank=config.dp_rank,
                 ),
                 fingerprint=worker_fingerprint(config.engine, engine.model_config, engine.plan),
-                capabilities=[f"channel:{config.channel}"],
-                data_address=address,
             ),
             metrics=metrics,
             handoffs=HandoffBook(metrics),

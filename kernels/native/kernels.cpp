@@ -12,9 +12,11 @@
 #include <memory>
 
 #include "attention.h"
+#include "conv.h"
 #include "linear.h"
 #include "mamba2.h"
 #include "mamba2_prompts.h"
+#include "moe.h"
 #include "rows.h"
 #include "team.h"
 
@@ -35,6 +37,11 @@ OPERATION(select_rows, SelectRows)
 OPERATION(rope, Rope)
 OPERATION(kv_write, KvWrite)
 OPERATION(attn_decode, AttnDecode)
+OPERATION(relu2, Relu2)
+OPERATION(route_softmax, RouteSoftmax)
+OPERATION(route_grouped, RouteGrouped)
+OPERATION(experts, Experts)
+OPERATION(conv_step, ConvStep)
 OPERATION(mamba2_step, Mamba2Step)
 OPERATION(mamba2_prefill, Mamba2Prefill)
 

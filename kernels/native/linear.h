@@ -133,47 +133,59 @@ inline void weight_rows(const Linear& a, const typename Tile::Value* x, int64_t 
   }
 }
 
-// All weight rows against all activation rows. A part of the weight and a block of activations
-// stay in the second-level cache while they meet.
+// Outputs first .. end of all activation rows. A block of activations stays in the second-level
+// cache while it meets this part of the weight.
+template <class Tile>
+void linear_part(const Linear& a, const typename Tile::Value* x, int64_t x_stride, int64_t first,
+                 int64_t end) {
+  constexpr int64_t BLOCK = 48;
+  Linear block = a;
+  for (int64_t row = 0; row < a.rows; row += BLOCK) {
+    block.rows = row + BLOCK < a.rows ? BLOCK : a.rows - row;
+    block.y = a.y + row * a.out;
+    const auto* values = x + row * x_stride;
+    int64_t o = first;
+    if (a.rows == 1)  // more weight rows at a time, or too little of them is under way
+      for (; o + 16 <= end; o += 16) weight_rows<Tile, 16, 1>(block, values, x_stride, o);
+    for (; o + 4 <= end; o += 4) weight_rows<Tile, 4, 6>(block, values, x_stride, o);
+    for (; o < end; o++) weight_rows<Tile, 1, 6>(block, values, x_stride, o);
+  }
+}
+
+constexpr int64_t WEIGHT_PART = 64;  // weight rows of one piece of work
+
 template <class Tile, class F>
 void linear_as(const Linear& a, Team& team, int64_t x_stride, F activations) {
-  constexpr int64_t PART = 64, BLOCK = 48;
-  const int64_t parts = (a.out + PART - 1) / PART;
-  team.each(parts, [&](int64_t part) {
-    const typename Tile::Value* x = activations();
-    const int64_t first = part * PART, end = first + PART < a.out ? first + PART : a.out;
-    Linear block = a;
-    for (int64_t row = 0; row < a.rows; row += BLOCK) {
-      block.rows = row + BLOCK < a.rows ? BLOCK : a.rows - row;
-      block.y = a.y + row * a.out;
-      const auto* values = x + row * x_stride;
-      int64_t o = first;
-      if (a.rows == 1)  // more weight rows at a time, or too little of them is under way
-        for (; o + 16 <= end; o += 16) weight_rows<Tile, 16, 1>(block, values, x_stride, o);
-      for (; o + 4 <= end; o += 4) weight_rows<Tile, 4, 6>(block, values, x_stride, o);
-      for (; o < end; o++) weight_rows<Tile, 1, 6>(block, values, x_stride, o);
-    }
+  team.each((a.out + WEIGHT_PART - 1) / WEIGHT_PART, [&](int64_t part) {
+    const int64_t first = part * WEIGHT_PART;
+    const int64_t end = first + WEIGHT_PART < a.out ? first + WEIGHT_PART : a.out;
+    linear_part<Tile>(a, activations(), x_stride, first, end);
   });
 }
 
-#ifdef BATON_DOT_BF16
-void round_row(const Linear& a, int64_t row, Bf16* to, int64_t padded) {
-  runs(a.in, [&](int64_t i, int64_t n) {
-    store_run(to + i, load_run(a.x + row * a.x_stride + i, n), n);
-  });
-  memset(to + a.in, 0, (padded - a.in) * sizeof(Bf16));
+// One row of activations as a tile reads it: `padded` values, zeros from the `count`th on.
+template <class T>
+inline void convert_row(const float* from, T* to, int64_t count, int64_t padded) {
+  runs(count, [&](int64_t i, int64_t n) { store_run(to + i, load_run(from + i, n), n); });
+  memset(to + count, 0, (padded - count) * sizeof(T));
 }
-#endif
+
+inline int64_t padded_width(int64_t width) {
+  return (width + DOT_LANES - 1) / DOT_LANES * DOT_LANES;
+}
 
 void linear(const Linear& a, Team& team) {
   auto given = [&] { return a.x; };
   if (a.dtype == FLOAT32) return linear_as<FloatTile<float>>(a, team, a.x_stride, given);
   if (a.dtype == INT8) return linear_as<FloatTile<int8_t>>(a, team, a.x_stride, given);
 #ifdef BATON_DOT_BF16
-  const int64_t padded = (a.in + DOT_LANES - 1) / DOT_LANES * DOT_LANES;
+  const int64_t padded = padded_width(a.in);
+  auto round = [&](int64_t row, Bf16* to) {
+    convert_row(a.x + row * a.x_stride, to, a.in, padded);
+  };
   if (a.rounded) {
     Bf16* x = static_cast<Bf16*>(a.rounded);
-    team.each(a.rows, [&](int64_t row) { round_row(a, row, x + row * padded, padded); });
+    team.each(a.rows, [&](int64_t row) { round(row, x + row * padded); });
     linear_as<DotTile>(a, team, padded, [&] { return x; });
   } else {  // few rows: each thread for itself, at its first part, rather than wait for another
     struct Rounded {};
@@ -181,7 +193,7 @@ void linear(const Linear& a, Team& team) {
     linear_as<DotTile>(a, team, padded, [&] {
       if (!x) {
         x = scratch<Bf16, Rounded>(a.rows * padded);
-        for (int64_t row = 0; row < a.rows; row++) round_row(a, row, x + row * padded, padded);
+        for (int64_t row = 0; row < a.rows; row++) round(row, x + row * padded);
       }
       return x;
     });

@@ -1,5 +1,6 @@
 // One decode step of a Mamba-2 mixer.
 #pragma once
+#include "conv.h"
 #include "rows.h"
 #include "team.h"
 #include "vectors.h"
@@ -26,62 +27,12 @@ struct Mamba2Step {
   bool starts_empty(int64_t row) const { return has_initial && !has_initial[row]; }
 };
 
-constexpr int64_t CONV_PART = 256;  // channels of one piece of work
-
-// Channels first .. first + count of one row: the window moves on and is convolved.
-template <class T>
-void convolve(const Mamba2Step& a, int64_t row, int64_t first, int64_t count) {
-  constexpr int64_t MOST = CONV_PART;
-  const int64_t lead = a.width - 1;
-  const float* x = a.zxbcdt + row * a.stride + a.inner() + first;
-  const T* from = static_cast<const T*>(a.conv_pool) + a.read_slots[row] * a.conv_stride;
-  T* to = static_cast<T*>(a.conv_pool) + a.write_slots[row] * a.conv_stride;
-  float total[MOST] = {};
-  struct Windows {};
-  float* window = scratch<float, Windows>(MOST * lead);  // in place: read whole, then written
-  if (a.starts_empty(row)) {
-    memset(window, 0, count * lead * sizeof(float));
-  } else {
-    runs(count * lead, [&](int64_t i, int64_t n) {
-      store_run(window + i, load_run(from + first * lead + i, n), n);
-    });
-  }
-  if (a.conv_bias) memcpy(total, a.conv_bias + first, count * sizeof(float));
-  const float* taps = a.conv_weight + first * a.width;
-  if (lead == 3) {
-    for (int64_t c = 0; c < count; c++) {
-      total[c] += window[3 * c] * taps[4 * c] + window[3 * c + 1] * taps[4 * c + 1] +
-                  window[3 * c + 2] * taps[4 * c + 2] + x[c] * taps[4 * c + 3];
-    }
-    for (int64_t c = 0; c < count; c++) {
-      window[3 * c] = window[3 * c + 1];
-      window[3 * c + 1] = window[3 * c + 2];
-      window[3 * c + 2] = x[c];
-    }
-  } else {
-    for (int64_t c = 0; c < count; c++) {
-      float* w = window + c * lead;
-      for (int64_t tap = 0; tap < lead; tap++) total[c] += w[tap] * taps[c * a.width + tap];
-      total[c] += x[c] * taps[c * a.width + lead];
-      for (int64_t tap = 0; tap + 1 < lead; tap++) w[tap] = w[tap + 1];
-      w[lead - 1] = x[c];
-    }
-  }
-  runs(count * lead, [&](int64_t i, int64_t n) {
-    store_run(to + first * lead + i, load_run(window + i, n), n);
-  });
-  float* out = a.convolved + row * a.channels() + first;
-  runs(count, [&](int64_t i, int64_t n) { store_run(out + i, silu(load_run(total + i, n)), n); });
-}
-
-template <class T>
-void convolve_all(const Mamba2Step& a, Team& team) {
-  constexpr int64_t PART = CONV_PART;
-  const int64_t channels = a.channels(), parts = (channels + PART - 1) / PART;
-  team.each(a.rows * parts, [&](int64_t job) {
-    const int64_t first = job % parts * PART;
-    convolve<T>(a, job / parts, first, first + PART < channels ? PART : channels - first);
-  });
+// The convolution of [x | B | C].
+inline ConvStep convolution(const Mamba2Step& a) {
+  return {a.zxbcdt + a.inner(), nullptr,       nullptr,       a.conv_weight, a.conv_bias,
+          a.conv_pool,          a.read_slots,  a.write_slots, a.has_initial, a.convolved,
+          a.rows,               a.channels(),  a.stride,      a.width,       a.conv_stride,
+          a.conv_dtype,         /*silu=*/1};
 }
 
 // clamp(softplus(raw))
@@ -146,7 +97,7 @@ void group_norm(float* rows, int64_t count, int64_t width, int64_t groups, const
 }
 
 void mamba2_step(const Mamba2Step& a, Team& team) {
-  a.conv_dtype == FLOAT32 ? convolve_all<float>(a, team) : convolve_all<Bf16>(a, team);
+  conv_step(convolution(a), team);
   a.ssm_dtype == FLOAT32 ? advance_all<float>(a, team) : advance_all<Bf16>(a, team);
   if (!a.norm_weight) return;
   const float* gates = a.gate_last ? a.zxbcdt : nullptr;

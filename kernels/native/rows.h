@@ -31,10 +31,10 @@ void embedding(const Embedding& a, Team& team) {
 }
 
 struct RmsNorm {
-  const float* x;       // [rows, width], rows x_stride apart
-  const float* weight;  // [width]
-  float* out;           // [rows, width]
-  int64_t rows, width, x_stride;
+  const float* x;       // [rows, heads, width], rows x_stride apart
+  const float* weight;  // [heads, width]
+  float* out;           // [rows, heads, width]
+  int64_t rows, heads, width, x_stride;
   double eps, weight_offset;  // the weight is weight_offset + what is stored
 };
 
@@ -50,12 +50,15 @@ float mean_square(const float* x, int64_t width) {
 void rms_norm(const RmsNorm& a, Team& team) {
   const float offset = static_cast<float>(a.weight_offset), eps = static_cast<float>(a.eps);
   team.each(a.rows, [&](int64_t row) {
-    const float* x = a.x + row * a.x_stride;
-    const float scale = 1.0f / sqrtf(mean_square(x, a.width) + eps);
-    runs(a.width, [&](int64_t i, int64_t n) {
-      Vec weight = load_run(a.weight + i, n) + offset;
-      store_run(a.out + row * a.width + i, load_run(x + i, n) * scale * weight, n);
-    });
+    for (int64_t head = 0; head < a.heads; head++) {
+      const float* x = a.x + row * a.x_stride + head * a.width;
+      const float* weights = a.weight + head * a.width;
+      float* out = a.out + (row * a.heads + head) * a.width;
+      const float scale = 1.0f / sqrtf(mean_square(x, a.width) + eps);
+      runs(a.width, [&](int64_t i, int64_t n) {
+        store_run(out + i, load_run(x + i, n) * scale * (load_run(weights + i, n) + offset), n);
+      });
+    }
   });
 }
 
@@ -74,6 +77,23 @@ void swiglu(const SwiGlu& a, Team& team) {
     float* out = a.out + row * a.width + first;
     runs(first + PART < a.width ? PART : a.width - first, [&](int64_t i, int64_t n) {
       store_run(out + i, silu(load_run(gate + i, n)) * load_run(gate + a.width + i, n), n);
+    });
+  });
+}
+
+struct Relu2 {
+  const float* x;  // [size]
+  float* out;      // [size]; max(x, 0)^2
+  int64_t size;
+};
+
+void relu2(const Relu2& a, Team& team) {
+  constexpr int64_t PART = 4096;
+  team.each((a.size + PART - 1) / PART, [&](int64_t part) {
+    const int64_t first = part * PART;
+    runs(first + PART < a.size ? PART : a.size - first, [&](int64_t i, int64_t n) {
+      const Vec v = load_run(a.x + first + i, n);
+      store_run(a.out + first + i, relu2(v), n);
     });
   });
 }

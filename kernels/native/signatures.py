@@ -35,12 +35,17 @@ class Embedding(Arguments):
 
 class RmsNorm(Arguments):
     operation = "rms_norm"
-    _fields_ = _fields("x weight out", "rows width x_stride", "eps weight_offset")
+    _fields_ = _fields("x weight out", "rows heads width x_stride", "eps weight_offset")
 
 
 class SwiGlu(Arguments):
     operation = "swiglu"
     _fields_ = _fields("gate_up out", "rows width")
+
+
+class Relu2(Arguments):
+    operation = "relu2"
+    _fields_ = _fields("x out", "size")
 
 
 class AddScaled(Arguments):
@@ -74,6 +79,36 @@ class AttnDecode(Arguments):
     )
 
 
+class RouteSoftmax(Arguments):
+    operation = "route_softmax"
+    _fields_ = _fields("logits weights chosen", "rows experts top_k")
+
+
+class RouteGrouped(Arguments):
+    operation = "route_grouped"
+    _fields_ = _fields(
+        "logits correction weights chosen",
+        "rows experts top_k groups top_groups normalised",
+        "factor",
+    )
+
+
+class Experts(Arguments):
+    operation = "experts"
+    _fields_ = _fields(
+        "x weights chosen up down up_scale down_scale gathered activated outer y",
+        "rows width inner experts top_k x_stride dtype gated",
+    )
+
+
+class ConvStep(Arguments):
+    operation = "conv_step"
+    _fields_ = _fields(
+        "x before after taps bias pool read_slots write_slots has_initial out",
+        "rows channels x_stride width pool_stride dtype silu",
+    )
+
+
 class Mamba2Step(Arguments):
     operation = "mamba2_step"
     _fields_ = _fields(
@@ -102,11 +137,16 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     Embedding,
     RmsNorm,
     SwiGlu,
+    Relu2,
     AddScaled,
     SelectRows,
     Rope,
     KvWrite,
     AttnDecode,
+    RouteSoftmax,
+    RouteGrouped,
+    Experts,
+    ConvStep,
     Mamba2Step,
     Mamba2Prefill,
 )

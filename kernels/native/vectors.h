@@ -152,6 +152,11 @@ inline Vec silu(Vec x) {  // below -87 it is as good as zero
   return x / (1.0f + exp(-x));
 }
 
+inline Vec relu2(Vec x) {  // a NaN stays one
+  x = x < 0.0f ? splat(0.0f) : x;
+  return x * x;
+}
+
 // Memory of the calling thread that lasts until its next call with the same Tag.
 template <class T, class Tag>
 inline T* scratch(int64_t size) {

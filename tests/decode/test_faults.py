@@ -284,7 +284,8 @@ async def test_a_corrupted_payload_is_retried_elsewhere_and_no_token_is_wrong(
         await answer.end()
         assert answer.token_ids == expected_tokens(HashModel(), prompt, 8)
         corrupted.clear()
-        _, answer = await router.start(prompt, greedy(8), [prefill])
+        fresh = random_prompt(seeded, 20, 60)  # KV that the rank has does not travel again
+        _, answer = await router.start(fresh, greedy(8), [prefill])
         finished = await answer.end()
         assert finished.error.code == common_pb2.DATA_LOSS
         assert "are not what was sent" in finished.error.message

@@ -15,7 +15,7 @@ from baton.deploy import promised
 from baton.deploy.cluster_config import ClusterConfig
 from baton.deploy.control import ask, listening
 from baton.deploy.errors import DeployError, NotRunning, ScaleError, StartError
-from baton.deploy.member import Member, parse_counts
+from baton.deploy.member import parse_counts
 from baton.deploy.progress import Silent, StartProgress
 from baton.deploy.promised import Promised
 from baton.deploy.wiring import Wiring

@@ -32,7 +32,7 @@ async def test_ragged_prompts_over_http_all_at_once(
     prompts = prompts_of(rng, LENGTHS)
     answers = await http_greedy(cluster, prompts, N)
     assert answers == _in_process(engine, prompts, temperature=0)
-    assert answers == oracle.greedy(model, prompts, N)
+    oracle.assert_all_greedy(model, prompts, answers, N)
 
 
 async def test_ragged_prompts_over_grpc_all_at_once(

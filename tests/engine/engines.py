@@ -113,17 +113,21 @@ def finish_of(events: list[Event], request_id: str) -> Finished:
 
 
 def copy_state(source: Engine, request_id: str, target: Engine, into: Reservation) -> None:
-    """What a channel does: the slot and the pages of a held request, into a reservation."""
+    """What a channel does: the slot and the pages of a held request, into a reservation; what the
+    target's cache holds already is left alone."""
     held = source.holding(request_id)
     assert held.computed == into.tokens and len(held.pages) == len(into.pages)
     target.states.storage[into.slot] = source.states.storage[held.slot]
     for mine, theirs in zip(held.pages, into.pages, strict=True):
+        if theirs not in into.owned:
+            continue
         target.pages.storage[theirs] = source.pages.storage[mine]
 
 
 def hand_over(source: Engine, target: Engine, spec: RequestSpec, first: tuple[int, ...]) -> None:
     """Move held request `spec`, whose output so far is `first`, into `target`."""
-    reservation = target.reserve(spec.request_id, source.holding(spec.request_id).computed)
+    computed = source.holding(spec.request_id).computed
+    reservation = target.reserve(spec.request_id, computed, (*spec.prompt_ids, *first[:-1]))
     assert reservation is not None
     copy_state(source, spec.request_id, target, reservation)
     target.adopt(replace(spec, output_ids=first, hold=False), reservation)

@@ -84,7 +84,8 @@ class Disaggregated(RuleBasedStateMachine):
         name = self.held[0]
         if name in self.reserved:
             return
-        reservation = self.target.reserve(name, len(self.specs[name].prompt_ids))
+        prompt = self.specs[name].prompt_ids
+        reservation = self.target.reserve(name, len(prompt), prompt)
         if reservation is not None:
             self.reserved[name] = reservation
 

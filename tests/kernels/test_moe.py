@@ -4,14 +4,34 @@ import pytest
 import torch
 from ragged_batches import seeded
 
+from baton.kernels.linear import Int8Weight
 from baton.kernels.moe import (
     experts_relu2,
+    experts_relu2_native,
     experts_relu2_ref,
+    experts_swiglu,
+    experts_swiglu_native,
+    experts_swiglu_ref,
     moe_forward,
     moe_forward_ref,
     route_sigmoid_grouped,
+    route_sigmoid_grouped_native,
     route_sigmoid_grouped_ref,
+    route_softmax_grouped,
+    route_softmax_grouped_ref,
+    route_softmax_topk,
+    route_softmax_topk_native,
 )
+from baton.kernels.native.library import load
+from baton.kernels.native.recorder import Native
+
+
+@pytest.fixture(scope="module")
+def native() -> Native:
+    library = load()
+    if library is None:
+        pytest.skip("no C++ compiler")
+    return Native(library)
 
 
 def random_experts(experts: int, hidden: int, inner: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,10 +80,14 @@ def test_grouped_routing_matches_the_reference(experts, top_k, groups, top_group
     seeded(experts + top_groups)
     logits, correction = torch.randn(30, experts), torch.randn(experts) * 0.3
     options = (top_k, groups, top_groups, normalised, 2.5)
-    weights, chosen = route_sigmoid_grouped(logits, correction, *options)
-    wanted_weights, wanted = route_sigmoid_grouped_ref(logits, correction, *options)
-    assert torch.equal(chosen, wanted)
-    torch.testing.assert_close(weights.double(), wanted_weights, atol=1e-6, rtol=1e-5)
+    corrected = route_sigmoid_grouped(logits, correction, *options)
+    plain = route_softmax_grouped(logits, *options)
+    for (weights, chosen), (wanted_weights, wanted) in (
+        (corrected, route_sigmoid_grouped_ref(logits, correction, *options)),
+        (plain, route_softmax_grouped_ref(logits, *options)),
+    ):
+        assert torch.equal(chosen, wanted)
+        torch.testing.assert_close(weights.double(), wanted_weights, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 40])
@@ -75,3 +99,78 @@ def test_experts_without_a_gate_match_the_reference(tokens):
     out = experts_relu2(x, weights, experts, w_in, w_out)
     expected = experts_relu2_ref(x, weights, experts, w_in, w_out)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 9])
+@pytest.mark.parametrize("experts, top_k", [(1, 1), (7, 3), (64, 8)])
+def test_native_softmax_routing_is_torch_s(native, rows, experts, top_k):
+    logits = torch.randn(rows, experts) * 2
+    weights, chosen = route_softmax_topk_native(native, logits, top_k)
+    wanted_weights, wanted = route_softmax_topk(logits, top_k)
+    assert torch.equal(chosen, wanted)
+    torch.testing.assert_close(weights, wanted_weights, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize(
+    "experts, top_k, groups, top_groups",
+    [(6, 2, 1, 1), (12, 3, 4, 2), (12, 4, 2, 1), (9, 3, 3, 3)],
+)
+def test_native_grouped_routing(native, experts, top_k, groups, top_groups, normalised):
+    logits, correction = torch.randn(30, experts), torch.randn(experts) * 0.3
+    options = (top_k, groups, top_groups, normalised, 2.5)
+    weights, chosen = route_sigmoid_grouped_native(native, logits, correction, *options)
+    wanted_weights, wanted = route_sigmoid_grouped_ref(logits, correction, *options)
+    assert torch.equal(chosen, wanted)
+    torch.testing.assert_close(weights.double(), wanted_weights, atol=1e-6, rtol=1e-5)
+
+
+def test_native_routing_of_padding_names_experts_that_exist(native):
+    nothing = torch.full((2, 6), torch.nan)
+    nothing[1, 4] = 1.0
+    _, chosen = route_softmax_topk_native(native, nothing, 3)
+    assert chosen.tolist() == [[0, 1, 2], [4, 0, 1]]
+    _, chosen = route_sigmoid_grouped_native(native, nothing, torch.zeros(6), 2, 3, 1)
+    assert ((chosen >= 0) & (chosen < 6)).all()
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("tokens", [0, 1, 5, 120])
+@pytest.mark.parametrize(
+    "experts, top_k, hidden, inner", [(3, 1, 1, 1), (6, 2, 40, 100), (5, 5, 70, 65)]
+)
+@pytest.mark.parametrize("gated", [True, False])
+def test_native_experts(native, tokens, experts, top_k, hidden, inner, gated, kind):
+    rows = inner * (2 if gated else 1)
+    w_in = torch.randn(experts, rows, hidden) / hidden**0.5
+    w_out = torch.randn(experts, hidden, inner) / inner**0.5
+    x, weights = torch.randn(tokens, 2 * hidden)[:, :hidden], torch.rand(tokens, top_k)
+    chosen = torch.rand(tokens, experts).topk(top_k).indices
+    if kind == "int8":
+        w_in, w_out = Int8Weight.of(w_in), Int8Weight.of(w_out)
+        dense = (w_in.dense(), w_out.dense())
+    else:
+        dense = [w.to(getattr(torch, kind)) for w in (w_in, w_out)]
+        w_in, w_out = dense
+    run, ref = (
+        (experts_swiglu_native, experts_swiglu_ref)
+        if gated
+        else (experts_relu2_native, experts_relu2_ref)
+    )
+    got = run(native, x, weights, chosen, w_in, w_out)
+    # Where the CPU multiplies bfloat16 values, activations are rounded to them, inside too.
+    error = 2e-2 if kind == "bfloat16" else 1e-5
+    expected = ref(x, weights, chosen, *dense)
+    torch.testing.assert_close(got.double(), expected, atol=error, rtol=error)
+    for count in (1, 2, 4):  # whatever other tokens there are, the same bits
+        fewer = run(native, x[:count], weights[:count], chosen[:count].contiguous(), w_in, w_out)
+        assert torch.equal(fewer, got[:count])
+
+
+def test_8_bit_experts_on_torch_s_kernels():
+    w_in, w_out = (Int8Weight.of(w) for w in random_experts(4, 12, 16))
+    x, weights = torch.randn(6, 12), torch.rand(6, 2)
+    chosen = torch.rand(6, 4).topk(2).indices
+    expected = experts_swiglu_ref(x, weights, chosen, w_in.dense(), w_out.dense())
+    got = experts_swiglu(x, weights, chosen, w_in, w_out)
+    torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-5)

@@ -16,8 +16,10 @@ from baton.kernels.attention import (
     paged_attn_decode_native,
     paged_attn_ref,
 )
+from baton.kernels.conv1d import gated_conv_step, gated_conv_step_native
 from baton.kernels.elementwise import (
     add_scaled_native,
+    relu2_native,
     scaled_native,
     select_rows_native,
     swiglu_native,
@@ -35,7 +37,9 @@ class PoisonedNative(Native):
     """Results begin as NaN."""
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return super().empty(*shape, dtype=dtype).fill_(torch.nan)
+        return (
+            super().empty(*shape, dtype=dtype).fill_(torch.nan if dtype.is_floating_point else -1)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +135,15 @@ def test_rms_norm(native, rng, rows, width, zero_centred):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("heads, width", [(1, 7), (3, 16), (4, 50)])
+def test_rms_norm_of_each_head(native, rng, rows, heads, width):
+    x = strided(rows, heads * width, rng).unflatten(1, (heads, width))
+    weight = torch.randn(heads, width)
+    got = rms_norm_native(native, x, weight, 1e-5)
+    assert_near(got, rms_norm(x.double(), weight, 1e-5), 2e-6)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
 @pytest.mark.parametrize("width", [1, 17, 512, 1500])
 def test_what_layers_do_in_between(native, rng, rows, width):
     x, y = torch.randn(rows, width) * 5, torch.randn(rows, width)
@@ -138,6 +151,7 @@ def test_what_layers_do_in_between(native, rng, rows, width):
     assert_near(add_scaled_native(native, x, y, alpha), x.double() + alpha * y.double(), 2e-6)
     assert_near(scaled_native(native, x, alpha), x.double() * alpha, 2e-6)
     assert scaled_native(native, x, 1.0) is x
+    assert_near(relu2_native(native, x), F.relu(x.double()).square(), 2e-6)
     both = torch.cat((x, y), dim=1)
     assert_near(swiglu_native(native, both), F.silu(x.double()) * y.double(), 2e-6)
     if rows:
@@ -207,6 +221,24 @@ def test_attention_gives_padding_rows_zeros(native, rng):
     assert torch.equal(out[2], torch.zeros_like(out[2]))
     expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.5)
     assert_near(out[:2], expected, 5e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("channels, width", [(1, 2), (40, 4), (300, 3), (530, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("all_go_on", [False, True])
+def test_a_gated_convolution(native, rng, rows, channels, width, dtype, all_go_on):
+    taps = torch.randn(channels, width)
+    bias = torch.randn(channels) if rng.random() < 0.5 else None
+    batch = ragged_batch([1] * rows, [7 if all_go_on else rng.choice([0, 7])] * rows, rng)
+    bcx = strided(rows, 3 * channels, rng)
+    pool = poisoned_pool(batch, (channels, width - 1), dtype)
+    expected_pool = pool.clone()
+    slots = (batch.read_slots, batch.write_slots, None if all_go_on else batch.has_initial)
+    out = gated_conv_step_native(native, bcx, taps, bias, pool, *slots)
+    wide = (bcx.double(), taps.double(), None if bias is None else bias.double())
+    assert_near(out, gated_conv_step(*wide, expected_pool, *slots).double(), 2e-6)
+    assert_pools_match(pool, expected_pool, 0.0, 0.0)
 
 
 def random_mixer(heads, head_dim, groups, d_state, width, rng) -> Mamba2Weights:

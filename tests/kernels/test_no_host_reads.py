@@ -6,7 +6,21 @@ from guards import HostReadError, NoHostReads
 from ragged_batches import poisoned_pool, ragged_batch, random_snapshots, seeded
 
 from baton.kernels.attention import kv_write, paged_attn_decode, paged_attn_prefill
+from baton.kernels.chunks import RaggedRows
 from baton.kernels.conv1d import causal_conv1d_update, causal_conv1d_varlen
+from baton.kernels.delta_mixer import (
+    DeltaInputs,
+    DeltaWeights,
+    gated_delta_step,
+    plan_delta_prefill,
+)
+from baton.kernels.mla import (
+    from_latent,
+    latent_write,
+    mla_decode,
+    mla_prefill,
+    to_latent,
+)
 from baton.kernels.moe import moe_forward
 from baton.kernels.norm import gated_rms_norm, rms_norm
 from baton.kernels.rope import apply_rope, rope_cache
@@ -47,6 +61,31 @@ def test_recurrent_kernels_read_nothing_back():
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("channelwise", [False, True])
+def test_delta_mixers_read_nothing_back(channelwise):
+    rng = seeded(4)
+    batch = ragged_batch([40, 1, 9], [0, 33, 64], rng)
+    snapshots = random_snapshots(batch, 64, rng)
+    conv_pool = poisoned_pool(batch, (20, 3), torch.float32)
+    state_pool = poisoned_pool(batch, (2, 3, 4), torch.float32)
+    rates = 6 if channelwise else 2
+    weights = DeltaWeights(
+        conv_weight=torch.randn(20, 4), A=-torch.rand(2), dt_bias=torch.randn(rates),
+        norm_weight=torch.ones(4), key_heads=2, key_dim=3, eps=1e-6, silu_gate=True,
+    )  # fmt: skip
+    inputs = DeltaInputs(*(torch.randn(50, width) for width in (20, 8, 2, rates)))
+    rows = RaggedRows(
+        batch.cu_seqlens, tuple(batch.cu_seqlens_host), tuple(batch.prefix_lens_host),
+        batch.read_slots, batch.write_slots, batch.has_initial,
+    )  # fmt: skip
+    slots = (batch.read_slots, batch.write_slots, batch.has_initial)
+    with NoHostReads():
+        plan = plan_delta_prefill(rows.cu_seqlens_host, rows.prefix_lens_host, 4, snapshots)
+        prefill = plan.on(torch.device("cpu"))(rows)
+        prefill(weights, inputs, conv_pool, state_pool)
+        gated_delta_step(weights, inputs.tokens(slice(3)), conv_pool, state_pool, *slots)
+
+
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0, "window": 3}])
 def test_attention_reads_nothing_back(options):
     seeded(1)
@@ -63,6 +102,20 @@ def test_attention_reads_nothing_back(options):
             q, k_pool, v_pool, tables, cu_seqlens, [0, 3, 5], kv_lens, [7, 2], 0.3, **options
         )
         paged_attn_decode(q[:2], k_pool, v_pool, tables, kv_lens, [7, 2], 0.3, **options)
+
+
+def test_latent_attention_reads_nothing_back():
+    seeded(1)
+    pool, up = torch.randn(6, 4, 8), torch.randn(3, 9, 6)
+    tables = torch.tensor([[1, 2], [3, 0]])
+    q, kv_lens = torch.randn(4, 3, 7), torch.tensor([7, 2])
+    cu_seqlens, tree = torch.tensor([0, 3, 4]), torch.ones(2, 2, 2, dtype=torch.bool)
+    with NoHostReads():
+        latent_write(torch.randn(4, 8), pool, torch.tensor([2, 2, 2, 3]), torch.arange(4))
+        mla_prefill(q, pool, up, tables, cu_seqlens, [0, 3, 4], kv_lens, [7, 2], 0.3)
+        query = torch.cat((to_latent(q[..., :5], up), q[..., 5:]), dim=-1).unflatten(0, (2, 2))
+        mean = mla_decode(query, pool, tables, kv_lens, [7, 2], 6, 0.3, tree)
+        from_latent(mean.flatten(0, 1), up, 5)
 
 
 def test_feed_forward_and_norms_read_nothing_back():
@@ -86,7 +139,7 @@ def test_sampling_reads_nothing_back():
         apply_penalties(logits, rows, counts, counts, n * 1.2, n, n)
         mask_tokens(logits, rows, torch.tensor([7, 8]))
         tokens = sample_tokens(logits, rows, n, torch.tensor([1, 2]), rows, filters)
-        log_probs(logits, tokens, 3)
+        log_probs(logits, tokens, 3, tokens[:, None])
 
 
 def test_state_copies_read_nothing_back():

@@ -44,13 +44,25 @@ def test_a_checkpoint_that_repeats_itself_is_refused(tmp_path: Path) -> None:
         accept(model, VOCAB)
 
 
-def test_other_tokens_are_refused_unless_nearly_tied(oracle: Oracle) -> None:
+def test_other_tokens_are_refused_unless_nearly_tied(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    oracle = Oracle(tmp_path)
     folder = oracle.checkpoint(NAME)
     (wanted,) = oracle.greedy(folder, [PROMPT], 8)
     oracle.assert_same_greedy(folder, PROMPT, wanted)
     best = oracle.logits(folder, [*PROMPT, *wanted[:4]])[-1].topk(2)
-    other = [*wanted[:4], int(best.indices[1]), *wanted[5:]]
+    parted = [*wanted[:4], int(best.indices[1])]
+    other = [*parted, *oracle.greedy(folder, [[*PROMPT, *parted]], 3)[0]]
     with pytest.raises(AssertionError, match="token 4"):
         oracle.assert_same_greedy(folder, PROMPT, other, error=LOGIT_BOUND / 100)
     margin = float(best.values[0] - best.values[1])
     oracle.assert_same_greedy(folder, PROMPT, other, error=margin)
+    with pytest.raises(AssertionError, match="token 6"):
+        oracle.assert_same_greedy(folder, PROMPT, [*other[:6], 1, other[7]], error=margin)
+
+
+def test_an_answer_of_another_length_is_refused(oracle: Oracle) -> None:
+    folder = oracle.checkpoint(NAME)
+    (wanted,) = oracle.greedy(folder, [PROMPT], 8)
+    with pytest.raises(AssertionError, match="7 tokens; expected 8"):
+        oracle.assert_all_greedy(folder, [PROMPT], [wanted[:7]], 8)

@@ -12,7 +12,6 @@ from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
 from baton.kernels.attention import paged_attn_prefill
-from baton.kernels.norm import rms_norm
 
 
 @dataclass(frozen=True)
@@ -111,12 +110,13 @@ class Attention:
         turned = self.heads + self.kv_heads  # q and k are rotated alike, so in one call
         qk, v = qkv[:, :turned], qkv[:, turned:]
         if self.norm_eps is not None:
-            qk = rms_norm(qk, self.head_norms, self.norm_eps)
+            qk = self.kernels.rms_norm(qk, self.head_norms, self.norm_eps)
         if self.rope is not None:
             qk = self.kernels.apply_rope(qk, self.rope, step.positions)
         q, k = qk[:, : self.heads], qk[:, self.heads :]
         k_pool, v_pool = step.pages.k[self.index], step.pages.v[self.index]
         self.kernels.kv_write(k, v, k_pool, v_pool, step.token_pages, step.token_offsets)
+        step.kv_written(self.index)
         parts = []
         if step.decode is not None:
             rows = step.decode

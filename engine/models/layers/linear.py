@@ -46,12 +46,12 @@ class RowLinear:
         self.comm: Comm = scope.comm
         self.kernels = scope.kernels
         self.weight = scope.matrix(scope.part(f"{name}.weight", (rows, columns), (columns,), dim=1))
-        self.bias = scope.tensor(f"{name}.bias", rows) if bias else None
+        self.bias = scope.tensor(f"{name}.bias", rows, dtype=torch.float32) if bias else None
+        self.own_bias = self.bias if scope.shard.rank == 0 else None  # added once in the sum
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, this rank's columns] -> [T, rows]"""
-        y = self.comm.all_reduce(self.kernels.linear(x, self.weight, None))
-        return y if self.bias is None else y + self.bias
+        return self.comm.all_reduce(self.kernels.linear(x, self.weight, self.own_bias))
 
 
 class WholeLinear:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
@@ -35,8 +34,9 @@ class Relu2Mlp:
     """The feed-forward without a gate (So et al., 2021, arXiv:2109.08668)."""
 
     def __init__(self, scope: Scope, hidden: int, intermediate: int, bias: bool = False) -> None:
+        self.kernels = scope.kernels
         self.up = ColumnLinear(scope, {"up_proj": (intermediate,)}, hidden, bias)
         self.down = RowLinear(scope, "down_proj", hidden, intermediate, bias)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        return self.down(F.relu(self.up(x)).square())
+        return self.down(self.kernels.relu2(self.up(x)))

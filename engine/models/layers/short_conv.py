@@ -9,7 +9,7 @@ from baton.engine.memory.layout import RecurrentShape
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
-from baton.kernels.conv1d import causal_conv1d_update, causal_conv1d_varlen
+from baton.kernels.conv1d import causal_conv1d_varlen
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class ShortConv:
     def __init__(self, scope: Scope, shape: ShortConvShape, index: int) -> None:
         """index: which of the model's recurrent layers this is (its place in a state slot)."""
         self.index = index
+        self.kernels = scope.kernels
         hidden, whole, fp32 = shape.hidden, (shape.hidden,), torch.float32
         self.in_proj = ColumnLinear(scope, {"in_proj": (hidden,) * 3}, hidden, shape.bias)
         taps = scope.part("conv.weight", (hidden, 1, shape.width), whole, dtype=fp32)
@@ -39,41 +40,32 @@ class ShortConv:
         self.out_proj = RowLinear(scope, "out_proj", hidden, hidden, shape.bias)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        B, C, inputs = self.in_proj(x).chunk(3, dim=-1)
-        gated = B * inputs
+        bcx, done = self.in_proj(x), step.decode_tokens
         pool = step.states.conv[self.index]
         parts = []
         if step.decode is not None:
             rows = step.decode
+            slots = (rows.read_slots, rows.write_slots, rows.has_initial)
             parts.append(
-                causal_conv1d_update(
-                    gated[: step.decode_tokens],
-                    self.taps,
-                    self.bias,
-                    pool,
-                    rows.read_slots,
-                    rows.write_slots,
-                    rows.has_initial,
-                    silu=False,
-                )
+                self.kernels.gated_conv_step(bcx[:done], self.taps, self.bias, pool, *slots)
             )
         if step.prefill is not None:
             ragged = step.prefill
-            parts.append(
-                causal_conv1d_varlen(
-                    gated[step.decode_tokens :],
-                    self.taps,
-                    self.bias,
-                    ragged.rows.cu_seqlens,
-                    ragged.rows.cu_seqlens_host,
-                    ragged.rows.prefix_lens_host,
-                    pool,
-                    ragged.rows.read_slots,
-                    ragged.rows.write_slots,
-                    ragged.rows.has_initial,
-                    index=ragged.conv,
-                    silu=False,
-                )
+            B, C, inputs = bcx[done:].chunk(3, dim=-1)
+            mixed = causal_conv1d_varlen(
+                B * inputs,
+                self.taps,
+                self.bias,
+                ragged.rows.cu_seqlens,
+                ragged.rows.cu_seqlens_host,
+                ragged.rows.prefix_lens_host,
+                pool,
+                ragged.rows.read_slots,
+                ragged.rows.write_slots,
+                ragged.rows.has_initial,
+                index=ragged.conv,
+                silu=False,
             )
-        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self.out_proj(C * mixed)
+            parts.append(C * mixed)
+        step.state_written(self.index)
+        return self.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))

@@ -1,0 +1,170 @@
+"""A gated-delta mixer between its projections: a decode step, and prompts."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from baton.kernels.chunks import ChunkIndex, RaggedRows, SnapshotPlan, chunk_index
+from baton.kernels.conv1d import (
+    ConvIndex,
+    causal_conv1d_update,
+    causal_conv1d_varlen,
+    conv_index,
+)
+from baton.kernels.gated_delta import CHUNK, gated_delta_prefill, gated_delta_update
+from baton.kernels.host_plan import HostPlan
+from baton.kernels.norm import rms_norm
+from baton.kernels.ssd import discretise
+
+_NO_LIMIT = (0.0, float("inf"))
+
+
+@dataclass(frozen=True)
+class DeltaWeights:
+    """What a mixer has beside its projections. Hk heads of queries and keys of K channels, Hv heads
+    of values of V; C = 2 Hk K + Hv V channels of the convolution, W taps. All are float32.
+
+    conv_weight: [C, W]; the last column multiplies the newest input
+    A:           [Hv], negative
+    dt_bias:     [Hv]; or [Hv K]: decays are one a key channel (KDA), and Hv = Hk
+    norm_weight: [V]; the norm is taken over each head, then gated
+    eps:         of the norm
+    silu_gate:   norm(o) * silu(z) (gated delta nets), not norm(o) * sigmoid(z) (KDA)
+    """
+
+    conv_weight: Tensor
+    A: Tensor
+    dt_bias: Tensor
+    norm_weight: Tensor
+    key_heads: int
+    key_dim: int
+    eps: float
+    silu_gate: bool
+
+    @property
+    def heads(self) -> int:
+        return self.A.shape[0]
+
+    @property
+    def value_dim(self) -> int:
+        return self.norm_weight.shape[0]
+
+    def split_conv(self, conv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[T, C] -> q and k [T, Hk, K], v [T, Hv, V]"""
+        keys = self.key_heads * self.key_dim
+        q, k, v = torch.split(conv, [keys, keys, self.heads * self.value_dim], dim=-1)
+        shape = (-1, self.key_heads, self.key_dim)
+        return q.view(shape), k.view(shape), v.view(-1, self.heads, self.value_dim)
+
+    def log_decay(self, a: Tensor) -> Tensor:
+        """A softplus(a + dt_bias): [T, Hv] or [T, Hv K] float -> [T, Hv] or [T, Hv, K] float32"""
+        step = discretise(a, self.dt_bias, _NO_LIMIT)
+        if step.shape[-1] == self.heads:
+            return step * self.A
+        return step.view(-1, self.heads, self.key_dim) * self.A[:, None]
+
+    def gated_norm(self, o: Tensor, z: Tensor) -> Tensor:
+        """o [T, Hv, V], z [T, Hv V] float -> [T, Hv V], dtype of o"""
+        gate = sigmoid(z) * z.float() if self.silu_gate else sigmoid(z)
+        return (rms_norm(o.float(), self.norm_weight, self.eps).flatten(1) * gate).to(o.dtype)
+
+
+@dataclass(frozen=True)
+class DeltaInputs:
+    """What the projections of a mixer make of its T tokens; floats, perhaps strided over tokens."""
+
+    qkv: Tensor  # [T, C], before the convolution
+    z: Tensor  # [T, Hv V], the gate of the output
+    b: Tensor  # [T, Hv]; beta = sigmoid(b)
+    a: Tensor  # [T, Hv] or [T, Hv K], as dt_bias is
+
+    def tokens(self, which: slice) -> "DeltaInputs":
+        return DeltaInputs(self.qkv[which], self.z[which], self.b[which], self.a[which])
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)) in float32.
+
+    Written out, because torch's sigmoid rounds differently at the end of a buffer, which would make
+    a result depend on what else is in the batch.
+    """
+    return x.float().neg().exp_().add_(1.0).reciprocal_()
+
+
+def gated_delta_step(
+    weights: DeltaWeights,
+    inputs: DeltaInputs,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor | None = None,
+) -> Tensor:
+    """Advance each row by one token: convolution, state, norm and gate.
+
+    inputs:     one token a row
+    conv_pool:  [slots, C, W - 1] float, strided over slots; written in place
+    state_pool: [slots, Hv, K, V] float, strided over slots; written in place
+    read_slots, write_slots: [B] int64, state slots; 0 for padding rows
+    has_initial: [B] bool; False starts from zeros, whatever the read slot holds. None: all True
+    returns     [B, Hv V], dtype of the inputs; computed in float32
+    """
+    slots = (read_slots, write_slots)
+    conv = causal_conv1d_update(
+        inputs.qkv, weights.conv_weight, None, conv_pool, *slots, has_initial
+    )
+    q, k, v = weights.split_conv(conv)
+    g, beta = weights.log_decay(inputs.a), sigmoid(inputs.b)
+    o = gated_delta_update(q, k, v, g, beta, state_pool, *slots, has_initial)
+    return weights.gated_norm(o, inputs.z)
+
+
+# What a plan makes of one layer's weights, inputs, conv_pool and state_pool (as in
+# gated_delta_step): the mixer's output [T, Hv V], dtype of the inputs.
+DeltaPrefill = Callable[[DeltaWeights, DeltaInputs, Tensor, Tensor], Tensor]
+# The same for the rows of a batch, once they are on the device.
+DeltaRows = Callable[[RaggedRows], DeltaPrefill]
+
+
+def plan_delta_prefill(
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    width: int,
+    snapshots: SnapshotPlan | None,
+) -> HostPlan[DeltaRows]:
+    """Plan the prompts of a batch once, for all layers: convolution, rule, norm and gate.
+
+    cu_seqlens_host: [B + 1], packed token where each row begins
+    prefix_lens_host: [B], absolute depth of each row's first token
+    width:     taps of the convolution
+    snapshots: states to keep at multiples of CHUNK or at a row's end, in slots of their own
+    """
+    conv = conv_index(cu_seqlens_host, prefix_lens_host, width, snapshots)
+    chunks = chunk_index(cu_seqlens_host, prefix_lens_host, CHUNK, snapshots)
+
+    def build(parts: Iterator[Tensor]) -> DeltaRows:
+        return partial(_prefill_of, conv.build(parts), chunks.build(parts))
+
+    return HostPlan((*conv.lists, *chunks.lists), build)
+
+
+def _prefill_of(conv_plan: ConvIndex, chunks: ChunkIndex, rows: RaggedRows) -> DeltaPrefill:
+    lens = (rows.cu_seqlens_host, rows.prefix_lens_host)
+    slots = (rows.read_slots, rows.write_slots, rows.has_initial)
+
+    def prefill(
+        weights: DeltaWeights, inputs: DeltaInputs, conv_pool: Tensor, state_pool: Tensor
+    ) -> Tensor:
+        conv = causal_conv1d_varlen(
+            inputs.qkv, weights.conv_weight, None, rows.cu_seqlens, *lens, conv_pool, *slots,
+            index=conv_plan,
+        )  # fmt: skip
+        q, k, v = weights.split_conv(conv)
+        g, beta = weights.log_decay(inputs.a), sigmoid(inputs.b)
+        o = gated_delta_prefill(q, k, v, g, beta, *lens, state_pool, *slots, index=chunks)
+        return weights.gated_norm(o, inputs.z)
+
+    return prefill

@@ -1,0 +1,89 @@
+// One token a row through a causal depthwise convolution.
+#pragma once
+#include "team.h"
+#include "vectors.h"
+
+namespace {
+
+struct ConvStep {
+  const float* x;       // [rows, channels], rows x_stride apart
+  const float* before;  // multiplies x: laid out like it; or null
+  const float* after;   // multiplies the sums: laid out like x; or null
+  const float *taps, *bias;  // [channels, width], [channels] or null
+  void* pool;                // [slots, channels, width - 1]: each row's last inputs, oldest first
+  const int64_t *read_slots, *write_slots;  // [rows]
+  const uint8_t* has_initial;               // [rows] or null: every row has one
+  float* out;                               // [rows, channels]
+  int64_t rows, channels, x_stride, width, pool_stride, dtype;  // pool_stride in values
+  int64_t silu;                                                 // of the sums
+};
+
+constexpr int64_t CONV_PART = 256;  // channels of one piece of work
+
+// Channels first .. first + count of one row: the window moves on and is convolved.
+template <class T>
+void convolve(const ConvStep& a, int64_t row, int64_t first, int64_t count) {
+  const int64_t lead = a.width - 1, place = row * a.x_stride + first;
+  const T* from = static_cast<const T*>(a.pool) + a.read_slots[row] * a.pool_stride + first * lead;
+  T* to = static_cast<T*>(a.pool) + a.write_slots[row] * a.pool_stride + first * lead;
+  const float* x = a.x + place;
+  float inputs[CONV_PART], total[CONV_PART] = {};
+  if (a.before) {
+    runs(count, [&](int64_t i, int64_t n) {
+      store_run(inputs + i, load_run(x + i, n) * load_run(a.before + place + i, n), n);
+    });
+    x = inputs;
+  }
+  struct Windows {};
+  float* window = scratch<float, Windows>(CONV_PART * lead);  // in place: read whole, then written
+  if (a.has_initial && !a.has_initial[row]) {
+    memset(window, 0, count * lead * sizeof(float));
+  } else {
+    runs(count * lead, [&](int64_t i, int64_t n) {
+      store_run(window + i, load_run(from + i, n), n);
+    });
+  }
+  if (a.bias) memcpy(total, a.bias + first, count * sizeof(float));
+  const float* taps = a.taps + first * a.width;
+  if (lead == 3) {
+    for (int64_t c = 0; c < count; c++) {
+      total[c] += window[3 * c] * taps[4 * c] + window[3 * c + 1] * taps[4 * c + 1] +
+                  window[3 * c + 2] * taps[4 * c + 2] + x[c] * taps[4 * c + 3];
+    }
+    for (int64_t c = 0; c < count; c++) {
+      window[3 * c] = window[3 * c + 1];
+      window[3 * c + 1] = window[3 * c + 2];
+      window[3 * c + 2] = x[c];
+    }
+  } else {
+    for (int64_t c = 0; c < count; c++) {
+      float* w = window + c * lead;
+      for (int64_t tap = 0; tap < lead; tap++) total[c] += w[tap] * taps[c * a.width + tap];
+      total[c] += x[c] * taps[c * a.width + lead];
+      for (int64_t tap = 0; tap + 1 < lead; tap++) w[tap] = w[tap + 1];
+      w[lead - 1] = x[c];
+    }
+  }
+  runs(count * lead, [&](int64_t i, int64_t n) { store_run(to + i, load_run(window + i, n), n); });
+  float* out = a.out + row * a.channels + first;
+  runs(count, [&](int64_t i, int64_t n) {
+    Vec sums = load_run(total + i, n);
+    if (a.silu) sums = silu(sums);
+    store_run(out + i, a.after ? sums * load_run(a.after + place + i, n) : sums, n);
+  });
+}
+
+void conv_step(const ConvStep& a, Team& team) {
+  const int64_t parts = (a.channels + CONV_PART - 1) / CONV_PART;
+  team.each(a.rows * parts, [&](int64_t job) {
+    const int64_t row = job / parts, first = job % parts * CONV_PART;
+    const int64_t count = first + CONV_PART < a.channels ? CONV_PART : a.channels - first;
+    if (a.dtype == FLOAT32) {
+      convolve<float>(a, row, first, count);
+    } else {
+      convolve<Bf16>(a, row, first, count);
+    }
+  });
+}
+
+}  // namespace

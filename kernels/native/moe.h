@@ -1,0 +1,229 @@
+// Mixtures of experts: which experts a token goes to, and the feed-forward of those.
+#pragma once
+#include "linear.h"
+#include "team.h"
+#include "vectors.h"
+
+namespace {
+
+// Places of the `count` largest of `size` values, the largest first; of equals the first. A NaN is
+// chosen last, so that there always are `count`.
+inline void largest(const float* values, int64_t size, int64_t count, int64_t* places) {
+  struct Taken {};
+  char* taken = scratch<char, Taken>(size);
+  memset(taken, 0, size);
+  for (int64_t k = 0; k < count; k++) {
+    int64_t best = -1;
+    for (int64_t i = 0; i < size; i++) {
+      if (taken[i]) continue;
+      if (best < 0 || values[i] > values[best] || (values[best] != values[best] && values[i] == values[i])) best = i;
+    }
+    taken[best] = 1;
+    places[k] = best;
+  }
+}
+
+struct RouteSoftmax {
+  const float* logits;  // [rows, experts]
+  float* weights;       // [rows, top_k]
+  int64_t* chosen;      // [rows, top_k]
+  int64_t rows, experts, top_k;
+};
+
+void route_softmax(const RouteSoftmax& a, Team& team) {
+  team.each(a.rows, [&](int64_t row) {
+    const float* logits = a.logits + row * a.experts;
+    float* weights = a.weights + row * a.top_k;
+    int64_t* chosen = a.chosen + row * a.top_k;
+    largest(logits, a.experts, a.top_k, chosen);
+    float total = 0.0f;
+    for (int64_t k = 0; k < a.top_k; k++) {
+      total += weights[k] = expf(logits[chosen[k]] - logits[chosen[0]]);
+    }
+    for (int64_t k = 0; k < a.top_k; k++) weights[k] /= total;
+  });
+}
+
+struct RouteGrouped {
+  const float *logits, *correction;  // [rows, experts], [experts]
+  float* weights;                    // [rows, top_k]
+  int64_t* chosen;                   // [rows, top_k]
+  int64_t rows, experts, top_k, groups, top_groups, normalised;
+  double factor;
+};
+
+// What the best two of `size` values add up to.
+inline float best_two(const float* values, int64_t size) {
+  float first = -INFINITY, second = -INFINITY;
+  for (int64_t i = 0; i < size; i++) {
+    if (values[i] > first) {
+      second = first;
+      first = values[i];
+    } else if (values[i] > second) {
+      second = values[i];
+    }
+  }
+  return first + second;
+}
+
+void route_grouped(const RouteGrouped& a, Team& team) {
+  team.each(a.rows, [&](int64_t row) {
+    struct Scores {};
+    struct Groups {};
+    const int64_t size = a.experts / a.groups;
+    float* scores = scratch<float, Scores>(2 * a.experts + a.groups);
+    float* ranked = scores + a.experts;
+    float* worth = ranked + a.experts;
+    for (int64_t e = 0; e < a.experts; e++) {
+      scores[e] = 1.0f / (1.0f + expf(-a.logits[row * a.experts + e]));
+      ranked[e] = scores[e] + a.correction[e];
+    }
+    if (a.top_groups < a.groups) {
+      for (int64_t g = 0; g < a.groups; g++) worth[g] = best_two(ranked + g * size, size);
+      int64_t* best = scratch<int64_t, Groups>(a.groups);
+      largest(worth, a.groups, a.groups, best);
+      for (int64_t g = a.top_groups; g < a.groups; g++) {
+        for (int64_t e = 0; e < size; e++) ranked[best[g] * size + e] = -INFINITY;
+      }
+    }
+    float* weights = a.weights + row * a.top_k;
+    int64_t* chosen = a.chosen + row * a.top_k;
+    largest(ranked, a.experts, a.top_k, chosen);
+    float total = 1e-20f;
+    for (int64_t k = 0; k < a.top_k; k++) total += weights[k] = scores[chosen[k]];
+    const float factor = static_cast<float>(a.factor) / (a.normalised ? total : 1.0f);
+    for (int64_t k = 0; k < a.top_k; k++) weights[k] *= factor;
+  });
+}
+
+struct Experts {
+  const float* x;               // [rows, width], rows x_stride apart
+  const float* weights;         // [rows, top_k]
+  const int64_t* chosen;        // [rows, top_k]
+  const void *up, *down;        // [experts, inner, width] (gated: [2 inner, width], the gate's rows
+                                // first), [experts, width, inner]
+  const float *up_scale, *down_scale;  // of int8 weights: [experts, their rows]
+  float *gathered, *activated;  // [rows * top_k, width and inner, rounded up to 32], scratch
+  float* outer;                 // [rows * top_k, width], scratch
+  float* y;                     // [rows, width]
+  int64_t rows, width, inner, experts, top_k, x_stride, dtype, gated;
+};
+
+// The (row, choice) pairs in order of their experts. Every thread makes it for itself.
+struct ByExpert {
+  int64_t* places;  // [rows * top_k], where each pair lies
+  int64_t* starts;  // [experts + 1], first place of each expert
+  int64_t* active;  // experts with any
+  int64_t count;    // of those
+
+  explicit ByExpert(const Experts& a) {
+    struct Memory {};
+    const int64_t pairs = a.rows * a.top_k;
+    places = scratch<int64_t, Memory>(pairs + 2 * a.experts + 1);
+    starts = places + pairs;
+    active = starts + a.experts + 1;
+    memset(starts, 0, (a.experts + 1) * sizeof(int64_t));
+    for (int64_t i = 0; i < pairs; i++) places[i] = starts[a.chosen[i] + 1]++;
+    count = 0;
+    for (int64_t e = 0; e < a.experts; e++) {
+      if (starts[e + 1]) active[count++] = e;
+      starts[e + 1] += starts[e];
+    }
+    for (int64_t i = 0; i < pairs; i++) places[i] += starts[a.chosen[i]];
+  }
+};
+
+// activated[rows, first .. first + count] of one expert: silu(gate x) up x, or relu(up x)^2.
+template <class Tile>
+void expert_up(const Experts& a, const ByExpert& pairs, int64_t expert, int64_t first,
+               int64_t count) {
+  typedef typename Tile::Value Value;
+  struct Products {};
+  constexpr int64_t BLOCK = 48;
+  const int64_t x_stride = padded_width(a.width), stride = padded_width(a.inner);
+  float* up = scratch<float, Products>(2 * BLOCK * WEIGHT_PART);
+  float* gate = up + BLOCK * WEIGHT_PART;
+  auto product = [&](int64_t row, int64_t rows, int64_t output, float* to) {
+    output += expert * a.inner * (a.gated ? 2 : 1) + first;
+    Linear part{};
+    part.weight = static_cast<const typename Tile::Weight*>(a.up) + output * a.width;
+    part.scale = a.up_scale ? a.up_scale + output : nullptr;
+    part.y = to;
+    part.rows = rows;
+    part.in = a.width;
+    part.out = WEIGHT_PART;
+    linear_part<Tile>(part, reinterpret_cast<const Value*>(a.gathered) + row * x_stride, x_stride,
+                      0, count);
+  };
+  for (int64_t row = pairs.starts[expert]; row < pairs.starts[expert + 1]; row += BLOCK) {
+    const int64_t left = pairs.starts[expert + 1] - row, rows = left < BLOCK ? left : BLOCK;
+    product(row, rows, a.gated ? a.inner : 0, up);
+    if (a.gated) product(row, rows, 0, gate);
+    for (int64_t r = 0; r < rows; r++) {
+      Value* to = reinterpret_cast<Value*>(a.activated) + (row + r) * stride + first;
+      runs(count, [&](int64_t i, int64_t n) {
+        Vec v = load_run(up + r * WEIGHT_PART + i, n);
+        v = a.gated ? silu(load_run(gate + r * WEIGHT_PART + i, n)) * v : relu2(v);
+        store_run(to + i, v, n);
+      });
+      if (first + count == a.inner) memset(to + count, 0, (stride - a.inner) * sizeof(Value));
+    }
+  }
+}
+
+template <class Tile>
+void experts_as(const Experts& a, Team& team) {
+  typedef typename Tile::Value Value;
+  const ByExpert pairs(a);
+  const int64_t x_stride = padded_width(a.width), stride = padded_width(a.inner);
+  auto each_part = [&](int64_t outputs, auto body) {
+    const int64_t parts = (outputs + WEIGHT_PART - 1) / WEIGHT_PART;
+    team.each(pairs.count * parts, [&](int64_t job) {
+      const int64_t first = job % parts * WEIGHT_PART;
+      const int64_t end = first + WEIGHT_PART < outputs ? first + WEIGHT_PART : outputs;
+      body(pairs.active[job / parts], first, end);
+    });
+  };
+  team.each(a.rows * a.top_k, [&](int64_t i) {
+    Value* to = reinterpret_cast<Value*>(a.gathered) + pairs.places[i] * x_stride;
+    convert_row(a.x + i / a.top_k * a.x_stride, to, a.width, x_stride);
+  });
+  each_part(a.inner, [&](int64_t expert, int64_t first, int64_t end) {
+    expert_up<Tile>(a, pairs, expert, first, end - first);
+  });
+  each_part(a.width, [&](int64_t expert, int64_t first, int64_t end) {
+    const int64_t row = pairs.starts[expert];
+    Linear down{};
+    down.weight = static_cast<const typename Tile::Weight*>(a.down) + expert * a.width * a.inner;
+    down.scale = a.down_scale ? a.down_scale + expert * a.width : nullptr;
+    down.y = a.outer + row * a.width;
+    down.rows = pairs.starts[expert + 1] - row;
+    down.in = a.inner;
+    down.out = a.width;
+    linear_part<Tile>(down, reinterpret_cast<const Value*>(a.activated) + row * stride, stride,
+                      first, end);
+  });
+  team.each(a.rows, [&](int64_t row) {  // in the token's own order of experts
+    float* y = a.y + row * a.width;
+    memset(y, 0, a.width * sizeof(float));
+    for (int64_t k = 0; k < a.top_k; k++) {
+      const float* outer = a.outer + pairs.places[row * a.top_k + k] * a.width;
+      const float weight = a.weights[row * a.top_k + k];
+      runs(a.width, [&](int64_t i, int64_t n) {
+        store_run(y + i, load_run(y + i, n) + weight * load_run(outer + i, n), n);
+      });
+    }
+  });
+}
+
+void experts(const Experts& a, Team& team) {
+  if (a.dtype == FLOAT32) return experts_as<FloatTile<float>>(a, team);
+  if (a.dtype == INT8) return experts_as<FloatTile<int8_t>>(a, team);
+#ifdef BATON_DOT_BF16
+  experts_as<DotTile>(a, team);
+#else
+  experts_as<FloatTile<Bf16>>(a, team);
+#endif
+}
+
+}  // namespace
