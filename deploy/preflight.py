@@ -33,12 +33,15 @@ def check_model(config: EngineConfig) -> None:
         raise StartError(f"--model {folder}: {err}") from err
 
 
-def check_fits(worker: str, config: EngineConfig) -> None:
-    """The plan that this worker would make of this machine's memory. Raises StartError."""
+def check_fits(worker: str, config: EngineConfig) -> int:
+    """The plan that this worker would make of this machine's memory: the bytes that it may take.
+
+    Raises StartError.
+    """
     model = read_config(config.model, config.dtype, config.ssm_dtype)
     weights = build_model(model, DeclaredWeights(), torch.device("meta")).weight_bytes
     free = available_memory(torch.device(config.device))
     try:
-        MemoryPlan(config, model, weights, free)
+        return MemoryPlan(config, model, weights, free).budget_bytes
     except ConfigError as err:
         raise StartError(f"{worker}: {err}") from err
