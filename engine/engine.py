@@ -199,6 +199,12 @@ class Engine:
             raise RequestError(f"request {request_id} is {request.state}: it holds no hand-off")
         return Holding(request.slot, request.pages, request.settled)
 
+    def destined(self, request_id: str) -> None:
+        """A hold request, if it is here still, has a destination, and does not count any more among
+        those that wait for one: they may hold `held_fraction` of the pool."""
+        if request_id in self._requests:
+            self._scheduler.destined(self._requests.named(request_id))
+
     def release(self, request_id: str) -> None:
         """A held request's state is no longer needed here. It ends without an event."""
         request = self._requests.named(request_id)
