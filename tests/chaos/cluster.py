@@ -20,6 +20,7 @@ from baton.worker.config import Role
 ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
 PAIRS = [(p, d) for p in ("p0", "p1") for d in ("d0", "d1")]
 LEASE_MS = 1000
+UCX_TCP = {"UCX_TLS": "tcp"}
 _MODEL = HashModel()
 
 
@@ -53,6 +54,11 @@ class Cluster:
         self.nodes: dict[str, Node] = {}
         self._clients: dict[str, tuple[RankClient, AsyncExitStack]] = {}
         self._meeting = asyncio.Lock()
+
+    @property
+    def maps_peers(self) -> bool:
+        """Its channel writes into other processes of this machine without their help."""
+        return self._plan.channel == "nixl" and self._plan.env != UCX_TCP
 
     @property
     def lease_s(self) -> float:
