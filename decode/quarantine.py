@@ -61,11 +61,19 @@ class Held:
 class Quarantine:
     """Everything happens on the asyncio thread."""
 
-    def __init__(self, context: WorkerContext, grants: Grants) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        grants: Grants,
+        connect: Callable[[common_pb2.WorkerIdentity], object],
+    ) -> None:
+        """connect: makes a link to a peer where there is none; it asks our `questions`."""
         self._context = context
         self._grants = grants
+        self._connect = connect
         self._held: dict[int, Held] = {}  # by generation, which no two tickets share
         self._filled = asyncio.Event()
+        self._asked_s = 0.0
 
     def hold(self, held: Held, reason: str) -> None:
         """The hand-off is over for everyone but its memory."""
@@ -104,7 +112,8 @@ class Quarantine:
         )
 
     async def run(self) -> None:
-        """Looks for the second proof. Until cancelled."""
+        """Looks for the second proof, and goes to get the first: a peer that was stopped may go on
+        when nobody wants anything else of it. Until cancelled."""
         ours = self._context.hello.process
         while True:
             await self._filled.wait()
@@ -114,6 +123,11 @@ class Quarantine:
             )
             if not self._held:
                 self._filled.clear()
+            elif time.monotonic() - self._asked_s > self._context.lease_s:
+                self._asked_s = time.monotonic()
+                writers = {held.writer.life: held.writer for held in self._held.values()}
+                for writer in writers.values():
+                    self._connect(writer.peer)
 
     def _release_all(self, proved: Callable[[Held], bool], proof: str) -> None:
         for held in [held for held in self._held.values() if proved(held)]:

@@ -129,7 +129,7 @@ class Run:
         case, cluster = self._case, self._cluster
         victim, watch = cluster[case.victim], cluster[case.watch]
         if watch is victim and case.fault in (Fault.SPOIL, Fault.LATE):
-            await watch.ask("go")  # it must be able to answer; what it is sent still comes
+            watch.go()  # it must be able to answer; what it is sent still comes
         match case.fault:
             case Fault.KILL if case.act is Act.WAIT:
                 victim.kill()
@@ -143,7 +143,7 @@ class Run:
             case Fault.LATE:
                 await victim.ask("hold")
         if case.act is Act.WAIT:
-            await watch.ask("go")
+            watch.go()
         match case.fault:
             case Fault.HICCUP:
                 await asyncio.sleep(SHORT * self._lease_s)

@@ -99,6 +99,10 @@ class Node:
         self.reached.clear()
         await self.ask("arm", Point(request_id, state, act))
 
+    def go(self) -> None:
+        """On from its fault point; if it is stopped, once it is resumed."""
+        self._pipe.send((0, "go", ()))
+
     async def books(self) -> Books:
         found: Books = await self.ask("books")
         return found

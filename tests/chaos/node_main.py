@@ -148,7 +148,6 @@ class Node:
                 number, name, values = self._conn.recv()
                 if name == "go":  # the loop may stand at its point
                     self._point.go()
-                    self._tell("answer", number, None)
                 else:
                     loop.call_soon_threadsafe(self._handle, number, name, values)
         except EOFError:  # the test is gone
