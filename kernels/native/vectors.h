@@ -152,6 +152,7 @@ inline Vec silu(Vec x) {  // below -87 it is as good as zero
   return x / (1.0f + exp(-x));
 }
 
+inline Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }
 inline Vec relu2(Vec x) {  // a NaN stays one
   x = x < 0.0f ? splat(0.0f) : x;
   return x * x;

@@ -230,7 +230,9 @@ def test_attention_gives_padding_rows_zeros(native, rng):
 def test_a_gated_convolution(native, rng, rows, channels, width, dtype, all_go_on):
     taps = torch.randn(channels, width)
     bias = torch.randn(channels) if rng.random() < 0.5 else None
-    batch = ragged_batch([1] * rows, [7 if all_go_on else rng.choice([0, 7])] * rows, rng)
+    batch = ragged_batch(
+        [1] * rows, [7 if all_go_on else rng.choice([0, 7]) for _ in range(rows)], rng
+    )
     bcx = strided(rows, 3 * channels, rng)
     pool = poisoned_pool(batch, (channels, width - 1), dtype)
     expected_pool = pool.clone()
