@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from baton.engine.config import ModelConfig
+from baton.engine.memory.layout import PageLayout
 from baton.engine.models.loader import declared_weights
 from baton.kernels.dispatch import Kernels
 from baton.kernels.linear import Int8Weight, Weight
@@ -81,7 +82,7 @@ class Machine:
         model = self._model
         state = sum(_bytes(r.ssm, model.ssm_dtype) + _bytes(r.conv, model.conv_dtype)
                     for r in model.recurrent)  # fmt: skip
-        kv = sum(2 * _bytes((a.kv_heads, a.head_dim), model.dtype) for a in model.attention)
+        kv = PageLayout(model.attention, page_size=1, dtype=model.dtype).token_bytes
         # State is read and written; its arithmetic, like attention's, hides behind its bytes.
         moved = rows * (2 * state + kv_tokens * kv) / self.read_bytes_s
         return self._with_products(rows, moved)

@@ -1,5 +1,6 @@
 """One hand-off on its way in: from the prefill's first word to the last byte."""
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,9 +25,10 @@ class HandoffOwner(Protocol):
 
     def on_scores(self, logprobs: common_pb2.PromptLogprobs) -> None: ...
 
-    def on_complete(self, reservation: Reservation) -> None:
+    def on_complete(self, reservation: Reservation, layers_s: float) -> None:
         """Every byte is there and checked. The reservation is the owner's now; so is the last
-        move, by `activated` or `fail`."""
+        move, by `activated` or `fail`. layers_s: when the prefill's last layer ended, by this
+        process's monotonic clock, but for the time that one message took."""
         ...
 
     def on_failed(self, error: common_pb2.Error) -> None:
@@ -66,6 +68,7 @@ class IncomingHandoff:
         self._reservation: Reservation | None = None
         self._ticket: Ticket | None = None
         self._done: handoff_pb2.Done | None = None
+        self._layers_s = 0.0
 
     def begin(self) -> None:
         self._link.open(self, self._request)
@@ -82,6 +85,7 @@ class IncomingHandoff:
                 self._scheduled()
             case "done":
                 self._done = message.done
+                self._layers_s = time.monotonic() - message.done.tail_us / 1e6
                 self._check_complete()
             case "failed":
                 self._end(HandoffState.FAILED, message.failed.error.message)
@@ -187,7 +191,7 @@ class IncomingHandoff:
         self._handoff.move(HandoffState.COMPLETE)
         reservation, self._reservation, self._ticket = self._reservation, None, None
         assert reservation is not None
-        self._owner.on_complete(reservation)
+        self._owner.on_complete(reservation, self._layers_s)
 
     def _tell_prefill(self, reason: str) -> None:
         if self._handoff.state is HandoffState.COMPLETE:

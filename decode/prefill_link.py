@@ -1,15 +1,18 @@
 """This rank's one stream to one prefill worker."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from grpc import aio
 
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
+from baton.transfer.channel import Inlet
 from baton.transfer.grpc_options import OPTIONS
+from baton.transfer.inlets import Inlets
 from baton.worker.errors import (
     PeerSilentError,
     WorkerError,
@@ -45,12 +48,15 @@ class PrefillLink:
         self,
         peer: common_pb2.WorkerIdentity,
         hello: common_pb2.Hello,
+        inlets: Inlets,
         lease_s: float,
         on_end: Callable[["PrefillLink"], None],
     ) -> None:
         """hello: this rank's own."""
         self.peer = peer
         self._hello = hello
+        self._inlets = inlets
+        self.channel = ""  # what the prefill worker has chosen
         self._lease_s = lease_s
         self._on_end = on_end
         self._origin = hello.worker.worker_id
@@ -96,23 +102,38 @@ class PrefillLink:
         log.warning("link to prefill worker %s ended: %s", self.peer.worker_id, error.message)
 
     async def _attend(self) -> None:
-        async with aio.insecure_channel(self.peer.address, options=OPTIONS) as channel:
+        async with (
+            self._open_inlet() as inlet,
+            aio.insecure_channel(self.peer.address, options=OPTIONS) as channel,
+        ):
             call = handoff_pb2_grpc.HandoffStub(channel).Control()
             try:
                 async with asyncio.timeout(self._lease_s):
-                    await self._greet(call)
+                    await self._greet(call, inlet)
                 lease = Lease(f"prefill worker {self.peer.worker_id}", self._lease_s)
                 beats = itertools.count(1)
                 await first_of(
-                    self._read(call, lease),
+                    self._read(call, lease, inlet),
                     self._outbox.drain(call.write),
                     lease.watch(lambda: self._beat(next(beats))),
                 )
             finally:
                 call.cancel()
 
-    async def _greet(self, call: aio.StreamStreamCall) -> None:
-        await call.write(handoff_pb2.DecodeMessage(hello=self._hello))
+    @contextlib.asynccontextmanager
+    async def _open_inlet(self) -> AsyncIterator[Inlet]:
+        inlet = await self._inlets.open()
+        try:
+            yield inlet
+        finally:
+            await inlet.close()
+
+    async def _greet(self, call: aio.StreamStreamCall, inlet: Inlet) -> None:
+        hello = common_pb2.Hello()
+        hello.CopyFrom(self._hello)
+        for name, endpoint in inlet.offers.items():
+            hello.channels.add(channel=name, endpoint=endpoint)
+        await call.write(handoff_pb2.DecodeMessage(hello=hello))
         first = await call.read()
         if first is aio.EOF or not first.HasField("hello"):
             raise WorkerError(self._unavailable("it did not begin with Hello"))
@@ -126,16 +147,31 @@ class PrefillLink:
                 )
             )
 
-    async def _read(self, call: aio.StreamStreamCall, lease: Lease) -> None:
+    async def _read(self, call: aio.StreamStreamCall, lease: Lease, inlet: Inlet) -> None:
         while (message := await call.read()) is not aio.EOF:
             lease.heard()
             kind = message.WhichOneof("kind")
             if kind is None or kind in ("hello", "heartbeat"):
                 continue
+            if kind == "channel":
+                self._chosen(message.channel, inlet)
+                continue
             about = getattr(message, kind)
             leg = self._legs.get((about.request_id, about.attempt))
             if leg is not None:
                 leg.on_message(message)
+
+    def _chosen(self, word: handoff_pb2.ChannelChosen, inlet: Inlet) -> None:
+        self.channel = word.channel
+        inlet.chosen(word.channel)
+        log.info(
+            "channel chosen",
+            extra={
+                "peer": self.peer.worker_id,
+                "channel": word.channel,
+                "reason": word.reason,
+            },
+        )
 
     def _beat(self, sequence: int) -> None:
         self.send(handoff_pb2.DecodeMessage(heartbeat=common_pb2.Heartbeat(sequence=sequence)))

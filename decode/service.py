@@ -15,6 +15,7 @@ from baton.engine.events import Finished
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.transfer.grpc_channel import GrpcReceiver
 from baton.transfer.tickets import TicketTable
+from baton.worker.channels import make_inlets
 from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
 from baton.worker.errors import WorkerError, abort, error_of, make_error
@@ -31,6 +32,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         self._grants = Grants(context.port)
         self._rank = Rank(context, tickets, self._grants)
         self._receiver = GrpcReceiver(tickets, context.metrics.count_received)
+        self._inlets = make_inlets(context)
         self._links: dict[str, PrefillLink] = {}  # by address
         self._requests: set[RankRequest] = set()
         self._failure: common_pb2.Error | None = None  # why the engine has stopped
@@ -51,7 +53,9 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         """The one link to `peer`, made at its first use."""
         link = self._links.get(peer.address)
         if link is None or link.peer.incarnation != peer.incarnation:
-            link = PrefillLink(peer, self._context.hello, self._context.lease_s, self._link_ended)
+            link = PrefillLink(
+                peer, self._context.hello, self._inlets, self._context.lease_s, self._link_ended
+            )
             self._links[peer.address] = link
         return link
 

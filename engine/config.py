@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from baton.engine.grids import Strategy
-from baton.engine.memory.layout import AttentionShape, RecurrentShape
+from baton.engine.memory.layout import CacheShape, RecurrentShape
 from baton.kernels.dispatch import KernelChoice
 
 
@@ -16,6 +16,7 @@ class Mixer(StrEnum):
     """What a layer mixes tokens with."""
 
     ATTENTION = "attention"
+    MLA = "mla"  # attention over latents
     MAMBA2 = "mamba2"
     SHORT_CONV = "short_conv"
 
@@ -32,7 +33,7 @@ class ModelConfig:
     max_model_len: int  # max_position_embeddings
     layers: tuple[tuple[Mixer, ...], ...]  # each layer's mixers: none, one, or two side by side
     recurrent: tuple[RecurrentShape, ...]  # one a recurrent mixer, in order
-    attention: tuple[AttentionShape, ...]  # one an attention mixer, in order
+    attention: tuple[CacheShape, ...]  # one an attention or latent attention mixer, in order
     mamba_chunk_size: int  # kernel chunk K, tokens; 1 where no kernel cuts a row
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype  # of weights and activations
@@ -76,6 +77,9 @@ class EngineConfig:
     workers_on_host: int = 1  # the budget, on a CPU, is divided by them
     tickets: int = 0  # hand-offs that may be under way into this engine
     held_fraction: float = 0.5  # of the pool that waiting hand-offs may hold
+    # Of a hand-off's last chunk, what its layers leave behind is told in groups of so many bytes,
+    # at least: to be told costs about as much time as moving this much does.
+    layer_group_bytes: int = 1 << 18
     threads: int | None = None  # compute threads; None: torch's
     kernels: KernelChoice = KernelChoice.AUTO
     prefix_caching: bool = True

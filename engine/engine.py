@@ -16,6 +16,7 @@ from baton.engine.events import Event, FinishReason
 from baton.engine.forward_stream import ForwardStream, forward_stream
 from baton.engine.grids import Grids
 from baton.engine.intake import Intake
+from baton.engine.layer_progress import OnLayers
 from baton.engine.memory.available import available_memory
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.plan import MemoryPlan
@@ -65,7 +66,9 @@ class Engine:
         # no_buffer gives a request's live slot away at its end, so no step may be ahead of it.
         self._ahead = 1 if config.overlap and not self.plan.donates_live else 0
         self._stream = stream or forward_stream(device, overlap=bool(self._ahead))
-        self._runner = ModelRunner(model, self.states, self.pages, self._stream)
+        self._runner = ModelRunner(
+            model, self.states, self.pages, self._stream, config.layer_group_bytes
+        )
         self._memory = RequestMemory(self.states, self.pages, config.prefix_caching, self.counters)
         chunk = model.config.mamba_chunk_size if model.config.recurrent else config.page_size
         grids = Grids(chunk, config.page_size, config.mamba_track_interval)
@@ -114,6 +117,11 @@ class Engine:
         model = load_model(config, weights)
         has_text = (config.model / "tokenizer.json").is_file()
         return cls(config, model, Tokenizer.from_folder(config.model) if has_text else None)
+
+    def listen(self, on_layers: OnLayers) -> None:
+        """Before the first step: hear of a held request's last chunk layer by layer, while it is
+        being computed. Called on the forward's thread, or the stream's."""
+        self._runner.listen(on_layers)
 
     @property
     def has_work(self) -> bool:

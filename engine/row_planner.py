@@ -34,6 +34,7 @@ class RowPlanner:
             draw=self._draw(request) if samples else None,
             scores=self._scores(request, end),
             tracked=self._tracker.prefill(request, start, end),
+            held=request.request_id if reaches and spec.hold else "",
         )
         request.computed = end
         request.pending += row.draw is not None
@@ -108,7 +109,9 @@ class RowPlanner:
         stop = min(end + 1, len(prompt))
         if first >= stop:
             return None
-        return Scores(first, prompt[first:stop], request.spec.sampling.prompt_logprobs)
+        sampling = request.spec.sampling
+        targets = prompt[first:stop]
+        return Scores(first, targets, sampling.prompt_logprobs, sampling.logprob_token_ids)
 
     def _first_unscored(self, request: Request) -> int | None:
         """The next prompt position to score; None where there is none."""

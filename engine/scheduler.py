@@ -140,7 +140,8 @@ class Scheduler:
                 self._insert(request)
                 if not request.announced:
                     request.announced = True
-                    outbox.append(Scheduled(request.request_id, request.cached_tokens))
+                    name, held = request.request_id, request.spec.hold
+                    outbox.append(Scheduled(name, request.cached_tokens, held))
                 budget -= end - request.computed
                 prefill.append(self._planner.row(request, end))
 

@@ -137,8 +137,8 @@ def paged_attn_decode(
     seen = positions < kv_lens[:, None]
     if window is not None:
         seen &= positions >= kv_lens[:, None] - window
-    keys = _gather_seen(k_pool, pages, seen, q.dtype)
-    values = _gather_seen(v_pool, pages, seen, q.dtype)
+    keys = gather_seen(k_pool, pages, seen, q.dtype)
+    values = gather_seen(v_pool, pages, seen, q.dtype)
     # A padding row sees the zeros of position 0 alone: a softmax over nothing would be NaN.
     seen |= (positions == 0) & (kv_lens[:, None] == 0)
     # The query heads of one KV head stand where a sequence would: no key is repeated for them.
@@ -234,7 +234,7 @@ def paged_attn_ref(
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _gather_seen(pool: Tensor, pages: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
+def gather_seen(pool: Tensor, pages: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
     """[B, S, KH, D]: the rows' keys or values in order, zeros where seen [B, S] is False.
 
     What lies past a row's length is another's or was never written, and a masked score would let a

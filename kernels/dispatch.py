@@ -4,7 +4,7 @@ A kernel's torch function documents its shapes and dtypes; other implementations
 and take the same arguments.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -18,11 +18,11 @@ from baton.kernels.attention import (
     paged_attn_decode,
     paged_attn_decode_native,
 )
-from baton.kernels.chunks import RaggedRows, SnapshotPlan
+from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.conv1d import gated_conv_step, gated_conv_step_native
 from baton.kernels.delta_mixer import (
     DeltaInputs,
-    DeltaPrefill,
+    DeltaRows,
     DeltaWeights,
     gated_delta_step,
     gated_delta_step_native,
@@ -40,15 +40,17 @@ from baton.kernels.elementwise import (
     swiglu,
     swiglu_native,
 )
+from baton.kernels.host_plan import HostPlan
 from baton.kernels.linear import Weight, embedding, embedding_native, linear, linear_native
 from baton.kernels.mamba2 import (
-    Mamba2Prefill,
+    Mamba2Rows,
     Mamba2Weights,
     mamba2_step,
     mamba2_step_native,
     plan_mamba2_prefill,
     plan_mamba2_prefill_native,
 )
+from baton.kernels.mla import mla_decode
 from baton.kernels.moe import (
     experts_relu2,
     experts_relu2_native,
@@ -91,6 +93,7 @@ class Kernels:
     paged_attn_decode: Callable[
         [Tensor, Tensor, Tensor, Tensor, Tensor, tuple[int, ...], float], Tensor
     ]
+    mla_decode: Callable[[Tensor, Tensor, Tensor, Tensor, tuple[int, ...], int, float], Tensor]
     route_softmax_topk: Callable[[Tensor, int], tuple[Tensor, Tensor]]
     route_sigmoid_grouped: Callable[
         [Tensor, Tensor, int, int, int, bool, float], tuple[Tensor, Tensor]
@@ -103,11 +106,15 @@ class Kernels:
     mamba2_step: Callable[
         [Mamba2Weights, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor
     ]
-    plan_mamba2_prefill: Callable[[RaggedRows, int, int, SnapshotPlan | None], Mamba2Prefill]
+    plan_mamba2_prefill: Callable[
+        [Sequence[int], Sequence[int], int, int, SnapshotPlan | None], HostPlan[Mamba2Rows]
+    ]
     gated_delta_step: Callable[
         [DeltaWeights, DeltaInputs, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor
     ]
-    plan_delta_prefill: Callable[[RaggedRows, int, SnapshotPlan | None], DeltaPrefill]
+    plan_delta_prefill: Callable[
+        [Sequence[int], Sequence[int], int, SnapshotPlan | None], HostPlan[DeltaRows]
+    ]
     native: Native | None = None
 
 
@@ -123,6 +130,7 @@ TORCH = Kernels(
     apply_rope=apply_rope,
     kv_write=kv_write,
     paged_attn_decode=paged_attn_decode,
+    mla_decode=mla_decode,
     route_softmax_topk=route_softmax_topk,
     route_sigmoid_grouped=route_sigmoid_grouped,
     experts_swiglu=experts_swiglu,
@@ -149,6 +157,7 @@ def native_kernels(native: Native) -> Kernels:
         apply_rope=partial(apply_rope_native, native),
         kv_write=partial(kv_write_native, native),
         paged_attn_decode=partial(paged_attn_decode_native, native),
+        mla_decode=mla_decode,
         route_softmax_topk=partial(route_softmax_topk_native, native),
         route_sigmoid_grouped=partial(route_sigmoid_grouped_native, native),
         experts_swiglu=partial(experts_swiglu_native, native),

@@ -59,14 +59,47 @@ def route_sigmoid_grouped(
     chosen_by = scores + correction
     if top_groups < groups:
         grouped = chosen_by.view(-1, groups, chosen_by.shape[1] // groups)
-        best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(top_groups, dim=-1).indices
-        outside = torch.ones_like(grouped[:, :, 0]).scatter_(1, best, 0.0).bool()
-        chosen_by = grouped.masked_fill(outside[:, :, None], -torch.inf).flatten(1)
+        worth = grouped.topk(2, dim=-1).values.sum(dim=-1)
+        chosen_by = _within(grouped, worth, top_groups)
     experts = chosen_by.topk(top_k, dim=-1).indices
     weights = scores.gather(1, experts)
     if normalised:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     return weights * factor, experts
+
+
+def route_softmax_grouped(
+    router_logits: Tensor,
+    top_k: int,
+    groups: int = 1,
+    top_groups: int = 1,
+    normalised: bool = False,
+    factor: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """The top-k experts of each token by a softmax over all, within its best groups of experts,
+    weighted by what the softmax gives them (DeepSeek-V2, arXiv:2405.04434).
+
+    router_logits: [T, E] float32
+    groups:     equal runs of experts; the best are those that hold the likeliest experts
+    normalised: weights of a token add up to one, before they are multiplied by `factor`
+    returns weights [T, top_k] float32 and experts [T, top_k] int64
+    """
+    scores = router_logits.softmax(dim=-1)
+    if top_groups < groups:
+        grouped = scores.view(-1, groups, scores.shape[1] // groups)
+        scores = _within(grouped, grouped.amax(dim=-1), top_groups)
+    weights, experts = scores.topk(top_k, dim=-1)
+    if normalised:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return weights * factor, experts
+
+
+def _within(grouped: Tensor, worth: Tensor, top_groups: int) -> Tensor:
+    """[T, E]: the scores [T, groups, experts of one] of the groups that are worth most; -inf in
+    the others. worth: [T, groups]"""
+    best = worth.topk(top_groups, dim=-1).indices
+    outside = torch.ones_like(worth).scatter_(1, best, 0.0).bool()
+    return grouped.masked_fill(outside[:, :, None], -torch.inf).flatten(1)
 
 
 def route_sigmoid_grouped_native(
@@ -256,6 +289,27 @@ def route_sigmoid_grouped_ref(
         best = sorted(range(groups), key=lambda g: -worth[g])[:top_groups]
         within = [e for g in best for e in range(g * size, (g + 1) * size)]
         experts = sorted(within, key=lambda e: -float(ranked[e]))[:top_k]
+        weights = scores[experts]
+        all_weights.append(weights / weights.sum() * factor if normalised else weights * factor)
+        all_experts.append(experts)
+    return torch.stack(all_weights), torch.tensor(all_experts)
+
+
+def route_softmax_grouped_ref(
+    router_logits: Tensor,
+    top_k: int,
+    groups: int,
+    top_groups: int,
+    normalised: bool,
+    factor: float,
+) -> tuple[Tensor, Tensor]:
+    """route_softmax_grouped, token by token in float64. For tests."""
+    all_weights, all_experts = [], []
+    size = router_logits.shape[1] // groups
+    for scores in router_logits.double().softmax(dim=-1):
+        best = sorted(range(groups), key=lambda g: -float(scores[g * size : (g + 1) * size].max()))
+        within = [e for g in best[:top_groups] for e in range(g * size, (g + 1) * size)]
+        experts = sorted(within, key=lambda e: -float(scores[e]))[:top_k]
         weights = scores[experts]
         all_weights.append(weights / weights.sum() * factor if normalised else weights * factor)
         all_experts.append(experts)

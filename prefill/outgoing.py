@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from baton.engine.errors import RequestError
 from baton.engine.events import (
@@ -14,15 +15,18 @@ from baton.engine.events import (
     Scheduled,
     TokenSampled,
 )
+from baton.engine.layer_progress import LayersComputed
 from baton.engine.request import Holding, RequestSpec
 from baton.engine.sampling_params import SamplingParams
+from baton.prefill.drains import Drains, WrittenTicket
 from baton.proto import common_pb2, handoff_pb2
-from baton.transfer.channel import Channel, Writing
+from baton.transfer.channel import Connection, Writing
 from baton.transfer.errors import TicketError, TransferError
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.hashes import prompt_hash, sampling_hash
+from baton.transfer.outflow import Outflow
 from baton.transfer.regions import Holder
-from baton.transfer.segments import Segment, cut_kv, cut_state, nbytes
+from baton.transfer.segments import Segment, nbytes
 from baton.transfer.tickets import Claim, Received
 from baton.worker.context import WorkerContext
 from baton.worker.convert import (
@@ -40,21 +44,33 @@ _GIVEN = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
 Send = Callable[[handoff_pb2.PrefillMessage], None]
 
 
+@dataclass(frozen=True)
+class Way:
+    """How this worker reaches one rank, as long as the stream that joins the two."""
+
+    rank: common_pb2.WorkerIdentity
+    connection: Connection
+    drains: Drains
+    send: Send
+
+    def ticket(self, ticket_id: int, generation: int) -> WrittenTicket:
+        return WrittenTicket(self.rank.worker_id, self.rank.incarnation, ticket_id, generation)
+
+
 class OutgoingHandoff:
     """Everything happens on the asyncio thread. Nothing is buffered: what is computed waits in the
     engine's own pages until the destination is known.
 
-    The engine's memory is read only between an event and the next await, and never after `_end`.
+    The channel may read the engine's memory from `write` on until it has flushed or drained: only
+    then does the engine get it back.
     """
 
     def __init__(
         self,
         context: WorkerContext,
-        channel: Channel,
+        way: Way,
         request: handoff_pb2.PrefillRequest,
         engine_id: str,
-        data_address: str,
-        send: Send,
         on_end: Callable[["OutgoingHandoff"], None],
     ) -> None:
         """engine_id: the request's name in this engine; unique, where attempts may overlap."""
@@ -62,10 +78,9 @@ class OutgoingHandoff:
         self.key = (request.request_id, request.attempt)
         self._name = HandoffName(request_id=request.request_id, attempt=request.attempt)
         self._context = context
-        self._channel = channel
+        self._way = way
         self._request = request
-        self._data_address = data_address
-        self._send = send
+        self._send = way.send
         self._on_end = on_end
         self._handoff: Handoff = context.handoffs.open(*self.key)
         self._tokens = len(request.prompt_ids)
@@ -73,11 +88,13 @@ class OutgoingHandoff:
         self._scheduled_s = self._arrived_s
         self._first_token = handoff_pb2.FirstToken(**self._name)
         self._holding: Holding | None = None
-        self._computed = 0  # tokens whose KV is there
-        self._held = False  # the state of the whole prompt is there
+        self._flow = Outflow(context.memory.slots, context.memory.pages, self._tokens)
+        self._held = False  # the state of the whole prompt is there, and its first token is known
+        self._layers_s = 0.0  # when the last layer was done; 0: it is not, or nobody said so
         self._more = asyncio.Event()  # there is more to write
         self._writer: asyncio.Task[None] | None = None
         self._writing: Writing | None = None
+        self._ticket: WrittenTicket | None = None
 
     @property
     def given(self) -> bool:
@@ -110,6 +127,7 @@ class OutgoingHandoff:
             return
         if holding is not None:
             self._holding = holding
+            self._flow.computed(holding.computed)
         match event:
             case Scheduled():
                 self._scheduled(event, at_s)
@@ -123,6 +141,16 @@ class OutgoingHandoff:
                 self._state_ready(at_s)
             case Finished():
                 self._finished(event, at_s)
+
+    def on_layers(self, computed: LayersComputed, at_s: float) -> None:
+        """Its last chunk has come so far; its step goes on."""
+        if self.ended:
+            return
+        self._holding = computed.holding
+        self._flow.layers(computed.start, computed.recurrent, computed.attention)
+        if computed.last:
+            self._layers_s = at_s
+        self._more.set()
 
     def on_destination(self, destination: handoff_pb2.Destination) -> None:
         """The ticket: writing begins with what is computed already."""
@@ -146,7 +174,9 @@ class OutgoingHandoff:
             self.fail(error_of(error, self._context.worker_id))
             return
         self._handoff.move(HandoffState.RESERVED)
-        self._writing = self._channel.open(self._data_address, claim)
+        self._ticket = self._way.ticket(claim.ticket_id, claim.generation)
+        self._way.drains.opened(self._ticket)
+        self._writing = self._way.connection.open(claim, self._moving)
         self._writer = asyncio.ensure_future(self._write(destination, self._writing))
 
     def cancel(self, reason: str) -> None:
@@ -176,7 +206,6 @@ class OutgoingHandoff:
 
     def _chunk_computed(self, event: ChunkComputed) -> None:
         self._context.metrics.count_tokens("prompt", event.end - event.start)
-        self._computed = event.end
         progress = handoff_pb2.Progress(**self._name, computed_tokens=event.end)
         self._send(handoff_pb2.PrefillMessage(progress=progress))
         self._more.set()
@@ -203,6 +232,8 @@ class OutgoingHandoff:
         if not self.given:
             self._send_first_token(at_s)
         self._held = True
+        self._flow.held()
+        self._layers_s = self._layers_s or at_s
         self._more.set()
 
     def _finished(self, event: Finished, at_s: float) -> None:
@@ -220,7 +251,9 @@ class OutgoingHandoff:
 
     async def _write(self, destination: handoff_pb2.Destination, writing: Writing) -> None:
         try:
-            sent = await self._write_all(destination, writing)
+            sent = await self._write_all(destination.kv_from, writing)
+            while not self._held:
+                await self._wait_for_more()
             done = handoff_pb2.Done(
                 **self._name,
                 ticket_id=destination.ticket_id,
@@ -228,8 +261,10 @@ class OutgoingHandoff:
                 segments=sent.segments,
                 bytes_state=sent.bytes_state,
                 bytes_kv=sent.bytes_kv,
+                tail_us=_us(time.monotonic() - self._layers_s),
             )
             self._send(handoff_pb2.PrefillMessage(done=done))
+            await writing.flush()
             # The last byte has left the pools: they need not wait for the rank to say so.
             self._context.port.post(lambda engine: engine.release(self.engine_id), "release")
             received = await writing.finish()
@@ -237,29 +272,27 @@ class OutgoingHandoff:
             self.fail(error_of(error, self._context.worker_id))
             return
         if received == sent:
+            self._writing = None
+            assert self._ticket is not None
+            self._way.drains.closed(self._ticket)
             self._end(HandoffState.COMPLETE, "handed over", "handed_over")
         else:
-            message = f"{self._data_address} has {received} of {sent}"
+            message = f"{self._way.rank.worker_id} has {received} of {sent}"
             self.fail(make_error(common_pb2.DATA_LOSS, self._context.worker_id, message, True))
 
-    async def _write_all(self, destination: handoff_pb2.Destination, writing: Writing) -> Received:
-        """KV as its chunks end, then the state. What was sent.
+    async def _write_all(self, kv_from: int, writing: Writing) -> Received:
+        """KV as its chunks end, the last chunk's and the state as their layers do. What was sent.
 
         Waits for this worker's own engine alone: if that fails, so does the hand-off.
         """
-        memory = self._context.memory
-        kv_to, sent = destination.kv_from, Received(0, 0, 0)
-        while kv_to < self._tokens:
-            while self._computed <= kv_to:
-                await self._wait_for_more()
-            computed = self._computed
-            for segment in cut_kv(memory.pages, kv_to, computed):
+        sent = Received(0, 0, 0)
+        self._flow.begin(kv_from, self._way.connection.segment_bytes)
+        while not self._flow.over:
+            ready = self._flow.take()
+            for segment in ready:
                 sent = await self._write_one(writing, segment, sent)
-            kv_to = computed
-        while not self._held:
-            await self._wait_for_more()
-        for segment in cut_state(memory.slots):
-            sent = await self._write_one(writing, segment, sent)
+            if not ready and not self._flow.over:  # else more may have come meanwhile
+                await self._wait_for_more()
         return sent
 
     async def _write_one(self, writing: Writing, segment: Segment, sent: Received) -> Received:
@@ -274,19 +307,46 @@ class OutgoingHandoff:
         self._more.clear()
         await self._more.wait()
 
+    def _moving(self, under_way: bool, segments: int) -> None:
+        """The channel's word to the rank: when to look out for what it writes by itself."""
+        assert self._ticket is not None
+        moving = handoff_pb2.Moving(
+            **self._name,
+            ticket_id=self._ticket.ticket_id,
+            generation=self._ticket.generation,
+            under_way=under_way,
+            segments=segments,
+        )
+        self._send(handoff_pb2.PrefillMessage(moving=moving))
+
     def _end(self, state: HandoffState, reason: str, outcome: str = "") -> None:
-        """The last move. From here on nothing of the engine's is read."""
+        """The last move. Nothing more is posted; the engine has its memory back once nothing of
+        it is under way."""
         if self.ended:
             return
         self._handoff.move(state, reason)
         if self._writer is not None and self._writer is not asyncio.current_task():
             self._writer.cancel()
-        if self._writing is not None and state is not HandoffState.COMPLETE:
+        if self._writing is None or self._ticket is None:
+            self._cancel_in_engine(reason)
+        else:
             self._writing.cancel()
-        self._context.port.post(lambda engine: engine.cancel(self.engine_id, reason), "cancel")
+            self._way.drains.drain(self._ticket, self._writing, lambda: self._drained(reason))
         self._context.handoffs.close(self._handoff)
         self._context.metrics.count_request(outcome or state.value)
         self._on_end(self)
+
+    def _drained(self, reason: str) -> None:
+        """Proof for the rank that its memory is its own again."""
+        assert self._ticket is not None
+        drained = handoff_pb2.Drained(
+            **self._name, ticket_id=self._ticket.ticket_id, generation=self._ticket.generation
+        )
+        self._send(handoff_pb2.PrefillMessage(drained=drained))
+        self._cancel_in_engine(reason)
+
+    def _cancel_in_engine(self, reason: str) -> None:
+        self._context.port.post(lambda engine: engine.cancel(self.engine_id, reason), "cancel")
 
 
 def _us(seconds: float) -> int:

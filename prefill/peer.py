@@ -5,23 +5,29 @@ from collections.abc import AsyncIterator, Callable
 
 from grpc import aio
 
-from baton.prefill.outgoing import OutgoingHandoff
+from baton.prefill.drains import Drains
+from baton.prefill.outgoing import OutgoingHandoff, Way
 from baton.proto import common_pb2, handoff_pb2
+from baton.transfer.outlets import Chosen
 from baton.worker.errors import PeerSilentError
 from baton.worker.streams import Lease, Outbox, first_of
 
 log = logging.getLogger(__name__)
 
 Begin = Callable[[handoff_pb2.PrefillRequest, "DecodePeer"], OutgoingHandoff]
+_About = handoff_pb2.CancelPrefill | handoff_pb2.Destination
 
 
 class DecodePeer:
     """Its hand-offs live as long as the stream does."""
 
-    def __init__(self, hello: common_pb2.Hello, lease_s: float, begin: Begin) -> None:
+    def __init__(
+        self, hello: common_pb2.Hello, chosen: Chosen, drains: Drains, lease_s: float, begin: Begin
+    ) -> None:
         """hello: the rank's. begin: makes a hand-off of a request that came in."""
         self.identity = hello.worker
-        self.data_address = hello.data_address
+        self.chosen = chosen
+        self.way = Way(hello.worker, chosen.connection, drains, self.send)
         self._begin = begin
         self._outbox: Outbox[handoff_pb2.PrefillMessage] = Outbox()
         self._lease = Lease(f"decode rank {self.identity.worker_id}", lease_s)
@@ -60,10 +66,14 @@ class DecodePeer:
                     destination = message.destination
                     if handoff := self._find(destination.request_id, destination.attempt):
                         handoff.on_destination(destination)
+                    else:
+                        self._say_when_drained(destination)
                 case "cancel":
                     cancel = message.cancel
                     if handoff := self._find(cancel.request_id, cancel.attempt):
                         handoff.cancel(cancel.reason)
+                    elif cancel.ticket_id:
+                        self._say_when_drained(cancel)
                 case "heartbeat":
                     beat = handoff_pb2.PrefillMessage(heartbeat=message.heartbeat)
                     self.send(beat)
@@ -75,6 +85,18 @@ class DecodePeer:
         handoff = self._begin(request, self)
         self._handoffs[handoff.key] = handoff
         handoff.submit()
+
+    def _say_when_drained(self, about: _About) -> None:
+        """Of a hand-off that has ended, or that an earlier stream of this rank had."""
+        drained = handoff_pb2.Drained(
+            request_id=about.request_id,
+            attempt=about.attempt,
+            ticket_id=about.ticket_id,
+            generation=about.generation,
+        )
+        message = handoff_pb2.PrefillMessage(drained=drained)
+        ticket = self.way.ticket(about.ticket_id, about.generation)
+        self.way.drains.ask(ticket, lambda: self.send(message))
 
     def _find(self, request_id: str, attempt: int) -> OutgoingHandoff | None:
         """None for one that has ended: what is said of it came too late to matter."""

@@ -2,19 +2,26 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 from grpc import aio
 
+from baton.engine.layer_progress import LayersComputed
+from baton.prefill.drains import Drains
 from baton.prefill.outgoing import OutgoingHandoff
 from baton.prefill.peer import DecodePeer
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
-from baton.transfer.grpc_channel import GrpcChannel
+from baton.transfer.errors import ChannelError
+from baton.transfer.outlets import Chosen
+from baton.worker.channels import make_outlets
 from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
 from baton.worker.errors import WorkerError, abort, error_of, make_error
 from baton.worker.handshake import HELLO_S, check_hello
+
+log = logging.getLogger(__name__)
 
 
 class PrefillService(handoff_pb2_grpc.HandoffServicer):
@@ -22,15 +29,12 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._channel = GrpcChannel(
-            context.memory,
-            verify=context.config.verify,
-            deadline_s=context.lease_s,
-            on_bytes=context.metrics.count_sent,
-        )
+        self._outlets = make_outlets(context)
+        self._drains = Drains()
         self._handoffs: dict[str, OutgoingHandoff] = {}  # by engine id
         self._peers: set[DecodePeer] = set()
         self._numbers = itertools.count(1)
+        context.port.listen(self._on_layers)
 
     def add_to(self, server: aio.Server) -> None:
         handoff_pb2_grpc.add_HandoffServicer_to_server(self, server)
@@ -48,6 +52,12 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
             if handoff is not None:
                 handoff.on_event(event, batch.holdings.get(event.request_id), batch.at_s)
 
+    def _on_layers(self, computed: Sequence[LayersComputed], at_s: float) -> None:
+        for layers in computed:
+            handoff = self._handoffs.get(layers.request_id)
+            if handoff is not None:
+                handoff.on_layers(layers, at_s)
+
     def on_engine_failure(self, error: Exception) -> None:
         for handoff in list(self._handoffs.values()):
             handoff.fail(error_of(error, self._context.worker_id))
@@ -56,7 +66,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         message = f"prefill worker {self._context.worker_id} is stopping"
         for handoff in list(self._handoffs.values()):
             handoff.fail(make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True))
-        await self._channel.close()
+        await self._drains.wait()
 
     async def Control(
         self,
@@ -72,13 +82,39 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
             await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, silent)
         except WorkerError as refused:
             await abort(context, grpc.StatusCode.FAILED_PRECONDITION, refused.error)
-        await context.write(handoff_pb2.PrefillMessage(hello=self._context.hello))
-        peer = DecodePeer(hello, self._context.lease_s, self._begin)
-        self._peers.add(peer)
+        chosen = await self._connect(hello, context)
         try:
-            await peer.serve(messages, context)
+            await context.write(handoff_pb2.PrefillMessage(hello=self._context.hello))
+            peer = DecodePeer(hello, chosen, self._drains, self._context.lease_s, self._begin)
+            word = handoff_pb2.ChannelChosen(channel=chosen.channel, reason=chosen.reason)
+            peer.send(handoff_pb2.PrefillMessage(channel=word))
+            self._peers.add(peer)
+            try:
+                await peer.serve(messages, context)
+            finally:
+                self._peers.discard(peer)
         finally:
-            self._peers.discard(peer)
+            await self._drains.wait()
+            await chosen.connection.close()
+
+    async def _connect(self, hello: common_pb2.Hello, context: aio.ServicerContext) -> Chosen:
+        """Aborts the call where no channel joins the two."""
+        offers = {offer.channel: offer.endpoint for offer in hello.channels}
+        try:
+            chosen = await self._outlets.connect(offers, hello.worker.worker_id)
+        except ChannelError as error:
+            message = error_of(error, self._context.worker_id)
+            message.code, message.retryable = common_pb2.INCOMPATIBLE, False
+            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
+        log.info(
+            "channel chosen",
+            extra={
+                "peer": hello.worker.worker_id,
+                "channel": chosen.channel,
+                "reason": chosen.reason,
+            },
+        )
+        return chosen
 
     async def _greet(self, messages: AsyncIterator[handoff_pb2.DecodeMessage]) -> common_pb2.Hello:
         """The rank's Hello. Raises WorkerError: what does not fit is refused before all else."""
@@ -99,11 +135,9 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         engine_id = f"{request.request_id}.{request.attempt}.{next(self._numbers)}"
         handoff = OutgoingHandoff(
             self._context,
-            self._channel,
+            peer.way,
             request,
             engine_id,
-            peer.data_address,
-            peer.send,
             lambda ended: self._forget(ended, peer),
         )
         self._handoffs[engine_id] = handoff

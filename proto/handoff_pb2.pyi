@@ -22,7 +22,7 @@ class DecodeMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., request: _Optional[_Union[PrefillRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelPrefill, _Mapping]] = ..., destination: _Optional[_Union[Destination, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
 
 class PrefillMessage(_message.Message):
-    __slots__ = ("hello", "wanted", "first_token", "progress", "done", "failed", "drained", "heartbeat", "scores")
+    __slots__ = ("hello", "wanted", "first_token", "progress", "done", "failed", "drained", "heartbeat", "scores", "channel", "moving")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,8 @@ class PrefillMessage(_message.Message):
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    MOVING_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     wanted: DestinationWanted
     first_token: FirstToken
@@ -41,7 +43,9 @@ class PrefillMessage(_message.Message):
     drained: Drained
     heartbeat: _common_pb2.Heartbeat
     scores: PromptScores
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., wanted: _Optional[_Union[DestinationWanted, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., scores: _Optional[_Union[PromptScores, _Mapping]] = ...) -> None: ...
+    channel: ChannelChosen
+    moving: Moving
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., wanted: _Optional[_Union[DestinationWanted, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., scores: _Optional[_Union[PromptScores, _Mapping]] = ..., channel: _Optional[_Union[ChannelChosen, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
     __slots__ = ("request_id", "attempt", "prompt_ids", "sampling", "first_token")
@@ -145,8 +149,32 @@ class Progress(_message.Message):
     computed_tokens: int
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
 
+class ChannelChosen(_message.Message):
+    __slots__ = ("channel", "reason")
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    channel: str
+    reason: str
+    def __init__(self, channel: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Moving(_message.Message):
+    __slots__ = ("request_id", "attempt", "ticket_id", "generation", "under_way", "segments")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    UNDER_WAY_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    ticket_id: int
+    generation: int
+    under_way: bool
+    segments: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., under_way: _Optional[bool] = ..., segments: _Optional[int] = ...) -> None: ...
+
 class Done(_message.Message):
-    __slots__ = ("request_id", "attempt", "ticket_id", "generation", "segments", "bytes_state", "bytes_kv")
+    __slots__ = ("request_id", "attempt", "ticket_id", "generation", "segments", "bytes_state", "bytes_kv", "tail_us")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +182,7 @@ class Done(_message.Message):
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     BYTES_STATE_FIELD_NUMBER: _ClassVar[int]
     BYTES_KV_FIELD_NUMBER: _ClassVar[int]
+    TAIL_US_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     ticket_id: int
@@ -161,7 +190,8 @@ class Done(_message.Message):
     segments: int
     bytes_state: int
     bytes_kv: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., segments: _Optional[int] = ..., bytes_state: _Optional[int] = ..., bytes_kv: _Optional[int] = ...) -> None: ...
+    tail_us: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., segments: _Optional[int] = ..., bytes_state: _Optional[int] = ..., bytes_kv: _Optional[int] = ..., tail_us: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("request_id", "attempt", "ticket_id", "generation", "error")

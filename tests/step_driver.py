@@ -41,7 +41,7 @@ class StepDriver:
     def pools(self) -> list[Tensor]:
         """Every typed view of the state and page pools."""
         ssm = [pool for pool in self.states.ssm if pool is not None]
-        return [*self.states.conv, *ssm, *self.pages.k, *self.pages.v]
+        return [*self.states.conv, *ssm, *self.pages.k, *self.pages.v, *self.pages.latents]
 
     def start(self, tokens: Sequence[int]) -> Row:
         slot = self.states.ids.take(Owner.LIVE)
@@ -143,4 +143,5 @@ class StepDriver:
             ),
             decode_rows=decode_rows,
             host=host,
+            index=self.model.plan(host, decode_rows, None).on(torch.device("cpu")),
         )

@@ -1,40 +1,96 @@
-"""How bytes get from one engine's pools into another's: what every channel offers the writer."""
+"""How bytes get from one engine's pools into another's: what every channel offers.
 
-from collections.abc import Callable
+A rank makes one `Inlet` a prefill worker, and sends its offers with its Hello. The prefill worker
+picks one of them, connects, and opens a `Writing` for each hand-off. When the source's memory may
+change: not from `write` to the end of `flush` or `finish`; after `cancel`, not until `drained`.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from baton.transfer.regions import Holder
 from baton.transfer.segments import Kind, Segment
-from baton.transfer.tickets import Claim, Received
+from baton.transfer.tickets import Claim, Received, Ticket
 
 OnBytes = Callable[[Kind, int], None]
-"""(kind, payload bytes): counts what moved. Called on the channel's thread."""
+"""(kind, bytes): counts what moved, headers included. Called on any thread."""
+
+OnMoving = Callable[[bool, int], None]
+"""(whether posts are under way, segments posted so far): what the receiver must be told by the
+control stream, since it makes progress only while something moves. Called on the loop's thread."""
 
 
 class Writing(Protocol):
-    """One hand-off's bytes under way. One task uses it."""
+    """One hand-off's bytes under way. One task at a time uses it."""
 
     async def write(self, segment: Segment, holder: Holder) -> None:
-        """Send the segment from `holder`'s memory, which may be reused once this returns.
+        """Post the segment from `holder`'s memory. Returns before it has arrived, and waits only
+        while too much is in flight.
 
-        Raises ChannelError or what the receiver refused it with; then the writing is over.
+        Raises ChannelError, or what the receiver refused with; then the writing is over, and
+        `cancel` and `drained` follow as they do after a cancel.
         """
         ...
 
+    async def flush(self) -> None:
+        """All that was posted has left the source's memory. Raises as `write` does."""
+        ...
+
     async def finish(self) -> Received:
-        """No more follows. What the receiver has, once it has applied it all."""
+        """No more follows. What the receiver has, once it is all there. Raises as `write` does."""
         ...
 
     def cancel(self) -> None:
         """Stop at once. Nothing is posted after this."""
         ...
 
+    async def drained(self) -> None:
+        """After `cancel`: nothing of this hand-off is read here or written there any more.
 
-class Channel(Protocol):
-    """The writer's end, one a worker."""
-
-    def open(self, address: str, claim: Claim) -> Writing:
-        """Begin to write to the worker whose channel listens at `address`. Does not wait."""
+        Does not raise, and does not wait for the peer to live.
+        """
         ...
 
-    async def close(self) -> None: ...
+
+class Connection(Protocol):
+    """The writer's way to one peer: as long as the stream that joins the two."""
+
+    @property
+    def segment_bytes(self) -> int:
+        """What one segment should carry: the channel is fastest near it."""
+        ...
+
+    def open(self, claim: Claim, on_moving: OnMoving) -> Writing:
+        """Begin a hand-off. Does not wait."""
+        ...
+
+    async def close(self) -> None:
+        """Every writing has drained."""
+        ...
+
+
+class Inlet(Protocol):
+    """The receiver's end of one peer's writes: as long as the stream that joins the two."""
+
+    @property
+    def offers(self) -> Mapping[str, bytes]:
+        """Channel name -> what its writer must know to reach this end."""
+        ...
+
+    def chosen(self, channel: str) -> None:
+        """The writer has picked this one of the offers."""
+        ...
+
+    @property
+    def one_sided(self) -> bool:
+        """Bytes may land in a closed ticket's memory: the writer puts them there itself. True
+        until a channel is chosen, where any on offer is such a one."""
+        ...
+
+    def moving(self, ticket: Ticket, under_way: bool, segments: int) -> None:
+        """The writer's word: see OnMoving."""
+        ...
+
+    async def close(self) -> bool:
+        """The end of the stream. Whether it is proved that this peer writes nothing any more."""
+        ...

@@ -1,4 +1,4 @@
-"""Which parts of a run have arrived."""
+"""Which parts of a run, or of a run of tokens in each layer, have arrived."""
 
 from bisect import bisect_left
 
@@ -34,3 +34,29 @@ class Coverage:
     @property
     def total(self) -> int:
         return sum(end - start for start, end in self._runs)
+
+
+class LayeredCoverage:
+    """Tokens of each attention layer: they come for all layers at once, or for some."""
+
+    def __init__(self, layers: int) -> None:
+        self._layers = [Coverage() for _ in range(layers)]
+
+    def overlap(self, start: int, end: int, layers: tuple[int, int]) -> tuple[int, int] | None:
+        """A run of some layer of [first, end) that shares anything with tokens [start, end)."""
+        found = (layer.overlap(start, end) for layer in self._layers[slice(*layers)])
+        return next((run for run in found if run is not None), None)
+
+    def add(self, start: int, end: int, layers: tuple[int, int]) -> None:
+        """Tokens [start, end) of those layers are here now. They must overlap nothing."""
+        for layer in self._layers[slice(*layers)]:
+            layer.add(start, end)
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether exactly [start, end) is here, in every layer."""
+        return all(layer.covers(start, end) for layer in self._layers)
+
+    @property
+    def totals(self) -> list[int]:
+        """Tokens of each layer."""
+        return [layer.total for layer in self._layers]

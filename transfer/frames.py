@@ -3,7 +3,8 @@
 All integers are little-endian.
 
 opening  magic "BTN1", 4 zero bytes, ticket u64, generation u64, prompt hash u64, sampling hash u64
-segment  kind u8, verified u8, 6 zero bytes, start u64, end u64, checksum u64; then the payload
+segment  kind u8, verified u8, first layer u16, end layer u16 (0 and 0: all of them), 2 zero bytes,
+         start u64, end u64, checksum u64; then the payload
 reply    outcome u8 (0: all is well), 7 zero bytes, segments u64, state bytes u64, KV bytes u64;
          then what was wrong, in UTF-8, where outcome is not 0
 
@@ -21,7 +22,7 @@ from baton.transfer.tickets import Claim, Received
 
 MAGIC = b"BTN1"
 _OPENING = struct.Struct("<4s4xQQQQ")
-_PREFIX = struct.Struct("<BB6xQQ")
+_PREFIX = struct.Struct("<BBHH2xQQ")
 _CHECKSUM = struct.Struct("<Q")
 _REPLY = struct.Struct("<B7xQQQ")
 _OUTCOMES: tuple[type[TransferError], ...] = (ChecksumError, TicketError, FrameError)
@@ -46,7 +47,8 @@ def decode_opening(frame: bytes) -> Claim:
 
 def encode_segment(segment: Segment, payload: Sequence[memoryview], verify: bool) -> bytes:
     """One message. The join is the only copy made of the payload here."""
-    prefix = _PREFIX.pack(segment.kind, verify, segment.start, segment.end)
+    layers = segment.layers or (0, 0)
+    prefix = _PREFIX.pack(segment.kind, verify, *layers, segment.start, segment.end)
     checksum = 0
     if verify:
         digest = xxhash.xxh3_64(prefix)
@@ -67,11 +69,12 @@ def decode_segment(frame: bytes) -> tuple[Segment, memoryview]:
             expected=f"at least {HEADER_BYTES} bytes",
             actual=str(len(frame)),
         )
-    kind, verified, start, end = _PREFIX.unpack_from(frame)
+    kind, verified, first, last, start, end = _PREFIX.unpack_from(frame)
     (checksum,) = _CHECKSUM.unpack_from(frame, _PREFIX.size)
     if kind not in tuple(Kind) or verified not in (0, 1):
-        raise FrameError("a segment's header makes no sense", "kind 1 or 2", f"kind {kind}")
-    segment, payload = Segment(Kind(kind), start, end), memoryview(frame)[HEADER_BYTES:]
+        raise FrameError("a segment's header makes no sense", "kind 1 to 3", f"kind {kind}")
+    layers = (first, last) if first or last else None
+    segment, payload = Segment(Kind(kind), start, end, layers), memoryview(frame)[HEADER_BYTES:]
     if verified:
         digest = xxhash.xxh3_64(frame[: _PREFIX.size])
         digest.update(payload)

@@ -12,7 +12,7 @@ import grpc
 from grpc import aio
 
 from baton.transfer import frames
-from baton.transfer.channel import OnBytes
+from baton.transfer.channel import OnBytes, OnMoving
 from baton.transfer.errors import (
     ChannelError,
     ChecksumError,
@@ -22,9 +22,10 @@ from baton.transfer.errors import (
 )
 from baton.transfer.grpc_options import DATA_OPTIONS
 from baton.transfer.regions import EngineMemory, Holder
-from baton.transfer.segments import Kind, Segment
-from baton.transfer.tickets import Claim, Received, TicketTable
+from baton.transfer.segments import MESSAGE_BYTES, Kind, Segment
+from baton.transfer.tickets import Claim, Received, Ticket, TicketTable
 
+GRPC = "grpc"
 SERVICE = "baton.v1.StateChannel"
 METHOD = f"/{SERVICE}/Write"
 T = TypeVar("T")
@@ -86,8 +87,37 @@ class GrpcReceiver:
         return segment.kind, len(payload)
 
 
-class GrpcChannel:
-    """The writer's end. One connection a peer, shared by all its hand-offs."""
+class GrpcIntake:
+    """One peer's view of the receiver. Bytes are applied here, so a closed ticket is closed."""
+
+    one_sided = False
+
+    def __init__(self, address: str) -> None:
+        self.endpoint = address.encode()
+
+    def moving(self, ticket: Ticket, under_way: bool, segments: int) -> None:
+        """Nothing to do: gRPC makes progress by itself."""
+
+    async def close(self) -> bool:
+        return True
+
+
+class GrpcSource:
+    """Offers the receiver that listens at `address`, host:port."""
+
+    name = GRPC
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    async def open(self) -> GrpcIntake:
+        return GrpcIntake(self._address)
+
+
+class GrpcOutlet:
+    """The writer's end."""
+
+    name = GRPC
 
     def __init__(
         self, memory: EngineMemory, *, verify: bool, deadline_s: float, on_bytes: OnBytes
@@ -97,16 +127,38 @@ class GrpcChannel:
         self._verify = verify
         self._deadline_s = deadline_s
         self._on_bytes = on_bytes
-        self._connections: dict[str, aio.Channel] = {}
 
-    def open(self, address: str, claim: Claim) -> "GrpcWriting":
-        connection = self._connections.get(address)
-        if connection is None:
-            connection = aio.insecure_channel(address, options=DATA_OPTIONS)
-            self._connections[address] = connection
+    async def connect(self, endpoint: bytes) -> "GrpcConnection":
+        """Does not wait: where nobody listens, the first hand-off says so."""
+        return GrpcConnection(
+            endpoint.decode(), self._memory, self._verify, self._deadline_s, self._on_bytes
+        )
+
+
+class GrpcConnection:
+    """One connection, shared by all hand-offs to one peer."""
+
+    segment_bytes = MESSAGE_BYTES
+
+    def __init__(
+        self,
+        address: str,
+        memory: EngineMemory,
+        verify: bool,
+        deadline_s: float,
+        on_bytes: OnBytes,
+    ) -> None:
+        self._address = address
+        self._memory = memory
+        self._verify = verify
+        self._deadline_s = deadline_s
+        self._on_bytes = on_bytes
+        self._channel = aio.insecure_channel(address, options=DATA_OPTIONS)
+
+    def open(self, claim: Claim, on_moving: OnMoving) -> "GrpcWriting":
         return GrpcWriting(
-            connection.stream_stream(METHOD)(),
-            address,
+            self._channel.stream_stream(METHOD)(),
+            self._address,
             claim,
             self._memory,
             self._verify,
@@ -115,9 +167,7 @@ class GrpcChannel:
         )
 
     async def close(self) -> None:
-        connections, self._connections = self._connections, {}
-        for connection in connections.values():
-            await connection.close()
+        await self._channel.close()
 
 
 class GrpcWriting:
@@ -151,12 +201,18 @@ class GrpcWriting:
         await self._send(message)
         self._on_bytes(segment.kind, len(message))
 
+    async def flush(self) -> None:
+        """Nothing: each message is a copy."""
+
     async def finish(self) -> Received:
         return await self._within_deadline(self._finish())
 
     def cancel(self) -> None:
         self._reply.cancel()
         self._call.cancel()
+
+    async def drained(self) -> None:
+        """Nothing: the receiver writes, and never into a closed ticket."""
 
     async def _send(self, message: bytes) -> None:
         if self._reply.done():  # before the end there is nothing but a refusal to reply

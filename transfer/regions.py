@@ -85,9 +85,9 @@ class EngineMemory:
 
     def _bind(self, segment: Segment, holder: Holder) -> tuple[Region, Sequence[tuple[int, Piece]]]:
         found = pieces(segment, self.slots, self.pages)
-        if segment.kind is Kind.STATE:
-            return self._states, [(holder.slot, piece) for piece in found]
-        return self._kv, [(holder.pages[piece.block], piece) for piece in found]
+        if segment.kind is Kind.KV:
+            return self._kv, [(holder.pages[piece.block], piece) for piece in found]
+        return self._states, [(holder.slot, piece) for piece in found]
 
 
 def _region(storage: Tensor) -> Region:

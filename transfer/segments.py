@@ -1,9 +1,10 @@
 """Which bytes of a slot and of pages one segment carries. Pure geometry, no tensors, no addresses.
 
 A segment is a run of the request's state in *dense* bytes (every component end to end, without
-alignment), or a run of its tokens' KV. It is what one message carries and what one checksum
-covers. Its pieces say where the bytes lie; `block` counts the request's own pages (its slot is
-block 0), and is bound to a pool's ids only by whoever reads or writes.
+alignment), or a run of its tokens' KV, of all attention layers or of some that follow one another.
+It is what one message carries and what one checksum covers. Its pieces say where the bytes lie;
+`block` counts the request's own pages (its slot is block 0), and is bound to a pool's ids only by
+whoever reads or writes.
 """
 
 from collections.abc import Iterator
@@ -17,21 +18,24 @@ MESSAGE_BYTES = 1 << 20
 
 
 class Kind(IntEnum):
-    STATE = 1
+    STATE = 1  # a request's live state
     KV = 2
+    SNAPSHOT = 3  # the state at the end of a prefix, from one prefix cache to another
 
 
 @dataclass(frozen=True)
 class Segment:
-    """STATE: dense bytes [start, end) of the slot. KV: tokens [start, end), all layers."""
+    """STATE, SNAPSHOT: dense bytes [start, end) of the slot. KV: tokens [start, end)."""
 
     kind: Kind
     start: int
     end: int
+    layers: tuple[int, int] | None = None  # KV: attention layers [first, end); None: all of them
 
     def __str__(self) -> str:
-        unit = "bytes" if self.kind is Kind.STATE else "tokens"
-        return f"{self.kind.name.lower()} {unit} [{self.start}, {self.end})"
+        unit = "tokens" if self.kind is Kind.KV else "bytes"
+        of = "" if self.layers is None else " of layers [{}, {})".format(*self.layers)
+        return f"{self.kind.name.lower()} {unit} [{self.start}, {self.end}){of}"
 
 
 @dataclass(frozen=True)
@@ -48,41 +52,55 @@ def bytes_needed(slots: SlotLayout, pages: PageLayout, tokens: int, kv_from: int
     return slots.state_bytes + (tokens - kv_from) * pages.token_bytes
 
 
-def cut_state(layout: SlotLayout, limit: int = MESSAGE_BYTES) -> Iterator[Segment]:
-    """The whole state of one slot, in segments of at most `limit` bytes."""
-    for start in range(0, layout.state_bytes, limit):
-        yield Segment(Kind.STATE, start, min(start + limit, layout.state_bytes))
+def cut_state(
+    layout: SlotLayout,
+    limit: int = MESSAGE_BYTES,
+    *,
+    start: int = 0,
+    end: int | None = None,
+    kind: Kind = Kind.STATE,
+) -> Iterator[Segment]:
+    """Dense bytes [start, end) of one slot, all where `end` is None, in segments of at most
+    `limit` bytes."""
+    last = layout.state_bytes if end is None else end
+    for at in range(start, last, limit):
+        yield Segment(kind, at, min(at + limit, last))
 
 
 def cut_kv(
-    layout: PageLayout, start: int, end: int, limit: int = MESSAGE_BYTES
+    layout: PageLayout,
+    start: int,
+    end: int,
+    limit: int = MESSAGE_BYTES,
+    layers: tuple[int, int] | None = None,
 ) -> Iterator[Segment]:
     """KV of tokens [start, end), in segments of at most `limit` bytes (or one token).
 
     Cut at page ends where a segment can hold a page: whole pages are the fewest pieces.
     """
-    if not layout.token_bytes:
+    token_bytes = layout.bytes_of(layers)
+    if not token_bytes:
         return
-    most = max(1, limit // layout.token_bytes)
+    most = max(1, limit // token_bytes)
     if most >= layout.page_size:
         most -= most % layout.page_size
     while start < end:
         stop = min(end, start - start % min(most, layout.page_size) + most)
-        yield Segment(Kind.KV, start, stop)
+        yield Segment(Kind.KV, start, stop, layers)
         start = stop
 
 
 def pieces(segment: Segment, slots: SlotLayout, pages: PageLayout) -> list[Piece]:
     """Where the segment's bytes lie, in the order in which they travel."""
-    if segment.kind is Kind.STATE:
-        return _merged(_state_pieces(slots, segment.start, segment.end))
-    return _merged(_kv_pieces(pages, segment.start, segment.end))
+    if segment.kind is Kind.KV:
+        return _merged(_kv_pieces(pages, segment))
+    return _merged(_state_pieces(slots, segment.start, segment.end))
 
 
 def nbytes(segment: Segment, pages: PageLayout) -> int:
     """Payload bytes of `segment`."""
     units = segment.end - segment.start
-    return units if segment.kind is Kind.STATE else units * pages.token_bytes
+    return units * pages.bytes_of(segment.layers) if segment.kind is Kind.KV else units
 
 
 def _state_pieces(layout: SlotLayout, start: int, end: int) -> Iterator[Piece]:
@@ -94,11 +112,12 @@ def _state_pieces(layout: SlotLayout, start: int, end: int) -> Iterator[Piece]:
         dense += component.nbytes
 
 
-def _kv_pieces(layout: PageLayout, start: int, end: int) -> Iterator[Piece]:
-    size = layout.page_size
+def _kv_pieces(layout: PageLayout, segment: Segment) -> Iterator[Piece]:
+    size, start, end = layout.page_size, segment.start, segment.end
+    components = layout.components_of(segment.layers)
     for page in range(start // size, layout.pages_for(end)):
         low, high = max(start - page * size, 0), min(end - page * size, size)
-        for component in layout.components:
+        for component in components:
             token = component.nbytes // size
             yield Piece(page, component.offset + low * token, (high - low) * token)
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from baton.transfer.coverage import Coverage
+from baton.transfer.coverage import Coverage, LayeredCoverage
 from baton.transfer.errors import FrameError, TicketError, TransferError
 from baton.transfer.regions import EngineMemory, Holder
 from baton.transfer.segments import Kind, Segment, nbytes
@@ -39,6 +39,7 @@ class Ticket:
     kv_from: int
     prompt_hash: int
     sampling_hash: int
+    state: Kind = Kind.STATE  # or SNAPSHOT: what the slot is for
 
     @property
     def claim(self) -> Claim:
@@ -56,9 +57,9 @@ class Received:
 
     def plus(self, kind: Kind, size: int) -> "Received":
         """With one more segment of `size` bytes."""
-        if kind is Kind.STATE:
-            return Received(self.segments + 1, self.bytes_state + size, self.bytes_kv)
-        return Received(self.segments + 1, self.bytes_state, self.bytes_kv + size)
+        if kind is Kind.KV:
+            return Received(self.segments + 1, self.bytes_state, self.bytes_kv + size)
+        return Received(self.segments + 1, self.bytes_state + size, self.bytes_kv)
 
 
 OnReceived = Callable[[Ticket], None]
@@ -73,14 +74,25 @@ class _Entry:
     ticket: Ticket
     on_received: OnReceived
     on_broken: OnBroken
+    kv: LayeredCoverage  # tokens
+    state: Coverage = field(default_factory=Coverage)  # dense bytes
+    received: Received = Received(0, 0, 0)
     lock: threading.Lock = field(default_factory=threading.Lock)
     open: bool = True
-    segments: int = 0
-    state: Coverage = field(default_factory=Coverage)  # dense bytes
-    kv: Coverage = field(default_factory=Coverage)  # tokens
 
-    def coverage(self, kind: Kind) -> Coverage:
-        return self.state if kind is Kind.STATE else self.kv
+    def overlap(self, segment: Segment, layers: tuple[int, int]) -> tuple[int, int] | None:
+        """What of the segment is here already."""
+        if segment.kind is Kind.KV:
+            return self.kv.overlap(segment.start, segment.end, layers)
+        return self.state.overlap(segment.start, segment.end)
+
+    def add(self, segment: Segment, layers: tuple[int, int], size: int) -> None:
+        """The segment's `size` bytes are here."""
+        if segment.kind is Kind.KV:
+            self.kv.add(segment.start, segment.end, layers)
+        else:
+            self.state.add(segment.start, segment.end)
+        self.received = self.received.plus(segment.kind, size)
 
 
 class TicketTable:
@@ -106,8 +118,12 @@ class TicketTable:
         on_received: OnReceived,
         on_broken: OnBroken,
         kv_from: int = 0,
+        state: Kind = Kind.STATE,
     ) -> Ticket:
-        """Open a ticket to write into `holder`. Ids are used again, generations never."""
+        """Open a ticket to write into `holder`. Ids are used again, generations never.
+
+        state: which kind of state it is for, STATE or SNAPSHOT.
+        """
         with self._lock:
             self._generation += 1
             ticket_id = self._unused.pop() if self._unused else len(self._entries) + 1
@@ -121,8 +137,10 @@ class TicketTable:
                 kv_from,
                 prompt_hash,
                 sampling_hash,
+                state,
             )
-            self._entries[ticket_id] = _Entry(ticket, on_received, on_broken)
+            kv = LayeredCoverage(len(self._memory.pages.layers))
+            self._entries[ticket_id] = _Entry(ticket, on_received, on_broken, kv)
         return ticket
 
     def admit(self, claim: Claim) -> None:
@@ -142,18 +160,17 @@ class TicketTable:
         with entry.lock:
             if not entry.open:
                 raise _closed(claim)
-            self._check(entry, segment, payload)
+            layers = segment.layers or (0, len(self._memory.pages.layers))
+            self._check(entry, segment, layers, payload)
             self._memory.write(segment, entry.ticket.holder, payload)
-            entry.coverage(segment.kind).add(segment.start, segment.end)
-            entry.segments += 1
+            entry.add(segment, layers, len(payload))
         entry.on_received(entry.ticket)
 
     def received(self, claim: Claim) -> Received:
         """What has arrived so far. Raises TicketError once the ticket is closed."""
         entry = self._entry(claim)
         with entry.lock:
-            kv_bytes = entry.kv.total * self._memory.pages.token_bytes
-            return Received(entry.segments, entry.state.total, kv_bytes)
+            return entry.received
 
     def complete(self, ticket: Ticket) -> bool:
         """Whether every byte of the state, and of the KV from `kv_from` on, is here.
@@ -163,8 +180,7 @@ class TicketTable:
         entry = self._entry(ticket.claim)
         with entry.lock:
             state = entry.state.covers(0, self._memory.slots.state_bytes)
-            has_kv = self._memory.pages.token_bytes > 0
-            return state and (not has_kv or entry.kv.covers(ticket.kv_from, ticket.tokens))
+            return state and entry.kv.covers(ticket.kv_from, ticket.tokens)
 
     def broken(self, claim: Claim, error: TransferError) -> None:
         """Tell the ticket's owner that its bytes cannot be used. Nothing if it is closed."""
@@ -205,16 +221,25 @@ class TicketTable:
             )
         return entry
 
-    def _check(self, entry: _Entry, segment: Segment, payload: memoryview) -> None:
+    def _check(
+        self, entry: _Entry, segment: Segment, layers: tuple[int, int], payload: memoryview
+    ) -> None:
         """Inside the ticket, of the right size, and overlapping nothing that came before."""
-        ticket = entry.ticket
+        ticket, most = entry.ticket, len(self._memory.pages.layers)
         low, high = 0, self._memory.slots.state_bytes
         if segment.kind is Kind.KV:
             low, high = ticket.kv_from, ticket.tokens
-        if not low <= segment.start < segment.end <= high:
+        elif segment.kind is not ticket.state or segment.layers is not None:
+            raise FrameError(
+                f"ticket {ticket.ticket_id} takes no {segment}",
+                expected=f"bytes of a {ticket.state.name.lower()}",
+                actual=str(segment),
+            )
+        inside = low <= segment.start < segment.end <= high
+        if not inside or (segment.kind is Kind.KV and not 0 <= layers[0] < layers[1] <= most):
             raise FrameError(
                 f"{segment} lies outside ticket {ticket.ticket_id}",
-                expected=f"within [{low}, {high})",
+                expected=f"within [{low}, {high}), {most} attention layers",
                 actual=str(segment),
             )
         size = nbytes(segment, self._memory.pages)
@@ -222,7 +247,7 @@ class TicketTable:
             raise FrameError(
                 f"{segment} has {len(payload)} bytes", expected=str(size), actual=str(len(payload))
             )
-        there = entry.coverage(segment.kind).overlap(segment.start, segment.end)
+        there = entry.overlap(segment, layers)
         if there is not None:
             raise FrameError(
                 f"{segment} overlaps [{there[0]}, {there[1]}), which is here already",

@@ -145,8 +145,6 @@ class WorkerRuntime:
                     role=ROLES[config.role],
                 ),
                 fingerprint=worker_fingerprint(config.engine, engine.model_config, engine.plan),
-                capabilities=[f"channel:{config.channel}"],
-                data_address=address,
             ),
             metrics=metrics,
             handoffs=HandoffBook(metrics),

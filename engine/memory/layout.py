@@ -1,8 +1,8 @@
 """Where each layer's state lies inside a slot and inside a page. Pure geometry, no tensors.
 
 A slot is one contiguous block with every recurrent layer's conv and SSM state; a page is one
-contiguous block with every attention layer's keys and values. Clearing, copying and sending
-either is then one row operation, and a pool is one registered memory region.
+contiguous block with every attention layer's keys and values, or latents. Clearing, copying and
+sending either is then one row operation, and a pool is one registered memory region.
 
 `shard` of a layout is that of one tensor-parallel rank: what a rank keeps is laid out as a whole.
 """
@@ -62,6 +62,12 @@ class AttentionShape:
     head_dim: int
 
     @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """What a page holds of the layer, by name: the shape that one token takes."""
+        shape = (self.kv_heads, self.head_dim)
+        return {"k": shape, "v": shape}
+
+    @property
     def blocks(self) -> tuple[SubBlock, ...]:
         """What ranks divide keys and values by."""
         return (SubBlock("KV heads", self.kv_heads, shared=True),)
@@ -69,6 +75,31 @@ class AttentionShape:
     def shard(self, rank: int, size: int) -> "AttentionShape":
         """What rank `rank` of `size` keeps. Raises ConfigError."""
         return AttentionShape(length(parts(self.blocks, rank, size)), self.head_dim)
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """One latent attention layer's cache for one token: the latent and the rotated channels, one
+    for all heads, keys and values."""
+
+    width: int
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """What a page holds of the layer, by name: the shape that one token takes."""
+        return {"latent": (self.width,)}
+
+    @property
+    def blocks(self) -> tuple[SubBlock, ...]:
+        """None: ranks divide the heads, and all of them read the whole latent."""
+        return ()
+
+    def shard(self, rank: int, size: int) -> "LatentShape":
+        """What rank `rank` of `size` keeps: all of it."""
+        return self
+
+
+CacheShape = AttentionShape | LatentShape
 
 
 @dataclass(frozen=True)
@@ -140,16 +171,21 @@ class SlotLayout:
         """Bytes of one request's state, without alignment."""
         return sum(c.nbytes for c in self.components)
 
+    def bytes_before(self, layer: int) -> int:
+        """Bytes of the state of the recurrent layers before `layer`, without alignment."""
+        return sum(c.nbytes for c in self.components if c.layer < layer)
+
 
 @dataclass(frozen=True)
 class PageLayout:
-    """The layout of one page: per attention layer [page_size, kv_heads, head_dim] of K, then V.
+    """The layout of one page: per attention layer [page_size, kv_heads, head_dim] of K, then V, or
+    [page_size, width] of latents.
 
     The first t tokens of a layer's K (or V) are one contiguous run, so a page's tail can be sent
     to the token.
     """
 
-    layers: tuple[AttentionShape, ...]
+    layers: tuple[CacheShape, ...]
     page_size: int
     dtype: torch.dtype
 
@@ -157,9 +193,9 @@ class PageLayout:
     def _placed(self) -> tuple[tuple[Component, ...], int]:
         found: list[Component] = []
         for index, layer in enumerate(self.layers):
-            shape = (self.page_size, layer.kv_heads, layer.head_dim)
-            for name in ("k", "v"):
-                found.append(Component(name, index, 0, shape, self.dtype, layer.blocks, axis=1))
+            for name, token in layer.tensors.items():
+                shape, blocks = (self.page_size, *token), layer.blocks
+                found.append(Component(name, index, 0, shape, self.dtype, blocks, axis=1))
         return _place(found)
 
     def shard(self, rank: int, size: int) -> "PageLayout":
@@ -175,10 +211,23 @@ class PageLayout:
         """Bytes from one page to the next, a multiple of 256; 0 without attention layers."""
         return self._placed[1]
 
+    def components_of(self, layers: tuple[int, int] | None) -> tuple[Component, ...]:
+        """Of attention layers [first, end), or of all."""
+        if layers is None:
+            return self.components
+        return tuple(c for c in self.components if layers[0] <= c.layer < layers[1])
+
+    def bytes_of(self, layers: tuple[int, int] | None) -> int:
+        """Bytes of one token's KV in attention layers [first, end), or in all of them."""
+        if layers is None:
+            return self.token_bytes
+        return sum(c.nbytes for c in self.components_of(layers)) // self.page_size
+
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's KV over all layers, without alignment."""
-        return sum(2 * a.kv_heads * a.head_dim * self.dtype.itemsize for a in self.layers)
+        shapes = [shape for layer in self.layers for shape in layer.tensors.values()]
+        return sum(prod(shape) * self.dtype.itemsize for shape in shapes)
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""

@@ -12,17 +12,26 @@ class PagePool:
     """`pages` pages of `layout`, in one allocation; page 0 is the padding page.
 
     storage: [pages, page_bytes] uint8, the one region that a channel registers.
-    k[i], v[i]: [pages, page_size, kv_heads, head_dim], strided views of attention layer i.
+    k[i], v[i]: [pages, page_size, kv_heads, head_dim], strided views of the i-th layer that has
+                keys and values.
+    latents[i]: [pages, page_size, width], of the i-th layer that has latents.
     """
 
     def __init__(self, layout: PageLayout, pages: int, device: torch.device) -> None:
         self.layout = layout
         self.ids = IdPool(pages, "page")
         self.storage = torch.zeros(pages, layout.page_bytes, dtype=torch.uint8, device=device)
-        by_key = {(c.name, c.layer): component_view(self.storage, c) for c in layout.components}
-        layers = range(len(layout.layers))
-        self.k: tuple[Tensor, ...] = tuple(by_key["k", index] for index in layers)
-        self.v: tuple[Tensor, ...] = tuple(by_key["v", index] for index in layers)
+        self.k = self._views("k")
+        self.v = self._views("v")
+        self.latents = self._views("latent")
+
+    def _views(self, name: str) -> tuple[Tensor, ...]:
+        """Every layer's tensor called `name`, where it has one, in order."""
+        return tuple(
+            component_view(self.storage, component)
+            for component in self.layout.components
+            if component.name == name
+        )
 
     def check(self) -> None:
         self.ids.check()

@@ -12,6 +12,8 @@ from baton.engine.config import ModelConfig
 from baton.engine.errors import ConfigError
 from baton.engine.models import (
     bamba,
+    deepseek_v2,
+    deepseek_v3,
     falcon_h1,
     granite,
     granitemoehybrid,
@@ -28,6 +30,8 @@ FAMILIES: dict[str, Family] = {
     module.FAMILY.model_type: module.FAMILY
     for module in (
         bamba,
+        deepseek_v2,
+        deepseek_v3,
         falcon_h1,
         granite,
         granitemoehybrid,
@@ -61,4 +65,10 @@ def read_config(folder: Path, dtype: torch.dtype, ssm_dtype: torch.dtype) -> Mod
     dtype: of weights, activations, KV and conv state; ssm_dtype: of the SSM state in the pool.
     """
     fields = read_fields(folder)
+    if fields.has("quantization_config"):
+        method = fields.section("quantization_config").text("quant_method", "an unnamed method")
+        raise ConfigError(
+            f"{fields.where}: the weights are quantised ({method}); give a checkpoint in float32 "
+            "or bfloat16, which --weight-format int8 rounds to 8 bits at load"
+        )
     return family_of(fields).read(fields, folder, DTypes(dtype, ssm_dtype))

@@ -10,7 +10,7 @@ import torch
 
 from baton.engine.config import Mixer, ModelConfig
 from baton.engine.errors import ConfigError
-from baton.engine.memory.layout import AttentionShape, RecurrentShape
+from baton.engine.memory.layout import CacheShape, RecurrentShape
 from baton.engine.models.decoder import Decoder, Norm, Residual
 from baton.engine.models.fields import Fields, read_json
 from baton.engine.models.layers.base import Layer
@@ -31,6 +31,8 @@ _MIXERS = {
     "full_attention": Mixer.ATTENTION,
     "conv": Mixer.SHORT_CONV,
 }
+# Mixers whose state grows by the token, in pages; that of every other is a slot's.
+_PAGED = (Mixer.ATTENTION, Mixer.MLA)
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Family:
 
     ignored: patterns of tensors that its checkpoints may hold and that are not used; those of
     every family are a head saved beside the embedding that it is tied to, and rotary frequencies.
+    {} in one is the number of layers: layers past the last guess further tokens, which nothing
+    here asks for.
     verified: dtypes in which it is compared with transformers (tests/oracle), dense models alone
     in bfloat16.
     """
@@ -91,7 +95,7 @@ def model_config(
     dtypes: DTypes,
     layers: tuple[tuple[Mixer, ...], ...],
     recurrent: RecurrentShape | None = None,
-    attention: AttentionShape | None = None,
+    attention: CacheShape | None = None,
     chunk_size: int = 1,
 ) -> ModelConfig:
     """What is alike in all families whose recurrent layers have one shape.
@@ -99,7 +103,7 @@ def model_config(
     recurrent, attention: None where the family has no such layer.
     """
     mixers = [mixer for block in layers for mixer in block]
-    attentions = mixers.count(Mixer.ATTENTION)
+    attentions = sum(mixer in _PAGED for mixer in mixers)
     return ModelConfig(
         family=family,
         folder=folder,

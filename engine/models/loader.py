@@ -30,7 +30,8 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
         return _ready(model, DummyWeights(), config)
     checkpoint = Checkpoint(model.folder, progress)
     needs = declared_weights(model)
-    checkpoint.check(needs.shapes, FAMILIES[model.family].ignored)
+    patterns = FAMILIES[model.family].ignored
+    checkpoint.check(needs.shapes, [pattern.format(len(model.layers)) for pattern in patterns])
     return _ready(model, checkpoint, config)
 
 

@@ -98,14 +98,7 @@ def _read(fields: Fields, folder: Path, dtypes: DTypes) -> ModelConfig:
 def _experts(fields: Fields, scope: Scope, hidden: int) -> tuple[Layer, ...]:
     """The routed experts, and the expert of every token beside them."""
     bias = fields.flag("mlp_bias", False)
-    choice = GroupedTopK(
-        experts=fields.integer("n_routed_experts"),
-        top_k=fields.integer("num_experts_per_tok"),
-        groups=fields.integer("n_group", 1),
-        top_groups=fields.integer("topk_group", 1),
-        normalised=fields.flag("norm_topk_prob", True),
-        factor=fields.number("routed_scaling_factor", 1.0),
-    )
+    choice = GroupedTopK.read(fields, fields.integer("n_routed_experts"), normalised=True)
     latent = fields.integer("moe_latent_size") if fields.has("moe_latent_size") else None
     width = fields.integer("moe_intermediate_size")
     shared = fields.integer("moe_shared_expert_intermediate_size")

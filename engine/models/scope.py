@@ -95,21 +95,24 @@ class Scope:
         return fused
 
     def stack(
-        self, names: Sequence[str], shape: Shape, blocks: Sequence[int], dim: int = 0
+        self, names: Sequence[Sequence[str]], shape: Shape, blocks: Sequence[int], dim: int = 0
     ) -> Tensor:
-        """This rank's part of tensors of one `shape`, stacked: [len(names), *its part].
+        """This rank's parts of tensors of one `shape`, stacked: [len(names), rows, ...].
 
+        names: for each place of the stack, the tensors whose rows lie there end to end.
         blocks, dim: as in `part`, within each tensor.
         """
         stacked = torch.empty(0)
-        for place, name in enumerate(names):
-            full = self._whole(name, shape)
-            own = _divide(full, blocks, dim, self.shard, self.prefix + name)
-            if not place:
-                whole = (len(names), *own.shape)
-                stacked = torch.empty(whole, dtype=self.dtype, device=self.device)
-            stacked[place] = own
-            self.source.release(self.prefix + name)
+        for place, group in enumerate(names):
+            for turn, name in enumerate(group):
+                full = self._whole(name, shape)
+                own = _divide(full, blocks, dim, self.shard, self.prefix + name)
+                rows = own.shape[0]
+                if not place and not turn:
+                    whole = (len(names), len(group) * rows, *own.shape[1:])
+                    stacked = torch.empty(whole, dtype=self.dtype, device=self.device)
+                stacked[place, turn * rows : (turn + 1) * rows] = own
+                self.source.release(self.prefix + name)
         self.tally.nbytes += stacked.nbytes
         return stacked
 

@@ -27,7 +27,7 @@ def test_a_held_request_waits_untouched_until_it_is_released(seeded: random.Rand
     engine = make_engine(chunk=16)
     prompt = random_prompt(seeded, 40, 60)
     engine.submit(RequestSpec("a", prompt, greedy(9), hold=True))
-    assert engine.plan_step() == [Scheduled("a")]
+    assert engine.plan_step() == [Scheduled("a", held=True)]
     pages = engine.holding("a").pages
     assert len(pages) == -(-len(prompt) // 8), "all pages from the start: a channel reads them"
     events = run(engine)

@@ -31,8 +31,7 @@ BOUND = {torch.float32: 1e-9, torch.bfloat16: 2e-3}
 ROWS = 5
 COUNT = 24  # tokens of an answer that are compared
 TRACK = 32  # decode's grid: a multiple of every checkpoint's chunk
-STATELESS = ("llama", "qwen3", "granite")
-RECURRENT = [name for name, spec in SPECS.items() if spec.model_type not in STATELESS]
+RECURRENT = [name for name, spec in SPECS.items() if spec.states != ("kv",)]
 Case = tuple[str, torch.dtype, KernelChoice]
 Prompt = tuple[int, ...]
 
@@ -79,7 +78,8 @@ class Checkpoint:
             mamba_track_interval=TRACK,
         )
         engine = Engine.load(replace(config, **options))  # type: ignore[arg-type]
-        views = [*engine.states.conv, *engine.states.ssm, *engine.pages.k, *engine.pages.v]
+        pages = engine.pages
+        views = [*engine.states.conv, *engine.states.ssm, *pages.k, *pages.v, *pages.latents]
         for view in views:
             if view is not None:
                 view.fill_(torch.nan)

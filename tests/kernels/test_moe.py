@@ -17,6 +17,8 @@ from baton.kernels.moe import (
     route_sigmoid_grouped,
     route_sigmoid_grouped_native,
     route_sigmoid_grouped_ref,
+    route_softmax_grouped,
+    route_softmax_grouped_ref,
     route_softmax_topk,
     route_softmax_topk_native,
 )
@@ -78,10 +80,14 @@ def test_grouped_routing_matches_the_reference(experts, top_k, groups, top_group
     seeded(experts + top_groups)
     logits, correction = torch.randn(30, experts), torch.randn(experts) * 0.3
     options = (top_k, groups, top_groups, normalised, 2.5)
-    weights, chosen = route_sigmoid_grouped(logits, correction, *options)
-    wanted_weights, wanted = route_sigmoid_grouped_ref(logits, correction, *options)
-    assert torch.equal(chosen, wanted)
-    torch.testing.assert_close(weights.double(), wanted_weights, atol=1e-6, rtol=1e-5)
+    corrected = route_sigmoid_grouped(logits, correction, *options)
+    plain = route_softmax_grouped(logits, *options)
+    for (weights, chosen), (wanted_weights, wanted) in (
+        (corrected, route_sigmoid_grouped_ref(logits, correction, *options)),
+        (plain, route_softmax_grouped_ref(logits, *options)),
+    ):
+        assert torch.equal(chosen, wanted)
+        torch.testing.assert_close(weights.double(), wanted_weights, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 40])

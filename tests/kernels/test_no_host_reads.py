@@ -14,6 +14,13 @@ from baton.kernels.delta_mixer import (
     gated_delta_step,
     plan_delta_prefill,
 )
+from baton.kernels.mla import (
+    from_latent,
+    latent_write,
+    mla_decode,
+    mla_prefill,
+    to_latent,
+)
 from baton.kernels.moe import moe_forward
 from baton.kernels.norm import gated_rms_norm, rms_norm
 from baton.kernels.rope import apply_rope, rope_cache
@@ -73,7 +80,9 @@ def test_delta_mixers_read_nothing_back(channelwise):
     )  # fmt: skip
     slots = (batch.read_slots, batch.write_slots, batch.has_initial)
     with NoHostReads():
-        plan_delta_prefill(rows, 4, snapshots)(weights, inputs, conv_pool, state_pool)
+        plan = plan_delta_prefill(rows.cu_seqlens_host, rows.prefix_lens_host, 4, snapshots)
+        prefill = plan.on(torch.device("cpu"))(rows)
+        prefill(weights, inputs, conv_pool, state_pool)
         gated_delta_step(weights, inputs.tokens(slice(3)), conv_pool, state_pool, *slots)
 
 
@@ -93,6 +102,20 @@ def test_attention_reads_nothing_back(options):
             q, k_pool, v_pool, tables, cu_seqlens, [0, 3, 5], kv_lens, [7, 2], 0.3, **options
         )
         paged_attn_decode(q[:2], k_pool, v_pool, tables, kv_lens, [7, 2], 0.3, **options)
+
+
+def test_latent_attention_reads_nothing_back():
+    seeded(1)
+    pool, up = torch.randn(6, 4, 8), torch.randn(3, 9, 6)
+    tables = torch.tensor([[1, 2], [3, 0]])
+    q, kv_lens = torch.randn(4, 3, 7), torch.tensor([7, 2])
+    cu_seqlens, tree = torch.tensor([0, 3, 4]), torch.ones(2, 2, 2, dtype=torch.bool)
+    with NoHostReads():
+        latent_write(torch.randn(4, 8), pool, torch.tensor([2, 2, 2, 3]), torch.arange(4))
+        mla_prefill(q, pool, up, tables, cu_seqlens, [0, 3, 4], kv_lens, [7, 2], 0.3)
+        query = torch.cat((to_latent(q[..., :5], up), q[..., 5:]), dim=-1).unflatten(0, (2, 2))
+        mean = mla_decode(query, pool, tables, kv_lens, [7, 2], 6, 0.3, tree)
+        from_latent(mean.flatten(0, 1), up, 5)
 
 
 def test_feed_forward_and_norms_read_nothing_back():
@@ -116,7 +139,7 @@ def test_sampling_reads_nothing_back():
         apply_penalties(logits, rows, counts, counts, n * 1.2, n, n)
         mask_tokens(logits, rows, torch.tensor([7, 8]))
         tokens = sample_tokens(logits, rows, n, torch.tensor([1, 2]), rows, filters)
-        log_probs(logits, tokens, 3)
+        log_probs(logits, tokens, 3, tokens[:, None])
 
 
 def test_state_copies_read_nothing_back():

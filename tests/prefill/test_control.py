@@ -53,7 +53,7 @@ class FakeRank:
             while True:
                 message = await self.call.read()
                 found = message.WhichOneof("kind")
-                if found not in ("heartbeat", "progress"):
+                if found not in ("heartbeat", "progress", "channel"):
                     break
         assert found == kind, message
         about = getattr(message, kind)
@@ -99,7 +99,8 @@ async def ranked(prefill: TestWorker) -> AsyncIterator[FakeRank]:
         rank.call = handoff_pb2_grpc.HandoffStub(channel).Control()
         hello = common_pb2.Hello()
         hello.CopyFrom(prefill.context.hello)
-        hello.worker.worker_id, hello.data_address = "d0", address
+        hello.worker.worker_id = "d0"
+        hello.channels.add(channel="grpc", endpoint=address.encode())
         await rank.call.write(handoff_pb2.DecodeMessage(hello=hello))
         first = await rank.call.read()
         assert first.hello == prefill.context.hello
@@ -252,4 +253,35 @@ async def test_the_second_prompt_that_shares_a_prefix_is_partly_cached(
             first = await rank.next("first_token")
             assert bool(first.cached_tokens) == cached
             assert first.token_id == expected_tokens(HashModel(), (*prompt, tail), 1)[0]
+        await prefill.clean()
+
+
+@pytest.mark.parametrize("when", ["before a ticket", "with a ticket", "long after"])
+async def test_a_cancel_that_names_a_ticket_is_answered_with_its_drain(
+    when: str, seeded: random.Random
+) -> None:
+    prefill, prompt = prefill_worker(), random_prompt(seeded, 20, 60)
+    async with ranked(prefill) as rank:
+        prefill.model.gate.allow(0)
+        await rank.ask(prompt, greedy(5))
+        await rank.next("wanted")
+        ticket = rank.grant(len(prompt))
+        cancel = handoff_pb2.CancelPrefill(
+            request_id="r", attempt=257, ticket_id=ticket.ticket_id, generation=ticket.generation
+        )
+        if when == "before a ticket":  # it crosses the ticket, which comes too late
+            await rank.call.write(handoff_pb2.DecodeMessage(cancel=cancel))
+            await prefill.reached(S.CANCELLED)
+            await rank.send(ticket)
+        else:
+            await rank.send(ticket)
+            await rank.call.write(handoff_pb2.DecodeMessage(cancel=cancel))
+        drained = await rank.next("drained")
+        assert (drained.ticket_id, drained.generation) == (ticket.ticket_id, ticket.generation)
+        if when == "long after":
+            prefill.model.gate.open()
+            await prefill.clean()
+            await rank.call.write(handoff_pb2.DecodeMessage(cancel=cancel))
+            assert await rank.next("drained") == drained
+        prefill.model.gate.open()
         await prefill.clean()

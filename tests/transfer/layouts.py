@@ -3,7 +3,13 @@
 import torch
 from hypothesis import strategies as st
 
-from baton.engine.memory.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
+from baton.engine.memory.layout import (
+    AttentionShape,
+    LatentShape,
+    PageLayout,
+    RecurrentShape,
+    SlotLayout,
+)
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.transfer.regions import EngineMemory
@@ -22,7 +28,9 @@ slot_layouts = st.builds(
 page_layouts = st.builds(
     PageLayout,
     layers=st.lists(
-        st.builds(AttentionShape, st.integers(1, 3), st.integers(1, 7)), max_size=3
+        st.builds(AttentionShape, st.integers(1, 3), st.integers(1, 7))
+        | st.builds(LatentShape, st.integers(1, 9)),
+        max_size=3,
     ).map(tuple),
     page_size=st.sampled_from([1, 3, 8, 16]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
@@ -33,7 +41,7 @@ SLOTS = SlotLayout(
     torch.bfloat16,
     torch.float32,
 )
-PAGES = PageLayout((AttentionShape(2, 3), AttentionShape(1, 5)), 8, torch.bfloat16)
+PAGES = PageLayout((AttentionShape(2, 3), LatentShape(9)), 8, torch.bfloat16)
 
 
 class Pools:

@@ -7,8 +7,11 @@ import pytest
 import torch
 from transfer.layouts import PAGES, SLOTS
 
+from baton.engine.memory.layout import LatentShape
 from baton.transfer.errors import FingerprintError
 from baton.transfer.fingerprint import ABSENT, check, differences, layout_fingerprint
+
+LAYERS = {"page_layout"}
 
 
 def fingerprint(slots=SLOTS, pages=PAGES, **changed: object) -> Mapping[str, str]:
@@ -33,6 +36,8 @@ def test_two_equal_workers_agree() -> None:
         (fingerprint(replace(SLOTS, layers=SLOTS.layers[::-1])), {"slot_layout"}),
         (fingerprint(pages=replace(PAGES, page_size=16)), {"page_size", "page_layout"}),
         (fingerprint(pages=replace(PAGES, dtype=torch.float16)), {"kv_dtype", "page_layout"}),
+        (fingerprint(pages=replace(PAGES, layers=(PAGES.layers[0], LatentShape(10)))), LAYERS),
+        (fingerprint(pages=replace(PAGES, layers=(PAGES.layers[0],))), LAYERS),
     ],
     ids=lambda value: ",".join(sorted(value)) if isinstance(value, set) else "",
 )

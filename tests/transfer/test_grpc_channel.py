@@ -21,7 +21,7 @@ from baton.transfer.errors import (
     TicketError,
     TransferError,
 )
-from baton.transfer.grpc_channel import METHOD, GrpcChannel, GrpcReceiver
+from baton.transfer.grpc_channel import METHOD, GrpcConnection, GrpcOutlet, GrpcReceiver
 from baton.transfer.regions import DeviceRegion, EngineMemory, Holder
 from baton.transfer.segments import Kind, Segment, bytes_needed, cut_kv, cut_state
 from baton.transfer.tickets import Claim, Ticket, TicketTable
@@ -35,7 +35,8 @@ TARGET = Holder(slot=1, pages=(4, 11, 2, 8))
 class Wire:
     source: Pools
     target: Pools
-    channel: GrpcChannel
+    connection: GrpcConnection
+    outlet: GrpcOutlet
     tickets: TicketTable
     address: str
     sent: Counter = field(default_factory=Counter)
@@ -72,14 +73,20 @@ async def connected(verify: bool = True) -> AsyncIterator[Wire]:
     GrpcReceiver(tickets, lambda k, n: applied.update({k: n})).add_to(server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    channel = GrpcChannel(
+    outlet = GrpcOutlet(
         source.memory, verify=verify, deadline_s=10, on_bytes=lambda k, n: sent.update({k: n})
     )
+    connection = await outlet.connect(address.encode())
     try:
-        yield Wire(source, target, channel, tickets, address, sent, applied)
+        yield Wire(source, target, connection, outlet, tickets, address, sent, applied)
     finally:
-        await channel.close()
+        await connection.close()
         await server.stop(None)
+
+
+def still(under_way: bool, segments: int) -> None:
+    """gRPC makes progress by itself."""
+    raise AssertionError("nobody needs to be told")
 
 
 def equal_state(wire: Wire) -> bool:
@@ -90,7 +97,7 @@ def equal_state(wire: Wire) -> bool:
 
 def tokens_of(pools: Pools, holder: Holder, start: int, end: int) -> list[torch.Tensor]:
     index = torch.tensor(holder.pages)
-    layers = (*pools.pages.k, *pools.pages.v)
+    layers = (*pools.pages.k, *pools.pages.v, *pools.pages.latents)
     return [raw(layer[index].flatten(0, 1)[start:end]) for layer in layers]
 
 
@@ -108,7 +115,7 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 async def test_state_and_tokens_arrive_as_they_were(verify: bool, kv_from: int) -> None:
     async with connected(verify) as wire:
         ticket = wire.grant(kv_from)
-        writing = wire.channel.open(wire.address, ticket.claim)
+        writing = wire.connection.open(ticket.claim, still)
         segments = [*cut_kv(PAGES, kv_from, TOKENS, 100), *cut_state(SLOTS, 70)]
         for segment in segments:
             await writing.write(segment, SOURCE)
@@ -131,6 +138,20 @@ async def test_state_and_tokens_arrive_as_they_were(verify: bool, kv_from: int) 
         untouched = torch.cat([t.flatten() for t in tokens_of(wire.target, TARGET, 0, kv_from)])
         assert (untouched == 0x5A).all()
         assert not wire.broken
+
+
+async def test_kv_of_some_layers_arrives_in_those_layers() -> None:
+    async with connected() as wire:
+        ticket = wire.grant()
+        writing = wire.connection.open(ticket.claim, still)
+        low, high = cut_kv(PAGES, 0, 5, layers=(0, 1)), cut_kv(PAGES, 0, 5, layers=(1, 2))
+        for segment in (*high, *cut_kv(PAGES, 5, TOKENS), *low, *cut_state(SLOTS)):
+            await writing.write(segment, SOURCE)
+        received = await writing.finish()
+        assert wire.tickets.complete(ticket)
+        assert received == wire.tickets.received(ticket.claim)
+        ours = tokens_of(wire.source, SOURCE, 0, TOKENS)
+        assert same(ours, tokens_of(wire.target, TARGET, 0, TOKENS))
 
 
 @pytest.mark.parametrize("where", ["start", "end", "payload"])
@@ -163,7 +184,7 @@ async def test_a_wrong_generation_is_refused_and_no_byte_changes() -> None:
     async with connected() as wire:
         ticket, before = wire.grant(), wire.target_bytes()
         stale = Claim(ticket.ticket_id, ticket.generation + 1, 5, 6)
-        writing = wire.channel.open(wire.address, stale)
+        writing = wire.connection.open(stale, still)
         with pytest.raises(TicketError, match="another generation"):
             for segment in cut_state(SLOTS, 10):
                 await writing.write(segment, SOURCE)
@@ -175,7 +196,7 @@ async def test_a_wrong_generation_is_refused_and_no_byte_changes() -> None:
 async def test_a_ticket_closed_midway_takes_nothing_more() -> None:
     async with connected() as wire:
         ticket = wire.grant()
-        writing = wire.channel.open(wire.address, ticket.claim)
+        writing = wire.connection.open(ticket.claim, still)
         first, *rest = cut_state(SLOTS, 40)
         await writing.write(first, SOURCE)
         async with asyncio.timeout(10):
@@ -194,7 +215,7 @@ async def test_a_ticket_that_its_last_byte_activated_is_no_error_to_the_writer()
     """The rank may close it between the last byte and the writer's goodbye."""
     async with connected() as wire:
         ticket = wire.grant()
-        writing = wire.channel.open(wire.address, ticket.claim)
+        writing = wire.connection.open(ticket.claim, still)
         for segment in (*cut_kv(PAGES, 0, TOKENS), *cut_state(SLOTS)):
             await writing.write(segment, SOURCE)
         async with asyncio.timeout(10):
@@ -226,7 +247,7 @@ async def test_a_peer_that_is_not_there_is_a_channel_error_that_names_it() -> No
     async with connected() as wire:
         ticket = wire.grant()
         gone = "127.0.0.1:1"
-        writing = wire.channel.open(gone, ticket.claim)
+        writing = (await wire.outlet.connect(gone.encode())).open(ticket.claim, still)
         with pytest.raises(ChannelError, match=gone):
             for segment in cut_state(SLOTS):
                 await writing.write(segment, SOURCE)

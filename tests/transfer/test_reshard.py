@@ -14,7 +14,13 @@ from torch import Tensor
 
 from baton.engine.config import ModelConfig
 from baton.engine.errors import ConfigError
-from baton.engine.memory.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
+from baton.engine.memory.layout import (
+    AttentionShape,
+    LatentShape,
+    PageLayout,
+    RecurrentShape,
+    SlotLayout,
+)
 from baton.engine.memory.shards import SubBlock
 from baton.engine.models.families import read_config
 from baton.transfer.coverage import Coverage
@@ -48,7 +54,11 @@ layouts = st.builds(
     ssm_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 ) | st.builds(
     PageLayout,
-    layers=st.lists(st.builds(AttentionShape, groups, st.integers(1, 3)), max_size=3).map(tuple),
+    layers=st.lists(
+        st.builds(AttentionShape, groups, st.integers(1, 3))
+        | st.builds(LatentShape, st.integers(1, 9)),
+        max_size=3,
+    ).map(tuple),
     page_size=st.integers(1, 5),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
@@ -196,6 +206,8 @@ def cuts(config: ModelConfig, layout: Layout) -> list[tuple[int, list[tuple[int,
     for component in layout.components:
         if component.name in ("k", "v"):
             found.append((1, [(component.shape[1], 1)]))
+        elif component.name == "latent":
+            found.append((1, [(1, component.shape[1])]))  # one for all heads
         elif component.name == "ssm":
             found.append((0, [(component.shape[0], 1)]))
         elif config.recurrent[component.layer].ssm is None:

@@ -79,6 +79,43 @@ def test_chunks_sent_as_they_end_cover_the_prompt_once(
     assert touched(segments, SLOTS, pages) == touched(whole, SLOTS, pages)
 
 
+@given(page_layouts, token_runs, st.lists(st.integers(0, 3), max_size=3), limits)
+def test_kv_sent_layer_by_layer_is_what_all_layers_would_be(
+    pages: PageLayout, run: list[int], cuts: list[int], limit: int
+) -> None:
+    ends = sorted({min(c, len(pages.layers)) for c in cuts} | {0, len(pages.layers)})
+    segments = [
+        segment
+        for layers in itertools.pairwise(ends)
+        for segment in cut_kv(pages, *run, limit, layers)
+    ]
+    assert touched(segments, SLOTS, pages) == touched([*cut_kv(pages, *run)], SLOTS, pages)
+    for segment in segments:
+        carried = sum(piece.nbytes for piece in pieces(segment, SLOTS, pages))
+        assert carried == nbytes(segment, pages)
+
+
+@given(slot_layouts, st.lists(st.integers(0, 4), max_size=4), limits)
+def test_state_sent_as_its_layers_end_is_the_whole_state(
+    slots: SlotLayout, cuts: list[int], limit: int
+) -> None:
+    ends = sorted({0, len(slots.layers), *(min(c, len(slots.layers)) for c in cuts)})
+    for layer in ends:
+        before = {byte for c in slots.components if c.layer < layer for byte in _bytes_of(c)}
+        sent = [*cut_state(slots, limit, end=slots.bytes_before(layer))]
+        assert set(touched(sent, slots, PAGES)) == {(0, byte) for byte in before}
+    segments = [
+        segment
+        for low, high in itertools.pairwise(map(slots.bytes_before, ends))
+        for segment in cut_state(slots, limit, start=low, end=high)
+    ]
+    assert touched(segments, slots, PAGES) == touched([*cut_state(slots)], slots, PAGES)
+
+
+def _bytes_of(component: Component) -> range:
+    return range(component.offset, component.offset + component.nbytes)
+
+
 @given(slot_layouts, page_layouts, token_runs, limits)
 def test_bytes_needed_is_what_the_segments_carry(
     slots: SlotLayout, pages: PageLayout, run: list[int], limit: int

@@ -22,7 +22,13 @@ class Table:
         self.received: list[Ticket] = []
         self.broken: list[tuple[Ticket, TransferError]] = []
 
-    def grant(self, slot: int = 1, pages: tuple[int, ...] = (3, 5), kv_from: int = 0) -> Ticket:
+    def grant(
+        self,
+        slot: int = 1,
+        pages: tuple[int, ...] = (3, 5),
+        kv_from: int = 0,
+        state: Kind = Kind.STATE,
+    ) -> Ticket:
         return self.table.grant(
             "r",
             1,
@@ -31,6 +37,7 @@ class Table:
             prompt_hash=7,
             sampling_hash=8,
             kv_from=kv_from,
+            state=state,
             on_received=self.received.append,
             on_broken=lambda ticket, error: self.broken.append((ticket, error)),
         )
@@ -129,6 +136,8 @@ def test_a_writer_that_computed_something_else_is_not_admitted(
         Segment(Kind.KV, 1, 3),
         Segment(Kind.KV, 5, 5),
         Segment(Kind.STATE, 0, SLOTS.state_bytes + 1),
+        Segment(Kind.KV, 3, 5, (1, 3)),
+        Segment(Kind.KV, 3, 5, (1, 1)),
     ],
     ids=str,
 )
@@ -151,6 +160,37 @@ def test_bytes_that_came_already_or_have_the_wrong_size_are_refused(table: Table
     with pytest.raises(FrameError, match="bytes"):
         table.table.apply(ticket.claim, Segment(Kind.KV, 9, 10), payload(first))
     assert table.bytes() == before
+
+
+def test_kv_may_come_layer_by_layer(table: Table) -> None:
+    ticket = table.grant(kv_from=3)
+    for segment in cut_state(SLOTS):
+        table.table.apply(ticket.claim, segment, payload(segment))
+    parts = [*cut_kv(PAGES, 3, 7), *cut_kv(PAGES, 7, TOKENS, layers=(0, 1))]
+    for segment in parts:
+        table.table.apply(ticket.claim, segment, payload(segment))
+    assert not table.table.complete(ticket)
+    for again in (Segment(Kind.KV, 6, 8, (1, 2)), Segment(Kind.KV, 8, 9)):
+        with pytest.raises(FrameError, match="overlaps"):
+            table.table.apply(ticket.claim, again, payload(again))
+    for segment in cut_kv(PAGES, 7, TOKENS, layers=(1, 2)):
+        table.table.apply(ticket.claim, segment, payload(segment))
+    assert table.table.complete(ticket)
+    got = table.table.received(ticket.claim)
+    assert got.bytes_kv == (TOKENS - 3) * PAGES.token_bytes
+
+
+def test_a_snapshot_is_no_live_state_and_a_live_state_no_snapshot(table: Table) -> None:
+    for granted, sent in ((Kind.STATE, Kind.SNAPSHOT), (Kind.SNAPSHOT, Kind.STATE)):
+        ticket, before = table.grant(state=granted), table.bytes()
+        wrong = Segment(sent, 0, 8)
+        with pytest.raises(FrameError, match="takes no"):
+            table.table.apply(ticket.claim, wrong, payload(wrong))
+        assert table.bytes() == before
+        for segment in (*cut_state(SLOTS, kind=granted), *cut_kv(PAGES, 0, TOKENS)):
+            table.table.apply(ticket.claim, segment, payload(segment))
+        assert table.table.complete(ticket)
+        table.table.close(ticket)
 
 
 def test_close_waits_for_a_copy_that_is_under_way(table: Table) -> None:

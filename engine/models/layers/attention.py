@@ -116,6 +116,7 @@ class Attention:
         q, k = qk[:, : self.heads], qk[:, self.heads :]
         k_pool, v_pool = step.pages.k[self.index], step.pages.v[self.index]
         self.kernels.kv_write(k, v, k_pool, v_pool, step.token_pages, step.token_offsets)
+        step.kv_written(self.index)
         parts = []
         if step.decode is not None:
             rows = step.decode

@@ -1,14 +1,17 @@
 """Mixtures of experts: Granite's, and routed experts composed of a router and experts."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from baton.engine.errors import ConfigError
+from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
+from baton.kernels.moe import route_softmax_grouped
 
 
 class SoftmaxTopKMoe:
@@ -57,20 +60,57 @@ class GroupedTopK:
     normalised: bool
     factor: float
 
+    @staticmethod
+    def read(fields: Fields, experts: int, normalised: bool) -> "GroupedTopK":
+        """From the fields that most families share; normalised: where the config says nothing."""
+        return GroupedTopK(
+            experts=experts,
+            top_k=fields.integer("num_experts_per_tok"),
+            groups=fields.integer("n_group", 1),
+            top_groups=fields.integer("topk_group", 1),
+            normalised=fields.flag("norm_topk_prob", normalised),
+            factor=fields.number("routed_scaling_factor", 1.0),
+        )
+
+
+class Router(Protocol):
+    """Chooses each token's experts."""
+
+    @property
+    def choice(self) -> GroupedTopK: ...
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [T, hidden] -> weights [T, top_k] float32, experts [T, top_k] int64"""
+        ...
+
+
+class SoftmaxRouter:
+    """A softmax over all experts, within the groups that hold the likeliest; in float32."""
+
+    def __init__(self, scope: Scope, hidden: int, choice: GroupedTopK) -> None:
+        _check_groups(choice, 1)
+        self.choice = choice
+        self.kernels = scope.kernels
+        self.weight = scope.tensor("weight", choice.experts, hidden, dtype=torch.float32)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [T, hidden] -> weights [T, top_k] float32, experts [T, top_k] int64"""
+        choice = self.choice
+        return route_softmax_grouped(
+            self.kernels.linear(x.float(), self.weight, None),
+            choice.top_k,
+            choice.groups,
+            choice.top_groups,
+            choice.normalised,
+            choice.factor,
+        )
+
 
 class GroupedRouter:
     """Sigmoid scores, with a correction that balances the choice; computed in float32."""
 
     def __init__(self, scope: Scope, hidden: int, choice: GroupedTopK) -> None:
-        if (
-            choice.experts % choice.groups
-            or choice.top_groups > choice.groups
-            or (choice.groups > 1 and choice.experts // choice.groups < 2)
-        ):
-            raise ConfigError(
-                f"{choice.experts} experts cannot be chosen from {choice.top_groups} of "
-                f"{choice.groups} groups: groups must be equal, of two experts or more"
-            )
+        _check_groups(choice, 2)
         self.choice = choice
         self.kernels = scope.kernels
         self.weight = scope.tensor("weight", choice.experts, hidden, dtype=torch.float32)
@@ -90,6 +130,51 @@ class GroupedRouter:
             choice.normalised,
             choice.factor,
         )
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """What the checkpoint calls an expert's three matrices."""
+
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+_COMMON_NAMES = ExpertNames()
+
+
+class RoutedSwiglu:
+    """Experts that are gated like GatedMlp, each matrix a tensor of its own in the checkpoint.
+
+    Ranks divide every expert's intermediate channels, so each computes all experts in part.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        hidden: int,
+        intermediate: int,
+        router: Router,
+        names: ExpertNames = _COMMON_NAMES,
+    ) -> None:
+        experts, inner = range(router.choice.experts), (intermediate,)
+        _check_experts(scope, hidden, intermediate, len(experts), router.choice.top_k)
+        self.comm = scope.comm
+        self.kernels = scope.kernels
+        self.router = router
+        gate_up = [
+            [f"experts.{expert}.{name}.weight" for name in (names.gate, names.up)]
+            for expert in experts
+        ]
+        down = [[f"experts.{expert}.{names.down}.weight"] for expert in experts]
+        self.gate_up = scope.matrix(scope.stack(gate_up, (intermediate, hidden), inner))
+        self.down = scope.matrix(scope.stack(down, (hidden, intermediate), inner, dim=1))
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        weights, experts = self.router(x)
+        y = self.kernels.experts_swiglu(x, weights, experts, self.gate_up, self.down)
+        return self.comm.all_reduce(y)
 
 
 class RoutedRelu2:
@@ -115,8 +200,8 @@ class RoutedRelu2:
         self.comm = scope.comm
         self.kernels = scope.kernels
         self.router = GroupedRouter(scope.at("gate"), hidden, choice)
-        up = [f"experts.{expert}.up_proj.weight" for expert in range(choice.experts)]
-        down = [f"experts.{expert}.down_proj.weight" for expert in range(choice.experts)]
+        up = [[f"experts.{expert}.up_proj.weight"] for expert in range(choice.experts)]
+        down = [[f"experts.{expert}.down_proj.weight"] for expert in range(choice.experts)]
         self.up = scope.matrix(scope.stack(up, (intermediate, width), inner))
         self.down = scope.matrix(scope.stack(down, (width, intermediate), inner, dim=1))
         self.latent = (
@@ -136,6 +221,21 @@ class RoutedRelu2:
             self.kernels.experts_relu2(x, weights, experts, self.up, self.down)
         )
         return self.latent[1](y) if self.latent else y
+
+
+def _check_groups(choice: GroupedTopK, least: int) -> None:
+    """least: experts that a group is judged by."""
+    if (
+        choice.experts % choice.groups
+        or choice.top_groups > choice.groups
+        or (choice.groups > 1 and choice.experts // choice.groups < least)
+        or choice.top_k > choice.experts // choice.groups * choice.top_groups
+    ):
+        raise ConfigError(
+            f"{choice.experts} experts cannot be chosen from {choice.top_groups} of "
+            f"{choice.groups} groups, {choice.top_k} a token: groups must be equal, of {least} "
+            "experts or more, and those that are chosen must hold as many as a token has"
+        )
 
 
 def _check_experts(scope: Scope, hidden: int, intermediate: int, experts: int, top_k: int) -> None:

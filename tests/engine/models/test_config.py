@@ -165,6 +165,6 @@ def test_a_wrong_value_is_named(tmp_path: Path, change: dict[str, Any], said: st
 
 
 def test_rotary_scaling_that_we_lack_is_refused(tmp_path: Path) -> None:
-    scaling = {"rope_type": "yarn", "factor": 4.0}
-    with pytest.raises(ConfigError, match="yarn"):
+    scaling = {"rope_type": "longrope", "factor": 4.0}
+    with pytest.raises(ConfigError, match="longrope"):
         declared_weights(read(tmp_path, {**BAMBA, "rope_scaling": scaling}))

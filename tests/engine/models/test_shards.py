@@ -93,7 +93,22 @@ LFM2: dict[str, Any] = {
     "conv_bias": True,
     "block_multiple_of": 8,
 }
-FAMILIES = (GRANITE, BAMBA, QWEN, MAMBA, NEMOTRON, FALCON, LFM2)
+DEEPSEEK: dict[str, Any] = {
+    **SMALL,
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 16,
+    "q_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 12,
+    "attention_bias": True,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 24,
+}
+FAMILIES = (GRANITE, BAMBA, QWEN, MAMBA, NEMOTRON, FALCON, LFM2, DEEPSEEK)
 
 
 class ThreadComm:

@@ -1,0 +1,216 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over pages of latents.
+
+A token's cache is one row of W = rank + R values that all heads share: a normed latent, then the R
+rotated channels of its key. Head h's key is [up_k[h] latent | rotated] and its value up_v[h]
+latent, where `up` [H, N + V, rank] holds up_k's N rows, then up_v's V rows.
+
+Decode works on the latents themselves: `to_latent` takes the query through up_k, once a token,
+instead of every cached token's key through it, and `from_latent` takes the mean latent through
+up_v. Prefill expands keys and values, which is fewer operations where queries are many.
+
+Position `p` of a row lies in page `block_tables[row, p // page_size]` at offset `p % page_size`, of
+a pool [pages, page_size, W] that is strided over pages. Page 0 is padding.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton.kernels.attention import gather_seen
+
+# Values of expanded keys that exist at once: heads are expanded some at a time past that.
+_EXPANDED = 1 << 23
+
+
+def latent_write(latents: Tensor, pool: Tensor, token_pages: Tensor, token_offsets: Tensor) -> None:
+    """Store each token's latent at its place.
+
+    latents:       [T, W] float
+    pool:          [pages, page_size, W], strided over pages; written in place
+    token_pages:   [T] int64, page of each token; 0 for padding tokens
+    token_offsets: [T] int64, place inside the page
+    """
+    pool.index_put_((token_pages, token_offsets), latents.to(pool.dtype))
+
+
+def to_latent(q: Tensor, up: Tensor) -> Tensor:
+    """Queries as products with latents see them: up_k[h]^T q.
+
+    q:       [T, H, N] float, may be strided
+    up:      [H, N + V, rank] float
+    returns  [T, H, rank], dtype of q
+    """
+    keys = up[:, : q.shape[2]].to(q.dtype)
+    return torch.bmm(q.transpose(0, 1), keys).transpose(0, 1)
+
+
+def from_latent(mean: Tensor, up: Tensor, key_rows: int) -> Tensor:
+    """What a head returns, of the mean latent that its attention found: up_v[h] mean.
+
+    mean:     [T, H, rank] float, may be strided
+    up:       [H, N + V, rank] float
+    key_rows: N
+    returns   [T, H, V], dtype of mean
+    """
+    values = up[:, key_rows:].to(mean.dtype)
+    return torch.bmm(mean.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
+
+
+def mla_decode(
+    q: Tensor,
+    pool: Tensor,
+    block_tables: Tensor,
+    kv_lens: Tensor,
+    kv_lens_host: Sequence[int],
+    rank: int,
+    scale: float,
+    tree: Tensor | None = None,
+) -> Tensor:
+    """Attention of each row's Q newest tokens over all its tokens, whose latents are in the pool.
+
+    q:            [B, Q, H, W] float: to_latent's queries, then their rotated channels
+    pool:         [pages, page_size, W], strided over pages
+    block_tables: [B, max_pages] int, pages of each row, padded with 0
+    kv_lens:      [B] int64 on the device, tokens of each row including the new ones; 0 for padding
+                  rows, which get zeros; host copy beside
+    scale:        factor on the scores
+    tree:         [B, Q, Q] bool: which of a row's new tokens (last) each of them (second) sees,
+                  beside all the tokens before them; None: itself and those before it
+    returns       [B, Q, H, rank], dtype of q: the mean latent
+    """
+    rows, queries, heads, width = q.shape
+    page_size = pool.shape[1]
+    pages = block_tables[:, : max(1, -(-max(kv_lens_host, default=0) // page_size))]
+    positions = torch.arange(pages.shape[1] * page_size, device=q.device)
+    latents = gather_seen(pool[:, :, None], pages, positions < kv_lens[:, None], q.dtype)
+    seen = _seen_by_new(positions, kv_lens, queries, tree)
+    # A padding row sees the zeros of position 0 alone: a softmax over nothing would be NaN.
+    seen |= (positions == 0) & (kv_lens[:, None, None] == 0)
+    mask = seen[:, :, None].expand(rows, queries, heads, len(positions)).flatten(1, 2)
+    # The latents serve as values too, so the operator sees heads of one size; what it makes of
+    # the rotated channels is dropped.
+    kv = latents.transpose(1, 2)
+    out = F.scaled_dot_product_attention(
+        q.flatten(1, 2)[:, None], kv, kv, attn_mask=mask[:, None], scale=scale
+    )
+    return out.view(rows, queries, heads, width)[..., :rank]
+
+
+def mla_prefill(
+    q: Tensor,
+    pool: Tensor,
+    up: Tensor,
+    block_tables: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_q_host: Sequence[int],
+    kv_lens: Tensor,
+    kv_lens_host: Sequence[int],
+    scale: float,
+) -> Tensor:
+    """Causal attention of each row's new tokens over all its tokens, whose latents are in the pool.
+
+    q:            [T, H, N + R] float, packed rows: the part that meets up_k, then the rotated one
+    pool:         [pages, page_size, W], strided over pages
+    up:           [H, N + V, rank] float
+    block_tables: [B, max_pages] int, pages of each row, padded with 0
+    cu_seqlens_q: [B + 1] int64 on the device, packed token where each row begins; host copy beside
+    kv_lens:      [B] int64 on the device, tokens of each row including the new ones; host beside
+    scale:        factor on the scores
+    returns       [T, H, V], dtype of q
+    """
+    key_rows = q.shape[2] - (pool.shape[2] - up.shape[2])
+    out = q.new_empty(q.shape[0], q.shape[1], up.shape[1] - key_rows)
+    page_size = pool.shape[1]
+    for row, kv_len in enumerate(kv_lens_host):
+        start, end = cu_seqlens_q_host[row], cu_seqlens_q_host[row + 1]
+        if start == end:
+            continue
+        pages = block_tables[row, : -(-kv_len // page_size)]
+        latents = pool.index_select(0, pages).flatten(0, 1)[:kv_len].to(q.dtype)
+        at_once = max(1, _EXPANDED // (kv_len * q.shape[2]))
+        for first in range(0, up.shape[0], at_once):
+            heads = slice(first, first + at_once)
+            out[start:end, heads] = _expanded(q[start:end, heads], latents, up[heads], scale)
+    return out
+
+
+def mla_ref(
+    q: Tensor,
+    pool: Tensor,
+    up: Tensor,
+    block_tables: Tensor,
+    cu_seqlens_q_host: Sequence[int],
+    kv_lens_host: Sequence[int],
+    scale: float,
+    tree: Tensor | None = None,
+) -> Tensor:
+    """Keys and values head by head, token by token, in float64; [T, H, V] float64. For tests.
+
+    The reference of prefill, and of decode with its projections before and after. `tree` as in
+    mla_decode, where every row has Q tokens.
+    """
+    page_size, width = pool.shape[1:]
+    rank = up.shape[2]
+    key_rows = q.shape[2] - (width - rank)
+    out = torch.zeros(q.shape[0], q.shape[1], up.shape[1] - key_rows, dtype=torch.float64)
+    for row, kv_len in enumerate(kv_lens_host):
+        start, end = cu_seqlens_q_host[row], cu_seqlens_q_host[row + 1]
+        old = kv_len - (end - start)
+        for t in range(start, end):
+            new = [
+                i
+                for i in range(end - start)
+                if (i <= t - start if tree is None else tree[row, t - start, i])
+            ]
+            entries = [
+                pool[block_tables[row, p // page_size], p % page_size].double()
+                for p in [*range(old), *(old + i for i in new)]
+            ]
+            for head, weight in enumerate(up.double()):
+                keys = torch.stack(
+                    [torch.cat((weight[:key_rows] @ e[:rank], e[rank:])) for e in entries]
+                )
+                values = torch.stack([weight[key_rows:] @ e[:rank] for e in entries])
+                scores = keys @ q[t, head].double() * scale
+                out[t, head] = scores.softmax(dim=0) @ values
+    return out
+
+
+def _seen_by_new(positions: Tensor, kv_lens: Tensor, queries: int, tree: Tensor | None) -> Tensor:
+    """[B, Q, positions] bool: which positions each of a row's newest tokens sees."""
+    order = torch.arange(queries, device=positions.device)
+    place = positions - (kv_lens[:, None] - queries)  # among the new tokens; below 0: before them
+    if tree is None:
+        return place[:, None] <= order[:, None]
+    among = place.clamp(0, queries - 1)[:, None].expand(-1, queries, -1)
+    own = (place >= 0) & (place < queries)
+    return (place < 0)[:, None] | (tree.gather(2, among) & own[:, None])
+
+
+def _expanded(q: Tensor, latents: Tensor, up: Tensor, scale: float) -> Tensor:
+    """One row through some heads: q [L, h, N + R], latents [S, W], up [h, N + V, rank] ->
+    [L, h, V]."""
+    (new, heads, channels), (total, width) = q.shape, latents.shape
+    rank, rotated = up.shape[2], width - up.shape[2]
+    key_rows = channels - rotated
+    expanded = torch.matmul(latents[:, :rank], up.to(q.dtype).transpose(1, 2))  # [h, S, N + V]
+    rotated_keys = latents[:, rank:].expand(heads, total, rotated)
+    keys = torch.cat((expanded[..., :key_rows], rotated_keys), dim=-1)
+    values = expanded[..., key_rows:]
+    # The fused operator of a CPU wants keys and values of one size.
+    padded = F.pad(values, (0, max(0, channels - values.shape[2])))
+    visible = None
+    if new < total:
+        order = torch.arange(total, device=q.device)
+        visible = order <= order[total - new :, None]
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        keys[None],
+        padded[None],
+        attn_mask=visible,
+        is_causal=visible is None,
+        scale=scale,
+    )
+    return out[0, :, :, : values.shape[2]].transpose(0, 1)

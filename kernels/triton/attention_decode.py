@@ -1,0 +1,199 @@
+"""Attention of one new token a row on a GPU, its context in parts; see baton.kernels.attention.
+
+How a row's context is parted depends on its own length alone: a row has the same result in every
+batch. Lengths are read on the device, and the launch is the same for all of them, so that it can be
+replayed from a graph.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.kernels.triton.arithmetic import dot, tanh
+from baton.kernels.triton.attention_prefill import LOG2_E
+from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
+
+MOST_PARTS = 32
+LEAST_PART = 256  # tokens
+_KEYS = 64  # of one product; half as many in float32
+
+
+def parts_of(capacity: int) -> int:
+    """Parts that a row of up to `capacity` tokens may have."""
+    return min(MOST_PARTS, max(1, -(-capacity // LEAST_PART)))
+
+
+def paged_attn_decode(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    block_tables: Tensor,
+    kv_lens: Tensor,
+    kv_lens_host: Sequence[int],
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """As baton.kernels.attention.paged_attn_decode, without a look at the host's lengths."""
+    rows, heads, width = q.shape
+    page_size, kv_heads = k_pool.shape[1:3]
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    parts = parts_of(block_tables.shape[1] * page_size)
+    per_kv_head = heads // kv_heads
+    means = q.new_empty((rows, heads, parts, width), dtype=torch.float32)
+    sums = q.new_empty((rows, heads, parts, 2), dtype=torch.float32)
+    if not rows:
+        return out
+    widths = {"WIDTH": width, "BLOCK_D": block(width, SMALLEST_DOT)}
+    _attend_part[(parts, kv_heads, rows)](
+        packed(q), packed(k_pool), packed(v_pool), block_tables, kv_lens, means, sums,
+        scale, softcap or 0.0, window or 0, q.stride(0), k_pool.stride(0), v_pool.stride(0),
+        block_tables.stride(0), heads, page_size, parts,
+        KV_HEADS=kv_heads, PER_KV_HEAD=per_kv_head, HEADS=block(per_kv_head, SMALLEST_DOT),
+        KEYS=_KEYS if q.dtype != torch.float32 else _KEYS // 2, LEAST=LEAST_PART, MOST=MOST_PARTS,
+        SOFTCAP=softcap is not None, WINDOW=window is not None, **widths,
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    merge_parts[(heads, rows)](
+        means, sums, kv_lens, out, heads, parts, LEAST=LEAST_PART, MOST=MOST_PARTS, QUERIES=1,
+        **widths, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def part_length(kv_len, LEAST: tl.constexpr, MOST: tl.constexpr):
+    """Tokens of a part of a row of kv_len tokens, a multiple of 64."""
+    return tl.maximum(LEAST, tl.cdiv(tl.cdiv(kv_len, MOST), 64) * 64)
+
+
+@triton.jit
+def _attend_part(
+    q,
+    k_pool,
+    v_pool,
+    block_tables,
+    kv_lens,
+    means,
+    sums,
+    scale,
+    softcap,
+    window,
+    q_stride,
+    k_page,
+    v_page,
+    table_stride,
+    heads,
+    page_size,
+    parts,
+    KV_HEADS: tl.constexpr,
+    PER_KV_HEAD: tl.constexpr,
+    HEADS: tl.constexpr,
+    KEYS: tl.constexpr,
+    LEAST: tl.constexpr,
+    MOST: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One part of one row's context, for the query heads of one KV head."""
+    part, kv_head = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(2).to(tl.int64)
+    kv_len = tl.load(kv_lens + row)
+    length = part_length(kv_len, LEAST, MOST)
+    begin = part * length
+    end = tl.minimum(begin + length, kv_len)
+    if begin < end:
+        within = tl.arange(0, HEADS)
+        head = kv_head * PER_KV_HEAD + within
+        in_h = within < PER_KV_HEAD
+        d = tl.arange(0, BLOCK_D)
+        in_d = d < WIDTH
+        queries = tl.load(
+            q + row * q_stride + head[:, None] * WIDTH + d[None, :],
+            mask=in_h[:, None] & in_d[None, :],
+            other=0.0,
+        )
+        best = tl.full((HEADS,), -1e30, tl.float32)
+        total = tl.zeros((HEADS,), tl.float32)
+        mean = tl.zeros((HEADS, BLOCK_D), tl.float32)
+        first_seen = begin
+        if WINDOW:
+            first_seen = tl.maximum(begin, (kv_len - window) // KEYS * KEYS)
+        for first in range(first_seen, end, KEYS):
+            position = first + tl.arange(0, KEYS)
+            held = position < end
+            if WINDOW:
+                held = held & (position >= kv_len - window)
+            pages = block_tables + row * table_stride + position // page_size
+            page = tl.load(pages, mask=held, other=0).to(tl.int64)
+            place = (position % page_size) * (KV_HEADS * WIDTH) + kv_head * WIDTH
+            keys = tl.load(
+                k_pool + (page * k_page + place)[None, :] + d[:, None],
+                mask=held[None, :] & in_d[:, None],
+                other=0.0,
+            ).to(queries.dtype)
+            values = tl.load(
+                v_pool + (page * v_page + place)[:, None] + d[None, :],
+                mask=held[:, None] & in_d[None, :],
+                other=0.0,
+            ).to(queries.dtype)
+            scores = dot(queries, keys) * scale
+            if SOFTCAP:
+                scores = softcap * tanh(scores / softcap)
+            scores = tl.where(held[None, :], scores * LOG2_E, -1e30)
+            better = tl.maximum(best, tl.max(scores, axis=1))
+            weights = tl.where(held[None, :], tl.exp2(scores - better[:, None]), 0.0)
+            faded = tl.exp2(best - better)
+            total = total * faded + tl.sum(weights, axis=1)
+            mean = mean * faded[:, None] + dot(weights.to(queries.dtype), values)
+            best = better
+        place = (row * heads + head) * parts + part
+        stored = in_h[:, None] & in_d[None, :]
+        tl.store(means + place[:, None] * WIDTH + d[None, :], mean, mask=stored)
+        tl.store(sums + place * 2, best, mask=in_h)
+        tl.store(sums + place * 2 + 1, total, mask=in_h)
+
+
+@triton.jit
+def merge_parts(
+    means,
+    sums,
+    kv_lens,
+    out,
+    heads,
+    parts,
+    LEAST: tl.constexpr,
+    MOST: tl.constexpr,
+    QUERIES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """One head of one row: the parts weighted by their sums; zeros for a row without tokens.
+
+    means: [rows, heads, parts, WIDTH], not yet divided; sums: [rows, heads, parts, 2], the largest
+    exponent (of two) and the sum of weights; out: [rows, heads, WIDTH]
+    """
+    head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    kv_len = tl.load(kv_lens + row // QUERIES)
+    used = tl.cdiv(kv_len, part_length(kv_len, LEAST, MOST))
+    d = tl.arange(0, BLOCK_D)
+    in_d = d < WIDTH
+    best = tl.full((), -1e30, tl.float32)
+    total = tl.zeros((), tl.float32)
+    mean = tl.zeros((BLOCK_D,), tl.float32)
+    for part in range(0, used):
+        place = (row * heads + head) * parts + part
+        top, weight = tl.load(sums + place * 2), tl.load(sums + place * 2 + 1)
+        better = tl.maximum(best, top)
+        faded, share = tl.exp2(best - better), tl.exp2(top - better)
+        value = tl.load(means + place * WIDTH + d, mask=in_d, other=0.0)
+        total = total * faded + weight * share
+        mean = mean * faded + value * share
+        best = better
+    mean = mean / tl.where(total > 0.0, total, 1.0)
+    tl.store(out + (row * heads + head) * WIDTH + d, mean, mask=in_d)

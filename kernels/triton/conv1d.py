@@ -1,0 +1,325 @@
+"""Causal depthwise convolution on a GPU; see baton.kernels.conv1d."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.kernels.chunks import RaggedRows, SnapshotPlan
+from baton.kernels.host_plan import HostPlan
+from baton.kernels.triton.arithmetic import sigmoid
+from baton.kernels.triton.shapes import packed
+
+_CHANNELS = 128  # of one program of a prompt
+_TOKENS = 16  # of one program of a prompt
+_STEP_CHANNELS = 256  # of one program of a decode step
+
+
+def causal_conv1d_update(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_pool: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor | None = None,
+    silu: bool = True,
+    track_slots: Tensor | None = None,
+) -> Tensor:
+    """As baton.kernels.conv1d.causal_conv1d_update.
+
+    track_slots: [B] int64, slots that take a copy of the new window in the same launch; 0: none
+    """
+    rows, channels = x.shape
+    y = x.new_empty((rows, channels))
+    if rows == 0:
+        return y
+    _conv_update[(triton.cdiv(channels, _STEP_CHANNELS), rows)](
+        packed(x),
+        weight,
+        bias,
+        packed(conv_pool),
+        read_slots,
+        write_slots,
+        track_slots,
+        has_initial,
+        y,
+        x.stride(0),
+        conv_pool.stride(0),
+        channels,
+        WIDTH=weight.shape[1],
+        SILU=silu,
+        BLOCK=_STEP_CHANNELS,
+        num_warps=4,
+    )
+    return y
+
+
+@triton.jit
+def _conv_update(
+    x,
+    weight,
+    bias,
+    pool,
+    read_slots,
+    write_slots,
+    track_slots,
+    has_initial,
+    y,
+    x_stride,
+    slot_stride,
+    channels,
+    WIDTH: tl.constexpr,
+    SILU: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Some channels of one row. A thread reads and moves on the windows of its own channels, so a
+    slot that is read and written needs no barrier."""
+    LEAD: tl.constexpr = WIDTH - 1
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1).to(tl.int64)
+    inside = channel < channels
+    started = True
+    if has_initial is not None:
+        started = tl.load(has_initial + row) != 0
+    source = pool + tl.load(read_slots + row) * slot_stride + channel * LEAD
+    target = pool + tl.load(write_slots + row) * slot_stride + channel * LEAD
+    track = tl.zeros((), tl.int64)
+    if track_slots is not None:
+        track = tl.load(track_slots + row)
+    copy = pool + track * slot_stride + channel * LEAD
+
+    total = tl.zeros((BLOCK,), tl.float32)
+    if bias is not None:
+        total += tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+    for tap in tl.static_range(LEAD):
+        value = tl.zeros((BLOCK,), tl.float32)
+        if started:
+            value = tl.load(source + tap, mask=inside, other=0.0).to(tl.float32)
+        total += value * tl.load(weight + channel * WIDTH + tap, mask=inside, other=0.0)
+        if tap > 0:
+            tl.store(target + tap - 1, value, mask=inside)
+            if track_slots is not None:
+                if track > 0:
+                    tl.store(copy + tap - 1, value, mask=inside)
+    newest = tl.load(x + row * x_stride + channel, mask=inside, other=0.0).to(tl.float32)
+    total += newest * tl.load(weight + channel * WIDTH + LEAD, mask=inside, other=0.0)
+    tl.store(target + LEAD - 1, newest, mask=inside)
+    if track_slots is not None:
+        if track > 0:
+            tl.store(copy + LEAD - 1, newest, mask=inside)
+    if SILU:
+        total = total * sigmoid(total)
+    tl.store(y + row * channels + channel, total, mask=inside)
+
+
+@dataclass(frozen=True)
+class ConvTiles:
+    """Which tokens each program takes, and which windows are kept; built once a batch.
+
+    rows, starts:  [tiles] int64, a tile's row and its first packed token
+    cu_seqlens:    [B + 1] int64
+    row_snapshots: [B + 1] int64, the first snapshot of each row
+    ends, slots:   [S] int64, the token after each snapshot, and its slot
+    slots of rows: as in RaggedRows
+    """
+
+    rows: Tensor
+    starts: Tensor
+    cu_seqlens: Tensor
+    row_snapshots: Tensor
+    ends: Tensor
+    slots: Tensor
+    read_slots: Tensor
+    write_slots: Tensor
+    has_initial: Tensor
+
+
+def conv_tiles(
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    snapshots: SnapshotPlan | None,
+) -> HostPlan[Callable[[RaggedRows], ConvTiles]]:
+    """Cut the rows of a batch into tiles."""
+    tiles = [
+        (row, start)
+        for row in range(len(prefix_lens_host))
+        for start in range(cu_seqlens_host[row], cu_seqlens_host[row + 1], _TOKENS)
+    ]
+    kept = kept_states(cu_seqlens_host, prefix_lens_host, snapshots)
+
+    def build(parts: Iterator[Tensor]) -> Callable[[RaggedRows], ConvTiles]:
+        tile_rows, starts, row_snapshots, ends, slots = islice(parts, 5)
+        return lambda rows: ConvTiles(
+            tile_rows, starts, rows.cu_seqlens, row_snapshots, ends, slots,
+            rows.read_slots, rows.write_slots, rows.has_initial,
+        )  # fmt: skip
+
+    return HostPlan(([row for row, _ in tiles], [start for _, start in tiles], *kept), build)
+
+
+def kept_states(
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    snapshots: SnapshotPlan | None,
+) -> tuple[list[int], list[int], list[int]]:
+    """Snapshots in order of row and depth: each row's first [B + 1]; the packed token after each;
+    its slot."""
+    kept: list[tuple[int, int, int]] = []
+    if snapshots is not None:
+        extents = snapshots.extents(cu_seqlens_host, prefix_lens_host)
+        kept = sorted(
+            (row, cu_seqlens_host[row] + extent, slot)
+            for row, extent, slot in zip(snapshots.rows, extents, snapshots.slots, strict=True)
+        )
+    counts = [sum(row < r for row, _, _ in kept) for r in range(len(cu_seqlens_host))]
+    return counts, [end for _, end, _ in kept], [slot for _, _, slot in kept]
+
+
+def causal_conv1d_prompts(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_pool: Tensor,
+    tiles: ConvTiles,
+    silu: bool = True,
+) -> Tensor:
+    """baton.kernels.conv1d.causal_conv1d_varlen, with the batch's rows and snapshots in `tiles`."""
+    tokens, channels = x.shape
+    y = x.new_empty((tokens, channels))
+    columns = triton.cdiv(channels, _CHANNELS)
+    shared = (
+        packed(conv_pool),
+        tiles.cu_seqlens,
+        tiles.read_slots,
+        x.stride(0),
+        conv_pool.stride(0),
+        channels,
+    )
+    if tokens:
+        _convolve[(columns, tiles.rows.shape[0])](
+            packed(x),
+            weight,
+            bias,
+            y,
+            tiles.rows,
+            tiles.starts,
+            tiles.has_initial,
+            *shared,
+            WIDTH=weight.shape[1],
+            SILU=silu,
+            TOKENS=_TOKENS,
+            BLOCK=_CHANNELS,
+            num_warps=8,
+        )
+    _keep_windows[(columns, tiles.read_slots.shape[0])](
+        x,
+        tiles.write_slots,
+        tiles.has_initial,
+        tiles.row_snapshots,
+        tiles.ends,
+        tiles.slots,
+        *shared,
+        LEAD=weight.shape[1] - 1,
+        BLOCK=_CHANNELS,
+        num_warps=4,
+    )
+    return y
+
+
+@triton.jit
+def _convolve(
+    x,
+    weight,
+    bias,
+    y,
+    rows,
+    starts,
+    has_initial,
+    pool,
+    cu_seqlens,
+    read_slots,
+    x_stride,
+    slot_stride,
+    channels,
+    WIDTH: tl.constexpr,
+    SILU: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Some channels of one tile of tokens. Windows are read, and written by a later launch."""
+    LEAD: tl.constexpr = WIDTH - 1
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + tl.program_id(1))
+    token = tl.load(starts + tl.program_id(1)) + tl.arange(0, TOKENS)
+    first, end = tl.load(cu_seqlens + row), tl.load(cu_seqlens + row + 1)
+    in_c = channel < channels
+    inside = (token < end)[:, None] & in_c[None, :]
+    # Tokens before the row's first come from its window, where it has one.
+    known = tl.where(tl.load(has_initial + row) != 0, first - LEAD, first)
+    window = pool + tl.load(read_slots + row) * slot_stride + channel[None, :] * LEAD
+
+    total = tl.zeros((TOKENS, BLOCK), tl.float32)
+    if bias is not None:
+        total += tl.load(bias + channel, mask=in_c, other=0.0).to(tl.float32)[None, :]
+    for tap in tl.static_range(WIDTH):
+        source = token - LEAD + tap
+        seen = inside & (source >= first)[:, None]
+        value = tl.load(x + source[:, None] * x_stride + channel[None, :], mask=seen, other=0.0)
+        value = value.to(tl.float32)
+        if tap < LEAD:
+            before = inside & ((source < first) & (source >= known))[:, None]
+            place = (source - first + LEAD)[:, None]
+            value += tl.load(window + place, mask=before, other=0.0).to(tl.float32)
+        total += value * tl.load(weight + channel * WIDTH + tap, mask=in_c, other=0.0)[None, :]
+    if SILU:
+        total = total * sigmoid(total)
+    tl.store(y + token[:, None] * channels + channel[None, :], total, mask=inside)
+
+
+@triton.jit
+def _keep_windows(
+    x,
+    write_slots,
+    has_initial,
+    row_snapshots,
+    ends,
+    slots,
+    pool,
+    cu_seqlens,
+    read_slots,
+    x_stride,
+    slot_stride,
+    channels,
+    LEAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Some channels of one row: its snapshots' windows, then its own, which may lie where the
+    initial one does. A thread writes what it has read: no column is needed after it is written."""
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1)
+    inside = channel < channels
+    first, last = tl.load(cu_seqlens + row), tl.load(cu_seqlens + row + 1)
+    started = tl.load(has_initial + row) != 0
+    source = pool + tl.load(read_slots + row) * slot_stride + channel * LEAD
+    begin, stop = tl.load(row_snapshots + row), tl.load(row_snapshots + row + 1)
+    for kept in range(begin, stop + 1):
+        end, slot = last, tl.load(write_slots + row)
+        if kept < stop:
+            end, slot = tl.load(ends + kept), tl.load(slots + kept)
+        target = pool + slot * slot_stride + channel * LEAD
+        for tap in tl.static_range(LEAD):
+            token = end - LEAD + tap
+            value = tl.zeros((BLOCK,), tl.float32)
+            if token >= first:
+                value = tl.load(x + token * x_stride + channel, mask=inside, other=0.0).to(
+                    tl.float32
+                )
+            elif started:
+                value = tl.load(source + (token - first + LEAD), mask=inside, other=0.0).to(
+                    tl.float32
+                )
+            tl.store(target + tap, value, mask=inside)

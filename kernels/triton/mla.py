@@ -1,0 +1,137 @@
+"""Decode of multi-head latent attention on a GPU, its context in parts; see baton.kernels.mla."""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.kernels.triton.arithmetic import dot
+from baton.kernels.triton.attention_decode import (
+    LEAST_PART,
+    MOST_PARTS,
+    merge_parts,
+    part_length,
+    parts_of,
+)
+from baton.kernels.triton.attention_prefill import LOG2_E
+from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
+
+_HEADS = 16  # of one program
+_KEYS = 32  # of one product
+
+
+def mla_decode(
+    q: Tensor,
+    pool: Tensor,
+    block_tables: Tensor,
+    kv_lens: Tensor,
+    kv_lens_host: Sequence[int],
+    rank: int,
+    scale: float,
+    tree: Tensor | None = None,
+) -> Tensor:
+    """As baton.kernels.mla.mla_decode, without a look at the host's lengths."""
+    rows, queries, heads, width = q.shape
+    page_size = pool.shape[1]
+    parts = parts_of(block_tables.shape[1] * page_size)
+    out = q.new_empty((rows, queries, heads, rank))
+    means = q.new_empty((rows * queries, heads, parts, rank), dtype=torch.float32)
+    sums = q.new_empty((rows * queries, heads, parts, 2), dtype=torch.float32)
+    if not out.numel():
+        return out
+    _attend_latents[(parts, triton.cdiv(heads, _HEADS), rows * queries)](
+        q.contiguous(), packed(pool), block_tables, kv_lens,
+        None if tree is None else tree.contiguous(), means, sums,
+        scale, pool.stride(0), block_tables.stride(0), heads, page_size, parts, queries,
+        RANK=rank, WIDTH=width, BLOCK_R=block(rank, SMALLEST_DOT),
+        BLOCK_T=block(width - rank, SMALLEST_DOT), HEADS=_HEADS, KEYS=_KEYS,
+        LEAST=LEAST_PART, MOST=MOST_PARTS, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    merge_parts[(heads, rows * queries)](
+        means, sums, kv_lens, out, heads, parts, LEAST=LEAST_PART, MOST=MOST_PARTS,
+        QUERIES=queries, WIDTH=rank, BLOCK_D=block(rank), num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _attend_latents(
+    q,
+    pool,
+    block_tables,
+    kv_lens,
+    tree,
+    means,
+    sums,
+    scale,
+    page_stride,
+    table_stride,
+    heads,
+    page_size,
+    parts,
+    queries,
+    RANK: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    HEADS: tl.constexpr,
+    KEYS: tl.constexpr,
+    LEAST: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    """One part of one row's context, for one of its new tokens and some heads."""
+    part = tl.program_id(0)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    each = tl.program_id(2).to(tl.int64)  # of all rows' new tokens
+    row, query = each // queries, each % queries
+    kv_len = tl.load(kv_lens + row)
+    length = part_length(kv_len, LEAST, MOST)
+    begin = part * length
+    end = tl.minimum(begin + length, kv_len)
+    if begin < end:
+        in_h = head < heads
+        r, t = tl.arange(0, BLOCK_R), RANK + tl.arange(0, BLOCK_T)
+        in_r, in_t = r < RANK, t < WIDTH
+        own = q + (each * heads + head)[:, None] * WIDTH
+        latent_q = tl.load(own + r[None, :], mask=in_h[:, None] & in_r[None, :], other=0.0)
+        turned_q = tl.load(own + t[None, :], mask=in_h[:, None] & in_t[None, :], other=0.0)
+        best = tl.full((HEADS,), -1e30, tl.float32)
+        total = tl.zeros((HEADS,), tl.float32)
+        mean = tl.zeros((HEADS, BLOCK_R), tl.float32)
+        for first in range(begin, end, KEYS):
+            position = first + tl.arange(0, KEYS)
+            held = position < end
+            pages = block_tables + row * table_stride + position // page_size
+            page = tl.load(pages, mask=held, other=0).to(tl.int64)
+            place = page * page_stride + (position % page_size) * WIDTH
+            latents = tl.load(
+                pool + place[:, None] + r[None, :],
+                mask=held[:, None] & in_r[None, :],
+                other=0.0,
+            ).to(latent_q.dtype)
+            turned = tl.load(
+                pool + place[None, :] + t[:, None],
+                mask=held[None, :] & in_t[:, None],
+                other=0.0,
+            ).to(latent_q.dtype)
+            scores = (dot(latent_q, tl.trans(latents)) + dot(turned_q, turned)) * scale
+            new = position - (kv_len - queries)  # place among the new tokens
+            visible = held & (new <= query)
+            if tree is not None:
+                branch = tree + (row * queries + query) * queries + new
+                seen = tl.load(branch, mask=held & (new >= 0), other=1)
+                visible = held & (seen != 0)
+            scores = tl.where(visible[None, :], scores * LOG2_E, -1e30)
+            better = tl.maximum(best, tl.max(scores, axis=1))
+            weights = tl.where(visible[None, :], tl.exp2(scores - better[:, None]), 0.0)
+            faded = tl.exp2(best - better)
+            total = total * faded + tl.sum(weights, axis=1)
+            mean = mean * faded[:, None] + dot(weights.to(latents.dtype), latents)
+            best = better
+        place = (each * heads + head) * parts + part
+        stored = in_h[:, None] & in_r[None, :]
+        tl.store(means + place[:, None] * RANK + r[None, :], mean, mask=stored)
+        tl.store(sums + place * 2, best, mask=in_h)
+        tl.store(sums + place * 2 + 1, total, mask=in_h)

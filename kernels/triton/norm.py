@@ -1,0 +1,124 @@
+"""RMS norms on a GPU; see baton.kernels.norm."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.kernels.triton.arithmetic import sigmoid
+from baton.kernels.triton.shapes import block, packed
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centred: bool = False) -> Tensor:
+    """As baton.kernels.norm.rms_norm, for x of two or three dimensions, strided over its first."""
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    width = x.shape[-1]
+    per_row = x.shape[1] if x.dim() == 3 else 1
+    if out.numel():
+        _rms_norm[(per_row, x.shape[0])](
+            packed(x), weight, out, eps, x.stride(0), per_row, width,
+            weight.numel() // width, ZERO_CENTRED=zero_centred, BLOCK=block(width),
+            num_warps=_warps(width),
+        )  # fmt: skip
+    return out
+
+
+def gated_rms_norm(
+    y: Tensor, z: Tensor, weight: Tensor, eps: float, group_size: int, norm_before_gate: bool
+) -> Tensor:
+    """As baton.kernels.norm.gated_rms_norm."""
+    return gated_norm(y, z, weight, eps, group_size, norm_before_gate)
+
+
+def gated_norm(
+    y: Tensor,
+    z: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    group_size: int,
+    norm_before_gate: bool,
+    silu: bool = True,
+) -> Tensor:
+    """Norm of each group of channels and gate, in one launch.
+
+    y, z:   [T, C] float, may be strided over T
+    weight: [C] float32, or [group_size]: the same for every group; None: only the gate
+    silu:   the gate is silu(z), else sigmoid(z)
+    returns [T, C], dtype of y
+    """
+    tokens, channels = y.shape
+    out = y.new_empty((tokens, channels))
+    if out.numel():
+        _gated_norm[(channels // group_size, tokens)](
+            packed(y), packed(z), weight, out, eps, y.stride(0), z.stride(0), channels,
+            group_size, SHARED=weight is not None and weight.shape[0] != channels,
+            BEFORE=norm_before_gate, SILU=silu, BLOCK=block(group_size),
+            num_warps=_warps(group_size),
+        )  # fmt: skip
+    return out
+
+
+def _warps(width: int) -> int:
+    """Eight values a thread, or more where rows are very long."""
+    return min(16, max(1, block(width) // 256))
+
+
+@triton.jit
+def _rms_norm(
+    x,
+    weight,
+    out,
+    eps,
+    x_stride,
+    per_row,
+    width,
+    weights,
+    ZERO_CENTRED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One run of `width` channels; `weights` of them have a weight each, in turn."""
+    place, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    inside = c < width
+    value = tl.load(x + row * x_stride + place * width + c, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(weight + (place % weights) * width + c, mask=inside, other=0.0).to(tl.float32)
+    if ZERO_CENTRED:
+        scale += 1.0
+    mean = tl.sum(value * value, axis=0) / width
+    normed = value * tl.rsqrt(mean + eps) * scale
+    tl.store(out + (row * per_row + place) * width + c, normed, mask=inside)
+
+
+@triton.jit
+def _gated_norm(
+    y,
+    z,
+    weight,
+    out,
+    eps,
+    y_stride,
+    z_stride,
+    channels,
+    group_size,
+    SHARED: tl.constexpr,
+    BEFORE: tl.constexpr,
+    SILU: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One group of one token."""
+    group, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    within = tl.arange(0, BLOCK)
+    inside = within < group_size
+    c = group * group_size + within
+    value = tl.load(y + row * y_stride + c, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(z + row * z_stride + c, mask=inside, other=0.0).to(tl.float32)
+    gate = sigmoid(gate) * gate if SILU else sigmoid(gate)
+    if not BEFORE:
+        value *= gate
+    if weight is not None:
+        mean = tl.sum(value * value, axis=0) / group_size
+        scale = tl.load(weight + (within if SHARED else c), mask=inside, other=0.0)
+        value *= tl.rsqrt(mean + eps) * scale.to(tl.float32)
+    if BEFORE:
+        value *= gate
+    tl.store(out + row * channels + c, value, mask=inside)

@@ -1,0 +1,48 @@
+"""Rotary positions on a GPU; see baton.kernels.rope."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.kernels.triton.shapes import block, packed
+
+_HEADS = 8  # of one program
+
+
+def apply_rope(x: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
+    """As baton.kernels.rope.apply_rope, for x strided over tokens."""
+    tokens, heads, width = x.shape
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if out.numel():
+        _rotate[(triton.cdiv(heads, _HEADS), tokens)](
+            packed(x), cache, positions, out, x.stride(0), heads, width, cache.shape[1],
+            HEADS=_HEADS, BLOCK=block(width), num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _rotate(
+    x, cache, positions, out, x_stride, heads, width, rotary,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Some heads of one token. Each channel reads its partner: half the reads come from the cache
+    of the first level."""
+    head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
+    token = tl.program_id(1).to(tl.int64)
+    c = tl.arange(0, BLOCK)
+    half = rotary // 2
+    first, second = c < half, (c >= half) & (c < rotary)
+    partner = tl.where(first, c + half, tl.where(second, c - half, c))
+    angle = cache + tl.load(positions + token) * rotary + tl.where(first, c, c - half)
+    turned = first | second
+    cos = tl.load(angle, mask=turned, other=1.0)
+    sin = tl.load(angle + half, mask=turned, other=0.0)
+    inside = (head < heads)[:, None] & (c < width)[None, :]
+    own = x + token * x_stride + head[:, None] * width
+    value = tl.load(own + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(own + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+    rotated = value * cos[None, :] + tl.where(first, -other, other) * sin[None, :]
+    target = out + (token * heads + head)[:, None] * width + c[None, :]
+    tl.store(target, rotated, mask=inside)

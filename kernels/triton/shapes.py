@@ -1,0 +1,24 @@
+"""Block sizes, and what kernels ask of the memory that they are given."""
+
+from torch import Tensor
+
+# The smallest side of a block that tensor cores multiply.
+SMALLEST_DOT = 16
+
+
+def block(size: int, least: int = 1) -> int:
+    """The smallest power of two that is at least `size` and `least`."""
+    return max(least, 1 << (size - 1).bit_length())
+
+
+def packed(tensor: Tensor) -> Tensor:
+    """`tensor`, whose dimensions after the first must lie end to end; the first may be strided."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape[1:]), reversed(tensor.stride()[1:]), strict=True):
+        if size != 1 and stride != expected:
+            raise ValueError(
+                f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} should be "
+                "strided over its first dimension alone; make it contiguous"
+            )
+        expected *= size
+    return tensor

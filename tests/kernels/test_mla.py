@@ -1,0 +1,146 @@
+"""Latent attention against a token-by-token float64 reference, on pools full of poison."""
+
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+import torch
+from ragged_batches import seeded
+from torch import Tensor
+
+from baton.kernels import mla
+from baton.kernels.mla import (
+    from_latent,
+    latent_write,
+    mla_decode,
+    mla_prefill,
+    mla_ref,
+    to_latent,
+)
+
+RANK, ROTATED, KEY, SCALE = 10, 4, 6, 0.3  # KEY: channels of a key that are not rotated
+
+
+@dataclass(frozen=True)
+class LatentBatch:
+    q: Tensor
+    pool: Tensor
+    up: Tensor
+    block_tables: Tensor
+    cu_seqlens_q_host: list[int]
+    kv_lens_host: list[int]
+
+    def reference(self, tree: Tensor | None = None) -> Tensor:
+        return mla_ref(**vars(self), scale=SCALE, tree=tree)
+
+    def prefill(self) -> Tensor:
+        cu_seqlens, kv_lens = torch.tensor(self.cu_seqlens_q_host), torch.tensor(self.kv_lens_host)
+        lens = (cu_seqlens, self.cu_seqlens_q_host, kv_lens, self.kv_lens_host)
+        return mla_prefill(self.q, self.pool, self.up, self.block_tables, *lens, SCALE)
+
+    def decode(self, queries: int = 1, tree: Tensor | None = None) -> Tensor:
+        """Its projections before and after; `queries` tokens in every row."""
+        query = torch.cat((to_latent(self.q[..., :KEY], self.up), self.q[..., KEY:]), dim=-1)
+        lens = (torch.tensor(self.kv_lens_host), self.kv_lens_host)
+        query = query.unflatten(0, (-1, queries))
+        mean = mla_decode(query, self.pool, self.block_tables, *lens, RANK, SCALE, tree)
+        return from_latent(mean.flatten(0, 1), self.up, KEY)
+
+
+def latent_batch(
+    lengths: list[int], prefixes: list[int], heads: int, page_size: int, rng: Random
+) -> LatentBatch:
+    """Rows on shuffled pages; whatever no row may see is NaN, page 0 too."""
+    kv_lens = [p + n for p, n in zip(prefixes, lengths, strict=True)]
+    needed = [-(-kv_len // page_size) for kv_len in kv_lens]
+    num_pages = sum(needed) + 4
+    free = rng.sample(range(1, num_pages), num_pages - 1)
+    # Page-major: this layer's latents are the middle of each page.
+    pool = torch.full((num_pages, 3, page_size, RANK + ROTATED), torch.nan)[:, 1]
+    block_tables = torch.zeros((len(lengths), max(needed) + 2), dtype=torch.int64)
+    for row, kv_len in enumerate(kv_lens):
+        pages = torch.tensor([free.pop() for _ in range(needed[row])], dtype=torch.int64)
+        block_tables[row, : len(pages)] = pages
+        positions = torch.arange(kv_len)
+        latents = torch.randn(kv_len, RANK + ROTATED)
+        latent_write(latents, pool, pages[positions // page_size], positions % page_size)
+    cu_seqlens = [0]
+    for length in lengths:
+        cu_seqlens.append(cu_seqlens[-1] + length)
+    q = torch.randn(cu_seqlens[-1], heads, KEY + ROTATED)
+    up = torch.randn(heads, KEY + rng.choice([3, 10, 13]), RANK)
+    return LatentBatch(q, pool, up, block_tables, cu_seqlens, kv_lens)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize(
+    "lengths, prefixes, page_size",
+    [([1], [0], 16), ([5, 1, 9, 0, 17], [0, 8, 3, 4, 16], 4), ([6, 2], [1, 0], 1)],
+)
+def test_prefill_matches_the_reference(lengths, prefixes, page_size, heads, monkeypatch):
+    batch = latent_batch(lengths, prefixes, heads, page_size, seeded(heads + page_size))
+    expected = batch.reference()
+    torch.testing.assert_close(batch.prefill().double(), expected, atol=1e-5, rtol=1e-5)
+    monkeypatch.setattr(mla, "_EXPANDED", 1)  # a head at a time
+    torch.testing.assert_close(batch.prefill().double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("prefixes, page_size", [([0], 16), ([30, 7, 0, 8, 3], 8), ([4, 0], 1)])
+def test_decode_matches_the_reference(prefixes, page_size, heads):
+    rng = seeded(heads + page_size)
+    batch = latent_batch([1] * len(prefixes), prefixes, heads, page_size, rng)
+    torch.testing.assert_close(batch.decode().double(), batch.reference(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("queries", [2, 5])
+def test_several_tokens_a_row_see_those_before_them(queries):
+    rng = seeded(queries)
+    batch = latent_batch([queries] * 3, [0, 9, 16], 3, 4, rng)
+    expected = batch.reference()
+    torch.testing.assert_close(batch.decode(queries).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_tree_says_which_new_tokens_are_seen():
+    rng = seeded(7)
+    batch = latent_batch([4] * 3, [0, 9, 16], 3, 4, rng)
+    tree = torch.rand(3, 4, 4) < 0.5
+    tree |= torch.eye(4, dtype=torch.bool)
+    out = batch.decode(4, tree).double()
+    torch.testing.assert_close(out, batch.reference(tree), atol=1e-5, rtol=1e-5)
+
+
+def test_padding_rows_of_a_decode_batch_get_zeros_and_change_nothing():
+    batch = latent_batch([1, 1], [9, 3], 3, 4, seeded(1))
+    padded = LatentBatch(
+        q=torch.cat((batch.q, torch.randn(2, *batch.q.shape[1:]))),
+        pool=batch.pool,
+        up=batch.up,
+        block_tables=torch.cat((batch.block_tables, torch.zeros_like(batch.block_tables))),
+        cu_seqlens_q_host=[0, 1, 2, 3, 4],
+        kv_lens_host=[*batch.kv_lens_host, 0, 0],
+    ).decode()
+    torch.testing.assert_close(padded[:2], batch.decode(), atol=1e-6, rtol=1e-6)
+    assert torch.equal(padded[2:], torch.zeros_like(padded[2:]))
+
+
+def test_bfloat16_pools_and_weights_serve_float32_queries():
+    batch = latent_batch([1, 1], [9, 3], 3, 4, seeded(3))
+    rounded = LatentBatch(
+        **{**vars(batch), "pool": batch.pool.bfloat16(), "up": batch.up.bfloat16()}
+    )
+    for out in (rounded.decode(), rounded.prefill()):
+        torch.testing.assert_close(out.double(), rounded.reference(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_write_touches_only_the_named_places():
+    seeded(5)
+    pool = torch.full((5, 2, 3, 4), torch.nan)[:, 1]
+    pages, offsets = torch.tensor([3, 3, 1, 0]), torch.tensor([1, 2, 0, 0])
+    latents = torch.randn(4, 4)
+    latent_write(latents, pool, pages, offsets)
+    assert torch.equal(pool[pages, offsets], latents)
+    written = set(zip(pages.tolist(), offsets.tolist(), strict=True))
+    for page in range(5):
+        for offset in range(3):
+            assert bool(pool[page, offset].isnan().all()) == ((page, offset) not in written)

@@ -1,0 +1,74 @@
+"""What a decode rank offers to one prefill worker, and what was chosen of it."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from baton.transfer.tickets import Ticket
+
+
+class Intake(Protocol):
+    """One channel's receiving end of one peer's writes."""
+
+    @property
+    def endpoint(self) -> bytes: ...
+
+    @property
+    def one_sided(self) -> bool: ...
+
+    def moving(self, ticket: Ticket, under_way: bool, segments: int) -> None: ...
+
+    async def close(self) -> bool:
+        """Whether it is proved that the peer writes nothing by this channel any more."""
+        ...
+
+
+class IntakeSource(Protocol):
+    """One channel, as the rank has it."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def open(self) -> Intake: ...
+
+
+class OfferedInlet:
+    """An `Inlet`: every channel until one is chosen, that one from then on."""
+
+    def __init__(self, intakes: Mapping[str, Intake]) -> None:
+        self._intakes = dict(intakes)
+        self._closing: list[asyncio.Future[bool]] = []
+
+    @property
+    def offers(self) -> dict[str, bytes]:
+        return {name: intake.endpoint for name, intake in self._intakes.items()}
+
+    @property
+    def one_sided(self) -> bool:
+        return any(intake.one_sided for intake in self._intakes.values())
+
+    def chosen(self, channel: str) -> None:
+        for name in [name for name in self._intakes if name != channel]:
+            # Nothing was written by it: no hand-off begins before the choice.
+            self._closing.append(asyncio.ensure_future(self._intakes.pop(name).close()))
+
+    def moving(self, ticket: Ticket, under_way: bool, segments: int) -> None:
+        for intake in self._intakes.values():
+            intake.moving(ticket, under_way, segments)
+
+    async def close(self) -> bool:
+        intakes, self._intakes = self._intakes, {}
+        proofs = [await intake.close() for intake in intakes.values()]
+        await asyncio.gather(*self._closing)
+        return all(proofs)
+
+
+class Inlets:
+    """Makes an inlet a stream."""
+
+    def __init__(self, sources: Sequence[IntakeSource]) -> None:
+        """sources: at least one."""
+        self._sources = tuple(sources)
+
+    async def open(self) -> OfferedInlet:
+        return OfferedInlet({source.name: await source.open() for source in self._sources})
