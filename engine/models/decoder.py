@@ -1,6 +1,7 @@
 """The decoder that every family is composed as: an embedding, residual branches, a head."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +32,14 @@ class Norm:
         return self.kernels.rms_norm(x, self.weight, self.eps)
 
 
+class Block(Protocol):
+    """A part of a decoder, from one residual stream to the next."""
+
+    def __call__(self, x: Tensor, embedded: Tensor, step: Step) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]; embedded: [T, hidden], what the first block was given."""
+        ...
+
+
 @dataclass(frozen=True)
 class Residual:
     """x + multiplier * sum of branch(norm(x)): one mixer, one feed-forward, or some in parallel."""
@@ -40,7 +49,7 @@ class Residual:
     branches: tuple[Layer, ...]
     multiplier: float = 1.0
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, embedded: Tensor, step: Step) -> Tensor:
         normed = self.norm(x)
         total = self.branches[0](normed, step)
         for branch in self.branches[1:]:
@@ -58,7 +67,7 @@ class Decoder:
     config: ModelConfig
     kernels: Kernels
     embedding: Weight
-    blocks: tuple[Residual, ...]
+    blocks: tuple[Block, ...]
     norm: Norm
     head: Weight
     tally: Tally
@@ -80,9 +89,9 @@ class Decoder:
         """One step; see `baton.engine.models.base.Model`."""
         step = Step.plan(batch, states, pages)
         x = self.kernels.embedding(batch.token_ids, self.embedding)
-        x = self.kernels.scaled(x, self.embedding_multiplier)
+        x = embedded = self.kernels.scaled(x, self.embedding_multiplier)
         for block in self.blocks:
-            x = block(x, step)
+            x = block(x, embedded, step)
         if batch.progress is not None:
             batch.progress.all_written()
         wanted = self.norm(self.kernels.select_rows(x, batch.logit_tokens))

@@ -22,6 +22,7 @@ from baton.engine.models import (
     mamba2,
     nemotron_h,
     qwen3,
+    zamba2,
 )
 from baton.engine.models.family import DTypes, Family
 from baton.engine.models.fields import Fields, read_fields
@@ -40,6 +41,7 @@ FAMILIES: dict[str, Family] = {
         mamba2,
         nemotron_h,
         qwen3,
+        zamba2,
     )
 }
 

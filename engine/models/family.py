@@ -11,7 +11,7 @@ import torch
 from baton.engine.config import Mixer, ModelConfig
 from baton.engine.errors import ConfigError
 from baton.engine.memory.layout import CacheShape, RecurrentShape
-from baton.engine.models.decoder import Decoder, Norm, Residual
+from baton.engine.models.decoder import Block, Decoder, Norm, Residual
 from baton.engine.models.fields import Fields, read_json
 from baton.engine.models.layers.base import Layer
 from baton.engine.models.scope import Scope
@@ -141,7 +141,7 @@ def residual(
 def decoder(
     config: ModelConfig,
     scope: Scope,
-    blocks: Sequence[Residual],
+    blocks: Sequence[Block],
     eps: float,
     embedding: str = "model.embed_tokens",
     norm: str = "model.norm",

@@ -15,7 +15,7 @@ _SEED = 3
 def make_checkpoint(spec: Spec, folder: Path) -> Path:
     """Write `spec` to `folder`, with logits of standard deviation one, and a tokenizer."""
     model = _untrained(spec)
-    source = DummyWeights(_SEED, gain=1.5)
+    source = DummyWeights(_SEED, gain=spec.gain)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(source.tensor(name, tuple(parameter.shape)))

@@ -16,6 +16,7 @@ class Spec:
     final_norm: str = "model.norm.weight"  # the tensor that logits are scaled by
     dense: bool = True  # no routing: bf16 claims are made on these alone
     states: tuple[str, ...] = STATES  # those that the family has
+    gain: float = 1.5  # of its matrices: less where a layer would magnify rounding
     deep: bool = False  # the tests of every schedule run on it, not those of each family alone
 
 
@@ -80,6 +81,19 @@ _LFM2: dict[str, Any] = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+}
+_ZAMBA: dict[str, Any] = {
+    **_COMMON,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 96,
+    "n_mamba_heads": 8,
+    "mamba_ngroups": 2,
+    "mamba_d_state": 16,
+    "chunk_size": 16,
+    "adapter_rank": 8,
+    "time_step_min": 1e-9,  # transformers clamps dt by it, at prefill alone
 }
 _DEEPSEEK: dict[str, Any] = {
     **_TOKENS,
@@ -502,6 +516,40 @@ _ALL = (
         },
         final_norm="model.embedding_norm.weight",
         states=("kv", "conv"),
+    ),
+    Spec(
+        "zamba2_adapted",
+        "zamba2",
+        {
+            **_ZAMBA,
+            "num_hidden_layers": 5,
+            "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "hybrid"],
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+        },
+        final_norm="model.final_layernorm.weight",
+        gain=0.9,
+        deep=True,
+    ),
+    Spec(
+        "zamba2_odd",
+        "zamba2",
+        {
+            **_ZAMBA,
+            "hidden_size": 60,
+            "num_hidden_layers": 3,
+            "layers_block_type": ["mamba", "hybrid", "hybrid"],
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "n_mamba_heads": 5,
+            "mamba_ngroups": 1,
+            "chunk_size": 32,
+            "add_bias_linear": True,
+            "tie_word_embeddings": False,
+        },
+        final_norm="model.final_layernorm.weight",
+        gain=1.0,
     ),
     Spec(
         "deepseek3_odd_dense",

@@ -1,5 +1,6 @@
 """Attention over pages, with grouped query heads; rotary positions or none."""
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from baton.engine.errors import ConfigError
 from baton.engine.memory.layout import AttentionShape
 from baton.engine.models.fields import Fields
-from baton.engine.models.layers.linear import ColumnLinear, RowLinear
+from baton.engine.models.layers.linear import ColumnLinear, Linear, RowLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
 from baton.kernels.attention import paged_attn_prefill
@@ -25,6 +26,7 @@ class AttentionSizes:
     scale: float  # factor on the scores
     bias: bool
     norm_eps: float | None = None  # of a norm over each head of q and k; None: there is none
+    input: int | None = None  # channels that q, k and v are made of; None: those of `hidden`
 
     @property
     def cache(self) -> AttentionShape:
@@ -93,7 +95,7 @@ class Attention:
         self.kv_heads = scope.shard.part(sizes.kv_heads, "KV heads")
         q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         qkv = {"q_proj": (q,), "k_proj": (kv,), "v_proj": (kv,)}
-        self.qkv = ColumnLinear(scope, qkv, sizes.hidden, sizes.bias)
+        self.qkv: Linear = ColumnLinear(scope, qkv, sizes.input or sizes.hidden, sizes.bias)
         self.out = RowLinear(scope, names.out, sizes.hidden, q, sizes.bias)
         self.norm_eps = sizes.norm_eps
         if sizes.norm_eps is not None:
@@ -104,6 +106,12 @@ class Attention:
                     for name, n in norms
                 ]
             )
+
+    def reused(self, index: int, qkv: Linear) -> "Attention":
+        """The same weights for another place in the pages, but for what makes q, k and v there."""
+        other = copy(self)
+        other.index, other.qkv = index, qkv
+        return other
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)

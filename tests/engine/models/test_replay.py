@@ -154,7 +154,9 @@ def test_a_model_that_cannot_be_recorded_runs_as_it_is(tmp_path: Path, rng: rand
     model = load_model(EngineConfig(model=folder))
     assert isinstance(model, ReplayedModel)
     block = model._model.blocks[0]
-    plain = replace(model._model, blocks=(lambda x, step: block(x, step) * 1.0,))
+    plain = replace(
+        model._model, blocks=(lambda x, embedded, step: block(x, embedded, step) * 1.0,)
+    )
     driver = StepDriver(ReplayedModel(plain, model._native))
     rows = [driver.start(prompt) for prompt in prompts(rng, 2)]
     driver.greedy(rows, driver.step(prefill=[(row, len(row.tokens)) for row in rows]), 4)
