@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ class Mixer(StrEnum):
     ATTENTION = "attention"
     MLA = "mla"  # attention over latents
     MAMBA2 = "mamba2"
+    GATED_DELTA_NET = "gated_delta_net"
     SHORT_CONV = "short_conv"
 
 
@@ -40,6 +42,11 @@ class ModelConfig:
     conv_dtype: torch.dtype
     ssm_dtype: torch.dtype
     raw: dict[str, Any] = field(repr=False, hash=False, compare=False)
+
+    @cached_property
+    def mixers(self) -> frozenset[Mixer]:
+        """Those that any layer has."""
+        return frozenset(mixer for mixers in self.layers for mixer in mixers)
 
 
 class LoadFormat(StrEnum):

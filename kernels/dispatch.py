@@ -41,6 +41,7 @@ from baton.kernels.elementwise import (
     scaled_native,
     select_rows,
     select_rows_native,
+    sigmoid_gated,
     swiglu,
     swiglu_native,
 )
@@ -90,6 +91,7 @@ class Kernels:
     swiglu: Callable[[Tensor], Tensor]
     geglu: Callable[[Tensor], Tensor]
     relu2: Callable[[Tensor], Tensor]
+    sigmoid_gated: Callable[[Tensor, Tensor], Tensor]
     add_scaled: Callable[[Tensor, Tensor, float], Tensor]
     scaled: Callable[[Tensor, float], Tensor]
     beside: Callable[[Tensor, Tensor], Tensor]
@@ -131,6 +133,7 @@ TORCH = Kernels(
     swiglu=swiglu,
     geglu=geglu,
     relu2=relu2,
+    sigmoid_gated=sigmoid_gated,
     add_scaled=add_scaled,
     scaled=scaled,
     beside=beside,
@@ -160,6 +163,7 @@ def native_kernels(native: Native) -> Kernels:
         swiglu=partial(swiglu_native, native),
         geglu=partial(geglu_native, native),
         relu2=partial(relu2_native, native),
+        sigmoid_gated=sigmoid_gated,
         add_scaled=partial(add_scaled_native, native),
         scaled=partial(scaled_native, native),
         beside=partial(beside_native, native),

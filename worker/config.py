@@ -21,6 +21,8 @@ class WorkerConfig:
     role: Role
     engine: EngineConfig
     host: str = "127.0.0.1"  # what it listens on, and where its peers find it
+    dp_group: int = 0  # a decode rank's data-parallel group
+    dp_rank: int = 0  # its number among the cluster's decode ranks: what routed_dp_rank names
     grpc_port: int = 0  # 0: any free one
     metrics_port: int = 0
     routers: tuple[str, ...] = ()  # host:port of each router's gRPC server

@@ -46,6 +46,8 @@ ROLES = {
 }
 WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 DRAIN_POLL_S = 0.02
+ON_THE_WAY_S = 0.1  # for what was placed here just before a router heard it
+GOODBYE_S = 1.0  # for routers to hear that this worker leaves, and place nothing more here
 ENGINE_STOP_S = 60.0  # the longest step
 
 
@@ -65,6 +67,7 @@ class WorkerRuntime:
         self._make_role = make_role
         self._on_engine_lost = on_engine_lost
         self._tasks: list[asyncio.Task[None]] = []
+        self._registrations: list[Registration] = []
         # Wall-clock nanoseconds: larger in every later life of this worker.
         self.incarnation = time.time_ns()
 
@@ -81,9 +84,10 @@ class WorkerRuntime:
         self._context.port.start(self, self._reporter.load_changed)
         await self._server.start()
         self._spawn(self._reporter.run())
+        hello = self._context.hello
         for router in config.routers:
-            registration = Registration(router, self._context.hello, self._reporter, config.lease_s)
-            self._spawn(registration.run())
+            self._registrations.append(Registration(router, hello, self._reporter, config.lease_s))
+            self._spawn(self._registrations[-1].run())
         await self._health.set(SERVICES[config.role], health_pb2.HealthCheckResponse.SERVING)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
         log.info("serving", extra={"address": address, "metrics_address": metrics_address})
@@ -95,6 +99,11 @@ class WorkerRuntime:
         """Take nothing new, let what is under way end for `grace_s`, then end everything."""
         self._reporter.leaving = True
         self._reporter.load_changed()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await asyncio.gather(*(each.heard_leaving() for each in self._registrations))
+                if self._registrations and grace_s:
+                    await asyncio.sleep(ON_THE_WAY_S)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self._role.busy:
@@ -143,6 +152,8 @@ class WorkerRuntime:
                     incarnation=self.incarnation,
                     address=address,
                     role=ROLES[config.role],
+                    group=config.dp_group,
+                    rank=config.dp_rank,
                 ),
                 fingerprint=worker_fingerprint(config.engine, engine.model_config, engine.plan),
             ),
