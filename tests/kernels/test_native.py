@@ -158,7 +158,7 @@ def test_what_layers_do_in_between(native, rng, rows, width):
     assert_near(relu2_native(native, x), F.relu(x.double()).square(), 2e-6)
     both = torch.cat((x, y), dim=1)
     assert_near(swiglu_native(native, both), F.silu(x.double()) * y.double(), 2e-6)
-    assert_near(geglu_native(native, both), F.gelu(x.double()) * y.double(), 2e-6)
+    assert_near(geglu_native(native, both), F.gelu(x.double()) * y.double(), 2e-6, scale=1.0)
     assert torch.equal(beside_native(native, x, y[:, :5].contiguous()), torch.cat((x, y[:, :5]), 1))
     if rows:
         chosen = torch.randint(rows, (3,))
@@ -261,7 +261,8 @@ def random_mixer(heads, head_dim, groups, d_state, width, rng) -> Mamba2Weights:
         head_dim=head_dim,
         groups=groups,
         d_state=d_state,
-        eps=1e-5,
+        # The norm of a few channels would magnify rounding where they happen to be small.
+        eps=1e-5 if heads * head_dim // groups > 8 else 0.1,
         dt_limit=rng.choice([(0.0, float("inf")), (0.05, 0.4)]),
     )
 
