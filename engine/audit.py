@@ -8,6 +8,7 @@ from baton.engine.errors import InvariantError
 from baton.engine.memory.id_pool import IdPool
 from baton.engine.memory.owners import Owner
 from baton.engine.prefix_cache import PrefixCache
+from baton.engine.prefix_share import Loan
 from baton.engine.request import Request, Reservation
 
 
@@ -17,6 +18,7 @@ def audit(
     page_size: int,
     requests: Iterable[Request],
     reservations: Iterable[Reservation],
+    loans: Iterable[Loan],
     cache: PrefixCache,
     in_flight: Iterable[Batch],
 ) -> list[str]:
@@ -24,7 +26,7 @@ def audit(
     reserved, cached or tracked must be what these requests, reservations, cache and steps say.
     [] when all is well."""
     findings: list[str] = []
-    requests, reservations = list(requests), list(reservations)
+    requests, reservations, loans = list(requests), list(reservations), list(loans)
     for books in (slots, pages, cache):
         try:
             books.check()
@@ -43,8 +45,15 @@ def audit(
     tracked = [t.slot for batch in in_flight for row in batch.rows for t in row.tracked]
     findings += _compare(slots, Owner.TRACK, tracked)
     findings += cache.lock_findings(
-        [node for node in (*(r.node for r in requests), *(r.node for r in reservations)) if node],
-        [r.resumes_from for r in requests if r.resumes_from is not None],
+        [
+            *(r.node for r in requests if r.node is not None),
+            *(r.node for r in reservations if r.node is not None),
+            *(loan.node for loan in loans),
+        ],
+        [
+            *(r.resumes_from for r in requests if r.resumes_from is not None),
+            *(loan.node for loan in loans),
+        ],
     )
     for request in requests:
         if not request.owned <= set(request.pages):
