@@ -11,6 +11,7 @@ from baton.decode.incoming import Rank
 from baton.decode.prefill_link import PrefillLink
 from baton.decode.rank_request import RankRequest
 from baton.decode.router_session import RouterSession
+from baton.decode.way_back import WayBack
 from baton.engine.events import Finished
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.transfer.grpc_channel import GrpcReceiver
@@ -20,6 +21,7 @@ from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
 from baton.worker.errors import WorkerError, abort, error_of, make_error
 from baton.worker.handshake import HELLO_S, check_version
+from baton.worker.prefixes import Prefixes
 
 
 class DecodeService(worker_pb2_grpc.RankServicer):
@@ -30,7 +32,9 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         # Generations of a later life are above all of an earlier one.
         tickets = TicketTable(context.memory, context.hello.worker.incarnation)
         self._grants = Grants(context.port)
-        self._rank = Rank(context, tickets, self._grants)
+        self._prefixes = Prefixes(context, tickets)
+        way_back = WayBack(context, self._prefixes.fetcher)
+        self._rank = Rank(context, tickets, self._grants, way_back)
         self._receiver = GrpcReceiver(tickets, context.metrics.count_received)
         self._inlets = make_inlets(context)
         self._links: dict[str, PrefillLink] = {}  # by address
@@ -41,6 +45,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
     def add_to(self, server: aio.Server) -> None:
         worker_pb2_grpc.add_RankServicer_to_server(self, server)
         self._receiver.add_to(server)
+        self._prefixes.add_to(server)
 
     @property
     def busy(self) -> int:
@@ -77,6 +82,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         message = f"decode rank {self._context.worker_id} is stopping"
         for request in list(self._requests):
             request.fail(make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True))
+        await self._prefixes.close()
         for link in list(self._links.values()):
             await link.close()
         self._granting.cancel()

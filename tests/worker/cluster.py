@@ -71,12 +71,23 @@ class TestWorker:
 
     __test__ = False
 
-    def __init__(self, worker_id: str, role: Role, *, lease_ms: int = 2000, **engine: Any) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        role: Role,
+        *,
+        lease_ms: int = 2000,
+        worker: dict[str, Any] | None = None,
+        **engine: Any,
+    ) -> None:
+        """worker: other fields of WorkerConfig. engine: what `make_engine` takes."""
         self.model = engine.pop("model", None) or GatedModel()
         if role is Role.DECODE:
             engine.setdefault("tickets", 4)
         self.engine: Engine = make_engine(self.model, **engine)
-        config = WorkerConfig(worker_id, role, self.engine.config, lease_ms=lease_ms)
+        config = WorkerConfig(
+            worker_id, role, self.engine.config, lease_ms=lease_ms, **(worker or {})
+        )
         make_role = PrefillService if role is Role.PREFILL else DecodeService
         self.runtime = WorkerRuntime(config, self.engine, self._keep(make_role))
         self.started: Started
@@ -219,6 +230,7 @@ class RouterClient:
         prefills: list[TestWorker],
         outputs: tuple[int, ...] = (),
         raw_sampling: common_pb2.SamplingParams | None = None,
+        state_at: common_pb2.StateAt | None = None,
     ) -> tuple[str, Answer]:
         request_id = f"{next(self._ids):032x}"
         answer = self.answers[request_id] = Answer(given=len(outputs))
@@ -228,6 +240,7 @@ class RouterClient:
             prompt_ids=prompt,
             output_ids=outputs,
             sampling=raw_sampling or sampling_to_proto(sampling),
+            state_at=state_at,
             prefills=[p if isinstance(p, common_pb2.WorkerIdentity) else p.identity
                       for p in prefills],
         )  # fmt: skip
