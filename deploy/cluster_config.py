@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig
-from baton.worker.config import Role
+from baton.worker.config import Role, SendSnapshots, StateReturn
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,8 @@ class ClusterConfig:
     prefill: int = 1  # workers that read prompts
     decode: int = 1  # workers that write answers
     policy: str = "round_robin"
+    state_return: StateReturn = StateReturn.OFF
+    send_snapshots: SendSnapshots = SendSnapshots.OFF
     served_model_name: str | None = None  # None: the folder's name
     host: str = "127.0.0.1"
     http_port: int = 0  # 0: any free one

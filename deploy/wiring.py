@@ -7,7 +7,7 @@ from typing import Self
 from baton.deploy.cluster_config import ClusterConfig
 from baton.deploy.ports import settle
 from baton.router.config import RouterConfig
-from baton.worker.config import Role, WorkerConfig
+from baton.worker.config import Role, StateReturn, WorkerConfig
 
 MOST_TICKETS = 8
 """Hand-offs at once into one rank: more only wait for the same network and memory."""
@@ -53,7 +53,7 @@ class Wiring:
 
     def worker(self, worker_id: str, role: Role) -> WorkerConfig:
         engine = self.config.engine
-        decodes = role is Role.DECODE
+        takes_in = role is Role.DECODE or self.config.state_return is not StateReturn.OFF
         return WorkerConfig(
             worker_id,
             role,
@@ -61,9 +61,11 @@ class Wiring:
                 engine,
                 threads=self.threads,
                 workers_on_host=len(self.config.worker_ids),
-                tickets=min(engine.max_running, MOST_TICKETS) if decodes else 0,
+                tickets=min(engine.max_running, MOST_TICKETS) if takes_in else 0,
             ),
             routers=(self.grpc_address,),
+            state_return=self.config.state_return,
+            send_snapshots=self.config.send_snapshots,
         )
 
     @property

@@ -39,6 +39,7 @@ class PrefixFetcher:
     def __init__(self, context: WorkerContext, tickets: TicketTable) -> None:
         self._context = context
         self._tickets = tickets
+        self._deadline_s = context.lease_s
         self._hello = common_pb2.Hello()
         self._hello.CopyFrom(context.hello)
         self._hello.channels.add(channel=GRPC, endpoint=context.hello.worker.address.encode())
@@ -161,7 +162,7 @@ class PrefixFetcher:
             )
             async with aio.insecure_channel(source.address, options=OPTIONS) as channel:
                 stub = handoff_pb2_grpc.PrefixesStub(channel)
-                reply = await stub.Fetch(request, timeout=self._context.lease_s)
+                reply = await stub.Fetch(request, timeout=self._deadline_s)
             return reply, self._complete(ticket, reply)
         finally:
             self._tickets.close(ticket)

@@ -34,7 +34,7 @@ COUNT = 40
 
 
 def prefill(name: str = "p0", returns: StateReturn = StateReturn.DEMAND, **more: Any) -> TestWorker:
-    options = {"canary": True, "tickets": 2, "lease_ms": 1000} | more
+    options = {"canary": True, "tickets": 2} | more
     return prefill_worker(name, worker={"state_return": returns}, **options)
 
 
@@ -214,8 +214,9 @@ async def _untrue(d: TestWorker) -> None:
 async def test_what_cannot_be_had_is_computed(
     seeded: random.Random, trouble: Callable[[TestWorker], Any], outcome: Outcome
 ) -> None:
-    p, d, other = prefill(lease_ms=300), decode(), decode("d1")
+    p, d, other = prefill(), decode(), decode("d1")
     async with running(p, d, other), session(other) as router:
+        p.service._prefixes.fetcher._deadline_s = 0.5
         async with session(d) as first:
             second, kept = await first_turn(first, p, seeded)
             await d.clean()
@@ -296,10 +297,11 @@ async def test_a_prefill_without_room_computes(seeded: random.Random) -> None:
 async def test_a_request_that_is_cancelled_while_its_state_comes_leaves_nothing(
     seeded: random.Random,
 ) -> None:
-    p, d = prefill(lease_ms=300), decode()
+    p, d = prefill(), decode()
     async with running(p, d), session(d) as router:
         second, _ = await first_turn(router, p, seeded)
         await _silent(d)
+        p.service._prefixes.fetcher._deadline_s = 0.5
         request_id, answer = await router.start(second, greedy(9), [p])
         await until(lambda: len(p.service._prefixes.fetcher._under_way) == 1)
         await router.cancel(request_id)
