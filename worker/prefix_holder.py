@@ -30,7 +30,7 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         self._context = context
         self._outlet = GrpcOutlet(
             context.memory,
-            verify=context.config.verify,
+            verify=context.config.verifies(GRPC),
             deadline_s=context.lease_s,
             on_bytes=context.metrics.count_sent,
         )
@@ -84,7 +84,8 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         offers = {offer.channel: offer.endpoint for offer in request.hello.channels}
         connection = await self._outlet.connect(offers.get(GRPC, b""))
         claim = Claim(request.ticket_id, request.generation, prompt_hash(request.token_ids), 0)
-        writing = connection.open(claim, lambda under_way, segments: None)
+        # The ticket says where the bytes belong; gRPC's receiver looks there.
+        writing = connection.open(claim, Holder(0, ()), lambda under_way, segments: None)
         try:
             return await self._write_all(writing, loan, request.kv_from, connection.segment_bytes)
         except (TransferError, asyncio.CancelledError):
