@@ -177,6 +177,9 @@ class RankRequest:
 
     def _next_prefill(self, why: common_pb2.Error) -> None:
         """The next in the router's list; `why` goes back when it is spent."""
+        while self._left and (refusal := self._rank.quarantine.refusal(self._left[0])):
+            del self._left[0]
+            why = make_error(common_pb2.UNAVAILABLE, self._origin, refusal, retryable=True)
         if not self._left:
             self._fail(why)
             return

@@ -84,7 +84,7 @@ class EngineConfig:
     memory_fraction: float = 0.8  # of what the machine has free at start
     workers_on_host: int = 1  # the budget, on a CPU, is divided by them
     tickets: int = 0  # hand-offs that may be under way into this engine
-    held_fraction: float = 0.5  # of the pool that waiting hand-offs may hold
+    held_fraction: float = 0.5  # of the pool that hand-offs without a destination may hold
     # Of a hand-off's last chunk, what its layers leave behind is told in groups of so many bytes,
     # at least: to be told costs about as much time as moving this much does.
     layer_group_bytes: int = 1 << 18

@@ -176,7 +176,10 @@ class OutgoingHandoff:
         self._handoff.move(HandoffState.RESERVED)
         self._ticket = self._way.ticket(claim.ticket_id, claim.generation)
         self._way.drains.opened(self._ticket)
-        self._writing = self._way.connection.open(claim, self._moving)
+        self._context.port.post(lambda engine: engine.destined(self.engine_id), "destined")
+        self._writing = self._way.connection.open(
+            claim, Holder(destination.slot, tuple(destination.pages)), self._moving
+        )
         self._writer = asyncio.ensure_future(self._write(destination, self._writing))
 
     def cancel(self, reason: str) -> None:

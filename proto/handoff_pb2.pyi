@@ -149,6 +149,28 @@ class Progress(_message.Message):
     computed_tokens: int
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
 
+class NixlEndpoint(_message.Message):
+    __slots__ = ("metadata", "agent", "pools")
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    metadata: bytes
+    agent: str
+    pools: _containers.RepeatedCompositeFieldContainer[MemorySpan]
+    def __init__(self, metadata: _Optional[bytes] = ..., agent: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[MemorySpan, _Mapping]]] = ...) -> None: ...
+
+class MemorySpan(_message.Message):
+    __slots__ = ("address", "block_bytes", "blocks", "device")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    address: int
+    block_bytes: int
+    blocks: int
+    device: int
+    def __init__(self, address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., device: _Optional[int] = ...) -> None: ...
+
 class ChannelChosen(_message.Message):
     __slots__ = ("channel", "reason")
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
