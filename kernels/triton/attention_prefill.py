@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.triton.arithmetic import dot, tanh
+from baton.kernels.triton.arithmetic import dot, narrow, tanh
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -131,7 +131,7 @@ def _attend(
                 other=0.0,
             ).to(queries.dtype)
             total = total * faded + tl.sum(weights, axis=1)
-            mean = mean * faded[:, None] + dot(weights.to(queries.dtype), values)
+            mean = mean * faded[:, None] + dot(narrow(weights, queries.dtype), values)
             best = better
         mean = mean / tl.where(inside, total, 1.0)[:, None]
         target = out + (token[:, None] * heads + head) * WIDTH + d[None, :]

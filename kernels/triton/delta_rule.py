@@ -1,0 +1,425 @@
+"""The gated delta rule over prompts on a GPU; see baton.kernels.gated_delta.
+
+Launches: cumulative logarithms of the decays; where decays are a key channel each, the decayed
+products of queries and keys; the triangular systems, one a chunk and head; the states passed from
+chunk to chunk with the corrections that they make; the outputs. Products of bfloat16 inputs are
+taken in bfloat16 and summed in float32; states, decays and triangular systems are float32.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.kernels.gated_delta import CHUNK
+from baton.kernels.triton.arithmetic import dot, narrow, sigmoid, softplus
+from baton.kernels.triton.delta_update import unit
+from baton.kernels.triton.prompt_chunks import PromptChunks
+from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
+
+# Rows of a triangular system that are solved one after another; blocks of them are multiplied.
+SOLVED = tl.constexpr(16)
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What the launches hand on. T tokens, Hv heads; all of what follows is written once.
+
+    logs:        [T, Hv, K or 1] float32, from the chunk's start
+    rates:       [T, Hv] float32
+    values:      [T, Hv, V], the corrections, had the chunk begun from nothing; then as they are
+    keys:        [T, Hv, K], what they lose for each unit of the entering state
+    scores:      [2, chunks, Hv, CHUNK, CHUNK] float32, of queries and keys with keys; None where
+                 the decay is one a head: then they are taken where they are needed
+    entries:     [chunks, Hv, K, V], the states that enter the chunks
+    """
+
+    logs: Tensor
+    rates: Tensor
+    values: Tensor
+    keys: Tensor
+    scores: Tensor | None
+    entries: Tensor
+
+
+def gated_delta_prompts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    pool: Tensor,
+    chunks: PromptChunks,
+    decay: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """baton.kernels.gated_delta.gated_delta_prefill, with the batch's rows, chunks of CHUNK tokens
+    and snapshots in `chunks`.
+
+    decay: as in baton.kernels.triton.delta_update.gated_delta_update
+    """
+    tokens, heads, V = v.shape
+    key_heads, K = k.shape[1:]
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    channels = g.numel() != beta.numel()
+    terms = _Terms(
+        logs=v.new_empty((tokens, heads, K if channels else 1), dtype=torch.float32),
+        rates=v.new_empty((tokens, heads), dtype=torch.float32),
+        values=v.new_empty((tokens, heads, V)),
+        keys=v.new_empty((tokens, heads, K)),
+        scores=v.new_empty((2, chunks.count, heads, CHUNK, CHUNK), dtype=torch.float32)
+        if channels
+        else None,
+        entries=v.new_empty((chunks.count, heads, K, V)),
+    )
+    A, dt_bias = decay if decay is not None else (None, None)
+    BLOCK_K, BLOCK_V = block(K, SMALLEST_DOT), block(V, SMALLEST_DOT)
+    columns = min(32, BLOCK_V)
+    places = (chunks.starts, q.stride(0), k.stride(0), v.stride(0), heads, heads // key_heads)
+    widths = {"K": K, "V": V, "BLOCK_K": BLOCK_K, "CHUNK": CHUNK, "CHANNELS": channels}
+    q, k, v = packed(q), packed(k), packed(v)
+    if tokens:
+        _accumulate[(heads, chunks.count)](
+            packed(g), packed(beta), A, dt_bias, terms.logs, terms.rates, chunks.starts,
+            g.stride(0), beta.stride(0), heads, K,
+            CHUNK=CHUNK, CHANNELS=channels, BLOCK=BLOCK_K if channels else 1, num_warps=4,
+        )  # fmt: skip
+        if channels:
+            _channel_scores[(CHUNK // SOLVED.value, heads, chunks.count)](
+                q, k, terms.logs, terms.scores, chunks.starts, q.stride(0), k.stride(0),
+                heads, heads // key_heads, chunks.count, K, K**-0.5,
+                BLOCK_K=BLOCK_K, CHUNK=CHUNK, num_warps=4,
+            )  # fmt: skip
+        _solve[(heads, chunks.count)](
+            k, v, terms.logs, terms.rates, terms.scores, terms.values, terms.keys,
+            *places[:1], *places[2:], chunks.count, BLOCK_V=BLOCK_V, **widths, num_warps=4,
+            num_stages=1,
+        )  # fmt: skip
+    _pass_states[(triton.cdiv(V, columns), heads, chunks.read_slots.shape[0])](
+        k, terms.logs, terms.values, terms.keys, terms.entries, packed(pool), chunks.starts,
+        chunks.row_chunks, chunks.slots, chunks.read_slots, chunks.write_slots, chunks.has_initial,
+        k.stride(0), pool.stride(0), heads, heads // key_heads,
+        BLOCK_V=columns, **widths, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    if tokens:
+        _outputs[(triton.cdiv(V, min(64, BLOCK_V)), heads, chunks.count)](
+            q, k, terms.logs, terms.values, terms.entries, terms.scores, out, *places[:3],
+            *places[4:], K**-0.5, BLOCK_V=min(64, BLOCK_V), **widths, num_warps=4, num_stages=1,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _accumulate(
+    g,
+    beta,
+    A,
+    dt_bias,
+    logs,
+    rates,
+    starts,
+    g_stride,
+    beta_stride,
+    heads,
+    K,
+    CHUNK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One head of one chunk: cumulative log decays, and the rates of its corrections."""
+    head = tl.program_id(0)
+    chunk = tl.program_id(1)
+    token = tl.load(starts + chunk) + tl.arange(0, CHUNK)
+    inside = token < tl.load(starts + chunk + 1)
+    c = tl.arange(0, BLOCK)
+    width = K if CHANNELS else 1
+    in_block = inside[:, None] & (c < width)[None, :]
+    log = tl.load(g + token[:, None] * g_stride + head * width + c[None, :], mask=in_block, other=0)
+    log = log.to(tl.float32)
+    rate = tl.load(beta + token * beta_stride + head, mask=inside, other=0).to(tl.float32)
+    if A is not None:
+        log += tl.load(dt_bias + head * width + c, mask=c < width, other=0)[None, :]
+        log = tl.load(A + head) * softplus(log)
+        rate = sigmoid(rate)
+    # Summed in float64: a long sum of logarithms would lose the small ones.
+    summed = tl.cumsum(tl.where(in_block, log, 0.0).to(tl.float64), axis=0).to(tl.float32)
+    place = (token * heads + head)[:, None] * width + c[None, :]
+    tl.store(logs + place, summed, mask=in_block)
+    tl.store(rates + token * heads + head, rate, mask=inside)
+
+
+@triton.jit
+def _unit_rows(x, token, stride, head, inside, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """[tokens, BLOCK_K] float32: rows of [T, heads, K] at unit length; zeros where not inside."""
+    c = tl.arange(0, BLOCK_K)
+    mask = inside[:, None] & (c < K)[None, :]
+    rows = tl.load(x + token[:, None] * stride + head * K + c[None, :], mask=mask, other=0.0)
+    return unit(rows.to(tl.float32), 1)
+
+
+@triton.jit
+def _channel_scores(
+    q,
+    k,
+    logs,
+    scores,
+    starts,
+    q_stride,
+    k_stride,
+    heads,
+    per_key_head,
+    count,
+    K: tl.constexpr,
+    scale,
+    BLOCK_K: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """SOLVED rows of one chunk's scores of one head, where every key channel has its own decay.
+
+    With the keys before these rows, both sides are decayed to the first of them: neither factor can
+    overflow. Among themselves they are taken pair by pair.
+    """
+    head = tl.program_id(1)
+    chunk = tl.program_id(2).to(tl.int64)
+    start, end = tl.load(starts + chunk), tl.load(starts + chunk + 1)
+    begin = start + tl.program_id(0) * SOLVED
+    if begin < end:
+        r, c, j = tl.arange(0, SOLVED), tl.arange(0, BLOCK_K), tl.arange(0, CHUNK)
+        in_k = c < K
+        token, source = begin + r, start + j
+        inside, before = token < end, source < begin
+        key_head = head // per_key_head
+        own_k = _unit_rows(k, token, k_stride, key_head, inside, K, BLOCK_K)
+        own_q = _unit_rows(q, token, q_stride, key_head, inside, K, BLOCK_K) * scale
+        all_k = _unit_rows(k, source, k_stride, key_head, before, K, BLOCK_K)
+        at = logs + (token * heads + head)[:, None] * K + c[None, :]
+        own_logs = tl.load(at, mask=inside[:, None] & in_k[None, :], other=0.0)
+        first = tl.load(logs + (begin * heads + head) * K + c, mask=in_k, other=0.0)
+        at = logs + (source * heads + head)[:, None] * K + c[None, :]
+        all_logs = tl.load(at, mask=before[:, None] & in_k[None, :], other=0.0)
+        since = tl.exp(tl.minimum(own_logs - first[None, :], 0.0))
+        until = all_k * tl.exp(tl.minimum(first[None, :] - all_logs, 0.0))
+        until = tl.trans(tl.where(before[:, None], until, 0.0))
+        q_scores, k_scores = dot(own_q * since, until), dot(own_k * since, until)
+        for other in range(SOLVED):
+            at = begin + other
+            if at < end:
+                key = tl.load(k + at * k_stride + key_head * K + c, mask=in_k, other=0.0)
+                key = unit(key.to(tl.float32), 0)
+                log = tl.load(logs + (at * heads + head) * K + c, mask=in_k, other=0.0)
+                decayed = key[None, :] * tl.exp(tl.minimum(own_logs - log[None, :], 0.0))
+                here = (source == at)[None, :]
+                q_scores += tl.where(here, tl.sum(own_q * decayed, axis=1)[:, None], 0.0)
+                k_scores += tl.where(here, tl.sum(own_k * decayed, axis=1)[:, None], 0.0)
+        place = (chunk * heads + head) * CHUNK * CHUNK
+        place += (token - start)[:, None] * CHUNK + j[None, :]
+        tl.store(scores + place, q_scores, mask=inside[:, None])
+        scores += count.to(tl.int64) * heads * CHUNK * CHUNK
+        tl.store(scores + place, k_scores, mask=inside[:, None])
+
+
+@triton.jit
+def _inverse(lower, CHUNK: tl.constexpr):
+    """(I + lower)^-1, lower [CHUNK, CHUNK] float32 strictly lower triangular.
+
+    Blocks on the diagonal row by row, all of them at once; then, with D their inverses and N what
+    is left of them, (I + D N)^-1 D: D N is nilpotent, so its series ends after CHUNK / SOLVED terms.
+    """
+    BLOCKS: tl.constexpr = CHUNK // SOLVED
+    b, r = tl.arange(0, BLOCKS), tl.arange(0, SOLVED)
+    on = b[:, None, None, None] == b[None, None, :, None]
+    whole = tl.reshape(lower, (BLOCKS, SOLVED, BLOCKS, SOLVED))
+    diagonal = tl.sum(tl.where(on, whole, 0.0), axis=2)
+    rest = tl.reshape(tl.where(on, 0.0, whole), (CHUNK, CHUNK))
+    solved = tl.where((r[:, None] == r[None, :])[None, :, :], 1.0, tl.zeros_like(diagonal))
+    for row in range(1, SOLVED):
+        here = (r == row)[None, :, None]
+        weights = tl.sum(tl.where(here, diagonal, 0.0), axis=1)
+        known = tl.sum(weights[:, :, None] * solved, axis=1)
+        solved = tl.where(here, solved - known[:, None, :], solved)
+    spread = tl.where(on, solved[:, :, None, :], tl.zeros_like(whole))
+    inverse = tl.reshape(spread, (CHUNK, CHUNK))
+    step = dot(inverse, rest)
+    squared = dot(step, step)
+    inverse += dot(squared, inverse)  # (I + step^2) D
+    return inverse - dot(step, inverse)  # (I - step) (I + step^2) D
+
+
+@triton.jit
+def _solve(
+    k,
+    v,
+    logs,
+    rates,
+    scores,
+    values,
+    keys,
+    starts,
+    k_stride,
+    v_stride,
+    heads,
+    per_key_head,
+    count,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """One chunk of one head: its corrections, as they are for no entering state and a unit of it."""
+    head = tl.program_id(0)
+    chunk = tl.program_id(1).to(tl.int64)
+    j = tl.arange(0, CHUNK)
+    token = tl.load(starts + chunk) + j
+    inside = token < tl.load(starts + chunk + 1)
+    key = _unit_rows(k, token, k_stride, head // per_key_head, inside, K, BLOCK_K)
+    rate = tl.load(rates + token * heads + head, mask=inside, other=0.0)
+    if CHANNELS:
+        c = tl.arange(0, BLOCK_K)
+        at = logs + (token * heads + head)[:, None] * K + c[None, :]
+        log = tl.load(at, mask=inside[:, None] & (c < K)[None, :], other=0.0)
+        entry = key * tl.exp(log)
+        place = ((count + chunk) * heads + head) * CHUNK * CHUNK + j[:, None] * CHUNK + j[None, :]
+        products = tl.load(scores + place, mask=inside[:, None], other=0.0)
+    else:
+        log = tl.load(logs + token * heads + head, mask=inside, other=0.0)
+        entry = key * tl.exp(log)[:, None]
+        rounded = narrow(key, v.dtype.element_ty)
+        products = dot(rounded, tl.trans(rounded))
+        products *= tl.exp(tl.minimum(log[:, None] - log[None, :], 0.0))
+    earlier = (j[:, None] > j[None, :]) & inside[:, None]
+    inverse = _inverse(tl.where(earlier, products * rate[:, None], 0.0), CHUNK)
+    inverse = narrow(inverse * rate[None, :], v.dtype.element_ty)
+    e, c = tl.arange(0, BLOCK_V), tl.arange(0, BLOCK_K)
+    at_v = inside[:, None] & (e < V)[None, :]
+    own = tl.load(v + token[:, None] * v_stride + head * V + e[None, :], mask=at_v, other=0.0)
+    place = (token * heads + head)[:, None]
+    tl.store(
+        values + place * V + e[None, :], narrow(dot(inverse, own), v.dtype.element_ty), mask=at_v
+    )
+    lost = narrow(dot(inverse, narrow(entry, v.dtype.element_ty)), v.dtype.element_ty)
+    tl.store(keys + place * K + c[None, :], lost, mask=inside[:, None] & (c < K)[None, :])
+
+
+@triton.jit
+def _pass_states(
+    k,
+    logs,
+    values,
+    keys,
+    entries,
+    pool,
+    starts,
+    row_chunks,
+    slots,
+    read_slots,
+    write_slots,
+    has_initial,
+    k_stride,
+    slot_stride,
+    heads,
+    per_key_head,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Some columns of one head's state through one row. `values` become the corrections that are
+    made; snapshots and the final state go to the pool."""
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    c, e = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    in_k, in_v = c < K, e < V
+    whole = in_k[:, None] & in_v[None, :]
+    part = (head * K + c)[:, None] * V + e[None, :]
+    state = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
+    if tl.load(has_initial + row) != 0:
+        source = pool + tl.load(read_slots + row) * slot_stride
+        state = tl.load(source + part, mask=whole, other=0.0).to(tl.float32)
+    for chunk in range(tl.load(row_chunks + row), tl.load(row_chunks + row + 1)):
+        start, end = tl.load(starts + chunk), tl.load(starts + chunk + 1)
+        token = start + tl.arange(0, CHUNK)
+        inside = token < end
+        entry = narrow(state, entries.dtype.element_ty)
+        tl.store(entries + chunk * heads * K * V + part, entry, mask=whole)
+        place = (token * heads + head)[:, None]
+        in_keys, in_values = inside[:, None] & in_k[None, :], inside[:, None] & in_v[None, :]
+        lost = tl.load(keys + place * K + c[None, :], mask=in_keys, other=0.0)
+        built = tl.load(values + place * V + e[None, :], mask=in_values, other=0.0)
+        made = built.to(tl.float32) - dot(lost, narrow(state, lost.dtype))
+        tl.store(values + place * V + e[None, :], narrow(made, lost.dtype), mask=in_values)
+        key = _unit_rows(k, token, k_stride, head // per_key_head, inside, K, BLOCK_K)
+        if CHANNELS:
+            log = tl.load(logs + place * K + c[None, :], mask=in_keys, other=0.0)
+            last = tl.load(logs + ((end - 1) * heads + head) * K + c, mask=in_k, other=0.0)
+            key *= tl.exp(tl.minimum(last[None, :] - log, 0.0))
+            state *= tl.exp(last)[:, None]
+        else:
+            log = tl.load(logs + token * heads + head, mask=inside, other=0.0)
+            last = tl.load(logs + (end - 1) * heads + head)
+            key *= tl.exp(tl.minimum(last - log, 0.0))[:, None]
+            state *= tl.exp(last)
+        state += dot(tl.trans(narrow(key, lost.dtype)), narrow(made, lost.dtype))
+        slot = tl.load(slots + chunk)
+        if slot > 0:
+            tl.store(pool + slot * slot_stride + part, state, mask=whole)
+    tl.store(pool + tl.load(write_slots + row) * slot_stride + part, state, mask=whole)
+
+
+@triton.jit
+def _outputs(
+    q,
+    k,
+    logs,
+    values,
+    entries,
+    scores,
+    out,
+    starts,
+    q_stride,
+    k_stride,
+    heads,
+    per_key_head,
+    scale,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Some channels of the outputs of one chunk of one head."""
+    head = tl.program_id(1)
+    chunk = tl.program_id(2).to(tl.int64)
+    j = tl.arange(0, CHUNK)
+    token = tl.load(starts + chunk) + j
+    inside = token < tl.load(starts + chunk + 1)
+    c, e = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    in_k, in_v = c < K, e < V
+    place = (token * heads + head)[:, None]
+    in_values = inside[:, None] & in_v[None, :]
+    made = tl.load(values + place * V + e[None, :], mask=in_values, other=0.0)
+    at = entries + ((chunk * heads + head) * K + c)[:, None] * V + e[None, :]
+    entry = tl.load(at, mask=in_k[:, None] & in_v[None, :], other=0.0)
+    key_head = head // per_key_head
+    query = _unit_rows(q, token, q_stride, key_head, inside, K, BLOCK_K) * scale
+    if CHANNELS:
+        log = tl.load(
+            logs + place * K + c[None, :], mask=inside[:, None] & in_k[None, :], other=0.0
+        )
+        decayed = query * tl.exp(log)
+        at = scores + (chunk * heads + head) * CHUNK * CHUNK + j[:, None] * CHUNK + j[None, :]
+        products = tl.load(at, mask=inside[:, None], other=0.0)
+    else:
+        log = tl.load(logs + token * heads + head, mask=inside, other=0.0)
+        decayed = query * tl.exp(log)[:, None]
+        key = _unit_rows(k, token, k_stride, key_head, inside, K, BLOCK_K)
+        products = dot(narrow(query, made.dtype), tl.trans(narrow(key, made.dtype)))
+        products *= tl.exp(tl.minimum(log[:, None] - log[None, :], 0.0))
+    products = tl.where((j[:, None] >= j[None, :]) & inside[None, :], products, 0.0)
+    read = dot(narrow(decayed, made.dtype), entry) + dot(narrow(products, made.dtype), made)
+    tl.store(out + place * V + e[None, :], read, mask=in_values)
