@@ -27,12 +27,14 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """One token's log probability under the raw logits, and the best alternatives, best first."""
+    """One token's log probability under the raw logits, the best alternatives, best first, and
+    those of the request's `logprob_token_ids`."""
 
     token_id: int
     logprob: float | None  # None: a prompt's first token, which nothing predicted
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    asked_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from baton.api.answers import AnswerDelta, WholeAnswer, collect, stream_answer
 from baton.api.backend import Backend, GenerateRequest, PromptLogprobs
 from baton.api.errors import ApiError, ErrorCode
 from baton.api.requests import RequestLabels, make_requests
-from baton.api.text_service import TextService, room_for_answer, served_model
+from baton.api.text_service import TextService, check_ids, room_for_answer, served_model
 from baton.api.wire import (
     finished_to_proto,
     logprob_to_proto,
@@ -54,6 +54,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         else:
             ids = tuple(request.token_ids.ids)
         room_for_answer(ids, sampling.max_tokens, model, param=kind)
+        check_ids(sampling.logprob_token_ids, model, "logprob_token_ids")
         return make_requests(ids, sampling, 1, RequestLabels(request.client_id or None))[0]
 
 

@@ -35,14 +35,17 @@ class NativeAnswer:
         self._output: list[Entry] = []
         self._input_top: list[list[Entry] | None] = []
         self._output_top: list[list[Entry] | None] = []
+        self._input_asked: list[list[Entry] | None] = []
+        self._output_asked: list[list[Entry] | None] = []
         self._finished: Finished | None = None
 
     def add(self, delta: AnswerDelta) -> None:
         self._text += delta.text
         self._ids += delta.token_ids
         if delta.prompt_logprobs is not None:
-            self._score(delta.prompt_logprobs.tokens, self._input, self._input_top)
-        self._score(delta.logprobs, self._output, self._output_top)
+            tokens = delta.prompt_logprobs.tokens
+            self._score(tokens, self._input, self._input_top, self._input_asked)
+        self._score(delta.logprobs, self._output, self._output_top, self._output_asked)
         if delta.finished is not None:
             self._finished = delta.finished
 
@@ -69,6 +72,9 @@ class NativeAnswer:
         if self._want.top:
             found["input_top_logprobs"] = self._input_top
             found["output_top_logprobs"] = self._output_top
+        if self._want.token_ids:
+            found["input_token_ids_logprobs"] = self._input_asked
+            found["output_token_ids_logprobs"] = self._output_asked
         return found
 
     def _score(
@@ -76,12 +82,17 @@ class NativeAnswer:
         tokens: Iterable[TokenLogprob],
         entries: list[Entry],
         tops: list[list[Entry] | None],
+        asked: list[list[Entry] | None],
     ) -> None:
         for token in tokens:
             entries.append(self._entry(token.logprob, token.token_id))
             top = zip(token.top_logprobs, token.top_ids, strict=True)
             best = [self._entry(logprob, token_id) for logprob, token_id in top]
-            tops.append(None if token.logprob is None else best)
+            known = token.logprob is not None
+            tops.append(best if known else None)
+            pairs = zip(token.asked_logprobs, self._want.token_ids, strict=known)
+            others = [self._entry(logprob, token_id) for logprob, token_id in pairs]
+            asked.append(others if known else None)
 
     def _entry(self, logprob: float | None, token_id: int) -> Entry:
         text = None if self._table is None else self._table.text(token_id)

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -13,13 +13,13 @@ from baton.api.backend import Backend, GenerateRequest, ModelInfo
 from baton.api.disconnect import unless_disconnected
 from baton.api.errors import invalid
 from baton.api.native_answer import NativeAnswer, until_aborted
-from baton.api.native_schema import DEFAULT_NEW_TOKENS, Asked, GenerateBody, LogprobsWanted
+from baton.api.native_schema import DEFAULT_NEW_TOKENS, Asked, GenerateBody
 from baton.api.request_body import read_body
 from baton.api.requests import RequestLabels, make_requests
 from baton.api.sampling import SamplingParams
 from baton.api.schema import parse_body
 from baton.api.sse import EventStream
-from baton.api.text_service import TextService, room_for_answer, served_model
+from baton.api.text_service import TextService, check_ids, room_for_answer, served_model
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ def _sampling(asked: Asked, prompt_ids: Sequence[int], model: ModelInfo) -> Samp
     limit_param = "sampling_params.max_new_tokens"
     wanted = asked.sampling.max_new_tokens
     room = room_for_answer(prompt_ids, wanted, model, param=asked.param, limit_param=limit_param)
+    check_ids(asked.logprobs.token_ids, model, "token_ids_logprob")
     start = asked.logprobs.start
     if start is not None and start > len(prompt_ids):
         raise invalid(
@@ -89,7 +90,7 @@ def _sampling(asked: Asked, prompt_ids: Sequence[int], model: ModelInfo) -> Samp
         )
     want = asked.logprobs
     if start == len(prompt_ids):
-        want = LogprobsWanted(want.wanted, None, want.top)
+        want = replace(want, start=None)
     limit = min(room, DEFAULT_NEW_TOKENS) if wanted is None else wanted
     return asked.sampling.params(limit, want)
 

@@ -102,6 +102,7 @@ class NativeSampling(Body):
             logprobs=want.top if want.wanted else None,
             prompt_logprobs_start=want.start,
             prompt_logprobs=want.top if want.start is not None else 0,
+            logprob_token_ids=want.token_ids,
         )
 
 
@@ -112,6 +113,7 @@ class LogprobsWanted:
     wanted: bool = False
     start: int | None = None  # the first prompt position that is scored; None: none
     top: int = 0  # alternatives a position
+    token_ids: tuple[int, ...] = ()  # others that each position is asked about
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,7 @@ class GenerateBody(Body):
         wanted = _each("return_logprob", self.return_logprob, count, False)
         starts = _each("logprob_start_len", self.logprob_start_len, count, -1)
         tops = _each("top_logprobs_num", self.top_logprobs_num, count, 0)
+        asked_ids = self._token_ids(count)
         labels: list[str | None] = list(_each("rid", self.rid, count, None))
         for sampling in samplings:
             sampling.check()
@@ -180,7 +183,7 @@ class GenerateBody(Body):
                 prompts[i],
                 param,
                 samplings[i],
-                _logprobs(wanted[i], starts[i], tops[i]),
+                _logprobs(wanted[i], starts[i], tops[i], asked_ids[i]),
                 labels[i],
                 f"{labels[i]}_{i}" if shared else labels[i],
             )
@@ -191,12 +194,14 @@ class GenerateBody(Body):
         for name in _UNSERVED:
             if self.__dict__[name]:
                 raise refused(name, f"{name} is not supported; leave it out")
-        if self.token_ids_logprob:
-            raise refused(
-                "token_ids_logprob",
-                "token_ids_logprob is not supported; top_logprobs_num gives the best tokens, and "
-                "scoring prompt + token with max_new_tokens 0 gives any token's",
-            )
+
+    def _token_ids(self, count: int) -> list[tuple[int, ...]]:
+        """One list for each prompt, or one for all."""
+        given = self.token_ids_logprob or []
+        lists = [tuple(ids) for ids in given if isinstance(ids, list)]
+        if lists:
+            return _each("token_ids_logprob", lists, count, ())
+        return [tuple(token for token in given if isinstance(token, int))] * count
 
     def _prompts(self) -> tuple[Sequence[str | list[int]], str]:
         if (self.text is None) == (self.input_ids is None):
@@ -231,7 +236,7 @@ def _each(name: str, given: Any, count: int, default: T) -> list[T]:
     return given
 
 
-def _logprobs(wanted: bool, start: int, top: int) -> LogprobsWanted:
+def _logprobs(wanted: bool, start: int, top: int, token_ids: tuple[int, ...]) -> LogprobsWanted:
     if not wanted:
         return LogprobsWanted()
     if start < -1:
@@ -248,4 +253,4 @@ def _logprobs(wanted: bool, start: int, top: int) -> LogprobsWanted:
             expected=f"0 to {MAX_TOP_LOGPROBS}",
             actual=top,
         )
-    return LogprobsWanted(True, None if start < 0 else start, top)
+    return LogprobsWanted(True, None if start < 0 else start, top, token_ids)

@@ -21,7 +21,8 @@ class SamplingParams:
 
     `seed` None: the backend draws one. `logprobs` n: each output token's own log probability and
     the top n; `prompt_logprobs_start`, if not None, asks for the prompt's from that position on,
-    with the top `prompt_logprobs`. Several answers (`n`) are several requests, so not here.
+    with the top `prompt_logprobs`; `logprob_token_ids` are asked about in both. Several answers
+    (`n`) are several requests, so not here.
     """
 
     temperature: float = 1.0  # 0: greedy
@@ -41,6 +42,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs_start: int | None = None
     prompt_logprobs: int = 0
+    logprob_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.validate()
@@ -71,6 +73,9 @@ class SamplingParams:
         if self.prompt_logprobs_start is not None:
             _number("prompt_logprobs_start", self.prompt_logprobs_start, 0, MAX_COUNT)
         _number("prompt_logprobs", self.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
+        _number("number of logprob_token_ids", len(self.logprob_token_ids), 0, MAX_TOP_LOGPROBS)
+        for token in self.logprob_token_ids:
+            _number("logprob_token_ids", token, 0, MAX_COUNT)
         self._validate_stops()
 
     def _validate_stops(self) -> None:

@@ -102,13 +102,7 @@ def room_for_answer(
     length, context = len(prompt_ids), model.max_model_len
     if not length:
         raise invalid(param, f"{param} has no tokens; expected at least one", expected="1 token")
-    low, high = min(prompt_ids), max(prompt_ids)
-    if low < 0 or high >= model.vocab_size:
-        bad = low if low < 0 else high
-        allowed = f"0 to {model.vocab_size - 1}"
-        raise invalid(
-            param, f"{param} has token id {bad}; expected {allowed}", expected=allowed, actual=bad
-        )
+    check_ids(prompt_ids, model, param)
     wanted = 1 if max_tokens is None else max_tokens
     if length + wanted > context:
         raise invalid(
@@ -119,6 +113,17 @@ def room_for_answer(
             actual=length + wanted,
         )
     return context - length if max_tokens is None else max_tokens
+
+
+def check_ids(ids: Sequence[int], model: ModelInfo, param: str) -> None:
+    """An error that names `param` where an id is outside the vocabulary."""
+    low, high = min(ids, default=0), max(ids, default=0)
+    if low < 0 or high >= model.vocab_size:
+        bad = low if low < 0 else high
+        allowed = f"0 to {model.vocab_size - 1}"
+        raise invalid(
+            param, f"{param} has token id {bad}; expected {allowed}", expected=allowed, actual=bad
+        )
 
 
 def served_model(name: str | None, models: Sequence[ModelInfo]) -> ModelInfo:

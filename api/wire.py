@@ -46,13 +46,14 @@ def sampling_to_proto(params: SamplingParams, seed: int) -> common_pb2.SamplingP
         logprobs=params.logprobs,
         prompt_logprobs_start=params.prompt_logprobs_start,
         prompt_logprobs=params.prompt_logprobs,
+        logprob_token_ids=params.logprob_token_ids,
     )
 
 
 def sampling_from_options(options: inference_pb2.SampleOptions) -> SamplingParams:
     """A client's options, with the defaults of proto/inference.proto for what it left out."""
     given = {field.name: value for field, value in options.ListFields()}
-    for name in ("stop", "stop_token_ids"):
+    for name in ("stop", "stop_token_ids", "logprob_token_ids"):
         if name in given:
             given[name] = tuple(given[name])
     return SamplingParams(**given)
@@ -64,6 +65,7 @@ def logprob_to_proto(entry: TokenLogprob) -> common_pb2.TokenLogprob:
         logprob=entry.logprob,
         top_ids=entry.top_ids,
         top_logprobs=entry.top_logprobs,
+        asked_logprobs=entry.asked_logprobs,
     )
 
 
@@ -73,6 +75,7 @@ def logprob_from_proto(entry: common_pb2.TokenLogprob) -> TokenLogprob:
         entry.logprob if entry.HasField("logprob") else None,
         tuple(entry.top_ids),
         tuple(entry.top_logprobs),
+        tuple(entry.asked_logprobs),
     )
 
 

@@ -115,7 +115,8 @@ def _mamba(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[
     ssm_pool = make.wide(rows + 1, heads, head_dim, state)
     slots = make.slots(rows)
     token, prompt = make.floats(rows, columns), make.floats(sizes.prompt, columns)
-    plan = mamba2.plan_mamba2_prefill(make.rows([sizes.prompt]), width, chunk, None)
+    rows_of = mamba2.plan_mamba2_prefill((0, sizes.prompt), (0,), width, chunk, None)
+    plan = rows_of.on(make.device)(make.rows([sizes.prompt]))
     size = make.dtype.itemsize
     per_state = heads * head_dim * state
     states = 4 * 4 * per_state * -(-sizes.prompt // chunk)  # two passes, each read and written

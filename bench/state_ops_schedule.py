@@ -17,13 +17,16 @@ from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.engine import Engine
 from baton.engine.errors import InvariantError
 from baton.engine.events import TokenSampled
-from baton.engine.forward_batch import ForwardBatch
+from baton.engine.forward_batch import ForwardBatch, HostLengths
 from baton.engine.forward_stream import Pending
 from baton.engine.memory.layout import AttentionShape, RecurrentShape
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.recurrent_index import NO_INDEX, RecurrentIndex
 from baton.engine.request import RequestSpec
 from baton.engine.sampling_params import SamplingParams
+from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.host_plan import HostPlan
 
 T = TypeVar("T")
 
@@ -56,6 +59,11 @@ class NullModel:
             ssm_dtype=torch.float32,
             raw={},
         )
+
+    def plan(
+        self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
+    ) -> HostPlan[RecurrentIndex]:
+        return NO_INDEX
 
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """[L, vocab] float32"""

@@ -98,7 +98,9 @@ def _error(event: engine_events.Finished) -> ApiError | None:
 
 
 def _logprob(entry: engine_events.TokenLogprob) -> TokenLogprob:
-    return TokenLogprob(entry.token_id, entry.logprob, entry.top_ids, entry.top_logprobs)
+    return TokenLogprob(
+        entry.token_id, entry.logprob, entry.top_ids, entry.top_logprobs, entry.asked_logprobs
+    )
 
 
 def _us(seconds: float) -> int:

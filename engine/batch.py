@@ -28,6 +28,7 @@ class Scores(NamedTuple):
     start: int  # position of targets[0]
     targets: tuple[int, ...]  # the prompt's token ids from `start` on
     top: int  # alternatives a position
+    asked: tuple[int, ...]  # other tokens whose logprobs each position wants
 
     @property
     def logits(self) -> int:

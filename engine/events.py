@@ -14,15 +14,17 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """`logprob` under the raw logits (before penalties and temperature), and the top n.
+    """`logprob` under the raw logits (before penalties and temperature), the top n, and those of
+    the request's `logprob_token_ids`, in their order.
 
-    logprob is None for a prompt's first token.
+    logprob is None for a prompt's first token, which has no others either.
     """
 
     token_id: int
     logprob: float | None
     top_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    asked_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """The device tensors of one step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from baton.engine.recurrent_index import RecurrentIndex
 from baton.kernels.chunks import SnapshotPlan
 
 
@@ -15,6 +16,12 @@ class HostLengths:
     prefix_lens: tuple[int, ...]  # [rows], tokens computed before this step
     kv_lens: tuple[int, ...]  # [rows], prefix + this step's tokens
     has_initial: tuple[bool, ...]  # [rows]
+
+    def prefill(self, decode_rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """cu_seqlens, from 0, and prefix_lens of the rows after the decode rows, which have one
+        token each."""
+        cu_seqlens = tuple(end - decode_rows for end in self.cu_seqlens[decode_rows:])
+        return cu_seqlens, self.prefix_lens[decode_rows:]
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class ForwardBatch:
     logit_tokens: Tensor  # [L], flat token indices whose logits are wanted
     decode_rows: int
     host: HostLengths
+    index: RecurrentIndex = field(default_factory=RecurrentIndex)  # what the model planned
     snapshots: SnapshotPlan | None = None  # of prefill rows, which count from 0 here
     track: tuple[Tensor, Tensor] | None = None  # live and track slots of decode rows, [n] each
 

@@ -1,5 +1,7 @@
 """From a Batch to the device tensors of its forward."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate, chain, repeat
 
 import torch
@@ -8,11 +10,22 @@ from torch import Tensor
 from baton.engine.batch import Batch, Row
 from baton.engine.forward_batch import ForwardBatch, HostLengths
 from baton.engine.host_pack import DevicePack, HostPack
+from baton.engine.models.base import Model
+from baton.engine.recurrent_index import RecurrentIndex
 from baton.kernels.chunks import SnapshotPlan
 
 
-def pack_forward(batch: Batch, page_size: int, pack: HostPack) -> HostLengths:
-    """Put the fields of the step's ForwardBatch into `pack`."""
+@dataclass(frozen=True)
+class PackedForward:
+    """What binding the step needs beside the packed copy."""
+
+    host: HostLengths
+    snapshots: SnapshotPlan | None
+    index: Callable[[DevicePack], RecurrentIndex]
+
+
+def pack_forward(batch: Batch, model: Model, page_size: int, pack: HostPack) -> PackedForward:
+    """Put the fields of the step's ForwardBatch, and what the model plans, into `pack`."""
     rows = batch.rows
     host = HostLengths(
         cu_seqlens=(0, *accumulate(len(row.tokens) for row in rows)),
@@ -37,11 +50,13 @@ def pack_forward(batch: Batch, page_size: int, pack: HostPack) -> HostLengths:
     pack.ints("draw_slots", [rows[index].write_slot for index, _ in batch.draws])
     pack.ints("track_from", [live for live, _ in decoding])
     pack.ints("track_to", [track for _, track in decoding])
-    return host
+    snapshots = _snapshots(batch)
+    index = pack.plan(model.plan(host, batch.decode_rows, snapshots))
+    return PackedForward(host, snapshots, index)
 
 
 def bind_forward(
-    batch: Batch, host: HostLengths, packed: DevicePack, relay: Tensor
+    batch: Batch, forward: PackedForward, packed: DevicePack, relay: Tensor
 ) -> ForwardBatch:
     """The ForwardBatch over the packed copy; all views but `has_initial`.
 
@@ -65,8 +80,9 @@ def bind_forward(
         token_offsets=packed.ints("token_offsets"),
         logit_tokens=packed.ints("logit_tokens"),
         decode_rows=batch.decode_rows,
-        host=host,
-        snapshots=_snapshots(batch),
+        host=forward.host,
+        index=forward.index(packed),
+        snapshots=forward.snapshots,
         track=_track(batch, packed),
     )
 

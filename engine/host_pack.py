@@ -1,10 +1,15 @@
 """Many small host lists, one copy to the device."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from baton.kernels.host_plan import HostPlan
+
+T = TypeVar("T")
 
 
 class HostPack:
@@ -26,6 +31,15 @@ class HostPack:
         self._buffer.frombytes(array("d", values).tobytes())
         self._fields[name] = slice(start, len(self._buffer))
 
+    def plan(self, plan: HostPlan[T]) -> Callable[["DevicePack"], T]:
+        """All lists of `plan`. What builds it once they are on the device."""
+        start = len(self._buffer)
+        for values in plan.lists:
+            self._buffer.extend(values)
+        whole = slice(start, len(self._buffer))
+        lengths = [len(values) for values in plan.lists]
+        return lambda packed: plan.build(packed.parts(whole, lengths))
+
     def ship(self, device: torch.device) -> "DevicePack":
         """One copy; on a GPU from pinned memory, so that it does not wait for the stream."""
         host = torch.frombuffer(self._buffer, dtype=torch.int64)
@@ -40,6 +54,10 @@ class DevicePack:
     def __init__(self, packed: Tensor, fields: dict[str, slice]) -> None:
         self._packed = packed
         self._fields = fields
+
+    def parts(self, whole: slice, lengths: list[int]) -> Iterator[Tensor]:
+        """[n] int64 for each n of `lengths`"""
+        return iter(torch.split(self._packed[whole], lengths))
 
     def ints(self, name: str) -> Tensor:
         """[n] int64"""

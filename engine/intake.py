@@ -29,6 +29,7 @@ class Intake:
             raise RequestError("the prompt is empty; expected at least one token", "prompt_ids")
         self._check_ids(spec.prompt_ids, "prompt_ids")
         self._check_ids(spec.output_ids, "output_ids")
+        self._check_ids(spec.sampling.logprob_token_ids, "logprob_token_ids")
         given, limit = len(spec.output_ids), spec.sampling.max_tokens
         if given > limit:
             raise RequestError(

@@ -108,7 +108,9 @@ class RowPlanner:
         stop = min(end + 1, len(prompt))
         if first >= stop:
             return None
-        return Scores(first, prompt[first:stop], request.spec.sampling.prompt_logprobs)
+        sampling = request.spec.sampling
+        targets = prompt[first:stop]
+        return Scores(first, targets, sampling.prompt_logprobs, sampling.logprob_token_ids)
 
     def _first_unscored(self, request: Request) -> int | None:
         """The next prompt position to score; None where there is none."""

@@ -58,10 +58,10 @@ class ModelRunner:
     def _run(self, batch: Batch) -> Sampled:
         """Copy the plan to the device, run the forward, sample. Reads nothing back."""
         pack = HostPack()
-        host = pack_forward(batch, self._pages.layout.page_size, pack)
+        plan = pack_forward(batch, self._model, self._pages.layout.page_size, pack)
         pack_sampling(batch, pack)
         packed = pack.ship(self._device)
-        forward = bind_forward(batch, host, packed, self._relay)
+        forward = bind_forward(batch, plan, packed, self._relay)
         logits = self._model.forward(forward, self._states, self._pages)
         if forward.track is not None:
             # All layers at once: a slot is one row of bytes.
@@ -85,12 +85,16 @@ class ModelRunner:
         logprobs: list[TokenLogprob | None] = []
         for token, (_, draw) in zip(tokens, batch.draws, strict=True):
             wanted = draw.sampling.logprobs
-            logprobs.append(None if wanted is None else next(drawn).entry(token, wanted))
+            asked = len(draw.sampling.logprob_token_ids)
+            logprobs.append(None if wanted is None else next(drawn).entry(token, wanted, asked))
         scores: list[tuple[TokenLogprob, ...]] = []
         for _, row in batch.scores:
             unscored = row.targets[: len(row.targets) - row.logits]
             first = [TokenLogprob(token, None) for token in unscored]
-            rest = [next(scored).entry(token, row.top) for token in row.targets[len(unscored) :]]
+            asked = len(row.asked)
+            rest = [
+                next(scored).entry(token, row.top, asked) for token in row.targets[len(unscored) :]
+            ]
             scores.append((*first, *rest))
         return StepResult(tuple(tokens), tuple(logprobs), tuple(scores))
 
@@ -102,15 +106,20 @@ class _HostLogprob:
     chosen: float
     top_ids: list[int]
     top_values: list[float]
+    asked: list[float]
 
-    def entry(self, token: int, top: int) -> TokenLogprob:
+    def entry(self, token: int, top: int, asked: int) -> TokenLogprob:
         return TokenLogprob(
-            token, self.chosen, tuple(self.top_ids[:top]), tuple(self.top_values[:top])
+            token,
+            self.chosen,
+            tuple(self.top_ids[:top]),
+            tuple(self.top_values[:top]),
+            tuple(self.asked[:asked]),
         )
 
 
 def _token_logprobs(found: LogProbs | None) -> Iterator[_HostLogprob]:
     if found is None:
         return iter(())
-    columns = found.chosen.tolist(), found.top_ids.tolist(), found.top_values.tolist()
-    return (_HostLogprob(*row) for row in zip(*columns, strict=True))
+    columns = found.chosen, found.top_ids, found.top_values, found.asked
+    return (_HostLogprob(*row) for row in zip(*(c.tolist() for c in columns), strict=True))

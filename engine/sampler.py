@@ -50,7 +50,9 @@ def sample(logits: Tensor, batch: SamplingBatch, relay: Tensor) -> Sampled:
     draws = logits[: batch.draws]
     scores = None
     if batch.score_targets is not None:
-        scores = log_probs(logits[batch.draws :], batch.score_targets, batch.score_top)
+        scores = log_probs(
+            logits[batch.draws :], batch.score_targets, batch.score_top, batch.score_asked
+        )
     # Logprobs are of the raw distribution, so their rows are put aside before penalties.
     raw = draws[batch.logprob_rows] if batch.logprob_rows is not None else None
     if batch.penalised is not None:
@@ -60,7 +62,8 @@ def sample(logits: Tensor, batch: SamplingBatch, relay: Tensor) -> Sampled:
     token_ids = _draw(draws, batch.random)
     logprobs = None
     if raw is not None and batch.logprob_rows is not None:
-        logprobs = log_probs(raw, token_ids[batch.logprob_rows], batch.logprob_top)
+        chosen = token_ids[batch.logprob_rows]
+        logprobs = log_probs(raw, chosen, batch.logprob_top, batch.logprob_asked)
     return Sampled(token_ids, logprobs, scores)
 
 

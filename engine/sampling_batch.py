@@ -1,7 +1,7 @@
 """The device tensors that sampling and scoring need beside the logits."""
 
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 
 from torch import Tensor
 
@@ -53,8 +53,10 @@ class SamplingBatch:
     banned: tuple[Tensor, Tensor] | None  # rows [n] into draws and the token id [n] ruled out
     logprob_rows: Tensor | None  # [n] into draws
     logprob_top: int  # the most alternatives that any of them wants
+    logprob_asked: Tensor  # [n, m], other tokens they ask about, padded with token 0
     score_targets: Tensor | None  # [S], the token that each scoring row of logits is asked about
     score_top: int
+    score_asked: Tensor  # [S, m], as logprob_asked
 
 
 def pack_sampling(batch: Batch, pack: HostPack) -> None:
@@ -71,15 +73,22 @@ def pack_sampling(batch: Batch, pack: HostPack) -> None:
     pack.ints("banned_ids", [token for _, token in banned])
     wanted = [i for i, draw in enumerate(draws) if draw.sampling.logprobs is not None]
     pack.ints("logprob_rows", wanted)
+    _pack_asked("logprob_asked", [(draws[i].sampling.logprob_token_ids, 1) for i in wanted], pack)
     targets = [scores.targets[-scores.logits :] for _, scores in batch.scores if scores.logits]
     pack.ints("score_targets", [token for run in targets for token in run])
+    asked = [(scores.asked, scores.logits) for _, scores in batch.scores if scores.logits]
+    _pack_asked("score_asked", asked, pack)
 
 
 def bind_sampling(batch: Batch, packed: DevicePack) -> SamplingBatch:
     """The SamplingBatch over the packed copy. What a step lacks is None, known on the host."""
     draws = [draw for _, draw in batch.draws]
     logprobs = [d.sampling.logprobs for d in draws if d.sampling.logprobs is not None]
+    asking = (d.sampling for d in draws if d.sampling.logprobs is not None)
+    asked = max((len(sampling.logprob_token_ids) for sampling in asking), default=0)
     scored = [scores.top for _, scores in batch.scores if scores.logits]
+    score_asked = max((len(s.asked) for _, s in batch.scores if s.logits), default=0)
+    score_targets = packed.ints("score_targets")
     banned = any(draw.banned for draw in draws)
     return SamplingBatch(
         draws=len(draws),
@@ -88,9 +97,18 @@ def bind_sampling(batch: Batch, packed: DevicePack) -> SamplingBatch:
         banned=(packed.ints("banned_rows"), packed.ints("banned_ids")) if banned else None,
         logprob_rows=packed.ints("logprob_rows") if logprobs else None,
         logprob_top=max(logprobs, default=0),
-        score_targets=packed.ints("score_targets") if scored else None,
+        logprob_asked=packed.ints("logprob_asked").view(len(logprobs), asked),
+        score_targets=score_targets if scored else None,
         score_top=max(scored, default=0),
+        score_asked=packed.ints("score_asked").view(score_targets.shape[0], score_asked),
     )
+
+
+def _pack_asked(name: str, asked: list[tuple[tuple[int, ...], int]], pack: HostPack) -> None:
+    """asked: (token ids, rows of logits that they are asked of)"""
+    width = max((len(ids) for ids, _ in asked), default=0)
+    padded = ((*ids, *repeat(0, width - len(ids))) for ids, rows in asked for _ in range(rows))
+    pack.ints(name, chain.from_iterable(padded))
 
 
 def _pack_random(rows: list[tuple[int, Draw]], pack: HostPack) -> None:

@@ -35,6 +35,7 @@ class SamplingParams:
     logprobs: int | None = None  # top n of each output token; 0: the token's own alone
     prompt_logprobs_start: int | None = None  # from this prompt position on
     prompt_logprobs: int = 0  # top n of each scored prompt token
+    logprob_token_ids: tuple[int, ...] = ()  # asked about wherever logprobs are given
 
     def __post_init__(self) -> None:
         """Raises RequestError that names the field, what it was and what it may be."""
@@ -51,6 +52,11 @@ class SamplingParams:
         self._between("logprobs", 0, MAX_LOGPROBS)
         self._between("prompt_logprobs", 0, MAX_LOGPROBS)
         self._between("prompt_logprobs_start", 0, 2**31 - 1)
+        if len(self.logprob_token_ids) > MAX_LOGPROBS:
+            raise RequestError(
+                f"logprob_token_ids has {len(self.logprob_token_ids)} ids; at most {MAX_LOGPROBS}",
+                "logprob_token_ids",
+            )
         if len(self.stop) > MAX_STOPS or not all(self.stop):
             raise RequestError(f"stop must be up to {MAX_STOPS} non-empty strings", "stop")
 

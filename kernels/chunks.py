@@ -6,11 +6,14 @@ A prefill packs the rows of a batch one after another: row `r` is tokens `cu_seq
 that no kernel has to read a length back from the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
+
+from baton.kernels.host_plan import HostPlan
 
 # A chunk is padded to the smallest of these that holds it, so that its matrix shapes depend on its
 # own length alone, never on its neighbours: a full chunk is computed alike in every batch.
@@ -204,13 +207,13 @@ def chunk_index(
     prefix_lens_host: Sequence[int],
     chunk_size: int,
     snapshots: SnapshotPlan | None,
-    device: torch.device,
-) -> ChunkIndex:
-    """Plan the chunks of a batch and copy the plan to the device in one piece."""
+) -> HostPlan[ChunkIndex]:
+    """Plan the chunks of a batch."""
     plan = plan_chunks(cu_seqlens_host, prefix_lens_host, chunk_size)
     tiles = _tiles(plan, chunk_size)
     token_places = [0] * cu_seqlens_host[-1]
-    tile_tokens: list[list[int]] = []
+    # Per tile: its chunks, their lengths, their tokens. Then what concerns the whole batch.
+    lists: list[Sequence[int]] = []
     place = 0
     for length, chunks in tiles:
         tokens: list[int] = []
@@ -220,34 +223,27 @@ def chunk_index(
             tokens.extend(range(start, start + used))
             tokens.extend([start + used - 1] * (length - used))
             place += length
-        tile_tokens.append(tokens)
-    sources, slots = _snapshot_sources(plan, cu_seqlens_host, prefix_lens_host, snapshots)
-    # Per tile: its chunks, their lengths, their tokens. Then what concerns the whole batch.
-    lists: list[Sequence[int]] = []
-    for (_, chunks), tokens in zip(tiles, tile_tokens, strict=True):
         lists += [chunks, [plan.lengths[chunk] for chunk in chunks], tokens]
-    parts = iter(pack_ints([*lists, token_places, plan.row_order, sources, slots], device))
-    device_tiles = []
-    for length, chunks in tiles:
-        chunk_ids, lengths, tokens_on_device = next(parts), next(parts), next(parts)
-        valid = torch.arange(length, device=device) < lengths[:, None]
-        device_tiles.append(ChunkTile(length, chunk_ids, tuple(chunks), tokens_on_device, valid))
-    return ChunkIndex(
-        plan=plan,
-        tiles=tuple(device_tiles),
-        token_places=next(parts),
-        row_order=next(parts),
-        snapshot_sources=next(parts),
-        snapshot_sources_host=tuple(sources),
-        snapshot_slots=next(parts),
-    )
+    sources, slots = _snapshot_sources(plan, cu_seqlens_host, prefix_lens_host, snapshots)
+
+    def build(parts: Iterator[Tensor]) -> ChunkIndex:
+        return ChunkIndex(
+            plan=plan,
+            tiles=tuple(_tile(length, chunks, parts) for length, chunks in tiles),
+            token_places=next(parts),
+            row_order=next(parts),
+            snapshot_sources=next(parts),
+            snapshot_sources_host=tuple(sources),
+            snapshot_slots=next(parts),
+        )
+
+    return HostPlan((*lists, token_places, plan.row_order, sources, slots), build)
 
 
-def pack_ints(lists: Sequence[Sequence[int]], device: torch.device) -> list[Tensor]:
-    """Host lists to int64 tensors on the device, by one copy."""
-    flat = torch.tensor([value for values in lists for value in values], dtype=torch.int64)
-    on_device = flat.to(device, non_blocking=True)
-    return list(torch.split(on_device, [len(values) for values in lists]))
+def _tile(length: int, chunks_host: Sequence[int], parts: Iterator[Tensor]) -> ChunkTile:
+    chunks, lengths, tokens = islice(parts, 3)
+    valid = torch.arange(length, device=lengths.device) < lengths[:, None]
+    return ChunkTile(length, chunks, tuple(chunks_host), tokens, valid)
 
 
 def _tiles(plan: ChunkPlan, chunk_size: int) -> list[tuple[int, list[int]]]:

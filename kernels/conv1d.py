@@ -6,14 +6,16 @@ from the window of its read slot, or from zeros where it has no initial state, a
 window in its write slot; a read slot that differs from the write slot is never written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.chunks import SnapshotPlan, pack_ints
+from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.host_plan import HostPlan
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import SMALL, Native
 
@@ -42,9 +44,8 @@ def conv_index(
     prefix_lens_host: Sequence[int],
     width: int,
     snapshots: SnapshotPlan | None,
-    device: torch.device,
-) -> ConvIndex:
-    """Lay every row out behind its window of `width - 1` inputs; one copy to the device."""
+) -> HostPlan[ConvIndex]:
+    """Lay every row out behind its window of `width - 1` inputs."""
     lead = width - 1
     batch = len(cu_seqlens_host) - 1
     # Row r begins `lead` places later for each window before it.
@@ -64,17 +65,19 @@ def conv_index(
     finals = [begin + length for begin, length in zip(begins, lengths, strict=True)]
     kept = [begins[row] + extent for row, extent in zip(rows, extents, strict=True)]
     slots = snapshots.slots if snapshots else ()
-    source_places, token_places, final, snapshot, snapshot_slots = pack_ints(
-        [sources, tokens, finals, kept, slots], device
-    )
-    steps = torch.arange(lead, device=device)
-    return ConvIndex(
-        sources=source_places,
-        token_places=token_places,
-        final_places=final[:, None] + steps,
-        snapshot_places=snapshot[:, None] + steps,
-        snapshot_slots=snapshot_slots,
-    )
+
+    def build(parts: Iterator[Tensor]) -> ConvIndex:
+        source_places, token_places, final, snapshot, snapshot_slots = islice(parts, 5)
+        steps = torch.arange(lead, device=final.device)
+        return ConvIndex(
+            sources=source_places,
+            token_places=token_places,
+            final_places=final[:, None] + steps,
+            snapshot_places=snapshot[:, None] + steps,
+            snapshot_slots=snapshot_slots,
+        )
+
+    return HostPlan((sources, tokens, finals, kept, slots), build)
 
 
 def causal_conv1d_varlen(
@@ -110,7 +113,8 @@ def causal_conv1d_varlen(
     """
     channels, width = weight.shape
     if index is None:
-        index = conv_index(cu_seqlens_host, prefix_lens_host, width, snapshots, x.device)
+        plan = conv_index(cu_seqlens_host, prefix_lens_host, width, snapshots)
+        index = plan.on(x.device)
     lead = width - 1
     windows = _initial_window(conv_pool, read_slots, has_initial).transpose(1, 2)
     columns = torch.cat((windows.reshape(-1, channels), x.float()))

@@ -1,14 +1,21 @@
 """A gated-delta mixer between its projections: a decode step, and prompts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from baton.kernels.chunks import RaggedRows, SnapshotPlan, chunk_index
-from baton.kernels.conv1d import causal_conv1d_update, causal_conv1d_varlen, conv_index
+from baton.kernels.chunks import ChunkIndex, RaggedRows, SnapshotPlan, chunk_index
+from baton.kernels.conv1d import (
+    ConvIndex,
+    causal_conv1d_update,
+    causal_conv1d_varlen,
+    conv_index,
+)
 from baton.kernels.gated_delta import CHUNK, gated_delta_prefill, gated_delta_update
+from baton.kernels.host_plan import HostPlan
 from baton.kernels.norm import rms_norm
 from baton.kernels.ssd import discretise
 
@@ -118,20 +125,34 @@ def gated_delta_step(
 # What a plan makes of one layer's weights, inputs, conv_pool and state_pool (as in
 # gated_delta_step): the mixer's output [T, Hv V], dtype of the inputs.
 DeltaPrefill = Callable[[DeltaWeights, DeltaInputs, Tensor, Tensor], Tensor]
+# The same for the rows of a batch, once they are on the device.
+DeltaRows = Callable[[RaggedRows], DeltaPrefill]
 
 
 def plan_delta_prefill(
-    rows: RaggedRows, width: int, snapshots: SnapshotPlan | None
-) -> DeltaPrefill:
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    width: int,
+    snapshots: SnapshotPlan | None,
+) -> HostPlan[DeltaRows]:
     """Plan the prompts of a batch once, for all layers: convolution, rule, norm and gate.
 
+    cu_seqlens_host: [B + 1], packed token where each row begins
+    prefix_lens_host: [B], absolute depth of each row's first token
     width:     taps of the convolution
     snapshots: states to keep at multiples of CHUNK or at a row's end, in slots of their own
     """
-    device = rows.read_slots.device
+    conv = conv_index(cu_seqlens_host, prefix_lens_host, width, snapshots)
+    chunks = chunk_index(cu_seqlens_host, prefix_lens_host, CHUNK, snapshots)
+
+    def build(parts: Iterator[Tensor]) -> DeltaRows:
+        return partial(_prefill_of, conv.build(parts), chunks.build(parts))
+
+    return HostPlan((*conv.lists, *chunks.lists), build)
+
+
+def _prefill_of(conv_plan: ConvIndex, chunks: ChunkIndex, rows: RaggedRows) -> DeltaPrefill:
     lens = (rows.cu_seqlens_host, rows.prefix_lens_host)
-    conv_plan = conv_index(*lens, width, snapshots, device)
-    chunks = chunk_index(*lens, CHUNK, snapshots, device)
     slots = (rows.read_slots, rows.write_slots, rows.has_initial)
 
     def prefill(

@@ -4,7 +4,7 @@ A kernel's torch function documents its shapes and dtypes; other implementations
 and take the same arguments.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -18,11 +18,11 @@ from baton.kernels.attention import (
     paged_attn_decode,
     paged_attn_decode_native,
 )
-from baton.kernels.chunks import RaggedRows, SnapshotPlan
+from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.conv1d import gated_conv_step, gated_conv_step_native
 from baton.kernels.delta_mixer import (
     DeltaInputs,
-    DeltaPrefill,
+    DeltaRows,
     DeltaWeights,
     gated_delta_step,
     plan_delta_prefill,
@@ -39,9 +39,10 @@ from baton.kernels.elementwise import (
     swiglu,
     swiglu_native,
 )
+from baton.kernels.host_plan import HostPlan
 from baton.kernels.linear import Weight, embedding, embedding_native, linear, linear_native
 from baton.kernels.mamba2 import (
-    Mamba2Prefill,
+    Mamba2Rows,
     Mamba2Weights,
     mamba2_step,
     mamba2_step_native,
@@ -104,11 +105,15 @@ class Kernels:
     mamba2_step: Callable[
         [Mamba2Weights, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor
     ]
-    plan_mamba2_prefill: Callable[[RaggedRows, int, int, SnapshotPlan | None], Mamba2Prefill]
+    plan_mamba2_prefill: Callable[
+        [Sequence[int], Sequence[int], int, int, SnapshotPlan | None], HostPlan[Mamba2Rows]
+    ]
     gated_delta_step: Callable[
         [DeltaWeights, DeltaInputs, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor
     ]
-    plan_delta_prefill: Callable[[RaggedRows, int, SnapshotPlan | None], DeltaPrefill]
+    plan_delta_prefill: Callable[
+        [Sequence[int], Sequence[int], int, SnapshotPlan | None], HostPlan[DeltaRows]
+    ]
     native: Native | None = None
 
 

@@ -93,7 +93,8 @@ def gated_delta_prefill(
     returns   [T, Hv, V], dtype of v
     """
     if index is None:
-        index = chunk_index(cu_seqlens_host, prefix_lens_host, chunk_size, snapshots, v.device)
+        lens = (cu_seqlens_host, prefix_lens_host)
+        index = chunk_index(*lens, chunk_size, snapshots).on(v.device)
     plan = index.plan
     terms: dict[int, _Terms] = {}
     for tile in index.tiles:

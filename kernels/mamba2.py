@@ -1,15 +1,23 @@
 """A Mamba-2 mixer between its two projections: a decode step, and prompts."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.chunks import RaggedRows, SnapshotPlan, pack_ints, plan_chunks
-from baton.kernels.conv1d import causal_conv1d_update, causal_conv1d_varlen, conv_index
+from baton.kernels.chunks import ChunkIndex, RaggedRows, SnapshotPlan, plan_chunks
+from baton.kernels.conv1d import (
+    ConvIndex,
+    causal_conv1d_update,
+    causal_conv1d_varlen,
+    conv_index,
+)
+from baton.kernels.host_plan import HostPlan
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import Native
 from baton.kernels.norm import gated_rms_norm
@@ -162,22 +170,37 @@ def mamba2_step_native(
 # What a plan makes of one layer's weights, zxbcdt [T, H P + C + H], conv_pool and ssm_pool (as in
 # mamba2_step): the mixer's output [T, H P], dtype of zxbcdt.
 Mamba2Prefill = Callable[[Mamba2Weights, Tensor, Tensor, Tensor], Tensor]
+# The same for the rows of a batch, once they are on the device.
+Mamba2Rows = Callable[[RaggedRows], Mamba2Prefill]
 
 
 def plan_mamba2_prefill(
-    rows: RaggedRows, width: int, chunk_size: int, snapshots: SnapshotPlan | None
-) -> Mamba2Prefill:
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    width: int,
+    chunk_size: int,
+    snapshots: SnapshotPlan | None,
+) -> HostPlan[Mamba2Rows]:
     """Plan the prompts of a batch once, for all layers: convolution, scan, gate and norm.
 
+    cu_seqlens_host: [B + 1], packed token where each row begins
+    prefix_lens_host: [B], absolute depth of each row's first token
     width:      taps of the convolution
     chunk_size: the model's; chunks are cut at its absolute multiples (or finer)
     snapshots:  states to keep at multiples of `chunk_size` or at a row's end, in slots of their own
     """
-    device = rows.read_slots.device
-    conv_plan = conv_index(rows.cu_seqlens_host, rows.prefix_lens_host, width, snapshots, device)
-    scan_plan = ssd_index(
-        rows.cu_seqlens_host, rows.prefix_lens_host, chunk_size, snapshots, device
-    )
+    conv = conv_index(cu_seqlens_host, prefix_lens_host, width, snapshots)
+    scan = ssd_index(cu_seqlens_host, prefix_lens_host, chunk_size, snapshots)
+
+    def build(parts: Iterator[Tensor]) -> Mamba2Rows:
+        return partial(_prefill_of, conv.build(parts), scan.build(parts), chunk_size)
+
+    return HostPlan((*conv.lists, *scan.lists), build)
+
+
+def _prefill_of(
+    conv_plan: ConvIndex, scan_plan: ChunkIndex, chunk_size: int, rows: RaggedRows
+) -> Mamba2Prefill:
     lens = (rows.cu_seqlens, rows.cu_seqlens_host, rows.prefix_lens_host)
     slots = (rows.read_slots, rows.write_slots, rows.has_initial)
 
@@ -201,14 +224,20 @@ def plan_mamba2_prefill(
 
 def plan_mamba2_prefill_native(
     native: Native,
-    rows: RaggedRows,
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
     width: int,
     chunk_size: int,
     snapshots: SnapshotPlan | None,
-) -> Mamba2Prefill:
+) -> HostPlan[Mamba2Rows]:
     """The same in one call a layer, for float32 zxbcdt; pools in float32 or bfloat16."""
-    plan = _NativePlan.of(rows, chunk_size, snapshots)
+    plan = _native_plan(cu_seqlens_host, prefix_lens_host, chunk_size, snapshots)
+    return HostPlan(
+        plan.lists, lambda parts: partial(_native_prefill_of, native, plan.build(parts))
+    )
 
+
+def _native_prefill_of(native: Native, plan: "_NativePlan", rows: RaggedRows) -> Mamba2Prefill:
     def prefill(
         weights: Mamba2Weights, zxbcdt: Tensor, conv_pool: Tensor, ssm_pool: Tensor
     ) -> Tensor:
@@ -276,47 +305,52 @@ class _NativePlan:
     chunk: int  # tokens, at most
     parts: tuple[Tensor, ...]
 
-    @staticmethod
-    def of(rows: RaggedRows, chunk_size: int, snapshots: SnapshotPlan | None) -> "_NativePlan":
-        starts, prefixes = rows.cu_seqlens_host, rows.prefix_lens_host
-        chunk = block_size(chunk_size)
-        plan = plan_chunks(starts, prefixes, chunk)
-        # Kernels go through a row's chunks in order: here they lie row after row.
-        chunks = sorted(zip(plan.starts, plan.rows, plan.lengths, strict=True))
-        row_chunks = [0] * (len(starts))
-        for _, row, _ in chunks:
-            row_chunks[row + 1] += 1
-        for row in range(len(prefixes)):
-            row_chunks[row + 1] += row_chunks[row]
-        kept: list[tuple[int, int, int]] = []  # row, token after, slot
-        if snapshots is not None:
-            ends = snapshots.extents(starts, prefixes)
-            kept = sorted(
-                (row, starts[row] + extent, slot)
-                for row, extent, slot in zip(snapshots.rows, ends, snapshots.slots, strict=True)
-            )
-        slots = {end: slot for _, end, slot in kept}
-        after = [start + length for start, _, length in chunks]
-        if not slots.keys() <= set(after):
-            raise ValueError(
-                f"snapshots after packed tokens {sorted(slots.keys() - set(after))} lie on no "
-                "chunk boundary; a snapshot lies at an absolute multiple of the chunk size or at "
-                "its row's end"
-            )
-        row_snapshots = [sum(row < r for row, _, _ in kept) for r in range(len(starts))]
-        parts = pack_ints(
-            [
-                starts,
-                row_chunks,
-                [start for start, _, _ in chunks] + [starts[-1]],
-                [slots.get(end, 0) for end in after],
-                row_snapshots,
-                [end for _, end, _ in kept],
-                [slot for _, _, slot in kept],
-            ],
-            rows.read_slots.device,
+
+def _native_plan(
+    starts: Sequence[int],
+    prefixes: Sequence[int],
+    chunk_size: int,
+    snapshots: SnapshotPlan | None,
+) -> HostPlan[_NativePlan]:
+    chunk = block_size(chunk_size)
+    plan = plan_chunks(starts, prefixes, chunk)
+    # Kernels go through a row's chunks in order: here they lie row after row.
+    chunks = sorted(zip(plan.starts, plan.rows, plan.lengths, strict=True))
+    row_chunks = [0] * (len(starts))
+    for _, row, _ in chunks:
+        row_chunks[row + 1] += 1
+    for row in range(len(prefixes)):
+        row_chunks[row + 1] += row_chunks[row]
+    kept: list[tuple[int, int, int]] = []  # row, token after, slot
+    if snapshots is not None:
+        ends = snapshots.extents(starts, prefixes)
+        kept = sorted(
+            (row, starts[row] + extent, slot)
+            for row, extent, slot in zip(snapshots.rows, ends, snapshots.slots, strict=True)
         )
-        return _NativePlan(len(prefixes), len(chunks), chunk, tuple(parts))
+    slots = {end: slot for _, end, slot in kept}
+    after = [start + length for start, _, length in chunks]
+    if not slots.keys() <= set(after):
+        raise ValueError(
+            f"snapshots after packed tokens {sorted(slots.keys() - set(after))} lie on no "
+            "chunk boundary; a snapshot lies at an absolute multiple of the chunk size or at "
+            "its row's end"
+        )
+    row_snapshots = [sum(row < r for row, _, _ in kept) for r in range(len(starts))]
+    lists = (
+        starts,
+        row_chunks,
+        [start for start, _, _ in chunks] + [starts[-1]],
+        [slots.get(end, 0) for end in after],
+        row_snapshots,
+        [end for _, end, _ in kept],
+        [slot for _, _, slot in kept],
+    )
+
+    def build(parts: Iterator[Tensor]) -> _NativePlan:
+        return _NativePlan(len(prefixes), len(chunks), chunk, tuple(islice(parts, len(lists))))
+
+    return HostPlan(lists, build)
 
 
 _LARGEST_STEP = math.ldexp(1.0, 127)  # stands for no limit: finite, and a float32

@@ -14,11 +14,13 @@ from baton.kernels.philox import vocabulary_uniform
 
 
 class LogProbs(NamedTuple):
-    """chosen [R] float32; top_values [R, n] float32, falling; top_ids [R, n] int64."""
+    """chosen [R] float32; top_values [R, n] float32, falling; top_ids [R, n] int64; asked [R, m]
+    float32."""
 
     chosen: Tensor
     top_values: Tensor
     top_ids: Tensor
+    asked: Tensor
 
 
 def add_token_counts(counts: Tensor, rows: Tensor, token_ids: Tensor) -> None:
@@ -119,17 +121,19 @@ def sample_tokens(
     return tokens.index_copy_(0, rows, (scaled + gumbel).argmax(dim=-1))
 
 
-def log_probs(logits: Tensor, token_ids: Tensor, top_n: int) -> LogProbs:
-    """Log-probabilities of given tokens and of the likeliest ones.
+def log_probs(logits: Tensor, token_ids: Tensor, top_n: int, asked_ids: Tensor) -> LogProbs:
+    """Log-probabilities of given tokens, of the likeliest ones, and of others that are asked for.
 
     Of the model's own distribution: before temperature, penalties and filters, as OpenAI's are.
 
     logits:    [R, V] float, raw
     token_ids: [R] int64
     top_n:     how many of the likeliest; may be 0
+    asked_ids: [R, m] int64; m may be 0
     """
     wide = logits.float()
     normaliser = wide.logsumexp(dim=-1, keepdim=True)
     chosen = wide.gather(1, token_ids[:, None]) - normaliser
     top_values, top_ids = wide.topk(top_n, dim=-1)
-    return LogProbs(chosen[:, 0], top_values - normaliser, top_ids)
+    asked = wide.gather(1, asked_ids) - normaliser
+    return LogProbs(chosen[:, 0], top_values - normaliser, top_ids, asked)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.chunks import ChunkIndex, ChunkTile, SnapshotPlan, chunk_index
+from baton.kernels.host_plan import HostPlan
 
 # Work inside a chunk grows with its length squared, so a CPU does better with short ones: 2,048
 # tokens of 24 heads (64 x 128) take 69, 68 and 107 ms on one core at 32, 64 and 128.
@@ -39,14 +40,12 @@ def ssd_index(
     prefix_lens_host: Sequence[int],
     chunk_size: int,
     snapshots: SnapshotPlan | None,
-    device: torch.device,
-) -> ChunkIndex:
+) -> HostPlan[ChunkIndex]:
     """The chunks that `ssd_prefill` computes for this batch; the same in every layer.
 
     Their size divides `chunk_size`, so every absolute multiple of `chunk_size` is a boundary.
     """
-    block = block_size(chunk_size)
-    return chunk_index(cu_seqlens_host, prefix_lens_host, block, snapshots, device)
+    return chunk_index(cu_seqlens_host, prefix_lens_host, block_size(chunk_size), snapshots)
 
 
 def block_size(chunk_size: int) -> int:
@@ -94,7 +93,8 @@ def ssd_prefill(
     returns   [T, H, P], dtype of x
     """
     if index is None:
-        index = ssd_index(cu_seqlens_host, prefix_lens_host, chunk_size, snapshots, x.device)
+        plan = ssd_index(cu_seqlens_host, prefix_lens_host, chunk_size, snapshots)
+        index = plan.on(x.device)
     chunks, batch = index.num_chunks, read_slots.shape[0]
     # The states that enter the chunks, then the final ones; snapshots index the two as one.
     states = x.new_empty((chunks + batch, *ssm_pool.shape[1:]), dtype=torch.float32)

@@ -108,12 +108,15 @@ class FakeBackend:
 
     def _logprobs(self, request: GenerateRequest, ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
         top = request.sampling.logprobs
-        return () if top is None else tuple(entry(i, top) for i in ids)
+        asked = request.sampling.logprob_token_ids
+        return () if top is None else tuple(entry(i, top, asked) for i in ids)
 
     def _prompt_logprobs(self, request: GenerateRequest) -> PromptLogprobs:
         start = request.sampling.prompt_logprobs_start
         assert start is not None
-        entries = [entry(i, request.sampling.prompt_logprobs) for i in request.prompt_ids[start:]]
+        sampling = request.sampling
+        top, asked = sampling.prompt_logprobs, sampling.logprob_token_ids
+        entries = [entry(i, top, asked) for i in request.prompt_ids[start:]]
         if start == 0:
             entries[0] = TokenLogprob(request.prompt_ids[0], None)
         return PromptLogprobs(start, tuple(entries))
@@ -153,7 +156,9 @@ def _abort(request: GenerateRequest, given: int) -> Finished:
     return Finished(FinishReason.ABORT, usage=usage, error=error)
 
 
-def entry(token_id: int, top: int) -> TokenLogprob:
-    """Log probabilities that a test can compute again: minus the rank, minus one."""
+def entry(token_id: int, top: int, asked: Sequence[int]) -> TokenLogprob:
+    """Log probabilities that a test can compute again: minus the rank, minus one; minus the id of
+    those that are asked about."""
     ids = (token_id, *range(70, 70 + top))[:top]
-    return TokenLogprob(token_id, -1.0, ids, tuple(-1.0 - k for k in range(top)))
+    tops = tuple(-1.0 - k for k in range(top))
+    return TokenLogprob(token_id, -1.0, ids, tops, tuple(-float(i) for i in asked))

@@ -35,6 +35,29 @@ class HostReadError(AssertionError):
     """The guarded code read device data on the host."""
 
 
+class HostUploads(TorchFunctionMode):
+    """Counts the tensors that are made of host lists; each would be a copy to the device.
+
+    torch.frombuffer, by which a step's pack becomes a tensor, does not pass here.
+    """
+
+    _MADE = frozenset({"tensor", "as_tensor", "from_numpy", "asarray"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.count += func.__name__ in self._MADE
+        return func(*args, **(kwargs or {}))
+
+
 class _Functions(TorchFunctionMode):
     """Sees the methods that never reach the dispatcher for a CPU tensor."""
 

@@ -143,4 +143,5 @@ class StepDriver:
             ),
             decode_rows=decode_rows,
             host=host,
+            index=self.model.plan(host, decode_rows, None).on(torch.device("cpu")),
         )

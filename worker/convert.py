@@ -36,6 +36,7 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
             message.prompt_logprobs_start if message.HasField("prompt_logprobs_start") else None
         ),
         prompt_logprobs=message.prompt_logprobs,
+        logprob_token_ids=tuple(message.logprob_token_ids),
     )
 
 
@@ -58,6 +59,7 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
         logprobs=params.logprobs,
         prompt_logprobs_start=params.prompt_logprobs_start,
         prompt_logprobs=params.prompt_logprobs,
+        logprob_token_ids=params.logprob_token_ids,
     )
 
 
@@ -67,6 +69,7 @@ def logprob_to_proto(entry: TokenLogprob) -> common_pb2.TokenLogprob:
         logprob=entry.logprob,
         top_ids=entry.top_ids,
         top_logprobs=entry.top_logprobs,
+        asked_logprobs=entry.asked_logprobs,
     )
 
 

@@ -5,9 +5,12 @@ from typing import Protocol
 from torch import Tensor
 
 from baton.engine.config import ModelConfig
-from baton.engine.forward_batch import ForwardBatch
+from baton.engine.forward_batch import ForwardBatch, HostLengths
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.recurrent_index import RecurrentIndex
+from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.host_plan import HostPlan
 
 
 class Model(Protocol):
@@ -15,6 +18,12 @@ class Model(Protocol):
 
     @property
     def config(self) -> ModelConfig: ...
+
+    def plan(
+        self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
+    ) -> HostPlan[RecurrentIndex]:
+        """What `forward` needs beside the step's own tensors; packed into the same copy."""
+        ...
 
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """One step: reads and writes `states` and `pages`.

@@ -6,13 +6,16 @@ import torch
 from torch import Tensor
 
 from baton.engine.config import ModelConfig
-from baton.engine.forward_batch import ForwardBatch
+from baton.engine.forward_batch import ForwardBatch, HostLengths
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.layers.base import Layer
 from baton.engine.models.scope import Scope, Tally
 from baton.engine.models.step import Step
+from baton.engine.recurrent_index import RecurrentIndex, plan_recurrent
+from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.dispatch import Kernels
+from baton.kernels.host_plan import HostPlan
 from baton.kernels.linear import Weight
 
 
@@ -66,10 +69,16 @@ class Decoder:
     def weight_bytes(self) -> int:
         return self.tally.nbytes
 
+    def plan(
+        self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
+    ) -> HostPlan[RecurrentIndex]:
+        """See `baton.engine.models.base.Model`."""
+        return plan_recurrent(self.config, self.kernels, *host.prefill(decode_rows), snapshots)
+
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """One step; see `baton.engine.models.base.Model`."""
-        step = Step.plan(batch, states, pages, self.config, self.kernels)
+        step = Step.plan(batch, states, pages)
         x = self.kernels.embedding(batch.token_ids, self.embedding)
         x = self.kernels.scaled(x, self.embedding_multiplier)
         for block in self.blocks:

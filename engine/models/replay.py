@@ -11,6 +11,9 @@ from baton.engine.forward_batch import ForwardBatch, HostLengths
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
+from baton.engine.recurrent_index import RecurrentIndex
+from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.host_plan import HostPlan
 from baton.kernels.native.recorder import Native, NotRecordableError, Recording
 
 _KEPT = 16  # recordings; making one costs about what a step does
@@ -72,6 +75,12 @@ class ReplayedModel:
     @property
     def weight_bytes(self) -> int:
         return self._model.weight_bytes
+
+    def plan(
+        self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
+    ) -> HostPlan[RecurrentIndex]:
+        """See `baton.engine.models.base.Model`."""
+        return self._model.plan(host, decode_rows, snapshots)
 
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """One step; see `baton.engine.models.base.Model`."""

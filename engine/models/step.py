@@ -8,14 +8,12 @@ from typing import Self
 
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
 from baton.engine.errors import InvariantError
 from baton.engine.forward_batch import ForwardBatch
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.kernels.chunks import RaggedRows
-from baton.kernels.conv1d import ConvIndex, conv_index
-from baton.kernels.dispatch import Kernels
+from baton.kernels.conv1d import ConvIndex
 from baton.kernels.mamba2 import Mamba2Prefill
 
 
@@ -64,20 +62,11 @@ class Step:
     pages: PagePool
 
     @classmethod
-    def plan(
-        cls,
-        batch: ForwardBatch,
-        states: StatePool,
-        pages: PagePool,
-        config: ModelConfig,
-        kernels: Kernels,
-    ) -> Self:
+    def plan(cls, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Self:
         return cls(
             decode_tokens=batch.decode_rows,
             decode=_decode_rows(batch) if batch.decode_rows else None,
-            prefill=_prefill_rows(batch, config, kernels)
-            if batch.decode_rows < batch.rows
-            else None,
+            prefill=_prefill_rows(batch) if batch.decode_rows < batch.rows else None,
             positions=batch.positions,
             token_pages=batch.token_pages,
             token_offsets=batch.token_offsets,
@@ -105,32 +94,23 @@ def _decode_rows(batch: ForwardBatch) -> DecodeRows:
     )
 
 
-def _prefill_rows(batch: ForwardBatch, config: ModelConfig, kernels: Kernels) -> PrefillRows:
-    first = batch.decode_rows  # a decode row has one token: rows and tokens before are as many
-    cu_seqlens_host = tuple(end - first for end in batch.host.cu_seqlens[first:])
+def _prefill_rows(batch: ForwardBatch) -> PrefillRows:
+    first = batch.decode_rows
+    cu_seqlens_host, prefix_lens_host = batch.host.prefill(first)
     rows = RaggedRows(
         cu_seqlens=batch.cu_seqlens[first:] - first,
         cu_seqlens_host=cu_seqlens_host,
-        prefix_lens_host=batch.host.prefix_lens[first:],
+        prefix_lens_host=prefix_lens_host,
         read_slots=batch.read_slots[first:],
         write_slots=batch.write_slots[first:],
         has_initial=batch.has_initial[first:],
     )
-    conv = mamba2 = None
-    if config.recurrent:
-        width = config.recurrent[0].conv[1] + 1
-        if config.recurrent[0].ssm is None:
-            device = batch.token_ids.device
-            lens = (cu_seqlens_host, rows.prefix_lens_host)
-            conv = conv_index(*lens, width, batch.snapshots, device)
-        else:
-            chunk = config.mamba_chunk_size
-            mamba2 = kernels.plan_mamba2_prefill(rows, width, chunk, batch.snapshots)
+    mamba2 = batch.index.mamba2
     return PrefillRows(
         rows=rows,
         block_tables=batch.block_tables[first:],
         kv_lens=batch.kv_lens[first:],
         kv_lens_host=batch.host.kv_lens[first:],
-        conv=conv,
-        planned_mamba2=mamba2,
+        conv=batch.index.conv,
+        planned_mamba2=mamba2(rows) if mamba2 is not None else None,
     )

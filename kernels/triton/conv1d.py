@@ -1,12 +1,15 @@
 """Causal depthwise convolution on a GPU; see baton.kernels.conv1d."""
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.chunks import RaggedRows, SnapshotPlan, pack_ints
+from baton.kernels.chunks import RaggedRows, SnapshotPlan
+from baton.kernels.host_plan import HostPlan
 from baton.kernels.triton.arithmetic import sigmoid
 from baton.kernels.triton.shapes import packed
 
@@ -135,38 +138,44 @@ class ConvTiles:
     has_initial: Tensor
 
 
-def conv_tiles(rows: RaggedRows, snapshots: SnapshotPlan | None) -> ConvTiles:
-    """Cut the rows of a batch into tiles; one copy to the device."""
-    cu_seqlens = rows.cu_seqlens_host
+def conv_tiles(
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    snapshots: SnapshotPlan | None,
+) -> HostPlan[Callable[[RaggedRows], ConvTiles]]:
+    """Cut the rows of a batch into tiles."""
     tiles = [
         (row, start)
-        for row in range(len(cu_seqlens) - 1)
-        for start in range(cu_seqlens[row], cu_seqlens[row + 1], _TOKENS)
+        for row in range(len(prefix_lens_host))
+        for start in range(cu_seqlens_host[row], cu_seqlens_host[row + 1], _TOKENS)
     ]
-    row_snapshots, ends, slots = kept_states(rows, snapshots)
-    parts = pack_ints(
-        [[row for row, _ in tiles], [start for _, start in tiles], row_snapshots, ends, slots],
-        rows.read_slots.device,
-    )
-    return ConvTiles(
-        parts[0], parts[1], rows.cu_seqlens, parts[2], parts[3], parts[4],
-        rows.read_slots, rows.write_slots, rows.has_initial,
-    )  # fmt: skip
+    kept = kept_states(cu_seqlens_host, prefix_lens_host, snapshots)
+
+    def build(parts: Iterator[Tensor]) -> Callable[[RaggedRows], ConvTiles]:
+        tile_rows, starts, row_snapshots, ends, slots = islice(parts, 5)
+        return lambda rows: ConvTiles(
+            tile_rows, starts, rows.cu_seqlens, row_snapshots, ends, slots,
+            rows.read_slots, rows.write_slots, rows.has_initial,
+        )  # fmt: skip
+
+    return HostPlan(([row for row, _ in tiles], [start for _, start in tiles], *kept), build)
 
 
 def kept_states(
-    rows: RaggedRows, snapshots: SnapshotPlan | None
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    snapshots: SnapshotPlan | None,
 ) -> tuple[list[int], list[int], list[int]]:
     """Snapshots in order of row and depth: each row's first [B + 1]; the packed token after each;
     its slot."""
     kept: list[tuple[int, int, int]] = []
     if snapshots is not None:
-        extents = snapshots.extents(rows.cu_seqlens_host, rows.prefix_lens_host)
+        extents = snapshots.extents(cu_seqlens_host, prefix_lens_host)
         kept = sorted(
-            (row, rows.cu_seqlens_host[row] + extent, slot)
+            (row, cu_seqlens_host[row] + extent, slot)
             for row, extent, slot in zip(snapshots.rows, extents, snapshots.slots, strict=True)
         )
-    counts = [sum(row < r for row, _, _ in kept) for r in range(len(rows.cu_seqlens_host))]
+    counts = [sum(row < r for row, _, _ in kept) for r in range(len(cu_seqlens_host))]
     return counts, [end for _, end, _ in kept], [slot for _, _, slot in kept]
 
 

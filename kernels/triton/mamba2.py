@@ -1,17 +1,21 @@
 """A Mamba-2 mixer between its two projections on a GPU; see baton.kernels.mamba2."""
 
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 
-from baton.kernels.chunks import RaggedRows, SnapshotPlan
-from baton.kernels.mamba2 import Mamba2Prefill, Mamba2Weights
+from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.host_plan import HostPlan
+from baton.kernels.mamba2 import Mamba2Prefill, Mamba2Rows, Mamba2Weights
 from baton.kernels.triton.conv1d import (
+    ConvTiles,
     causal_conv1d_prompts,
     causal_conv1d_update,
     conv_tiles,
 )
 from baton.kernels.triton.norm import gated_norm
-from baton.kernels.triton.prompt_chunks import PromptChunks
+from baton.kernels.triton.prompt_chunks import PromptChunks, prompt_chunks
 from baton.kernels.triton.ssd import chunk_tokens, ssd_prompts
 from baton.kernels.triton.state_update import selective_state_update
 
@@ -46,12 +50,25 @@ def mamba2_step(
 
 
 def plan_mamba2_prefill(
-    rows: RaggedRows, width: int, chunk_size: int, snapshots: SnapshotPlan | None
-) -> Mamba2Prefill:
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    width: int,
+    chunk_size: int,
+    snapshots: SnapshotPlan | None,
+) -> HostPlan[Mamba2Rows]:
     """As baton.kernels.mamba2.plan_mamba2_prefill."""
-    tiles = conv_tiles(rows, snapshots)
-    chunks = PromptChunks.of(rows, chunk_tokens(chunk_size), snapshots)
+    lens = (cu_seqlens_host, prefix_lens_host)
+    tiles = conv_tiles(*lens, snapshots)
+    chunks = prompt_chunks(*lens, chunk_tokens(chunk_size), snapshots)
 
+    def build(parts: Iterator[Tensor]) -> Mamba2Rows:
+        tiles_of, chunks_of = tiles.build(parts), chunks.build(parts)
+        return lambda rows: _prefill_of(tiles_of(rows), chunks_of(rows))
+
+    return HostPlan((*tiles.lists, *chunks.lists), build)
+
+
+def _prefill_of(tiles: ConvTiles, chunks: PromptChunks) -> Mamba2Prefill:
     def prefill(
         weights: Mamba2Weights, zxbcdt: Tensor, conv_pool: Tensor, ssm_pool: Tensor
     ) -> Tensor:

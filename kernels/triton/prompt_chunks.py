@@ -1,10 +1,13 @@
 """Where the chunks and snapshots of a batch of prompts lie, as GPU kernels read it."""
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from torch import Tensor
 
-from baton.kernels.chunks import RaggedRows, SnapshotPlan, pack_ints, plan_chunks
+from baton.kernels.chunks import RaggedRows, SnapshotPlan, plan_chunks
+from baton.kernels.host_plan import HostPlan
 from baton.kernels.triton.conv1d import kept_states
 
 
@@ -29,30 +32,34 @@ class PromptChunks:
     write_slots: Tensor
     has_initial: Tensor
 
-    @staticmethod
-    def of(rows: RaggedRows, size: int, snapshots: SnapshotPlan | None) -> "PromptChunks":
-        """Cut at absolute multiples of `size`; one copy to the device."""
-        plan = plan_chunks(rows.cu_seqlens_host, rows.prefix_lens_host, size)
-        chunks = sorted(zip(plan.starts, plan.rows, plan.lengths, strict=True))
-        _, ends, slots = kept_states(rows, snapshots)
-        kept = dict(zip(ends, slots, strict=True))
-        after = [start + length for start, _, length in chunks]
-        if not kept.keys() <= set(after):
-            raise ValueError(
-                f"snapshots after packed tokens {sorted(kept.keys() - set(after))} lie on no chunk "
-                "boundary; a snapshot lies at an absolute multiple of the chunk size or at its "
-                "row's end"
-            )
-        batch = len(rows.prefix_lens_host)
-        starts, row_chunks, after_slots = pack_ints(
-            [
-                [start for start, _, _ in chunks] + [rows.cu_seqlens_host[-1]],
-                [sum(row < r for _, row, _ in chunks) for r in range(batch + 1)],
-                [kept.get(end, 0) for end in after],
-            ],
-            rows.read_slots.device,
+
+def prompt_chunks(
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    size: int,
+    snapshots: SnapshotPlan | None,
+) -> HostPlan[Callable[[RaggedRows], PromptChunks]]:
+    """Cut the rows of a batch at absolute multiples of `size`."""
+    plan = plan_chunks(cu_seqlens_host, prefix_lens_host, size)
+    chunks = sorted(zip(plan.starts, plan.rows, plan.lengths, strict=True))
+    _, ends, slots = kept_states(cu_seqlens_host, prefix_lens_host, snapshots)
+    kept = dict(zip(ends, slots, strict=True))
+    after = [start + length for start, _, length in chunks]
+    if not kept.keys() <= set(after):
+        raise ValueError(
+            f"snapshots after packed tokens {sorted(kept.keys() - set(after))} lie on no chunk "
+            "boundary; a snapshot lies at an absolute multiple of the chunk size or at its "
+            "row's end"
         )
-        return PromptChunks(
+    lists = (
+        [start for start, _, _ in chunks] + [cu_seqlens_host[-1]],
+        [sum(row < r for _, row, _ in chunks) for r in range(len(cu_seqlens_host))],
+        [kept.get(end, 0) for end in after],
+    )
+
+    def build(parts: Iterator[Tensor]) -> Callable[[RaggedRows], PromptChunks]:
+        starts, row_chunks, after_slots = islice(parts, 3)
+        return lambda rows: PromptChunks(
             size=size,
             count=len(chunks),
             starts=starts,
@@ -62,3 +69,5 @@ class PromptChunks:
             write_slots=rows.write_slots,
             has_initial=rows.has_initial,
         )
+
+    return HostPlan(lists, build)

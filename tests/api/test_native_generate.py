@@ -174,6 +174,12 @@ async def test_logprobs_are_triples_and_the_first_prompt_token_has_none(
     meta = (await generate(connect, plain | {"logprob_start_len": 2}))["meta_info"]
     assert meta["input_token_logprobs"] == [[-1, 42, None]]
     assert "input_top_logprobs" not in meta
+    assert "input_token_ids_logprobs" not in meta
+    asked = body | {"token_ids_logprob": [9, 41]}
+    meta = (await generate(connect, asked))["meta_info"]
+    assert meta["input_token_ids_logprobs"][0] is None
+    for entry in (*meta["input_token_ids_logprobs"][1:], *meta["output_token_ids_logprobs"]):
+        assert [pair[:2] for pair in entry] == [[-9, 9], [-41, 41]]
     for nothing in (-1, 3):
         meta = (await generate(connect, plain | {"logprob_start_len": nothing}))["meta_info"]
         assert meta["input_token_logprobs"] == []
@@ -273,8 +279,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
      "sampling_params.sampling_seed", "give one of them"),
     ({"text": "x", "rid": ["a", "b"]}, "rid", "2 entries for 1 prompts"),
     ({"text": "x", "lora_path": "a"}, "lora_path", "not supported"),
-    ({"text": "x", "return_logprob": True, "token_ids_logprob": [5]},
-     "token_ids_logprob", "not supported"),
+    ({"text": "x", "return_logprob": True, "token_ids_logprob": [10**6]},
+     "token_ids_logprob", "token id 1000000"),
+    ({"text": "x", "return_logprob": True, "token_ids_logprob": [[1], [2]]},
+     "token_ids_logprob", "2 entries for 1 prompts"),
+    ({"text": "x", "return_logprob": True, "token_ids_logprob": list(range(101))},
+     "logprob_token_ids", "expected 0 to 100"),
     ({"text": "x", "return_logprob": True, "logprob_start_len": -2},
      "logprob_start_len", "a position in the prompt"),
     ({"text": "x", "return_logprob": True, "logprob_start_len": 9},

@@ -36,6 +36,7 @@ GIVEN = {
     "logprobs": 0,
     "prompt_logprobs_start": 0,
     "prompt_logprobs": 3,
+    "logprob_token_ids": (9, 0),
 }
 
 

@@ -55,6 +55,7 @@ async def test_sampled_tokens_and_logprobs_are_those_of_one_engine(seeded: rando
             logprobs=2,
             prompt_logprobs_start=1,
             prompt_logprobs=1,
+            logprob_token_ids=(5, 0),
         )
         for _ in prompts
     ]
@@ -77,6 +78,13 @@ async def test_sampled_tokens_and_logprobs_are_those_of_one_engine(seeded: rando
         assert [e.logprob for e in answer.logprobs] == pytest.approx(
             [e.logprob for e in output.logprobs], abs=1e-5
         )
+        for entries, wanted in (
+            (answer.logprobs, output.logprobs),
+            (answer.prompt_logprobs, output.prompt_logprobs),
+        ):
+            for got, expected in zip(entries, wanted, strict=True):
+                others = list(expected.asked_logprobs)
+                assert list(got.asked_logprobs) == pytest.approx(others, abs=1e-5)
         assert [e.token_id for e in answer.prompt_logprobs] == [
             e.token_id for e in output.prompt_logprobs
         ]

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from baton.engine.config import ModelConfig
-from baton.engine.forward_batch import ForwardBatch
+from baton.engine.forward_batch import ForwardBatch, HostLengths
 from baton.engine.memory.layout import AttentionShape, RecurrentShape
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.recurrent_index import NO_INDEX, RecurrentIndex
+from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.host_plan import HostPlan
 
 VOCAB = 97
 EOS = 96
@@ -66,6 +69,11 @@ class HashModel:
         self.forwards = 0
         self.fail_on: set[int] = set()  # forwards, counted from 1, that raise
         self.fail_next = False  # the next forward raises, once
+
+    def plan(
+        self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
+    ) -> HostPlan[RecurrentIndex]:
+        return NO_INDEX
 
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """[L, vocab] float32, L of batch.logit_tokens."""

@@ -72,7 +72,8 @@ def test_prompt_scores_are_the_raw_log_probabilities(seeded: random.Random, chun
     engine = make_engine(model, chunk=chunk)
     prompt = random_prompt(seeded, 280, 300)
     start = seeded.choice([0, 1, 17, len(prompt) - 1])
-    sampling = greedy(1, prompt_logprobs_start=start, prompt_logprobs=3)
+    asked = tuple(seeded.randrange(VOCAB) for _ in range(2))
+    sampling = greedy(1, prompt_logprobs_start=start, prompt_logprobs=3, logprob_token_ids=asked)
     engine.submit(RequestSpec("a", prompt, sampling))
     scored = [e for e in run(engine) if isinstance(e, PromptScored)]
     assert scored[0].start == start
@@ -86,6 +87,8 @@ def test_prompt_scores_are_the_raw_log_probabilities(seeded: random.Random, chun
         assert entry.logprob == pytest.approx(float(expected[prompt[position]]), abs=1e-4)
         assert list(entry.top_ids) == expected.topk(3).indices.tolist()
         assert list(entry.top_logprobs) == pytest.approx(expected.topk(3).values.tolist(), abs=1e-4)
+        others = [float(expected[token]) for token in asked]
+        assert list(entry.asked_logprobs) == pytest.approx(others, abs=1e-4)
 
 
 def test_logprobs_come_for_those_who_ask_and_as_many_as_they_ask(seeded: random.Random) -> None:
@@ -94,7 +97,8 @@ def test_logprobs_come_for_those_who_ask_and_as_many_as_they_ask(seeded: random.
     prompts = [random_prompt(seeded) for _ in range(3)]
     wanted = [None, 0, 5]
     for name, prompt, n in zip("abc", prompts, wanted, strict=True):
-        engine.submit(RequestSpec(name, prompt, greedy(6, logprobs=n)))
+        asked = tuple(range(n or 0))
+        engine.submit(RequestSpec(name, prompt, greedy(6, logprobs=n, logprob_token_ids=asked)))
     events = run(engine)
     for name, prompt, n in zip("abc", prompts, wanted, strict=True):
         mine = [e for e in events if isinstance(e, TokenSampled) and e.request_id == name]
@@ -107,6 +111,9 @@ def test_logprobs_come_for_those_who_ask_and_as_many_as_they_ask(seeded: random.
             expected = model_logits(model, known).log_softmax(0)
             assert event.logprob.token_id == event.token_id
             assert event.logprob.logprob == pytest.approx(float(expected.max()), abs=1e-4)
+            assert list(event.logprob.asked_logprobs) == pytest.approx(
+                expected[:n].tolist(), abs=1e-4
+            )
             known.append(event.token_id)
 
 

@@ -1,4 +1,4 @@
-"""Steady prefill and decode of real models read nothing back from the device.
+"""Steady prefill and decode of real models read nothing back from the device, and send it one pack.
 
 The guard stands round everything that the forward stream runs: packing, forward, snapshots,
 sampling. Results are read on the engine's own thread, a step later, outside it.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from engine.engines import assert_clean, greedy, run, tokens_of
-from guards import NoHostReads
+from guards import HostUploads, NoHostReads
 from oracle.reference import Oracle
 from oracle.specs import SPECS
 
@@ -33,10 +33,11 @@ CASES += [(name, KernelChoice.AUTO) for name in NAMES if not SPECS[name].dense]
 
 
 class CountedGuard:
-    """How many steps ran under the guard."""
+    """How many steps ran under the guard, and the copies that one made beside its pack, at most."""
 
     def __init__(self) -> None:
         self.steps = 0
+        self.uploads = 0
 
     def around(self) -> AbstractContextManager[object]:
         return self._guarded()
@@ -44,8 +45,9 @@ class CountedGuard:
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         self.steps += 1
-        with NoHostReads():
+        with HostUploads() as uploads, NoHostReads():
             yield
+        self.uploads = max(self.uploads, uploads.count)
 
 
 def make(folder: Path, kernels: KernelChoice, stream: ThreadStream) -> Engine:
@@ -98,7 +100,7 @@ def talk(engine: Engine, rng: random.Random, vocab: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "kernels"), CASES)
-def test_mixed_steps_read_nothing_on_the_host(
+def test_mixed_steps_read_nothing_on_the_host_and_take_one_copy_from_it(
     oracle: Oracle, name: str, kernels: KernelChoice, seeded: random.Random
 ) -> None:
     guard = CountedGuard()
@@ -107,6 +109,7 @@ def test_mixed_steps_read_nothing_on_the_host(
     engine.close()
     counters = engine.counters
     assert guard.steps == counters.steps > 40
+    assert guard.uploads == 0
     assert counters.hit_tokens_state
     assert bool(counters.snapshots_donated) == bool(engine.model_config.recurrent)
     assert_clean(engine)

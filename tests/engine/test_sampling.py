@@ -12,13 +12,16 @@ from guards import NoHostReads
 from torch import Tensor
 
 from baton.engine.batch import Batch, Draw, Row, Scores
-from baton.engine.forward_batch import ForwardBatch
+from baton.engine.forward_batch import ForwardBatch, HostLengths
 from baton.engine.forward_stream import InlineStream
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.recurrent_index import NO_INDEX, RecurrentIndex
 from baton.engine.request import RequestSpec
 from baton.engine.runner import ModelRunner
 from baton.engine.sampling_params import SamplingParams
+from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.host_plan import HostPlan
 
 
 def naive(model: HashModel, prompt: tuple[int, ...], sampling: SamplingParams) -> list[int]:
@@ -92,6 +95,11 @@ class Wave:
     config = HashModel().config
     weight_bytes = 0
 
+    def plan(
+        self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
+    ) -> HostPlan[RecurrentIndex]:
+        return NO_INDEX
+
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         phase = (batch.token_ids + batch.positions)[batch.logit_tokens].float()
         return torch.sin(phase[:, None] * torch.arange(1, VOCAB + 1))
@@ -118,7 +126,7 @@ def test_a_launch_reads_nothing_back(plain: bool) -> None:
             (3, 4),
             True,
             draw,
-            Scores(0, tuple(range(12)), 2),
+            Scores(0, tuple(range(12)), 2, (5, 0)),
         ),
         Row(3, 1, 8, (1, 2), False, 3, 3, (5, 6), False, None, None),
     )

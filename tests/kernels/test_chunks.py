@@ -67,7 +67,7 @@ def test_a_depth_inside_a_chunk_is_no_snapshot():
 
 
 def test_places_in_a_chunk_that_hold_no_token_repeat_one_of_its_own():
-    index = chunk_index([0, 20, 23], [0, 7], 64, None, torch.device("cpu"))
+    index = chunk_index([0, 20, 23], [0, 7], 64, None).on(torch.device("cpu"))
     assert [tile.length for tile in index.tiles] == [32, 16]
     for tile, (start, end) in zip(index.tiles, [(0, 20), (20, 23)], strict=True):
         tokens = tile.tokens.view(tile.valid.shape)

@@ -92,9 +92,8 @@ def test_an_index_built_once_gives_what_the_call_would_build():
     other = pool.clone()
     lens = (batch.cu_seqlens, batch.cu_seqlens_host, batch.prefix_lens_host)
     rows = (batch.read_slots, batch.write_slots, batch.has_initial)
-    index = conv_index(
-        batch.cu_seqlens_host, batch.prefix_lens_host, 4, snapshots, torch.device("cpu")
-    )
+    plan = conv_index(batch.cu_seqlens_host, batch.prefix_lens_host, 4, snapshots)
+    index = plan.on(torch.device("cpu"))
     y = causal_conv1d_varlen(x, weight, None, *lens, pool, *rows, index=index)
     expected = causal_conv1d_varlen(x, weight, None, *lens, other, *rows, snapshots)
     assert torch.equal(y, expected)
@@ -105,7 +104,7 @@ def test_an_index_built_once_gives_what_the_call_would_build():
 def test_a_snapshot_outside_its_row_is_refused_with_the_depths_that_it_has(depth):
     plan = SnapshotPlan(rows=(1,), depths=(depth,), slots=(3,))
     with pytest.raises(ValueError, match="computes depths 9 to 19"):
-        conv_index([0, 4, 15], [0, 8], 4, plan, torch.device("cpu"))
+        conv_index([0, 4, 15], [0, 8], 4, plan)
 
 
 def test_the_padding_slot_is_refused_as_a_destination():

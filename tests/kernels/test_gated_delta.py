@@ -213,7 +213,7 @@ def test_an_index_built_once_gives_what_the_call_would_build():
     pool = poisoned_pool(batch, sizes.state, torch.float32)
     other = pool.clone()
     lens = (batch.cu_seqlens_host, batch.prefix_lens_host)
-    index = chunk_index(*lens, 32, snapshots, torch.device("cpu"))
+    index = chunk_index(*lens, 32, snapshots).on(torch.device("cpu"))
     o = scan(gated_delta_prefill, inputs, batch, pool, index=index)
     assert torch.equal(o, scan(gated_delta_prefill, inputs, batch, other, snapshots=snapshots))
     assert_pools_match(pool, other, atol=0.0, rtol=0.0)

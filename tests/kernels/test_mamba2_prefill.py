@@ -37,15 +37,18 @@ def rng() -> random.Random:
     return seeded(seed)
 
 
-def torch_plan(*arguments):
-    return plan_mamba2_prefill(*arguments)
+def torch_plan(rows, *arguments):
+    plan = plan_mamba2_prefill(rows.cu_seqlens_host, rows.prefix_lens_host, *arguments)
+    return plan.on(torch.device("cpu"))(rows)
 
 
-def native_plan(*arguments):
+def native_plan(rows, *arguments):
     library = load()
     if library is None:
         pytest.skip("no C++ compiler")
-    return plan_mamba2_prefill_native(PoisonedNative(library), *arguments)
+    lens = (rows.cu_seqlens_host, rows.prefix_lens_host)
+    plan = plan_mamba2_prefill_native(PoisonedNative(library), *lens, *arguments)
+    return plan.on(torch.device("cpu"))(rows)
 
 
 PLANS = [torch_plan, native_plan]

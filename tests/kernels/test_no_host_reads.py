@@ -80,7 +80,9 @@ def test_delta_mixers_read_nothing_back(channelwise):
     )  # fmt: skip
     slots = (batch.read_slots, batch.write_slots, batch.has_initial)
     with NoHostReads():
-        plan_delta_prefill(rows, 4, snapshots)(weights, inputs, conv_pool, state_pool)
+        plan = plan_delta_prefill(rows.cu_seqlens_host, rows.prefix_lens_host, 4, snapshots)
+        prefill = plan.on(torch.device("cpu"))(rows)
+        prefill(weights, inputs, conv_pool, state_pool)
         gated_delta_step(weights, inputs.tokens(slice(3)), conv_pool, state_pool, *slots)
 
 
@@ -137,7 +139,7 @@ def test_sampling_reads_nothing_back():
         apply_penalties(logits, rows, counts, counts, n * 1.2, n, n)
         mask_tokens(logits, rows, torch.tensor([7, 8]))
         tokens = sample_tokens(logits, rows, n, torch.tensor([1, 2]), rows, filters)
-        log_probs(logits, tokens, 3)
+        log_probs(logits, tokens, 3, tokens[:, None])
 
 
 def test_state_copies_read_nothing_back():

@@ -206,10 +206,13 @@ def test_log_probabilities_are_of_the_raw_distribution(top_n):
     seeded(8)
     logits = torch.randn(5, 20) * 4
     tokens = torch.tensor([3, 19, 0, 7, 7])
-    result = log_probs(logits, tokens, top_n)
+    asked = torch.randint(20, (5, top_n))
+    result = log_probs(logits, tokens, top_n, asked)
     expected = logits.double().log_softmax(dim=-1)
     chosen = expected[torch.arange(5), tokens]
     torch.testing.assert_close(result.chosen.double(), chosen, atol=1e-5, rtol=1e-5)
     values, ids = expected.topk(top_n, dim=-1)
     torch.testing.assert_close(result.top_values.double(), values, atol=1e-5, rtol=1e-5)
     assert torch.equal(result.top_ids, ids)
+    others = expected.gather(1, asked)
+    torch.testing.assert_close(result.asked.double(), others, atol=1e-5, rtol=1e-5)

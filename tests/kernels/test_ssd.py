@@ -197,7 +197,7 @@ def test_an_index_built_once_gives_what_the_call_would_build():
     pool = poisoned_pool(batch, layer.shape, torch.float32)
     other = pool.clone()
     lens = (batch.cu_seqlens_host, batch.prefix_lens_host)
-    index = ssd_index(*lens, 32, snapshots, torch.device("cpu"))
+    index = ssd_index(*lens, 32, snapshots).on(torch.device("cpu"))
     y = scan(ssd_prefill, layer, inputs, batch, pool, index=index)
     assert torch.equal(y, scan(ssd_prefill, layer, inputs, batch, other, snapshots=snapshots))
     assert_pools_match(pool, other, atol=0.0, rtol=0.0)

@@ -13,7 +13,6 @@ from baton.engine.config import EngineConfig
 from baton.engine.models.base import Model
 from baton.engine.models.loader import load_model
 from baton.engine.models.step import Step
-from baton.kernels.dispatch import TORCH
 
 MOE = {
     "hidden_size": 64,
@@ -124,7 +123,7 @@ def test_a_step_tells_the_device_what_it_tells_the_host(model: Model, rng: rando
     rows = [driver.start(_prompt(rng, length)) for length in (9, 33, 50, 20)]
     driver.step(prefill=[(rows[0], 8), (rows[1], 32), (rows[2], 11)])
     batch = driver.batch([(rows[0], 1), (rows[1], 1), (rows[2], 30), (rows[3], 20)], 2)
-    step = Step.plan(batch, driver.states, driver.pages, model.config, TORCH)
+    step = Step.plan(batch, driver.states, driver.pages)
     assert step.decode is not None
     assert step.prefill is not None
     assert step.decode.kv_lens_host == tuple(step.decode.kv_lens.tolist()) == (9, 33)

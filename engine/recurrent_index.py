@@ -1,0 +1,43 @@
+"""Where the recurrent layers of a model find the prefill rows of a step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.engine.config import ModelConfig
+from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.conv1d import ConvIndex, conv_index
+from baton.kernels.dispatch import Kernels
+from baton.kernels.host_plan import HostPlan
+from baton.kernels.mamba2 import Mamba2Rows
+
+
+@dataclass(frozen=True)
+class RecurrentIndex:
+    """Built from the step's one copy to the device; the same in every layer."""
+
+    conv: ConvIndex | None = None  # where recurrent layers are convolutions alone
+    mamba2: Mamba2Rows | None = None  # where they have an SSM state
+
+
+NO_INDEX = HostPlan((), lambda _: RecurrentIndex())
+
+
+def plan_recurrent(
+    config: ModelConfig,
+    kernels: Kernels,
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    snapshots: SnapshotPlan | None,
+) -> HostPlan[RecurrentIndex]:
+    """cu_seqlens_host: [P + 1], token where each prefill row begins, the first at 0
+    prefix_lens_host: [P], absolute depth of each row's first token
+    """
+    if not config.recurrent or not prefix_lens_host:
+        return NO_INDEX
+    lens = (cu_seqlens_host, prefix_lens_host)
+    width = config.recurrent[0].conv[1] + 1
+    if config.recurrent[0].ssm is None:
+        conv = conv_index(*lens, width, snapshots)
+        return HostPlan(conv.lists, lambda parts: RecurrentIndex(conv=conv.build(parts)))
+    mamba2 = kernels.plan_mamba2_prefill(*lens, width, config.mamba_chunk_size, snapshots)
+    return HostPlan(mamba2.lists, lambda parts: RecurrentIndex(mamba2=mamba2.build(parts)))

@@ -1,0 +1,30 @@
+"""What is computed from host integers once a batch, and needs some of them on the device.
+
+A plan is made before the batch's one copy to the device and built after it, from views of that
+copy; so no kernel's index costs a copy of its own.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class HostPlan(Generic[T]):
+    """lists: what goes to the device, each as an int64 tensor of its own
+    build: the result, from these tensors; takes as many as there are lists from the iterator
+    """
+
+    lists: tuple[Sequence[int], ...]
+    build: Callable[[Iterator[Tensor]], T]
+
+    def on(self, device: torch.device) -> T:
+        """The result, by a copy of its own: where a plan stands alone."""
+        flat = torch.tensor([value for values in self.lists for value in values], dtype=torch.int64)
+        lengths = [len(values) for values in self.lists]
+        return self.build(iter(torch.split(flat.to(device, non_blocking=True), lengths)))
