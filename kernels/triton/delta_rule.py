@@ -224,7 +224,7 @@ def _inverse(lower, CHUNK: tl.constexpr):
     """(I + lower)^-1, lower [CHUNK, CHUNK] float32 strictly lower triangular.
 
     Blocks on the diagonal row by row, all of them at once; then, with D their inverses and N what
-    is left of them, (I + D N)^-1 D: D N is nilpotent, so its series ends after CHUNK / SOLVED terms.
+    is left of them, (I + D N)^-1 D, a series that ends after CHUNK / SOLVED terms.
     """
     BLOCKS: tl.constexpr = CHUNK // SOLVED
     b, r = tl.arange(0, BLOCKS), tl.arange(0, SOLVED)
@@ -268,7 +268,7 @@ def _solve(
     CHUNK: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """One chunk of one head: its corrections, as they are for no entering state and a unit of it."""
+    """One chunk of one head: its corrections, for no entering state and for a unit of it."""
     head = tl.program_id(0)
     chunk = tl.program_id(1).to(tl.int64)
     j = tl.arange(0, CHUNK)

@@ -5,13 +5,15 @@ import torch
 import torch.nn.functional as F
 from ragged_batches import poisoned_pool, ragged_batch, random_snapshots, seeded
 from torch import Tensor
-from triton_device import BOUND, assert_near, assert_pools_near, here
+from triton_device import BOUND, DEVICE, assert_near, assert_pools_near, here
 
+from baton.kernels import delta_mixer as torch_mixer
 from baton.kernels.chunks import RaggedRows
 from baton.kernels.gated_delta import CHUNK, gated_delta_prefill_ref, gated_delta_update_ref
+from baton.kernels.triton import delta_mixer
 from baton.kernels.triton.delta_rule import gated_delta_prompts
 from baton.kernels.triton.delta_update import gated_delta_update
-from baton.kernels.triton.prompt_chunks import PromptChunks
+from baton.kernels.triton.prompt_chunks import prompt_chunks
 
 ROWS = ("read_slots", "write_slots", "has_initial")
 KINDS = [(False, torch.float32), (True, torch.float32), (False, torch.bfloat16)]
@@ -34,12 +36,17 @@ def state_shape(inputs: dict[str, Tensor]) -> tuple[int, int, int]:
     return inputs["v"].shape[1], inputs["k"].shape[2], inputs["v"].shape[2]
 
 
-def run(inputs: dict[str, Tensor], batch, pool: Tensor, snapshots=None, decay=None) -> Tensor:
-    rows = RaggedRows(
+def ragged_rows(batch) -> RaggedRows:
+    return RaggedRows(
         batch.cu_seqlens, tuple(batch.cu_seqlens_host), tuple(batch.prefix_lens_host),
         batch.read_slots, batch.write_slots, batch.has_initial,
     )  # fmt: skip
-    chunks = PromptChunks.of(here(rows), CHUNK, snapshots)
+
+
+def run(inputs: dict[str, Tensor], batch, pool: Tensor, snapshots=None, decay=None) -> Tensor:
+    rows = ragged_rows(batch)
+    plan = prompt_chunks(rows.cu_seqlens_host, rows.prefix_lens_host, CHUNK, snapshots)
+    chunks = plan.on(DEVICE)(here(rows))
     return gated_delta_prompts(**here(inputs), pool=pool, chunks=chunks, decay=decay)
 
 
@@ -117,3 +124,35 @@ def test_decays_and_rates_may_be_taken_inside(channels):
     assert_near(prompts, expected, 2e-5)
     assert_pools_near(pool, expected_pool, 2e-5)
     assert_pools_near(other, expected_pool, 2e-5)
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_a_mixer_equals_torchs_at_prompts_and_at_decode(channels):
+    rng = seeded(8)
+    heads, key_dim, value_dim, width = (2, 6, 5, 4) if channels else (4, 6, 5, 4)
+    qkv = 2 * 2 * key_dim + heads * value_dim
+    biases = heads * key_dim if channels else heads
+    weights = torch_mixer.DeltaWeights(
+        torch.randn(qkv, width), -torch.rand(heads), torch.randn(biases), torch.randn(value_dim),
+        2, key_dim, 1e-5, silu_gate=not channels,
+    )  # fmt: skip
+    batch = ragged_batch([20, 3], [0, 5], rng)
+    shapes = (qkv, width - 1), (heads, key_dim, value_dim)
+    pools = [poisoned_pool(batch, shape, torch.float32) for shape in shapes]
+    own = here(pools)
+
+    def inputs(tokens: int) -> torch_mixer.DeltaInputs:
+        sizes = [qkv, heads * value_dim, heads, biases]
+        return torch_mixer.DeltaInputs(*torch.randn(tokens, sum(sizes)).split(sizes, dim=1))
+
+    prompt, token, rows = inputs(23), inputs(2), ragged_rows(batch)
+    lens = (rows.cu_seqlens_host, rows.prefix_lens_host)
+    plan = delta_mixer.plan_delta_prefill(*lens, width, None).on(DEVICE)(here(rows))
+    y = plan(here(weights), here(prompt), *own)
+    plan = torch_mixer.plan_delta_prefill(*lens, width, None).on(torch.device("cpu"))(rows)
+    assert_near(y, plan(weights, prompt, *pools), 2e-5)
+    slots = (batch.write_slots, batch.write_slots)
+    y = delta_mixer.gated_delta_step(here(weights), here(token), *own, *here(slots))
+    assert_near(y, torch_mixer.gated_delta_step(weights, token, *pools, *slots), 2e-5)
+    for pool, expected in zip(own, pools, strict=True):
+        assert_pools_near(pool, expected, 2e-5)
