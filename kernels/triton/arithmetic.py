@@ -13,11 +13,12 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def dot(a, b):
-    """a [m, k] b [k, n] -> [m, n] float32. float32 operands are not rounded to tf32."""
+    """a [m, k] b [k, n] -> [m, n] float32. A float32 operand is taken as a sum of tf32 numbers: it
+    keeps its precision, on tensor cores."""
     if INTERPRETED:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
+    return tl.dot(a, b, input_precision="tf32x3")
 
 
 @triton.jit

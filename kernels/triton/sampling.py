@@ -83,7 +83,7 @@ def sample_tokens(
     if rows.shape[0]:
         _sample[(rows.shape[0],)](
             packed(logits), rows, temperature, seeds, positions, top_k, top_p, min_p, tokens,
-            logits.stride(0), vocab, BLOCK=min(_TOKENS, block(vocab)), num_warps=8,
+            logits.stride(0), vocab, BLOCK=min(_TOKENS, block(vocab)), num_warps=16,
         )  # fmt: skip
     return tokens
 
