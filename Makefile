@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo serve test check protos constraints clean
+.PHONY: demo serve test chaos check protos constraints clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -19,6 +19,13 @@ serve: $(STAMP)
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# Beside CI, for half an hour or so on two idle cores: every fault at every state of a hand-off and
+# 500 random ones, 10,000 requests, longer races, more questions to the recall model.
+chaos: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_races.py --race-mixes 200 --timeout 1800
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_recall_modes.py --recall-prompts 1000 --timeout 1800
 
 check: $(STAMP)
 	$(BIN)/ruff check .

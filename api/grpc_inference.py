@@ -55,7 +55,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             ids = tuple(request.token_ids.ids)
         room_for_answer(ids, sampling.max_tokens, model, param=kind)
         check_ids(sampling.logprob_token_ids, model, "logprob_token_ids")
-        return make_requests(ids, sampling, 1, RequestLabels(request.client_id or None))[0]
+        labels = RequestLabels(
+            request.client_id or None,
+            routed_dp_rank=request.routed_dp_rank if request.HasField("routed_dp_rank") else None,
+        )
+        return make_requests(ids, sampling, 1, labels)[0]
 
 
 async def _stream(

@@ -84,6 +84,9 @@ class TimedStream:
         self.wall += time.perf_counter() - wall
         return done
 
+    def mark(self, then: Callable[[], None]) -> None:
+        then()
+
     def close(self) -> None:
         """Nothing is ever under way."""
 

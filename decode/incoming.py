@@ -1,10 +1,12 @@
 """One hand-off on its way in: from the prefill's first word to the last byte."""
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
 from baton.decode.grants import Grants, Want
 from baton.decode.prefill_link import PrefillLink
+from baton.decode.quarantine import Held, Quarantine
 from baton.engine.errors import RequestError
 from baton.engine.request import Reservation
 from baton.proto import common_pb2, handoff_pb2
@@ -24,9 +26,10 @@ class HandoffOwner(Protocol):
 
     def on_scores(self, logprobs: common_pb2.PromptLogprobs) -> None: ...
 
-    def on_complete(self, reservation: Reservation) -> None:
+    def on_complete(self, reservation: Reservation, layers_s: float) -> None:
         """Every byte is there and checked. The reservation is the owner's now; so is the last
-        move, by `activated` or `fail`."""
+        move, by `activated` or `fail`. layers_s: when the prefill's last layer ended, by this
+        process's monotonic clock, but for the time that one message took."""
         ...
 
     def on_failed(self, error: common_pb2.Error) -> None:
@@ -41,6 +44,7 @@ class Rank:
     context: WorkerContext
     tickets: TicketTable
     grants: Grants
+    quarantine: Quarantine
 
 
 class IncomingHandoff:
@@ -66,6 +70,7 @@ class IncomingHandoff:
         self._reservation: Reservation | None = None
         self._ticket: Ticket | None = None
         self._done: handoff_pb2.Done | None = None
+        self._layers_s = 0.0
 
     def begin(self) -> None:
         self._link.open(self, self._request)
@@ -80,8 +85,12 @@ class IncomingHandoff:
                 self._owner.on_scores(message.scores.logprobs)
             case "progress":
                 self._scheduled()
+            case "moving":
+                if self._ticket is not None:
+                    self._link.moving(self._ticket, message.moving)
             case "done":
                 self._done = message.done
+                self._layers_s = time.monotonic() - message.done.tail_us / 1e6
                 self._check_complete()
             case "failed":
                 self._end(HandoffState.FAILED, message.failed.error.message)
@@ -187,7 +196,7 @@ class IncomingHandoff:
         self._handoff.move(HandoffState.COMPLETE)
         reservation, self._reservation, self._ticket = self._reservation, None, None
         assert reservation is not None
-        self._owner.on_complete(reservation)
+        self._owner.on_complete(reservation, self._layers_s)
 
     def _tell_prefill(self, reason: str) -> None:
         if self._handoff.state is HandoffState.COMPLETE:
@@ -203,13 +212,22 @@ class IncomingHandoff:
         self._link.send(handoff_pb2.DecodeMessage(cancel=cancel))
 
     def _end(self, state: HandoffState, reason: str) -> None:
-        """The last move. The ticket is closed before its memory is given back."""
+        """The last move, but where the writer may write on: then it follows with the proof that
+        it does not. The ticket is closed before its memory is given back."""
         self._link.forget(self)
         self._rank.grants.withdraw(self._engine_id)
-        if self._ticket is not None:
-            self._rank.tickets.close(self._ticket)
-        if self._reservation is not None:
-            self._rank.grants.give_back(self._reservation)
+        ticket, reservation = self._ticket, self._reservation
         self._ticket = self._reservation = None
+        if ticket is not None:
+            self._rank.tickets.close(ticket)
+        if ticket is not None and reservation is not None and self._link.one_sided:
+            end = HandoffState.CANCELLED if state is HandoffState.COMPLETE else state
+            writer = self._link.writer
+            self._rank.quarantine.hold(
+                Held(writer, ticket, reservation, self._handoff, end), reason
+            )
+            return
+        if reservation is not None:
+            self._rank.grants.give_back(reservation)
         self._handoff.move(state, reason)
         self._rank.context.handoffs.close(self._handoff)

@@ -69,6 +69,7 @@ class RankRequest:
         self._cached = 0
         self._timings = common_pb2.Timings()
         self._first_s = self._complete_s = self._adopted_s = time.monotonic()
+        self._layers_s = self._first_s  # when the prefill's last layer ended
         self._stepped = False  # its first decode step has ended
         self._cancelled: str | None = None
 
@@ -138,7 +139,8 @@ class RankRequest:
         tokens.prompt_logprobs.tokens.extend(logprobs.tokens[fresh:])
         self._send(tokens)
 
-    def on_complete(self, reservation: Reservation) -> None:
+    def on_complete(self, reservation: Reservation, layers_s: float) -> None:
+        self._layers_s = layers_s
         self._complete_s = time.monotonic()
         self._timings.transfer_us = _us(self._complete_s - self._first_s)
         self._rank.context.metrics.transfer.observe(self._complete_s - self._first_s)
@@ -175,6 +177,9 @@ class RankRequest:
 
     def _next_prefill(self, why: common_pb2.Error) -> None:
         """The next in the router's list; `why` goes back when it is spent."""
+        while self._left and (refusal := self._rank.quarantine.refusal(self._left[0])):
+            del self._left[0]
+            why = make_error(common_pb2.UNAVAILABLE, self._origin, refusal, retryable=True)
         if not self._left:
             self._fail(why)
             return
@@ -203,7 +208,10 @@ class RankRequest:
             self._phase = Phase.DECODING
             self._adopted_s = at_s
             self._timings.decode_wait_us = _us(at_s - self._complete_s)
-            self._rank.context.metrics.decode_wait.observe(at_s - self._complete_s)
+            self._timings.prefill_to_decode_us = _us(at_s - self._layers_s)
+            metrics = self._rank.context.metrics
+            metrics.decode_wait.observe(at_s - self._complete_s)
+            metrics.prefill_to_decode.observe(at_s - self._layers_s)
 
     def _not_adopted(self, error: BaseException, reservation: Reservation) -> None:
         self._rank.grants.give_back(reservation)

@@ -24,6 +24,7 @@ baton = LazyGroup(
         "generate": Lazy(f"{_COMMANDS}.generate:generate", "Ask a running cluster one question."),
         "models": Lazy(f"{_COMMANDS}.models:models", "Model families, and what a folder holds."),
         "status": Lazy(f"{_COMMANDS}.status:status", "Workers, slots, pages and queues."),
+        "scale": Lazy(f"{_COMMANDS}.scale:scale", "Let workers join or leave while it serves."),
         "stop": Lazy(f"{_COMMANDS}.stop:stop", "Stop the cluster that you started last."),
         "bench": Lazy(f"{__name__}:bench", "Measure, with limits and peers in the same run."),
     },

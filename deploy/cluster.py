@@ -1,36 +1,31 @@
 """A router and its workers on Ray, from start to stop."""
 
+import itertools
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from baton.decode.actor import DecodeActor
 from baton.deploy import ray_start
-from baton.deploy.actors import Actor, WorkerActor
+from baton.deploy.actors import Actor
 from baton.deploy.cluster_config import ClusterConfig
-from baton.deploy.errors import StartError
-from baton.deploy.host import ReportingServed
-from baton.deploy.preflight import check_fits
+from baton.deploy.errors import ScaleError, StartError
+from baton.deploy.fleet import STOP_MARGIN_S, Fleet
+from baton.deploy.member import Member
 from baton.deploy.progress import Silent, StartProgress
 from baton.deploy.router_client import RouterClient
 from baton.deploy.start_watch import wait_for_all
 from baton.deploy.wiring import Wiring
-from baton.prefill.actor import PrefillActor
 from baton.router.actor import RouterActor
 from baton.worker.config import Role
 from baton.worker.started import Started
 
 _READY_S = 30.0  # for the router to hear of all workers, once they serve
-_STOP_MARGIN_S = 5.0
 _ROUTER = "router"
-_KINDS: dict[Role, type[ReportingServed]] = {
-    Role.PREFILL: PrefillActor,
-    Role.DECODE: DecodeActor,
-}
 
 
 class Cluster:
@@ -40,13 +35,11 @@ class Cluster:
         """Raises StartError where a port cannot be used, or memory does not suffice."""
         self.config = config
         self.seconds: dict[str, float] = {}  # how long each part of the start took
-        self.workers: dict[str, Started] = {}  # as they first started, by worker_id
         self._progress = progress or Silent()
         self._wiring = Wiring.settle(config)
-        if config.ray_address is None and config.engine.device == "cpu":  # what we can see
-            for worker_id, role in config.worker_ids.items():
-                check_fits(worker_id, self._wiring.worker(worker_id, role).engine)
-        self._actors: list[Actor] = []
+        self._fleet = Fleet(self._wiring)
+        self._router: Actor | None = None
+        self._scaling = threading.Lock()
 
     @property
     def http_url(self) -> str:
@@ -60,6 +53,15 @@ class Cluster:
     def router(self) -> RouterClient:
         return RouterClient(self.http_url)
 
+    @property
+    def workers(self) -> dict[str, Started]:
+        """Those that should be there, as they first started, by worker_id."""
+        return self._fleet.started
+
+    def members(self, role: Role) -> list[Member]:
+        """Those of one role that should be there, in the order of their numbers."""
+        return self._fleet.members(role)
+
     def up(self) -> None:
         """Serving when it returns. Raises StartError; then call `down`."""
         with self._timed("Ray"):
@@ -67,11 +69,38 @@ class Cluster:
             ray_start.connect(self._ray_config())
         self._progress.done("Ray", f"ready after {self.seconds['Ray']:.1f} s")
         with self._timed("workers"):
-            self._make_actors()
-            started = wait_for_all(self._actors, self._progress, self.config.start_deadline_s)
-            self.workers = {name: s for name, s in started.items() if name != _ROUTER}
+            # All at once: the router's addresses are settled, so nobody waits for anybody.
+            self._router = Actor(_ROUTER, RouterActor, self._wiring.router(), cpus=1)
+            actors = [self._router, *self._fleet.begin()]
+            started = wait_for_all(actors, self._progress, self.config.start_deadline_s)
+            self.workers.update({name: s for name, s in started.items() if name != _ROUTER})
         with self._timed("registration"):
-            self._wait_until_ready()
+            self._wait_until_ready(self.workers)
+
+    def scale(
+        self, role: Role, count: int, drain_s: float, progress: StartProgress | None = None
+    ) -> None:
+        """Let workers join or leave until there are `count` of `role`, while all others serve.
+
+        Those that leave are the last by number. They take nothing new, and what they have may end
+        for `drain_s`; what has not ended then goes on elsewhere. Raises ScaleError, and StartError
+        where one that joins does not start; then nobody has joined.
+        """
+        if count < 1:
+            raise ScaleError(f"{role}={count}; a cluster needs at least one of each role")
+        if not self._scaling.acquire(blocking=False):
+            raise ScaleError("the cluster is growing or shrinking already; wait until it is done")
+        try:
+            members = self._fleet.members(role)
+            taken = {member.number for member in members}
+            free = (number for number in itertools.count() if number not in taken)
+            joining = [Member(role, next(free)) for _ in range(count - len(members))]
+            if joining:
+                self._join(joining, progress or Silent())
+            elif leaving := members[count:]:
+                self._leave(leaving, drain_s, progress or Silent())
+        finally:
+            self._scaling.release()
 
     def down(self, drain_s: float | None) -> None:
         """Turn new requests away, let those under way end for `drain_s`, then end everything.
@@ -79,9 +108,10 @@ class Cluster:
         try:
             if drain_s is not None:
                 self._drain(drain_s)
-            for actor in self._actors:
-                actor.end()
-            self._actors.clear()
+            self._fleet.leave_all()
+            if self._router is not None:
+                self._router.end()
+                self._router = None
         finally:
             ray_start.leave()
 
@@ -108,23 +138,33 @@ class Cluster:
         self.down(self.config.drain_s if kind is None else None)
 
     def _ray_config(self) -> ray_start.RayConfig:
-        cpus = 1 + self._wiring.threads * len(self.config.worker_ids)
+        cpus = 1 + self._wiring.threads * len(self.config.members)
         return ray_start.RayConfig(self.config.ray_address, cpus)
 
-    def _make_actors(self) -> None:
-        """All at once: the router's addresses are settled, so nobody waits for anybody."""
-        wiring = self._wiring
-        self._actors.append(Actor(_ROUTER, RouterActor, wiring.router(), cpus=1))
-        for worker_id, role in self.config.worker_ids.items():
-            options = wiring.worker(worker_id, role)
-            self._actors.append(WorkerActor(worker_id, _KINDS[role], options, wiring.threads))
+    def _join(self, joining: Sequence[Member], progress: StartProgress) -> None:
+        actors = self._fleet.join(joining)
+        try:
+            started = wait_for_all(actors, progress, self.config.start_deadline_s)
+            self._wait_until_ready(started)
+        except BaseException:
+            self._fleet.leave(joining)
+            raise
+        self.workers.update(started)
 
-    def _wait_until_ready(self) -> None:
+    def _leave(self, leaving: Sequence[Member], drain_s: float, progress: StartProgress) -> None:
+        for member in leaving:
+            progress.update(member.worker_id, f"draining, for {drain_s:g} s at most", 0.0)
+        self._fleet.drain(leaving, drain_s)
+        self._fleet.leave(leaving)
+        for member in leaving:
+            progress.done(member.worker_id, "has left")
+
+    def _wait_until_ready(self, names: Iterable[str]) -> None:
         until = time.monotonic() + _READY_S
         while True:
             workers = self.router.server_info()["workers"]
             ready = {worker["worker_id"] for worker in workers if worker["ready"]}
-            missing = set(self.workers) - ready
+            missing = set(names) - ready
             if not missing:
                 return
             if time.monotonic() > until:
@@ -136,10 +176,9 @@ class Cluster:
 
     def _drain(self, drain_s: float) -> None:
         """The router first, so that requests end while their workers still serve."""
-        for actors in (self._actors[:1], self._actors[1:]):
-            until = time.monotonic() + drain_s + _STOP_MARGIN_S
-            for call in [actor.stop(drain_s) for actor in actors]:
-                call.ready(max(0.0, until - time.monotonic()))
+        if self._router is not None:
+            self._router.stop(drain_s).ready(drain_s + STOP_MARGIN_S)
+        self._fleet.drain_all(drain_s)
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

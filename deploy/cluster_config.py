@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from baton.deploy.errors import StartError
+from baton.deploy.member import Member
 from baton.engine.config import EngineConfig
 from baton.worker.config import Role
 
@@ -13,7 +14,8 @@ class ClusterConfig:
 
     engine: EngineConfig  # every worker's, but for what differs by role
     prefill: int = 1  # workers that read prompts
-    decode: int = 1  # workers that write answers
+    decode: int = 1  # groups of workers that write answers
+    decode_dp: int = 1  # ranks of each group: a worker each, with an engine of its own
     policy: str = "round_robin"
     served_model_name: str | None = None  # None: the folder's name
     host: str = "127.0.0.1"
@@ -28,8 +30,15 @@ class ClusterConfig:
         for option, count in (("--prefill", self.prefill), ("--decode", self.decode)):
             if count < 1:
                 raise StartError(f"{option} is {count}; a cluster needs at least one of each role")
+        if self.decode_dp < 1:
+            raise StartError(f"--decode-dp is {self.decode_dp}; a group needs at least one rank")
 
     @property
-    def worker_ids(self) -> dict[str, Role]:
-        roles = {Role.PREFILL: self.prefill, Role.DECODE: self.decode}
-        return {f"{role}-{i}": role for role, count in roles.items() for i in range(count)}
+    def members(self) -> tuple[Member, ...]:
+        """Those that it starts with."""
+        counts = {Role.PREFILL: self.prefill, Role.DECODE: self.decode * self.decode_dp}
+        return tuple(Member(role, i) for role, count in counts.items() for i in range(count))
+
+    def group_of(self, rank: int) -> int:
+        """Ranks are numbered through all groups: 0 .. decode_dp - 1 are group 0."""
+        return rank // self.decode_dp

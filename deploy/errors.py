@@ -2,6 +2,7 @@
 
 DeployError
 ├── StartError      a cluster that cannot start; the message says why and what to do
+├── ScaleError      a cluster that cannot grow or shrink as was asked; it serves on as it was
 └── NotRunning      no cluster answers where one was looked for
 """
 
@@ -12,6 +13,10 @@ class DeployError(Exception):
 
 class StartError(DeployError):
     """A cluster that cannot start."""
+
+
+class ScaleError(DeployError):
+    """A cluster that cannot grow or shrink as was asked."""
 
 
 class NotRunning(DeployError):

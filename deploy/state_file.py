@@ -26,6 +26,7 @@ class ClusterState:
     model: str
     http_url: str
     grpc_address: str
+    control: str  # the socket at which that process takes requests
 
     @property
     def alive(self) -> bool:
@@ -33,6 +34,11 @@ class ClusterState:
             return abs(psutil.Process(self.pid).create_time() - self.started) < 1.0
         except psutil.NoSuchProcess:
             return False
+
+
+def control_path() -> Path:
+    """Of this process. Raises DeployError as `folder` does."""
+    return folder() / f"{os.getpid()}.sock"
 
 
 def folder() -> Path:
@@ -49,7 +55,9 @@ def folder() -> Path:
 def published(model: str, http_url: str, grpc_address: str) -> Iterator[ClusterState]:
     """The file of this process, there until the context ends."""
     me = psutil.Process()
-    state = ClusterState(me.pid, me.create_time(), model, http_url, grpc_address)
+    state = ClusterState(
+        me.pid, me.create_time(), model, http_url, grpc_address, str(control_path())
+    )
     path = folder() / f"{me.pid}.json"
     draft = path.with_suffix(".new")
     draft.write_text(json.dumps(asdict(state)))

@@ -26,7 +26,7 @@ def _router_line(router: Mapping[str, Any]) -> Text:
 
 def _workers(workers: list[Mapping[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
-    for column in ("worker", "role", "state"):
+    for column in ("worker", "role", "group", "state"):
         table.add_column(column, no_wrap=True)
     for column in ("run", "wait"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -36,6 +36,7 @@ def _workers(workers: list[Mapping[str, Any]]) -> Table:
         table.add_row(
             worker["worker_id"],
             worker["role"],
+            "" if worker["dp_group"] is None else str(worker["dp_group"]),
             _state(worker),
             f"{worker['running']}/{worker['max_running']}",
             str(worker["waiting"]),
@@ -48,10 +49,8 @@ def _workers(workers: list[Mapping[str, Any]]) -> Table:
 
 
 def _state(worker: Mapping[str, Any]) -> Text:
-    up = _duration(worker["uptime_s"])
-    if worker["leaving"]:
-        return Text(f"leaving {up}", "yellow")
-    return Text(f"ready {up}", "green") if worker["ready"] else Text(f"not ready {up}", "red")
+    colour = {"ready": "green", "draining": "yellow"}.get(worker["state"], "red")
+    return Text(f"{worker['state']} {_duration(worker['uptime_s'])}", colour)
 
 
 def _counts(counts: Mapping[str, int]) -> str:

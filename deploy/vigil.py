@@ -1,7 +1,7 @@
 """Telling whoever runs `baton serve` when a worker goes and comes back."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from rich.console import Console
 
@@ -10,6 +10,7 @@ from baton.deploy.errors import NotRunning
 from baton.deploy.stop_signal import StopWanted
 
 _LOOK_S = 2.0
+ROUTER = "router"
 
 
 def keep_watch(console: Console, cluster: Cluster) -> None:
@@ -19,16 +20,27 @@ def keep_watch(console: Console, cluster: Cluster) -> None:
         while True:
             time.sleep(_LOOK_S)
             now = _incarnations(cluster)
-            for line in changes(seen, now):
+            for line in changes(seen, now, cluster.workers):
                 console.print(f"{time.strftime('%H:%M:%S')}  {line}", highlight=False)
             seen = now
     except StopWanted:
         console.print(f"stopping; requests have {cluster.config.drain_s:g} s to end")
 
 
-def changes(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
-    """What happened between two looks at the incarnations by worker_id."""
-    gone = [f"{name} is gone; Ray starts it again" for name in before if name not in after]
+def changes(
+    before: Mapping[str, int], after: Mapping[str, int], members: Collection[str]
+) -> list[str]:
+    """What happened between two looks at the incarnations by worker_id.
+
+    members: the workers that should be there.
+    """
+    gone = [
+        f"{name} is gone; Ray starts it again"
+        if name in members or name == ROUTER
+        else f"{name} has left"
+        for name in before
+        if name not in after
+    ]
     back = [f"{name} is here" for name in after if name not in before]
     again = [
         f"{name} was started again"
@@ -44,4 +56,4 @@ def _incarnations(cluster: Cluster) -> dict[str, int]:
         workers = cluster.router.server_info()["workers"]
     except NotRunning:
         return {}
-    return {"router": 0} | {worker["worker_id"]: worker["incarnation"] for worker in workers}
+    return {ROUTER: 0} | {worker["worker_id"]: worker["incarnation"] for worker in workers}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from baton.deploy.cluster_config import ClusterConfig
+from baton.deploy.member import Member
 from baton.deploy.ports import settle
 from baton.router.config import RouterConfig
 from baton.worker.config import Role, WorkerConfig
@@ -28,7 +29,7 @@ class Wiring:
         wanted = {"--http-port": config.http_port, "--grpc-port": config.grpc_port}
         ports = settle(config.host, wanted)
         cores = len(os.sched_getaffinity(0))
-        threads = max(1, cores // len(config.worker_ids))
+        threads = max(1, cores // len(config.members))
         return cls(config, ports["--http-port"], ports["--grpc-port"], threads)
 
     @property
@@ -51,18 +52,20 @@ class Wiring:
             policy=config.policy,
         )
 
-    def worker(self, worker_id: str, role: Role) -> WorkerConfig:
+    def worker(self, member: Member) -> WorkerConfig:
         engine = self.config.engine
-        decodes = role is Role.DECODE
+        decodes = member.role is Role.DECODE
         return WorkerConfig(
-            worker_id,
-            role,
+            member.worker_id,
+            member.role,
             replace(
                 engine,
                 threads=self.threads,
-                workers_on_host=len(self.config.worker_ids),
+                workers_on_host=len(self.config.members),
                 tickets=min(engine.max_running, MOST_TICKETS) if decodes else 0,
             ),
+            dp_group=self.config.group_of(member.number) if decodes else 0,
+            dp_rank=member.number if decodes else 0,
             routers=(self.grpc_address,),
         )
 

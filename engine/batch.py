@@ -64,6 +64,7 @@ class Row(NamedTuple):
     draw: Draw | None
     scores: Scores | None
     tracked: tuple[Tracked, ...] = ()
+    held: str = ""  # the request's name, where this is the last chunk of one that will be held
 
     @property
     def resumes(self) -> bool:
@@ -87,6 +88,11 @@ class Batch:
     def draws(self) -> tuple[tuple[int, Draw], ...]:
         """(row index, draw) of each row that samples."""
         return tuple((i, row.draw) for i, row in enumerate(self.rows) if row.draw is not None)
+
+    @property
+    def last_chunks(self) -> tuple[Row, ...]:
+        """Rows whose state a hand-off waits for."""
+        return tuple(row for row in self.rows[self.decode_rows :] if row.held)
 
     @cached_property
     def scores(self) -> tuple[tuple[int, Scores], ...]:

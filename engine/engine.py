@@ -16,7 +16,9 @@ from baton.engine.events import Event, FinishReason
 from baton.engine.forward_stream import ForwardStream, forward_stream
 from baton.engine.grids import Grids
 from baton.engine.intake import Intake
+from baton.engine.layer_progress import OnLayers
 from baton.engine.memory.available import available_memory
+from baton.engine.memory.owners import Owner
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.plan import MemoryPlan
 from baton.engine.memory.state_pool import StatePool
@@ -65,7 +67,9 @@ class Engine:
         # no_buffer gives a request's live slot away at its end, so no step may be ahead of it.
         self._ahead = 1 if config.overlap and not self.plan.donates_live else 0
         self._stream = stream or forward_stream(device, overlap=bool(self._ahead))
-        self._runner = ModelRunner(model, self.states, self.pages, self._stream)
+        self._runner = ModelRunner(
+            model, self.states, self.pages, self._stream, config.layer_group_bytes
+        )
         self._memory = RequestMemory(self.states, self.pages, config.prefix_caching, self.counters)
         chunk = model.config.mamba_chunk_size if model.config.recurrent else config.page_size
         grids = Grids(chunk, config.page_size, config.mamba_track_interval)
@@ -84,6 +88,7 @@ class Engine:
         self._intake = Intake(model.config.vocab_size, self.plan.max_model_len, eos, tokenizer)
         self._requests = RequestTable()
         self._reservations: dict[str, Reservation] = {}  # by request id
+        self._quarantined: dict[str, Reservation] = {}
         self._canary = (
             Canary(config.page_size, bool(model.config.recurrent)) if config.canary else None
         )
@@ -114,6 +119,11 @@ class Engine:
         model = load_model(config, weights)
         has_text = (config.model / "tokenizer.json").is_file()
         return cls(config, model, Tokenizer.from_folder(config.model) if has_text else None)
+
+    def listen(self, on_layers: OnLayers) -> None:
+        """Before the first step: hear of a held request's last chunk layer by layer, while it is
+        being computed. Called on the forward's thread, or the stream's."""
+        self._runner.listen(on_layers)
 
     @property
     def has_work(self) -> bool:
@@ -189,6 +199,12 @@ class Engine:
             raise RequestError(f"request {request_id} is {request.state}: it holds no hand-off")
         return Holding(request.slot, request.pages, request.settled)
 
+    def destined(self, request_id: str) -> None:
+        """A hold request, if it is here still, has a destination, and does not count any more among
+        those that wait for one: they may hold `held_fraction` of the pool."""
+        if request_id in self._requests:
+            self._scheduler.destined(self._requests.named(request_id))
+
     def release(self, request_id: str) -> None:
         """A held request's state is no longer needed here. It ends without an event."""
         request = self._requests.named(request_id)
@@ -208,7 +224,8 @@ class Engine:
         if tokens < 1:
             raise RequestError(f"a hand-off has at least one token; got {tokens}", "tokens")
         self._intake.check_length(tokens + 1)
-        if len(self._reservations) >= self.config.tickets or self._scheduler.preempted:
+        beyond = max(0, len(self._quarantined) - self.plan.quarantine_slots)
+        if len(self._reservations) + beyond >= self.config.tickets or self._scheduler.preempted:
             return None
         headroom = self._scheduler.headroom + len(self._reservations)
         reservation = self._memory.reserve(request_id, tokens, headroom, prefix)
@@ -217,9 +234,20 @@ class Engine:
         return reservation
 
     def abandon(self, reservation: Reservation) -> None:
-        """Give a reservation back. No peer may write to it any more."""
+        """Give a reservation back, in quarantine or not. No peer may write to it any more."""
+        if self._quarantined.get(reservation.request_id) is reservation:
+            del self._quarantined[reservation.request_id]
+            self._memory.abandon(reservation, Owner.QUARANTINE)
+        else:
+            self._take(reservation)
+            self._memory.abandon(reservation, Owner.TICKET)
+
+    def quarantine(self, reservation: Reservation) -> None:
+        """The hand-off is over, but its peer may still write: nobody has this memory until
+        `abandon`. It is beside the tickets, as far as `MemoryPlan.quarantine_slots` go."""
         self._take(reservation)
-        self._memory.abandon(reservation)
+        self._memory.quarantine(reservation)
+        self._quarantined[reservation.request_id] = reservation
 
     def adopt(self, spec: RequestSpec, reservation: Reservation) -> None:
         """Start a request whose state a peer has written into `reservation`.
@@ -269,6 +297,7 @@ class Engine:
             self.config.page_size,
             self._requests,
             self._reservations.values(),
+            self._quarantined.values(),
             self._memory.cache,
             self._under_way(),
         )
@@ -320,7 +349,8 @@ class Engine:
         return request
 
     def _check_new(self, request_id: str) -> None:
-        if request_id in self._requests or request_id in self._reservations:
+        reserved = request_id in self._reservations or request_id in self._quarantined
+        if request_id in self._requests or reserved:
             raise RequestError(f"request {request_id} is here already", "request_id")
 
     def _take(self, reservation: Reservation) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from baton.engine.layer_progress import LayerProgress
 from baton.engine.recurrent_index import RecurrentIndex
 from baton.kernels.chunks import SnapshotPlan
 
@@ -48,6 +49,7 @@ class ForwardBatch:
     index: RecurrentIndex = field(default_factory=RecurrentIndex)  # what the model planned
     snapshots: SnapshotPlan | None = None  # of prefill rows, which count from 0 here
     track: tuple[Tensor, Tensor] | None = None  # live and track slots of decode rows, [n] each
+    progress: LayerProgress | None = None  # where a hand-off waits for the state of this step
 
     @property
     def rows(self) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 from baton.engine.batch import Batch, Row
 from baton.engine.forward_batch import ForwardBatch, HostLengths
 from baton.engine.host_pack import DevicePack, HostPack
+from baton.engine.layer_progress import LayerProgress
 from baton.engine.models.base import Model
 from baton.engine.recurrent_index import RecurrentIndex
 from baton.kernels.chunks import SnapshotPlan
@@ -56,11 +57,16 @@ def pack_forward(batch: Batch, model: Model, page_size: int, pack: HostPack) -> 
 
 
 def bind_forward(
-    batch: Batch, forward: PackedForward, packed: DevicePack, relay: Tensor
+    batch: Batch,
+    forward: PackedForward,
+    packed: DevicePack,
+    relay: Tensor,
+    progress: LayerProgress | None = None,
 ) -> ForwardBatch:
     """The ForwardBatch over the packed copy; all views but `has_initial`.
 
     relay: [slots] int64, the token that each request's last step sampled; relayed rows read it.
+    progress: whom the layers tell what they have written.
     """
     token_ids = packed.ints("token_ids")
     if any(row.relayed for row in batch.rows[: batch.decode_rows]):
@@ -84,6 +90,7 @@ def bind_forward(
         index=forward.index(packed),
         snapshots=forward.snapshots,
         track=_track(batch, packed),
+        progress=progress,
     )
 
 

@@ -27,6 +27,11 @@ class Pending(Protocol[T_co]):
 class ForwardStream(Protocol):
     def submit(self, work: Callable[[], T]) -> Pending[T]: ...
 
+    def mark(self, then: Callable[[], None]) -> None:
+        """From inside of work: call `then`, on some thread, once the stream has done what this
+        work gave it so far. Costs nothing where it is not called."""
+        ...
+
     def close(self) -> None:
         """Finish what was submitted, take nothing more."""
         ...
@@ -42,6 +47,9 @@ class InlineStream:
         except Exception as error:  # a model or a kernel may raise anything; it is the caller's
             done.set_exception(error)
         return done
+
+    def mark(self, then: Callable[[], None]) -> None:
+        then()
 
     def close(self) -> None:
         """Nothing is ever under way."""
@@ -61,6 +69,10 @@ class ThreadStream:
     def submit(self, work: Callable[[], T]) -> Pending[T]:
         return self._worker.submit(_inside, self._around, work)
 
+    def mark(self, then: Callable[[], None]) -> None:
+        """Work on a CPU is done when the call that does it returns."""
+        then()
+
     def close(self) -> None:
         self._worker.shutdown(wait=True)
 
@@ -78,6 +90,8 @@ class CudaStream:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # Its thread starts with the first mark, and sleeps in the driver until the event has come.
+        self._marks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="marks")
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
         with torch.cuda.stream(self._stream):
@@ -86,8 +100,19 @@ class CudaStream:
             event.record(self._stream)
         return _Recorded(made, event)
 
+    def mark(self, then: Callable[[], None]) -> None:
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        self._marks.submit(_after, event, then)
+
     def close(self) -> None:
         self._stream.synchronize()
+        self._marks.shutdown(wait=True)
+
+
+def _after(event: torch.cuda.Event, then: Callable[[], None]) -> None:
+    event.synchronize()
+    then()
 
 
 class _Recorded(Generic[T]):

@@ -289,10 +289,16 @@ class RequestMemory:
             raise InvariantError("a pool gave fewer ids than it said were available")
         return slot, tuple(taken)
 
-    def abandon(self, reservation: Reservation) -> None:
-        """The peer is proved quiet: its ids are free at once."""
-        self._slots.free(reservation.slot, Owner.TICKET)
-        self._pages.free_many(reservation.owned, Owner.TICKET)
+    def quarantine(self, reservation: Reservation) -> None:
+        """Ticket to quarantine. The cache's pages stay locked with it."""
+        self._slots.move(reservation.slot, Owner.TICKET, Owner.QUARANTINE)
+        for page in reservation.owned:
+            self._pages.move(page, Owner.TICKET, Owner.QUARANTINE)
+
+    def abandon(self, reservation: Reservation, owner: Owner) -> None:
+        """The peer is proved quiet: its ids are free at once. owner: ticket or quarantine."""
+        self._slots.free(reservation.slot, owner)
+        self._pages.free_many(reservation.owned, owner)
         if reservation.node is not None:
             self.cache.unlock_pages(reservation.node)
 

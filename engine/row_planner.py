@@ -34,6 +34,7 @@ class RowPlanner:
             draw=self._draw(request) if samples else None,
             scores=self._scores(request, end),
             tracked=self._tracker.prefill(request, start, end),
+            held=request.request_id if reaches and spec.hold else "",
         )
         request.computed = end
         request.pending += row.draw is not None

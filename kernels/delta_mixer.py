@@ -14,6 +14,7 @@ from baton.kernels.conv1d import (
     causal_conv1d_varlen,
     conv_index,
 )
+from baton.kernels.elementwise import sigmoid
 from baton.kernels.gated_delta import CHUNK, gated_delta_prefill, gated_delta_update
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.norm import rms_norm
@@ -83,15 +84,6 @@ class DeltaInputs:
 
     def tokens(self, which: slice) -> "DeltaInputs":
         return DeltaInputs(self.qkv[which], self.z[which], self.b[which], self.a[which])
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)) in float32.
-
-    Written out, because torch's sigmoid rounds differently at the end of a buffer, which would make
-    a result depend on what else is in the batch.
-    """
-    return x.float().neg().exp_().add_(1.0).reciprocal_()
 
 
 def gated_delta_step(

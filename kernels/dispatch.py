@@ -30,12 +30,17 @@ from baton.kernels.delta_mixer import (
 from baton.kernels.elementwise import (
     add_scaled,
     add_scaled_native,
+    beside,
+    beside_native,
+    geglu,
+    geglu_native,
     relu2,
     relu2_native,
     scaled,
     scaled_native,
     select_rows,
     select_rows_native,
+    sigmoid_gated,
     swiglu,
     swiglu_native,
 )
@@ -83,9 +88,12 @@ class Kernels:
     linear: Callable[[Tensor, Weight, Tensor | None], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     swiglu: Callable[[Tensor], Tensor]
+    geglu: Callable[[Tensor], Tensor]
     relu2: Callable[[Tensor], Tensor]
+    sigmoid_gated: Callable[[Tensor, Tensor], Tensor]
     add_scaled: Callable[[Tensor, Tensor, float], Tensor]
     scaled: Callable[[Tensor, float], Tensor]
+    beside: Callable[[Tensor, Tensor], Tensor]
     select_rows: Callable[[Tensor, Tensor], Tensor]
     apply_rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
@@ -122,9 +130,12 @@ TORCH = Kernels(
     linear=linear,
     rms_norm=rms_norm,
     swiglu=swiglu,
+    geglu=geglu,
     relu2=relu2,
+    sigmoid_gated=sigmoid_gated,
     add_scaled=add_scaled,
     scaled=scaled,
+    beside=beside,
     select_rows=select_rows,
     apply_rope=apply_rope,
     kv_write=kv_write,
@@ -149,9 +160,12 @@ def native_kernels(native: Native) -> Kernels:
         linear=partial(linear_native, native),
         rms_norm=partial(rms_norm_native, native),
         swiglu=partial(swiglu_native, native),
+        geglu=partial(geglu_native, native),
         relu2=partial(relu2_native, native),
+        sigmoid_gated=sigmoid_gated,
         add_scaled=partial(add_scaled_native, native),
         scaled=partial(scaled_native, native),
+        beside=partial(beside_native, native),
         select_rows=partial(select_rows_native, native),
         apply_rope=partial(apply_rope_native, native),
         kv_write=partial(kv_write_native, native),

@@ -23,6 +23,21 @@ def swiglu_native(native: Native, gate_up: Tensor) -> Tensor:
     return out
 
 
+def geglu(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up, the exact gelu: gate_up [T, 2 I] float, the gate first -> [T, I]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate) * up
+
+
+def geglu_native(native: Native, gate_up: Tensor) -> Tensor:
+    """The same, for contiguous float32."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = native.empty(rows, width)
+    arguments = signatures.GeGlu(gate_up.data_ptr(), out.data_ptr(), rows, width)
+    native.call(arguments, small=gate_up.numel() < SMALL)
+    return out
+
+
 def relu2(x: Tensor) -> Tensor:
     """max(x, 0)^2, shape and dtype of x."""
     return F.relu(x).square()
@@ -34,6 +49,20 @@ def relu2_native(native: Native, x: Tensor) -> Tensor:
     arguments = signatures.Relu2(x.data_ptr(), out.data_ptr(), x.numel())
     native.call(arguments, small=x.numel() < SMALL)
     return out
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)) in float32.
+
+    Written out, because torch's sigmoid rounds differently at the end of a buffer, which would make
+    a result depend on what else is in the batch.
+    """
+    return x.float().neg().exp_().add_(1.0).reciprocal_()
+
+
+def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
+    """x [T, I] * sigmoid(gate [T, I or 1]) float -> [T, I], dtype of x; computed in float32."""
+    return (x.float() * sigmoid(gate)).to(x.dtype)
 
 
 def add_scaled(x: Tensor, y: Tensor, alpha: float) -> Tensor:
@@ -63,6 +92,21 @@ def scaled_native(native: Native, x: Tensor, factor: float) -> Tensor:
     size = x.numel()
     arguments = signatures.AddScaled(None, x.data_ptr(), out.data_ptr(), size, factor)
     native.call(arguments, small=size < SMALL)
+    return out
+
+
+def beside(x: Tensor, y: Tensor) -> Tensor:
+    """x [T, A] and y [T, B] float, of one dtype -> [T, A + B]"""
+    return torch.cat((x, y), dim=1)
+
+
+def beside_native(native: Native, x: Tensor, y: Tensor) -> Tensor:
+    """The same, for contiguous float32."""
+    rows, x_width, y_width = x.shape[0], x.shape[1], y.shape[1]
+    out = native.empty(rows, x_width + y_width)
+    pointers = (x.data_ptr(), y.data_ptr(), out.data_ptr())
+    arguments = signatures.Beside(*pointers, rows, x_width, y_width)
+    native.call(arguments, small=out.numel() < SMALL)
     return out
 
 

@@ -15,6 +15,7 @@ from baton.engine.events import (
     Scheduled,
     TokenSampled,
 )
+from baton.engine.layer_progress import LayersComputed
 from baton.engine.request import Holding, RequestSpec
 from baton.engine.sampling_params import SamplingParams
 from baton.prefill.drains import Drains, WrittenTicket
@@ -23,8 +24,9 @@ from baton.transfer.channel import Connection, Writing
 from baton.transfer.errors import TicketError, TransferError
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.hashes import prompt_hash, sampling_hash
+from baton.transfer.outflow import Outflow
 from baton.transfer.regions import Holder
-from baton.transfer.segments import Segment, cut_kv, cut_state, nbytes
+from baton.transfer.segments import Segment, nbytes
 from baton.transfer.tickets import Claim, Received
 from baton.worker.context import WorkerContext
 from baton.worker.convert import (
@@ -86,8 +88,9 @@ class OutgoingHandoff:
         self._scheduled_s = self._arrived_s
         self._first_token = handoff_pb2.FirstToken(**self._name)
         self._holding: Holding | None = None
-        self._computed = 0  # tokens whose KV is there
-        self._held = False  # the state of the whole prompt is there
+        self._flow = Outflow(context.memory.slots, context.memory.pages, self._tokens)
+        self._held = False  # the state of the whole prompt is there, and its first token is known
+        self._layers_s = 0.0  # when the last layer was done; 0: it is not, or nobody said so
         self._more = asyncio.Event()  # there is more to write
         self._writer: asyncio.Task[None] | None = None
         self._writing: Writing | None = None
@@ -124,6 +127,7 @@ class OutgoingHandoff:
             return
         if holding is not None:
             self._holding = holding
+            self._flow.computed(holding.computed)
         match event:
             case Scheduled():
                 self._scheduled(event, at_s)
@@ -137,6 +141,16 @@ class OutgoingHandoff:
                 self._state_ready(at_s)
             case Finished():
                 self._finished(event, at_s)
+
+    def on_layers(self, computed: LayersComputed, at_s: float) -> None:
+        """Its last chunk has come so far; its step goes on."""
+        if self.ended:
+            return
+        self._holding = computed.holding
+        self._flow.layers(computed.start, computed.recurrent, computed.attention)
+        if computed.last:
+            self._layers_s = at_s
+        self._more.set()
 
     def on_destination(self, destination: handoff_pb2.Destination) -> None:
         """The ticket: writing begins with what is computed already."""
@@ -162,7 +176,10 @@ class OutgoingHandoff:
         self._handoff.move(HandoffState.RESERVED)
         self._ticket = self._way.ticket(claim.ticket_id, claim.generation)
         self._way.drains.opened(self._ticket)
-        self._writing = self._way.connection.open(claim, self._moving)
+        self._context.port.post(lambda engine: engine.destined(self.engine_id), "destined")
+        self._writing = self._way.connection.open(
+            claim, Holder(destination.slot, tuple(destination.pages)), self._moving
+        )
         self._writer = asyncio.ensure_future(self._write(destination, self._writing))
 
     def cancel(self, reason: str) -> None:
@@ -192,7 +209,6 @@ class OutgoingHandoff:
 
     def _chunk_computed(self, event: ChunkComputed) -> None:
         self._context.metrics.count_tokens("prompt", event.end - event.start)
-        self._computed = event.end
         progress = handoff_pb2.Progress(**self._name, computed_tokens=event.end)
         self._send(handoff_pb2.PrefillMessage(progress=progress))
         self._more.set()
@@ -219,6 +235,8 @@ class OutgoingHandoff:
         if not self.given:
             self._send_first_token(at_s)
         self._held = True
+        self._flow.held()
+        self._layers_s = self._layers_s or at_s
         self._more.set()
 
     def _finished(self, event: Finished, at_s: float) -> None:
@@ -236,7 +254,9 @@ class OutgoingHandoff:
 
     async def _write(self, destination: handoff_pb2.Destination, writing: Writing) -> None:
         try:
-            sent = await self._write_all(destination, writing)
+            sent = await self._write_all(destination.kv_from, writing)
+            while not self._held:
+                await self._wait_for_more()
             done = handoff_pb2.Done(
                 **self._name,
                 ticket_id=destination.ticket_id,
@@ -244,6 +264,7 @@ class OutgoingHandoff:
                 segments=sent.segments,
                 bytes_state=sent.bytes_state,
                 bytes_kv=sent.bytes_kv,
+                tail_us=_us(time.monotonic() - self._layers_s),
             )
             self._send(handoff_pb2.PrefillMessage(done=done))
             await writing.flush()
@@ -262,25 +283,19 @@ class OutgoingHandoff:
             message = f"{self._way.rank.worker_id} has {received} of {sent}"
             self.fail(make_error(common_pb2.DATA_LOSS, self._context.worker_id, message, True))
 
-    async def _write_all(self, destination: handoff_pb2.Destination, writing: Writing) -> Received:
-        """KV as its chunks end, then the state. What was sent.
+    async def _write_all(self, kv_from: int, writing: Writing) -> Received:
+        """KV as its chunks end, the last chunk's and the state as their layers do. What was sent.
 
         Waits for this worker's own engine alone: if that fails, so does the hand-off.
         """
-        memory = self._context.memory
-        limit = self._way.connection.segment_bytes
-        kv_to, sent = destination.kv_from, Received(0, 0, 0)
-        while kv_to < self._tokens:
-            while self._computed <= kv_to:
-                await self._wait_for_more()
-            computed = self._computed
-            for segment in cut_kv(memory.pages, kv_to, computed, limit):
+        sent = Received(0, 0, 0)
+        self._flow.begin(kv_from, self._way.connection.segment_bytes)
+        while not self._flow.over:
+            ready = self._flow.take()
+            for segment in ready:
                 sent = await self._write_one(writing, segment, sent)
-            kv_to = computed
-        while not self._held:
-            await self._wait_for_more()
-        for segment in cut_state(memory.slots, limit):
-            sent = await self._write_one(writing, segment, sent)
+            if not ready and not self._flow.over:  # else more may have come meanwhile
+                await self._wait_for_more()
         return sent
 
     async def _write_one(self, writing: Writing, segment: Segment, sent: Received) -> Received:

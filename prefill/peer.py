@@ -47,7 +47,10 @@ class DecodePeer:
         reason = f"decode rank {self.identity.worker_id} went away"
         try:
             await first_of(
-                self._read(messages), self._outbox.drain(context.write), self._lease.watch()
+                self._read(messages),
+                self._outbox.drain(context.write),
+                self._lease.watch(),
+                self.way.connection.lost(),
             )
         except PeerSilentError as silent:
             reason = str(silent)
@@ -59,6 +62,7 @@ class DecodePeer:
     async def _read(self, messages: AsyncIterator[handoff_pb2.DecodeMessage]) -> None:
         async for message in messages:
             self._lease.heard()
+            self.way.connection.heard()
             match message.WhichOneof("kind"):
                 case "request":
                     self._start(message.request)

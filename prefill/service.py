@@ -3,11 +3,12 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 from grpc import aio
 
+from baton.engine.layer_progress import LayersComputed
 from baton.prefill.drains import Drains
 from baton.prefill.outgoing import OutgoingHandoff
 from baton.prefill.peer import DecodePeer
@@ -33,6 +34,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         self._handoffs: dict[str, OutgoingHandoff] = {}  # by engine id
         self._peers: set[DecodePeer] = set()
         self._numbers = itertools.count(1)
+        context.port.listen(self._on_layers)
 
     def add_to(self, server: aio.Server) -> None:
         handoff_pb2_grpc.add_HandoffServicer_to_server(self, server)
@@ -49,6 +51,12 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
             handoff = self._handoffs.get(event.request_id)
             if handoff is not None:
                 handoff.on_event(event, batch.holdings.get(event.request_id), batch.at_s)
+
+    def _on_layers(self, computed: Sequence[LayersComputed], at_s: float) -> None:
+        for layers in computed:
+            handoff = self._handoffs.get(layers.request_id)
+            if handoff is not None:
+                handoff.on_layers(layers, at_s)
 
     def on_engine_failure(self, error: Exception) -> None:
         for handoff in list(self._handoffs.values()):

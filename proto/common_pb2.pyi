@@ -71,16 +71,20 @@ class Error(_message.Message):
     def __init__(self, code: _Optional[_Union[ErrorCode, str]] = ..., retryable: _Optional[bool] = ..., origin: _Optional[str] = ..., message: _Optional[str] = ..., expected: _Optional[str] = ..., actual: _Optional[str] = ...) -> None: ...
 
 class WorkerIdentity(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "address", "role")
+    __slots__ = ("worker_id", "incarnation", "address", "role", "group", "rank")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     address: str
     role: Role
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
+    group: int
+    rank: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., group: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_major", "protocol_minor", "worker", "fingerprint", "capabilities", "router_id", "channels", "process")
@@ -118,16 +122,18 @@ class ChannelOffer(_message.Message):
     def __init__(self, channel: _Optional[str] = ..., endpoint: _Optional[bytes] = ...) -> None: ...
 
 class HostProcess(_message.Message):
-    __slots__ = ("boot_id", "pid_namespace", "pid", "started")
+    __slots__ = ("boot_id", "pid_namespace", "pid", "started", "maps_peers")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     PID_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
+    MAPS_PEERS_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     pid_namespace: str
     pid: int
     started: int
-    def __init__(self, boot_id: _Optional[str] = ..., pid_namespace: _Optional[str] = ..., pid: _Optional[int] = ..., started: _Optional[int] = ...) -> None: ...
+    maps_peers: bool
+    def __init__(self, boot_id: _Optional[str] = ..., pid_namespace: _Optional[str] = ..., pid: _Optional[int] = ..., started: _Optional[int] = ..., maps_peers: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("sequence",)
@@ -208,7 +214,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("router_queue_us", "prefill_queue_us", "prefill_us", "delivery_us", "network_us", "transfer_us", "decode_wait_us", "first_decode_step_us", "ttft_us", "e2e_us")
+    __slots__ = ("router_queue_us", "prefill_queue_us", "prefill_us", "delivery_us", "network_us", "transfer_us", "decode_wait_us", "first_decode_step_us", "ttft_us", "e2e_us", "prefill_to_decode_us")
     ROUTER_QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     PREFILL_QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     PREFILL_US_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +225,7 @@ class Timings(_message.Message):
     FIRST_DECODE_STEP_US_FIELD_NUMBER: _ClassVar[int]
     TTFT_US_FIELD_NUMBER: _ClassVar[int]
     E2E_US_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TO_DECODE_US_FIELD_NUMBER: _ClassVar[int]
     router_queue_us: int
     prefill_queue_us: int
     prefill_us: int
@@ -229,7 +236,8 @@ class Timings(_message.Message):
     first_decode_step_us: int
     ttft_us: int
     e2e_us: int
-    def __init__(self, router_queue_us: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., delivery_us: _Optional[int] = ..., network_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., decode_wait_us: _Optional[int] = ..., first_decode_step_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., e2e_us: _Optional[int] = ...) -> None: ...
+    prefill_to_decode_us: int
+    def __init__(self, router_queue_us: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., delivery_us: _Optional[int] = ..., network_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., decode_wait_us: _Optional[int] = ..., first_decode_step_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., e2e_us: _Optional[int] = ..., prefill_to_decode_us: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("reason", "stop_token_id", "stop_string", "cut_chars", "usage", "timings", "error")

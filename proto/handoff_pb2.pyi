@@ -149,6 +149,28 @@ class Progress(_message.Message):
     computed_tokens: int
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
 
+class NixlEndpoint(_message.Message):
+    __slots__ = ("metadata", "agent", "pools")
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    metadata: bytes
+    agent: str
+    pools: _containers.RepeatedCompositeFieldContainer[MemorySpan]
+    def __init__(self, metadata: _Optional[bytes] = ..., agent: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[MemorySpan, _Mapping]]] = ...) -> None: ...
+
+class MemorySpan(_message.Message):
+    __slots__ = ("address", "block_bytes", "blocks", "device")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    address: int
+    block_bytes: int
+    blocks: int
+    device: int
+    def __init__(self, address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., device: _Optional[int] = ...) -> None: ...
+
 class ChannelChosen(_message.Message):
     __slots__ = ("channel", "reason")
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
@@ -174,7 +196,7 @@ class Moving(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., under_way: _Optional[bool] = ..., segments: _Optional[int] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("request_id", "attempt", "ticket_id", "generation", "segments", "bytes_state", "bytes_kv")
+    __slots__ = ("request_id", "attempt", "ticket_id", "generation", "segments", "bytes_state", "bytes_kv", "tail_us")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +204,7 @@ class Done(_message.Message):
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     BYTES_STATE_FIELD_NUMBER: _ClassVar[int]
     BYTES_KV_FIELD_NUMBER: _ClassVar[int]
+    TAIL_US_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     ticket_id: int
@@ -189,7 +212,8 @@ class Done(_message.Message):
     segments: int
     bytes_state: int
     bytes_kv: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., segments: _Optional[int] = ..., bytes_state: _Optional[int] = ..., bytes_kv: _Optional[int] = ...) -> None: ...
+    tail_us: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., segments: _Optional[int] = ..., bytes_state: _Optional[int] = ..., bytes_kv: _Optional[int] = ..., tail_us: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("request_id", "attempt", "ticket_id", "generation", "error")

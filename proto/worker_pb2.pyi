@@ -181,11 +181,13 @@ class WorkerReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class RegistryReply(_message.Message):
-    __slots__ = ("router_id", "lease_ms", "error")
+    __slots__ = ("router_id", "lease_ms", "error", "leaving")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     lease_ms: int
     error: _common_pb2.Error
-    def __init__(self, router_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, router_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., leaving: _Optional[bool] = ...) -> None: ...

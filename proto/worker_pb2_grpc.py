@@ -270,7 +270,8 @@ class Worker:
 class RegistryStub:
     """Served by the router. A worker holds one stream to each router that it was told of;
     its lease ends with the stream, or when no report came for `lease_ms`. The router replies once
-    when it takes the worker on, and once more with the error when it turns it away.
+    when it takes the worker on, once when it has heard that it leaves, and once more with the error
+    when it turns it away.
     """
 
     def __init__(self, channel):
@@ -289,7 +290,8 @@ class RegistryStub:
 class RegistryServicer:
     """Served by the router. A worker holds one stream to each router that it was told of;
     its lease ends with the stream, or when no report came for `lease_ms`. The router replies once
-    when it takes the worker on, and once more with the error when it turns it away.
+    when it takes the worker on, once when it has heard that it leaves, and once more with the error
+    when it turns it away.
     """
 
     def Register(self, request_iterator, context):
@@ -317,7 +319,8 @@ def add_RegistryServicer_to_server(servicer, server):
 class Registry:
     """Served by the router. A worker holds one stream to each router that it was told of;
     its lease ends with the stream, or when no report came for `lease_ms`. The router replies once
-    when it takes the worker on, and once more with the error when it turns it away.
+    when it takes the worker on, once when it has heard that it leaves, and once more with the error
+    when it turns it away.
     """
 
     @staticmethod

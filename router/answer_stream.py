@@ -18,10 +18,19 @@ class AnswerStream:
     joined, so that one who is behind catches up, and what lies here is bounded by the answer.
     """
 
-    def __init__(self, request_id: str, attempt: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        attempt: int,
+        clock: Callable[[], float],
+        *,
+        given: int = 0,
+        scored_to: int = 0,
+    ) -> None:
+        """given, scored_to: output tokens and prompt scores that earlier attempts brought."""
         self.request_id = request_id
         self.attempt = attempt
-        self.next_index = 0
+        self.next_index = given
         """Output tokens so far."""
         self.first_in: float | None = None
         """When the first token arrived, on `clock`."""
@@ -29,7 +38,8 @@ class AnswerStream:
         """How long the rank held the first token."""
         self.rank_done = False
         """The rank works on it no more: it said so, or it was lost."""
-        self._next_prompt = 0
+        self.scored_to = scored_to
+        """The first prompt position whose score has not come."""
         self._over = False
         self._clock = clock
         self._events: deque[TokenEvent | Finished] = deque()
@@ -86,9 +96,9 @@ class AnswerStream:
 
     def _new_prompt_part(self, tokens: RequestTokens) -> PromptLogprobs | None:
         chunk = prompt_logprobs_from_proto(tokens.prompt_logprobs)
-        new = chunk.tokens[max(self._next_prompt - chunk.start, 0) :]
+        new = chunk.tokens[max(self.scored_to - chunk.start, 0) :]
         end = chunk.start + len(chunk.tokens)
-        self._next_prompt = max(self._next_prompt, end)
+        self.scored_to = max(self.scored_to, end)
         return PromptLogprobs(end - len(new), new) if new else None
 
     def _end(self, finished: Finished) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from baton.proto.worker_pb2 import OwnerCount
-from baton.router.worker_table import Worker
+from baton.router.worker_table import Role, Worker
 
 
 def worker_info(worker: Worker, *, ready: bool, placed: int) -> dict[str, object]:
@@ -14,7 +14,10 @@ def worker_info(worker: Worker, *, ready: bool, placed: int) -> dict[str, object
         "worker_id": worker.worker_id,
         "incarnation": worker.identity.incarnation,
         "role": worker.role.value,
+        "dp_group": worker.group if worker.role is Role.DECODE else None,
+        "dp_rank": worker.rank if worker.role is Role.DECODE else None,
         "address": worker.identity.address,
+        "state": "draining" if worker.leaving else "ready" if ready else "not ready",
         "ready": ready,
         "leaving": worker.leaving,
         "placed": placed,
@@ -43,12 +46,16 @@ def engine_settings(ranks: Sequence[Worker]) -> dict[str, object]:
     `internal_states` has one entry a rank, in the order that `routed_dp_rank` counts; the first
     rank's stand beside it, as they do where there is but one server.
     """
-    states = [
-        {"worker_id": rank.worker_id} | {k: json.loads(v) for k, v in rank.status.settings.items()}
-        for rank in ranks
+    settings = [
+        {name: json.loads(value) for name, value in rank.status.settings.items()}
+        for rank in sorted(ranks, key=lambda rank: rank.rank)
     ]
-    first = {k: v for k, v in states[0].items() if k != "worker_id"} if states else {}
-    return {**first, "dp_size": len(ranks), "internal_states": states}
+    names = [
+        {"worker_id": rank.worker_id, "dp_group": rank.group, "dp_rank": rank.rank}
+        for rank in sorted(ranks, key=lambda rank: rank.rank)
+    ]
+    states = [name | options for name, options in zip(names, settings, strict=True)]
+    return {**(settings[0] if settings else {}), "dp_size": len(ranks), "internal_states": states}
 
 
 def scrape_targets(workers: Iterable[Worker]) -> list[dict[str, object]]:
@@ -56,11 +63,18 @@ def scrape_targets(workers: Iterable[Worker]) -> list[dict[str, object]]:
     return [
         {
             "targets": [worker.status.metrics_address],
-            "labels": {"baton_worker": worker.worker_id, "baton_role": worker.role.value},
+            "labels": _labels(worker),
         }
         for worker in workers
         if worker.status.metrics_address
     ]
+
+
+def _labels(worker: Worker) -> dict[str, str]:
+    labels = {"baton_worker": worker.worker_id, "baton_role": worker.role.value}
+    if worker.role is Role.DECODE:
+        labels |= {"baton_dp_group": str(worker.group), "baton_dp_rank": str(worker.rank)}
+    return labels
 
 
 def _by_owner(counts: Iterable[OwnerCount]) -> dict[str, int]:

@@ -1,28 +1,91 @@
 """The requests that have not ended, and the bound on how many there may be."""
 
-from dataclasses import dataclass
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from baton.api.backend import FinishReason, GenerateRequest
+from baton.api.backend import Finished, FinishReason, GenerateRequest, Usage
 from baton.api.errors import ApiError, ErrorCode
+from baton.api.wire import sampling_to_proto
+from baton.proto.worker_pb2 import StartRequest
 from baton.router.answer_stream import AnswerStream
 from baton.router.request_times import RequestTimes
+from baton.router.worker_table import Worker
+
+MOST_ATTEMPTS = 3
+"""Ranks that one request is tried on: one that ends whoever runs it must not end them all."""
 
 
 @dataclass(eq=False)
 class LiveRequest:
-    """One request, from its arrival until its client has been told how it ended."""
+    """One request, from its arrival until its client has been told how it ended.
+
+    A rank that is lost, or leaves before the answer's end, has not lost the answer: the next
+    attempt is given the tokens so far and goes on behind them. The seed is the same in all
+    attempts, and sampling depends on nothing but it and the position, so the tokens are too.
+    """
 
     request: GenerateRequest
     times: RequestTimes
     outcome: str = "cancelled"  # set at the end; stays so when the client goes away
     refusal: ApiError | None = None  # set by `stop`
-    stream: AnswerStream | None = None  # set when it is dispatched
+    refused_as: FinishReason = FinishReason.ERROR  # set by `stop`
+    stream: AnswerStream | None = None  # of the newest attempt; set when it is dispatched
+    attempt: int = 0  # the newest; 0 before the first
+    output_ids: list[int] = field(default_factory=list)  # given to the client, by any attempt
+    loss: ApiError | None = None  # why the attempt before this one ended
+    lost_on: set[int] = field(default_factory=set)  # registrations of ranks that lost it
+
+    def __post_init__(self) -> None:
+        given = self.request.sampling.seed
+        self._seed = secrets.randbits(64) if given is None else given
 
     def stop(self, error: ApiError, reason: FinishReason) -> None:
         """End it from this side, wherever it is."""
-        self.refusal = error
+        self.refusal, self.refused_as = error, reason
         if self.stream is not None:
             self.stream.fail(error, reason)
+
+    def next_attempt(self, prefills: Sequence[Worker]) -> StartRequest:
+        """What the next rank is told."""
+        self.attempt += 1
+        request = self.request
+        sampling = sampling_to_proto(request.sampling, self._seed)
+        if self.output_ids:  # the whole prompt was scored before the first of them
+            sampling.ClearField("prompt_logprobs_start")
+        return StartRequest(
+            request_id=request.request_id,
+            attempt=self.attempt,
+            client_id=request.client_id or "",
+            prompt_ids=request.prompt_ids,
+            output_ids=self.output_ids,
+            sampling=sampling,
+            prefills=[worker.identity for worker in prefills],
+        )
+
+    def goes_on(self, event: Finished) -> bool:
+        """Whether the rank is to blame for the end of its attempt, and another may do better."""
+        error = event.error
+        if error is None or self.refusal is not None or self.attempt >= MOST_ATTEMPTS:
+            return False
+        return error.retryable and error.origin != "router"
+
+    def lost(self, rank: Worker, error: ApiError) -> None:
+        """`rank` ended the newest attempt with `error`."""
+        self.loss = error
+        self.lost_on.add(rank.registration)
+
+    def given_up(self, error: ApiError) -> Finished:
+        """The end of a request that was lost and that nobody takes, with why; or that was
+        stopped meanwhile."""
+        usage = Usage(len(self.request.prompt_ids), len(self.output_ids))
+        if self.refusal is None and self.loss is not None:
+            error = ApiError(
+                ErrorCode.UNAVAILABLE,
+                f"{self.loss.message}; no other rank could go on with it: {error.message}",
+                origin=self.loss.origin,
+            )
+        return Finished(self.refused_as, usage=usage, error=error)
 
 
 class LiveRequests:

@@ -1,9 +1,11 @@
 """What the router tells Prometheus."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from baton.api.backend import Timings, Usage
-from baton.router.worker_table import Role
+from baton.router.worker_table import Role, Worker
 
 # Three buckets a decade from 100 us to 500 s: a small model's whole decode step is 1 ms.
 BUCKETS = tuple(round(step * 10.0**e, 6) for e in range(-4, 3) for step in (1, 2, 5))
@@ -32,6 +34,25 @@ class RouterMetrics:
             "baton_workers",
             "Workers that hold a lease with this router.",
             ["role"],
+            registry=self.registry,
+        )
+        rank = ["worker", "dp_group", "dp_rank"]
+        self._placed = Counter(
+            "baton_placements_total",
+            "Requests that were placed on a decode rank, by rank.",
+            rank,
+            registry=self.registry,
+        )
+        self._replaced = Counter(
+            "baton_replaced_total",
+            "Requests that a decode rank lost and that went on elsewhere, by that rank.",
+            rank,
+            registry=self.registry,
+        )
+        self._on_rank = Gauge(
+            "baton_rank_requests",
+            "Requests of this router that a decode rank has.",
+            rank,
             registry=self.registry,
         )
         self.active = Gauge(
@@ -64,6 +85,19 @@ class RouterMetrics:
     def workers(self, role: Role, count: int) -> None:
         self._workers.labels(role.value).set(count)
 
+    def placed(self, rank: Worker) -> None:
+        self._placed.labels(*_names(rank)).inc()
+
+    def replaced(self, rank: Worker) -> None:
+        self._replaced.labels(*_names(rank)).inc()
+
+    def rank_joined(self, rank: Worker, requests: Callable[[], float]) -> None:
+        """requests: those of this router that it has, when it is asked."""
+        self._on_rank.labels(*_names(rank)).set_function(requests)
+
+    def rank_left(self, rank: Worker) -> None:
+        self._on_rank.remove(*_names(rank))
+
     def between_tokens(self, seconds: float, tokens: int) -> None:
         """`tokens` came together, `seconds` after the one before them."""
         for _ in range(tokens):
@@ -92,6 +126,10 @@ class RouterMetrics:
 
     def _seconds(self, name: str, help_text: str, *labels: str) -> Histogram:
         return Histogram(name, help_text, labels, registry=self.registry, buckets=BUCKETS)
+
+
+def _names(rank: Worker) -> tuple[str, str, str]:
+    return rank.worker_id, str(rank.group), str(rank.rank)
 
 
 def _ttft_parts(t: Timings) -> tuple[int, ...]:

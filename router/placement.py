@@ -1,7 +1,7 @@
 """Which workers serve one request."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from baton.api.errors import ApiError, ErrorCode, invalid
@@ -61,18 +61,21 @@ class Placer:
         self.placed: Counter[str] = Counter()
         """Requests of this router that each worker is now busy with, by worker_id."""
 
-    def place(self, only_rank: int | None = None) -> Placement | None:
+    def place(
+        self, only_rank: int | None = None, lost_on: Collection[int] = ()
+    ) -> Placement | None:
         """None where no worker of a role can take it now; `missing` says which.
 
-        only_rank: the decode rank to use, counted in the table's order; INVALID_REQUEST where
-        there are not so many.
+        only_rank: the number of the decode rank to use; INVALID_REQUEST where no rank has it.
+        lost_on: registrations of ranks that lost this request before: used where there is no other.
         """
         prefills, ranks = self._usable(Role.PREFILL), self._usable(Role.DECODE)
         if only_rank is not None:
-            named = self._numbered(only_rank)
-            ranks = [r for r in ranks if r.worker_id == named.worker_id] if named else []
+            self._check_number(only_rank)
+            ranks = [r for r in ranks if r.rank == only_rank]
         if not prefills or not ranks:
             return None
+        ranks = [r for r in ranks if r.registration not in lost_on] or ranks
         rank = self._ordered(Role.DECODE, ranks)[0]
         return Placement(tuple(self._ordered(Role.PREFILL, prefills)[: self._named]), rank)
 
@@ -111,16 +114,14 @@ class Placer:
         ]
         return [by_id[c.worker_id] for c in self._policies[role].order(candidates)]
 
-    def _numbered(self, only_rank: int) -> Worker | None:
-        ranks = self._table.workers(Role.DECODE)
-        if not ranks:
-            return None
-        if not 0 <= only_rank < len(ranks):
-            allowed = f"0 to {len(ranks) - 1}"
+    def _check_number(self, rank: int) -> None:
+        """Before the first rank has registered, none is wrong."""
+        numbers = self._table.ranks()
+        if numbers and rank not in numbers:
+            valid = ", ".join(map(str, numbers))
             raise invalid(
                 "routed_dp_rank",
-                f"routed_dp_rank is {only_rank}; expected {allowed}",
-                expected=allowed,
-                actual=only_rank,
+                f"routed_dp_rank is {rank}; the decode ranks are {valid}",
+                expected=f"one of {valid}",
+                actual=rank,
             )
-        return ranks[only_rank]

@@ -56,9 +56,18 @@ class RankSession:
         self._outgoing: asyncio.Queue[RouterMessage] = asyncio.Queue()
         self._heard = 0.0  # when the last message came
 
-    def start(self, request: StartRequest) -> AnswerStream:
-        """Send the request; its tokens, or why there are none, come out of the stream."""
-        stream = AnswerStream(request.request_id, request.attempt, self._options.clock)
+    def start(self, request: StartRequest, scored_to: int = 0) -> AnswerStream:
+        """Send the request; its tokens, or why there are none, come out of the stream.
+
+        scored_to: prompt positions below have been scored by an earlier attempt.
+        """
+        stream = AnswerStream(
+            request.request_id,
+            request.attempt,
+            self._options.clock,
+            given=len(request.output_ids),
+            scored_to=scored_to,
+        )
         if not self.ready:
             stream.rank_done = True
             stream.fail(self._loss("its session is not connected"))

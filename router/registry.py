@@ -21,6 +21,7 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
     def __init__(self, table: WorkerTable, router_id: str, lease_ms: int) -> None:
         self._table = table
         self._welcome = RegistryReply(router_id=router_id, lease_ms=lease_ms)
+        self._goodbye = RegistryReply(router_id=router_id, lease_ms=lease_ms, leaving=True)
 
     async def Register(
         self, reports: AsyncIterator[WorkerReport], context: grpc.aio.ServicerContext
@@ -28,12 +29,13 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
         worker: Worker | None = None
         try:
             async for report in reports:
-                if worker is not None:
-                    self._renew(worker, report)
-                    continue
-                worker = self._take_on(report)
+                taken_on = worker is not None
+                worker = worker or self._take_on(report)
                 self._renew(worker, report)
-                yield self._welcome
+                if not taken_on:
+                    yield self._welcome
+                if report.leaving:
+                    yield self._goodbye
         except Refused as refused:
             log.warning("turned a worker away: %s", refused)
             yield RegistryReply(router_id=self._welcome.router_id, error=refused.error.to_proto())

@@ -12,22 +12,30 @@ class RequestTimes:
         self.arrived = arrived
         self.dispatched: float | None = None  # set when the rank was sent the request
         self.first_out: float | None = None  # set when the first token was handed on
+        self._first_in = arrived  # when that had come from its rank
+        self._held_us = 0  # how long it had lain there
+        self._attempt = 0  # that brought it
         self.last_out = arrived  # set with each token
 
-    def split(
-        self, rank: Timings, *, first_in: float | None, held_us: int, finished: float
-    ) -> Timings:
-        """The rank's durations with the router's own.
+    def first_token(self, attempt: int, came: float, held_us: int, out: float) -> None:
+        """It came from the rank at `came`, after `held_us` there, and was handed on at `out`."""
+        self._attempt, self._first_in, self._held_us = attempt, came, held_us
+        self.first_out = out
 
-        first_in: when the first token came from the rank; held_us: how long it had lain there.
-        What no clock saw is `network_us`, so that the parts of TTFT add up to it.
+    def split(self, rank: Timings, attempt: int, finished: float) -> Timings:
+        """The rank's durations, of its `attempt`, with the router's own.
+
+        What no clock saw is `network_us`, so that the parts of TTFT add up to it. Where a rank was
+        lost after the first token, its part of TTFT was lost with it.
         """
         e2e = _us(finished - self.arrived)
         queue = 0 if self.dispatched is None else _us(self.dispatched - self.arrived)
-        if self.first_out is None or first_in is None:
+        if self.first_out is None:
             return replace(rank, e2e_us=e2e, router_queue_us=queue)
+        if attempt != self._attempt:
+            rank = replace(rank, prefill_queue_us=0, prefill_us=0)
         ttft = _us(self.first_out - self.arrived)
-        delivery = held_us + _us(self.first_out - first_in)
+        delivery = self._held_us + _us(self.first_out - self._first_in)
         seen = queue + rank.prefill_queue_us + rank.prefill_us + delivery
         return replace(
             rank,

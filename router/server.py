@@ -134,6 +134,11 @@ class RouterServer:
                 ("grpc.max_send_message_length", -1),
                 # Two routers must not share a port without noticing.
                 ("grpc.so_reuseport", 0),
+                # Workers ping on their streams here, to see a machine that was lost; so do we.
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.keepalive_time_ms", 10_000),
+                ("grpc.keepalive_timeout_ms", 5_000),
             )
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)

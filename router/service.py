@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,8 +14,6 @@ from baton.api.backend import (
     TokenEvent,
 )
 from baton.api.errors import ApiError, ErrorCode
-from baton.api.wire import sampling_to_proto
-from baton.proto.worker_pb2 import StartRequest
 from baton.router.answer_stream import AnswerStream
 from baton.router.cache_flush import flush_all
 from baton.router.changed import Changed
@@ -27,12 +24,9 @@ from baton.router.metrics import RouterMetrics
 from baton.router.placement import Placement, Placer
 from baton.router.rank_session import RankSession, SessionOptions
 from baton.router.ranks import Ranks
-from baton.router.request_times import RequestTimes
 from baton.router.worker_table import Change, Role, Worker, WorkerTable
 
 log = logging.getLogger(__name__)
-
-FIRST_ATTEMPT = 1
 
 
 class RouterBackend:
@@ -74,22 +68,28 @@ class RouterBackend:
         limit = self._config.request_timeout_s
         timeout = asyncio.get_running_loop().call_later(limit, self._time_out, live)
         try:
-            placement, session = await self._place(live)
-            stream = self._dispatch(live, placement, session)
-            hold = self._placer.hold(placement)
-            try:
-                while isinstance(event := await stream.next(), TokenEvent):
-                    if event.token_ids:
-                        hold.prefilled()
-                        self._given(live.times, len(event.token_ids))
-                    yield event
-                yield self._finish(live, stream, event)
-            finally:
-                hold.release()
-                session.end(stream, live.outcome)
+            while True:
+                placement, session = await self._place(live)
+                stream = self._dispatch(live, placement, session)
+                hold = self._placer.hold(placement)
+                try:
+                    while isinstance(event := await stream.next(), TokenEvent):
+                        if event.token_ids:
+                            hold.prefilled()
+                            self._given(live, stream, event.token_ids)
+                        yield event
+                    if event.error is None or not live.goes_on(event):
+                        yield self._finish(live, event)
+                        return
+                finally:
+                    hold.release()
+                    session.end(stream, live.outcome)
+                self._lost(live, placement.rank, event.error)
         except ApiError as error:
             live.outcome = error.code.name.lower()
-            raise
+            if not live.attempt:
+                raise
+            yield self._finish(live, live.given_up(error))
         finally:
             timeout.cancel()
             self._end(live)
@@ -169,12 +169,12 @@ class RouterBackend:
 
     async def _place(self, live: LiveRequest) -> tuple[Placement, RankSession]:
         """Wait for a worker of each role, but no longer than `worker_wait_s`."""
-        deadline = live.times.arrived + self._config.worker_wait_s
+        deadline = self._clock() + self._config.worker_wait_s
         while True:
             if live.refusal is not None:
                 raise live.refusal
             self._live.check_open()
-            placement = self._placer.place(live.request.routed_dp_rank)
+            placement = self._placer.place(live.request.routed_dp_rank, live.lost_on)
             session = None if placement is None else self._ranks.session(placement.rank)
             if placement is not None and session is not None:
                 return placement, session
@@ -186,38 +186,35 @@ class RouterBackend:
     def _dispatch(
         self, live: LiveRequest, placement: Placement, session: RankSession
     ) -> AnswerStream:
-        request = live.request
-        seed = request.sampling.seed
-        start = StartRequest(
-            request_id=request.request_id,
-            attempt=FIRST_ATTEMPT,
-            client_id=request.client_id or "",
-            prompt_ids=request.prompt_ids,
-            sampling=sampling_to_proto(
-                request.sampling, secrets.randbits(64) if seed is None else seed
-            ),
-            prefills=[worker.identity for worker in placement.prefills],
-        )
-        live.stream = session.start(start)
-        live.times.dispatched = self._clock()
-        self._metrics.dispatched(live.times.dispatched - live.times.arrived)
+        before = live.stream
+        start = live.next_attempt(placement.prefills)
+        live.stream = session.start(start, 0 if before is None else before.scored_to)
+        self._metrics.placed(placement.rank)
+        if live.times.dispatched is None:
+            live.times.dispatched = self._clock()
+            self._metrics.dispatched(live.times.dispatched - live.times.arrived)
         return live.stream
 
-    def _given(self, times: RequestTimes, tokens: int) -> None:
-        now = self._clock()
+    def _given(self, live: LiveRequest, stream: AnswerStream, token_ids: Sequence[int]) -> None:
+        now, times = self._clock(), live.times
+        live.output_ids += token_ids
         if times.first_out is None:
-            times.first_out = now
+            times.first_token(live.attempt, stream.first_in or now, stream.held_us, now)
         else:
-            self._metrics.between_tokens(now - times.last_out, tokens)
+            self._metrics.between_tokens(now - times.last_out, len(token_ids))
         times.last_out = now
 
-    def _finish(self, live: LiveRequest, stream: AnswerStream, event: Finished) -> Finished:
-        timings = live.times.split(
-            event.timings,
-            first_in=stream.first_in,
-            held_us=stream.held_us,
-            finished=self._clock(),
-        )
+    def _lost(self, live: LiveRequest, rank: Worker, error: ApiError) -> None:
+        """Its rank has ended the attempt: the next one goes on from the tokens so far."""
+        log.warning(
+            "request %s goes on elsewhere after %d tokens: %s",
+            live.request.request_id, len(live.output_ids), error.message,
+        )  # fmt: skip
+        live.lost(rank, error)
+        self._metrics.replaced(rank)
+
+    def _finish(self, live: LiveRequest, event: Finished) -> Finished:
+        timings = live.times.split(event.timings, live.attempt, self._clock())
         live.outcome = event.error.code.name.lower() if event.error else event.reason.value
         usage = event.usage
         if event.error is None:
@@ -263,7 +260,16 @@ class RouterBackend:
             return
         log.info("%s %s", worker.worker_id, _what_happened(change))
         self._metrics.workers(worker.role, len(self._table.workers(worker.role)))
+        if worker.role is Role.DECODE:
+            self._count_rank(change)
         self.changed.fire()
+
+    def _count_rank(self, change: Change) -> None:
+        if change.before is None and change.after is not None:
+            worker_id = change.after.worker_id
+            self._metrics.rank_joined(change.after, lambda: self._placer.placed[worker_id])
+        elif change.before is not None and change.after is None:
+            self._metrics.rank_left(change.before)
 
 
 def _what_happened(change: Change) -> str:

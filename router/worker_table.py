@@ -39,6 +39,16 @@ class Worker:
         return self.identity.worker_id
 
     @property
+    def group(self) -> int:
+        """A decode rank's data-parallel group."""
+        return self.identity.group
+
+    @property
+    def rank(self) -> int:
+        """A decode rank's number among all of them: what `routed_dp_rank` names."""
+        return self.identity.rank
+
+    @property
     def load(self) -> int:
         """Requests on it, from whichever router."""
         return self.status.running + self.status.waiting
@@ -70,6 +80,7 @@ class WorkerTable:
         self._clock = clock
         self._workers: dict[str, Worker] = {}
         self._deadlines: dict[str, float] = {}
+        self._away: set[int] = set()
         self._subscribers: list[Callable[[Change], None]] = []
         self._registrations = 0
         self._checked = clock()
@@ -82,6 +93,12 @@ class WorkerTable:
         """A snapshot, in an order that does not depend on who came first: w2 is before w10."""
         chosen = (w for w in self._workers.values() if role is None or w.role is role)
         return sorted(chosen, key=lambda w: (len(w.worker_id), w.worker_id))
+
+    def ranks(self) -> list[int]:
+        """The numbers of the decode ranks that stay: those here, and those that went without
+        saying that they leave, which are started again."""
+        here = {w.rank for w in self.workers(Role.DECODE) if not w.leaving}
+        return sorted(here | self._away)
 
     def register(self, hello: Hello) -> Worker:
         """Take a worker on, or raise `Refused`."""
@@ -103,6 +120,7 @@ class WorkerTable:
         self._registrations += 1
         worker = Worker(hello.worker, role, dict(hello.fingerprint), self._registrations)
         self._workers[worker.worker_id] = worker
+        self._away.discard(worker.rank)
         self._renew(worker)
         self._tell(Change(None, worker))
         return worker
@@ -152,6 +170,8 @@ class WorkerTable:
     def _remove(self, worker: Worker, reason: str) -> None:
         del self._workers[worker.worker_id]
         del self._deadlines[worker.worker_id]
+        if worker.role is Role.DECODE and not worker.leaving:
+            self._away.add(worker.rank)
         self._tell(Change(worker, None, reason))
 
     def _tell(self, change: Change) -> None:

@@ -68,6 +68,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
     def __init__(self, worker_id: str, incarnation: int = 1, **fingerprint: str) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
+        self.number = int(worker_id[1:]) if worker_id[1:].isdigit() else 0
         self.fingerprint = {"model": "toy", **fingerprint}
         self.flushes: list[int] = []
         """The timeouts it was given, ms."""
@@ -107,6 +108,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
             incarnation=self.incarnation,
             address=self.address,
             role=self.role,
+            group=self.number // 2,
+            rank=self.number,
         )
 
     @property

@@ -7,6 +7,13 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # first frame comes late.
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # A machine that is lost says no goodbye: without these its connections, and the calls that wait
+    # on them, would stay for ever. Pings need the other side's leave; every server here gives it.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.enable_http_proxy", 0),
     # Prompts and their logprobs travel in one message.
     ("grpc.max_receive_message_length", 64 << 20),

@@ -6,6 +6,9 @@ from enum import StrEnum
 from baton.engine.config import EngineConfig
 from baton.engine.errors import ConfigError
 
+AUTO = "auto"
+CHANNELS = (AUTO, "nixl", "grpc", "local")
+
 
 class Role(StrEnum):
     PREFILL = "prefill"
@@ -21,18 +24,20 @@ class WorkerConfig:
     role: Role
     engine: EngineConfig
     host: str = "127.0.0.1"  # what it listens on, and where its peers find it
+    dp_group: int = 0  # a decode rank's data-parallel group
+    dp_rank: int = 0  # its number among the cluster's decode ranks: what routed_dp_rank names
     grpc_port: int = 0  # 0: any free one
     metrics_port: int = 0
     routers: tuple[str, ...] = ()  # host:port of each router's gRPC server
     lease_ms: int = 3000  # a peer that is silent for longer is lost
-    channel: str = "grpc"
-    verify: bool = True  # checksums of what the channel moves
+    channel: str = AUTO  # how state travels; auto: the best that both ends have
+    verify: bool | None = None  # checksums of what travels; None: where they cost little
 
     def __post_init__(self) -> None:
         if not self.worker_id:
             raise ConfigError("worker_id is empty; give each worker a name of its own")
-        if self.channel != "grpc":
-            raise ConfigError(f"channel is {self.channel!r}; this version has 'grpc'")
+        if self.channel not in CHANNELS:
+            raise ConfigError(f"channel is {self.channel!r}; expected one of {CHANNELS}")
         if self.lease_ms < 100:
             raise ConfigError(f"lease_ms is {self.lease_ms}; expected at least 100")
         if self.role is Role.DECODE and self.engine.tickets < 1:
@@ -40,6 +45,13 @@ class WorkerConfig:
                 "a decode worker needs at least one ticket, to take in hand-offs: engine.tickets "
                 f"is {self.engine.tickets}"
             )
+
+    def verifies(self, channel: str) -> bool:
+        """Whether segments by this channel carry checksums: unless told, all but those that never
+        pass through the host's memory."""
+        if self.verify is not None:
+            return self.verify
+        return channel == "grpc" or self.engine.device == "cpu"
 
     @property
     def lease_s(self) -> float:

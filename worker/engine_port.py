@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from baton.engine.engine import Engine
 from baton.engine.errors import StoppedError
 from baton.engine.events import ChunkComputed, Event, Finished, PrefillHeld, Scheduled
+from baton.engine.layer_progress import LayersComputed
 from baton.engine.loop import EngineLoop
 from baton.engine.request import Holding
 
@@ -59,6 +60,15 @@ class EnginePort:
         self._on_load = on_load
         self._loop.start()
 
+    def listen(self, on_layers: Callable[[Sequence[LayersComputed], float], None]) -> None:
+        """Before `start`: hear of last chunks of held requests layer by layer, and when it was by
+        `time.monotonic`, on the asyncio thread."""
+
+        def heard(computed: Sequence[LayersComputed]) -> None:
+            self._asyncio.call_soon_threadsafe(on_layers, computed, time.monotonic())
+
+        self._engine.listen(heard)
+
     def stop(self, timeout_s: float) -> None:
         """Blocks until the step under way has ended. Raises TimeoutError."""
         self._loop.stop(timeout_s)
@@ -93,7 +103,11 @@ class EnginePort:
     def _events(self, events: list[Event]) -> None:
         """On the engine's thread: what may be read now is looked up before the next step."""
         over = {event.request_id for event in events if isinstance(event, Finished)}
-        wanted = {e.request_id for e in events if isinstance(e, ChunkComputed | PrefillHeld)}
+        wanted = {
+            e.request_id
+            for e in events
+            if isinstance(e, ChunkComputed | PrefillHeld) or (isinstance(e, Scheduled) and e.held)
+        }
         holdings = {name: self._engine.holding(name) for name in wanted - over}
         batch = EventBatch(tuple(events), holdings, time.monotonic())
         self._asyncio.call_soon_threadsafe(self._deliver, batch)

@@ -38,6 +38,9 @@ class WorkerMetrics:
         self.prefill = self._histogram("prefill", "First chunk to first token")
         self.transfer = self._histogram("transfer", "First token seen to last byte checked")
         self.decode_wait = self._histogram("decode_wait", "Last byte to the first step's launch")
+        self.prefill_to_decode = self._histogram(
+            "prefill_to_decode", "The prefill's last layer to the launch of the first decode step"
+        )
         self.first_decode_step = self._histogram("first_decode_step", "A request's first step")
 
     def count_request(self, outcome: str) -> None:

@@ -30,6 +30,7 @@ class Registration:
         self._deadline_s = deadline_s
         self._backoff_s = FIRST_BACKOFF_S
         self.router_id: str | None = None  # of the router that has taken this worker on
+        self._goodbye = asyncio.Event()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -40,11 +41,18 @@ class Registration:
                 log.warning("registration with router %s: %s", self._router, lost)
             finally:
                 self.router_id = None
+                self._goodbye.set()  # nobody is left to hear it
             await asyncio.sleep(self._backoff_s)
             self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
 
+    async def heard_leaving(self) -> None:
+        """Until the router has heard that this worker leaves; at once where it has none."""
+        if self.router_id is not None:
+            await self._goodbye.wait()
+
     async def _attend(self) -> None:
         """One connection, from the first report to the WorkerError that ends it."""
+        self._goodbye.clear()
         async with aio.insecure_channel(self._router, options=OPTIONS) as channel:
             call = worker_pb2_grpc.RegistryStub(channel).Register()
             try:
@@ -87,6 +95,8 @@ class Registration:
         if reply.HasField("error"):
             raise WorkerError(reply.error)
         self.router_id = reply.router_id
+        if reply.leaving:
+            self._goodbye.set()
 
     def _lost(self, why: str) -> WorkerError:
         message = f"router {self._router}: {why}"

@@ -2,19 +2,22 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
 from rich.console import Console
 
 from baton.deploy.cluster import Cluster
+from baton.deploy.control import listening
 from baton.deploy.errors import StartError
 from baton.deploy.greeting import greet
 from baton.deploy.options import cluster_options, config_from
 from baton.deploy.preflight import check_model
 from baton.deploy.progress import shown
+from baton.deploy.scaling import handle_scale
 from baton.deploy.since_start import seconds_since_command
-from baton.deploy.state_file import published
+from baton.deploy.state_file import control_path, published
 from baton.deploy.stop_signal import stop_on_signals
 from baton.deploy.vigil import keep_watch
 
@@ -42,6 +45,8 @@ def serve(
             with shown(console) as progress:
                 cluster = stack.enter_context(Cluster(config, progress))
             model = str(config.engine.model)
+            scaled = partial(handle_scale, cluster)
+            stack.enter_context(listening(control_path(), scaled))
             stack.enter_context(published(model, cluster.http_url, cluster.grpc_address))
             greet(console, cluster, seconds_since_command())
             keep_watch(console, cluster)

@@ -1,6 +1,7 @@
 """The decoder that every family is composed as: an embedding, residual branches, a head."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from baton.engine.forward_batch import ForwardBatch, HostLengths
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.layers.base import Layer
-from baton.engine.models.scope import Scope, Tally
+from baton.engine.models.layers.norm import Norm
+from baton.engine.models.scope import Tally
 from baton.engine.models.step import Step
 from baton.engine.recurrent_index import RecurrentIndex, plan_recurrent
 from baton.kernels.chunks import SnapshotPlan
@@ -19,16 +21,12 @@ from baton.kernels.host_plan import HostPlan
 from baton.kernels.linear import Weight
 
 
-class Norm:
-    """RMS norm. weight: [hidden] float32."""
+class Block(Protocol):
+    """A part of a decoder, from one residual stream to the next."""
 
-    def __init__(self, scope: Scope, name: str, hidden: int, eps: float) -> None:
-        self.kernels = scope.kernels
-        self.weight = scope.tensor(f"{name}.weight", hidden, dtype=torch.float32)
-        self.eps = eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.kernels.rms_norm(x, self.weight, self.eps)
+    def __call__(self, x: Tensor, embedded: Tensor, step: Step) -> Tensor:
+        """x: [T, hidden] -> [T, hidden]; embedded: [T, hidden], what the first block was given."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Residual:
     branches: tuple[Layer, ...]
     multiplier: float = 1.0
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, embedded: Tensor, step: Step) -> Tensor:
         normed = self.norm(x)
         total = self.branches[0](normed, step)
         for branch in self.branches[1:]:
@@ -58,7 +56,7 @@ class Decoder:
     config: ModelConfig
     kernels: Kernels
     embedding: Weight
-    blocks: tuple[Residual, ...]
+    blocks: tuple[Block, ...]
     norm: Norm
     head: Weight
     tally: Tally
@@ -80,9 +78,11 @@ class Decoder:
         """One step; see `baton.engine.models.base.Model`."""
         step = Step.plan(batch, states, pages)
         x = self.kernels.embedding(batch.token_ids, self.embedding)
-        x = self.kernels.scaled(x, self.embedding_multiplier)
+        x = embedded = self.kernels.scaled(x, self.embedding_multiplier)
         for block in self.blocks:
-            x = block(x, step)
+            x = block(x, embedded, step)
+        if batch.progress is not None:
+            batch.progress.all_written()
         wanted = self.norm(self.kernels.select_rows(x, batch.logit_tokens))
         logits = self.kernels.linear(wanted, self.head, None).float()
         return self.kernels.scaled(logits, 1.0 / self.logits_divisor)

@@ -68,7 +68,8 @@ struct SwiGlu {
   int64_t rows, width;
 };
 
-void swiglu(const SwiGlu& a, Team& team) {
+template <class F>
+void gated(const SwiGlu& a, Team& team, F act) {
   constexpr int64_t PART = 512;
   const int64_t parts = (a.width + PART - 1) / PART;
   team.each(a.rows * parts, [&](int64_t job) {
@@ -76,8 +77,35 @@ void swiglu(const SwiGlu& a, Team& team) {
     const float* gate = a.gate_up + row * 2 * a.width + first;
     float* out = a.out + row * a.width + first;
     runs(first + PART < a.width ? PART : a.width - first, [&](int64_t i, int64_t n) {
-      store_run(out + i, silu(load_run(gate + i, n)) * load_run(gate + a.width + i, n), n);
+      store_run(out + i, act(load_run(gate + i, n)) * load_run(gate + a.width + i, n), n);
     });
+  });
+}
+
+void swiglu(const SwiGlu& a, Team& team) {
+  gated(a, team, [](Vec gate) { return silu(gate); });
+}
+
+struct GeGlu : SwiGlu {};  // gelu in the place of silu
+
+void geglu(const GeGlu& a, Team& team) {
+  gated(a, team, [](Vec gate) {
+    for (int64_t i = 0; i < LANES; i++) gate[i] *= 0.5f * (1.0f + erff(gate[i] * 0.70710678f));
+    return gate;
+  });
+}
+
+struct Beside {
+  const float *x, *y;  // [rows, x_width], [rows, y_width]
+  float* out;          // [rows, x_width + y_width]
+  int64_t rows, x_width, y_width;
+};
+
+void beside(const Beside& a, Team& team) {
+  team.each(a.rows, [&](int64_t row) {
+    float* out = a.out + row * (a.x_width + a.y_width);
+    memcpy(out, a.x + row * a.x_width, a.x_width * sizeof(float));
+    memcpy(out + a.x_width, a.y + row * a.y_width, a.y_width * sizeof(float));
   });
 }
 

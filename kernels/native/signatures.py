@@ -43,6 +43,16 @@ class SwiGlu(Arguments):
     _fields_ = _fields("gate_up out", "rows width")
 
 
+class GeGlu(Arguments):
+    operation = "geglu"
+    _fields_ = _fields("gate_up out", "rows width")
+
+
+class Beside(Arguments):
+    operation = "beside"
+    _fields_ = _fields("x y out", "rows x_width y_width")
+
+
 class Relu2(Arguments):
     operation = "relu2"
     _fields_ = _fields("x out", "size")
@@ -137,6 +147,8 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     Embedding,
     RmsNorm,
     SwiGlu,
+    GeGlu,
+    Beside,
     Relu2,
     AddScaled,
     SelectRows,

@@ -26,6 +26,7 @@ class Gated:
     def __init__(self, folder: Any) -> None:
         self._model = load_model(EngineConfig(model=folder))
         self.config = self._model.config
+        self.plan = self._model.plan
         self.weight_bytes = 0  # the test sizes the pools
         self.gate = Gate()
 

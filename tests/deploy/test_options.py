@@ -7,6 +7,7 @@ import click
 from click.testing import CliRunner
 
 from baton.deploy.cluster_config import ClusterConfig
+from baton.deploy.member import Member
 from baton.deploy.options import cluster_options, config_from, engine_from, engine_options
 from baton.deploy.wiring import Wiring
 from baton.engine.config import EngineConfig
@@ -41,7 +42,7 @@ def test_the_options_of_the_prefix_cache_reach_every_worker() -> None:
     )  # fmt: skip
     wiring = Wiring(config, http_port=1, grpc_port=2, threads=1)
     for role in (Role.PREFILL, Role.DECODE):
-        engine = wiring.worker("w0", role).engine
+        engine = wiring.worker(Member(role, 0)).engine
         assert not engine.prefix_caching
         assert engine.mamba_scheduler_strategy is Strategy.NO_BUFFER
         assert engine.mamba_track_interval == 512

@@ -20,7 +20,14 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _write(pid: int, started: float) -> Path:
     path = folder() / f"{pid}.json"
-    fields = {"pid": pid, "started": started, "model": "m", "http_url": "u", "grpc_address": "g"}
+    fields = {
+        "pid": pid,
+        "started": started,
+        "model": "m",
+        "http_url": "u",
+        "grpc_address": "g",
+        "control": "c",
+    }
     path.write_text(json.dumps(fields))
     return path
 

@@ -42,17 +42,19 @@ def test_a_terminal_gets_bars() -> None:
 
 def test_workers_that_go_come_and_start_again_are_each_told_once() -> None:
     before = {"router": 0, "decode-0": 5, "decode-1": 6}
-    assert changes(before, before) == []
-    assert changes(before, {"router": 0, "decode-0": 7}) == [
+    both = {"decode-0", "decode-1"}
+    assert changes(before, before, both) == []
+    assert changes(before, {"router": 0, "decode-0": 7}, both) == [
         "decode-1 is gone; Ray starts it again",
         "decode-0 was started again",
     ]
-    assert changes({"router": 0}, before) == ["decode-0 is here", "decode-1 is here"]
+    assert changes(before, {"router": 0, "decode-0": 5}, {"decode-0"}) == ["decode-1 has left"]
+    assert changes({"router": 0}, before, both) == ["decode-0 is here", "decode-1 is here"]
 
 
 def test_the_status_table_names_owners_that_own_something() -> None:
     worker: dict[str, Any] = {
-        "worker_id": "decode-0", "role": "decode", "ready": True, "leaving": False,
+        "worker_id": "decode-0", "role": "decode", "state": "draining", "dp_group": 1,
         "uptime_s": 75.0, "running": 3, "max_running": 16, "waiting": 2, "incarnation": 0xAB_CDEF01,
         "slots": {"free": 12, "live": 3, "ticket": 0}, "pages": {"free": 7, "live": 1},
         "handoffs": {"writing": 2, "complete": 40},
@@ -65,7 +67,7 @@ def test_the_status_table_names_owners_that_own_something() -> None:
     assert "requests 5 of 16, queued 1" in text and "1h01m" in text and "1m15s" in text
     assert "12 free" in text and "3 live" in text and "ticket" not in text
     assert "2 writing" in text and "complete" not in text
-    assert "cdef01" in text
+    assert "cdef01" in text and "draining 1m15s" in text
 
 
 def test_a_timings_line_adds_up_what_it_names() -> None:

@@ -1,4 +1,5 @@
-"""One real cluster for all of these tests: 1 prefill worker, 2 decode ranks and a router on Ray."""
+"""One real cluster for all of these tests: a prefill worker, a decode group of two ranks and a
+router, on Ray."""
 
 import asyncio
 import random
@@ -38,7 +39,7 @@ def engine(engine_config: EngineConfig) -> Engine:
 
 @pytest.fixture(scope="session")
 def running_cluster(engine_config: EngineConfig) -> Iterator[Cluster]:
-    with Cluster(ClusterConfig(engine_config, prefill=1, decode=2)) as cluster:
+    with Cluster(ClusterConfig(engine_config, decode_dp=2)) as cluster:
         yield cluster
 
 

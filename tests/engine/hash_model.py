@@ -27,7 +27,7 @@ MASK = (1 << 64) - 1
 STATE, TOKEN, PLACE = 6364136223846793005, 1442695040888963407, 0x9E3779B97F4A7C15
 
 
-def hash_config(max_model_len: int = 512, chunk: int = 16) -> ModelConfig:
+def hash_config(max_model_len: int = 512, chunk: int = 16, layers: int = 1) -> ModelConfig:
     return ModelConfig(
         family="hash",
         folder=Path("."),
@@ -35,8 +35,8 @@ def hash_config(max_model_len: int = 512, chunk: int = 16) -> ModelConfig:
         hidden_size=1,
         max_model_len=max_model_len,
         layers=(),
-        recurrent=(RecurrentShape(conv=(1, WINDOW), ssm=(1, 1, 1)),),
-        attention=(AttentionShape(kv_heads=1, head_dim=1),),
+        recurrent=(RecurrentShape(conv=(1, WINDOW), ssm=(1, 1, 1)),) * layers,
+        attention=(AttentionShape(kv_heads=1, head_dim=1),) * layers,
         mamba_chunk_size=chunk,
         eos_token_ids=(EOS,),
         dtype=torch.int64,
@@ -131,6 +131,49 @@ class HashModel:
         ]
         assert positions == batch.positions.tolist()
         assert batch.host.cu_seqlens[batch.decode_rows] == batch.decode_rows
+
+
+class LayeredHashModel(HashModel):
+    """Of several layers of each kind: all keep what the first does, plus their number, and a step
+    that finds them to differ fails. `between` is called before each layer but the first."""
+
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__(hash_config(layers=layers))
+
+    def between(self, layer: int) -> None:
+        """For a test to wait in."""
+
+    def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
+        self._compare(batch, states, pages)
+        logits = super().forward(batch, states, pages)
+        written = {int(slot) for slot in batch.write_slots}
+        written |= {slot for row in range(batch.rows) for slot in snapshots_of(batch, row).values()}
+        for layer in range(len(pages.k)):
+            if layer:
+                self.between(layer)
+            for slot in written if layer else ():
+                for pool in (states.conv, states.ssm):
+                    pool[layer][slot] = pool[0][slot] + layer
+            for pool in (pages.k, pages.v):
+                at = batch.token_pages, batch.token_offsets
+                pool[layer][at] = pool[0][at] + (layer if layer else 0)
+            if batch.progress is not None:
+                batch.progress.kv_written(layer)
+                batch.progress.state_written(layer)
+        if batch.progress is not None:
+            batch.progress.all_written()
+        return logits
+
+    def _compare(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> None:
+        for row in range(batch.rows):
+            read, prefix = int(batch.read_slots[row]), batch.host.prefix_lens[row]
+            table = batch.block_tables[row]
+            for layer in range(1, len(pages.k) if prefix else 0):
+                for pool in (states.conv, states.ssm):
+                    assert pool[layer][read].equal(pool[0][read] + layer), "layers' states differ"
+                for pool in (pages.k, pages.v):
+                    first, other = (pool[n][table].reshape(-1)[:prefix] for n in (0, layer))
+                    assert other.equal(first + layer), "layers' KV differs"
 
 
 def snapshots_of(batch: ForwardBatch, row: int) -> dict[int, int]:

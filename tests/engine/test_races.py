@@ -1,7 +1,7 @@
 """Overlap changes nothing: the forward stream, delayed and jittered, against steps one by one.
 
 Whatever a planned step may touch too early or too late changes the hash model's tokens, or the
-audit finds it.
+audit finds it. `--race-mixes 200` draws more mixes.
 """
 
 import random
@@ -23,7 +23,12 @@ from baton.engine.memory.owners import Owner
 from baton.engine.request import RequestSpec
 from baton.engine.sampling_params import SamplingParams
 
-MIXES = 12  # a test; each is a mix of some twenty requests
+
+@pytest.fixture
+def mixes(request: pytest.FixtureRequest) -> int:
+    """How many a test draws; each is a mix of some twenty requests."""
+    count: int = request.config.getoption("--race-mixes")
+    return count
 
 
 def jittered(rng: random.Random) -> Callable[[], AbstractContextManager[object]]:
@@ -135,10 +140,10 @@ def told(events: list[Event], name: str) -> list[Event]:
 
 @pytest.mark.parametrize("snapshots", [1, 4])
 def test_a_jittered_stream_tells_what_steps_one_by_one_tell(
-    seeded: random.Random, snapshots: int
+    seeded: random.Random, snapshots: int, mixes: int
 ) -> None:
     preempted = hits = 0
-    for _ in range(MIXES):
+    for _ in range(mixes):
         mix = Mix.draw(seeded)
         slow = small(ThreadStream(jittered(seeded)), snapshots_per_prefill=snapshots)
         plain = small(None, snapshots_per_prefill=snapshots)
@@ -172,10 +177,12 @@ def is_prefix(tokens: list[int], spec: RequestSpec) -> bool:
     return tokens == expected_tokens(HashModel(), spec.prompt_ids, len(tokens))
 
 
-def test_hand_offs_into_just_freed_memory_keep_their_bytes(seeded: random.Random) -> None:
+def test_hand_offs_into_just_freed_memory_keep_their_bytes(
+    seeded: random.Random, mixes: int
+) -> None:
     """Tickets are granted while steps of cancelled requests are in flight."""
     granted = 0
-    for _ in range(MIXES):
+    for _ in range(mixes):
         source = small(None, max_running=8, held_fraction=1.0, pages=200)
         target = small(ThreadStream(jittered(seeded)), tickets=3)
         specs = [
@@ -218,7 +225,7 @@ def test_hand_offs_into_just_freed_memory_keep_their_bytes(seeded: random.Random
             got = tokens_of(events, spec.request_id) + tokens_of(answers, spec.request_id)
             assert got == expected_tokens(HashModel(), spec.prompt_ids, 12)
         target.close()
-    assert granted == 6 * MIXES
+    assert granted == 6 * mixes
 
 
 def test_a_row_of_an_earlier_admission_changes_nothing() -> None:

@@ -131,7 +131,7 @@ def test_a_launch_reads_nothing_back(plain: bool) -> None:
         Row(3, 1, 8, (1, 2), False, 3, 3, (5, 6), False, None, None),
     )
     engine = make_engine()
-    runner = ModelRunner(Wave(), engine.states, engine.pages, InlineStream())
+    runner = ModelRunner(Wave(), engine.states, engine.pages, InlineStream(), 1)
     batch = Batch(1, rows, decode_rows=1)
     with NoHostReads():
         launched = runner.launch(batch)

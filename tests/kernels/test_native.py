@@ -19,6 +19,8 @@ from baton.kernels.attention import (
 from baton.kernels.conv1d import gated_conv_step, gated_conv_step_native
 from baton.kernels.elementwise import (
     add_scaled_native,
+    beside_native,
+    geglu_native,
     relu2_native,
     scaled_native,
     select_rows_native,
@@ -154,6 +156,8 @@ def test_what_layers_do_in_between(native, rng, rows, width):
     assert_near(relu2_native(native, x), F.relu(x.double()).square(), 2e-6)
     both = torch.cat((x, y), dim=1)
     assert_near(swiglu_native(native, both), F.silu(x.double()) * y.double(), 2e-6)
+    assert_near(geglu_native(native, both), F.gelu(x.double()) * y.double(), 2e-6)
+    assert torch.equal(beside_native(native, x, y[:, :5].contiguous()), torch.cat((x, y[:, :5]), 1))
     if rows:
         chosen = torch.randint(rows, (3,))
         assert torch.equal(select_rows_native(native, x, chosen), x[chosen])

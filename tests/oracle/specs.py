@@ -14,8 +14,11 @@ class Spec:
     model_type: str
     config: dict[str, Any] = field(hash=False)
     final_norm: str = "model.norm.weight"  # the tensor that logits are scaled by
+    zero_centred: bool = False  # it is stored as its distance from one
+    scaled: dict[str, float] = field(default_factory=dict, hash=False)  # tensors, by their end
     dense: bool = True  # no routing: bf16 claims are made on these alone
     states: tuple[str, ...] = STATES  # those that the family has
+    gain: float = 1.5  # of its matrices: less where a layer would magnify rounding
     deep: bool = False  # the tests of every schedule run on it, not those of each family alone
 
 
@@ -81,6 +84,19 @@ _LFM2: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+_ZAMBA: dict[str, Any] = {
+    **_COMMON,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 96,
+    "n_mamba_heads": 8,
+    "mamba_ngroups": 2,
+    "mamba_d_state": 16,
+    "chunk_size": 16,
+    "adapter_rank": 8,
+    "time_step_min": 1e-9,  # transformers clamps dt by it, at prefill alone
+}
 _DEEPSEEK: dict[str, Any] = {
     **_TOKENS,
     "hidden_size": 64,
@@ -107,6 +123,41 @@ _DEEPSEEK: dict[str, Any] = {
         "original_max_position_embeddings": 64,
     },
 }
+_QWEN3_NEXT: dict[str, Any] = {
+    **_TOKENS,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 96,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "rms_norm_eps": 1e-3,  # a head whose output is all but zero would magnify rounding
+}
+_ODD_DELTA: dict[str, Any] = {
+    "hidden_size": 60,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "attention_bias": True,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 9,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 3,
+}
+_QWEN3_EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 40,
+}
+# States that remember more than the last token: what decays are projected from is smaller.
+_SLOW = {"in_proj_a.weight": 0.2, "in_proj_ba.weight": 0.2}
 
 _ALL = (
     Spec(
@@ -504,6 +555,40 @@ _ALL = (
         states=("kv", "conv"),
     ),
     Spec(
+        "zamba2_adapted",
+        "zamba2",
+        {
+            **_ZAMBA,
+            "num_hidden_layers": 5,
+            "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba", "hybrid"],
+            "num_mem_blocks": 2,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+        },
+        final_norm="model.final_layernorm.weight",
+        gain=0.9,
+        deep=True,
+    ),
+    Spec(
+        "zamba2_odd",
+        "zamba2",
+        {
+            **_ZAMBA,
+            "hidden_size": 60,
+            "num_hidden_layers": 3,
+            "layers_block_type": ["mamba", "hybrid", "hybrid"],
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "n_mamba_heads": 5,
+            "mamba_ngroups": 1,
+            "chunk_size": 32,
+            "add_bias_linear": True,
+            "tie_word_embeddings": False,
+        },
+        final_norm="model.final_layernorm.weight",
+        gain=1.0,
+    ),
+    Spec(
         "deepseek3_odd_dense",
         "deepseek_v3",
         {
@@ -562,6 +647,42 @@ _ALL = (
         },
         dense=False,
         states=("kv",),
+    ),
+    Spec(
+        "qwen3_5_tied",
+        "qwen3_5_text",
+        {**_QWEN3_NEXT, "tie_word_embeddings": True},
+        zero_centred=True,
+        scaled=_SLOW,
+        deep=True,
+    ),
+    Spec(
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        {**_QWEN3_NEXT, **_QWEN3_EXPERTS, **_ODD_DELTA, "hidden_size": 56},
+        zero_centred=True,
+        scaled=_SLOW,
+        dense=False,
+    ),
+    Spec(
+        "qwen3_next_odd",
+        "qwen3_next",
+        {**_QWEN3_NEXT, **_ODD_DELTA, "num_experts": 0, "tie_word_embeddings": True},
+        zero_centred=True,
+        scaled=_SLOW,
+    ),
+    Spec(
+        "qwen3_next_moe",
+        "qwen3_next",
+        {
+            **_QWEN3_NEXT,
+            **_QWEN3_EXPERTS,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "mlp_only_layers": [0],
+        },
+        zero_centred=True,
+        scaled=_SLOW,
+        dense=False,
     ),
 )
 SPECS = {spec.name: spec for spec in _ALL}

@@ -20,7 +20,7 @@ from router_neighbours import (
 
 from baton.api.grpc_inference import ERROR_METADATA
 from baton.proto import common_pb2
-from baton.proto.inference_pb2 import GenerateReply
+from baton.proto.inference_pb2 import GenerateReply, GenerateRequest, TokenIds
 from baton.proto.worker_pb2 import RequestTokens, StartRequest
 
 
@@ -96,6 +96,24 @@ async def test_the_rank_is_told_everything_it_needs(tmp_path: Path, rng: random.
         assert list(start.prefills) == [prefill.identity]
         assert start.sampling.temperature == 0.5 and start.sampling.seed == 77
         assert start.sampling.max_tokens == 5 and list(start.sampling.stop) == ["x"]
+
+
+async def test_a_pinned_request_reaches_its_rank_or_is_told_which_there_are(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        ranks = [FakeRank(f"d{i}", answer=echo) for i in range(3)]
+        await cluster.add(FakeWorker("p0"), *ranks)
+
+        def pinned(rank: int) -> "grpc.aio.UnaryStreamCall[GenerateRequest, GenerateReply]":
+            ids = TokenIds(ids=[11, 12])
+            request = GenerateRequest(token_ids=ids, stream=True, routed_dp_rank=rank)
+            return cluster.inference.Generate(request, timeout=DEADLINE_S)
+
+        for number in (2, 2, 0):
+            assert joined(await within(replies_of(pinned(number)))) == [11, 12]
+        assert [rank.starts.qsize() for rank in ranks] == [1, 0, 2]
+        error = await failure(pinned(3))
+        assert error.code == common_pb2.INVALID_REQUEST
+        assert error.message == "routed_dp_rank is 3; the decode ranks are 0, 1, 2"
 
 
 async def test_requests_without_a_seed_get_one_each(tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ class Setup:
         self.workers: dict[str, Worker] = {}
         for role, letter, count in ((PREFILL, "p", prefills), (DECODE, "d", ranks)):
             for i in range(count):
-                identity = WorkerIdentity(worker_id=f"{letter}{i}", address="a:1", role=role)
+                identity = WorkerIdentity(
+                    worker_id=f"{letter}{i}", address="a:1", role=role, rank=i
+                )
                 worker = self.table.register(Hello(protocol_major=1, worker=identity))
                 self.workers[worker.worker_id] = worker
         self.placer = Placer(self.table, self.reachable, policy, prefill_fallbacks=1)
@@ -94,8 +96,36 @@ def test_a_named_rank_is_used_and_no_other() -> None:
     assert {setup.chosen(only_rank=1)[1] for _ in range(3)} == {"d1"}
     setup.cut_off.add("d1")
     assert setup.placer.place(only_rank=1) is None
-    with pytest.raises(ApiError, match="routed_dp_rank is 3; expected 0 to 2"):
+    with pytest.raises(ApiError, match="routed_dp_rank is 3; the decode ranks are 0, 1, 2"):
         setup.placer.place(only_rank=3)
+
+
+def test_numbers_of_ranks_stay_when_others_leave() -> None:
+    setup = Setup(prefills=1, ranks=3)
+    setup.report("d0", leaving=True)
+    assert setup.chosen(only_rank=2)[1] == "d2"
+    with pytest.raises(ApiError, match="routed_dp_rank is 0; the decode ranks are 1, 2"):
+        setup.placer.place(only_rank=0)
+    setup.table.remove(setup.workers["d0"], "it has left")
+    with pytest.raises(ApiError, match="the decode ranks are 1, 2"):
+        setup.placer.place(only_rank=0)
+
+
+def test_a_named_rank_that_was_lost_is_waited_for() -> None:
+    setup = Setup(prefills=1, ranks=3)
+    setup.table.remove(setup.workers["d1"], "its stream ended")
+    assert setup.placer.place(only_rank=1) is None
+
+
+def test_a_rank_that_lost_the_request_is_used_only_where_there_is_no_other() -> None:
+    setup = Setup(prefills=1, ranks=2)
+    lost_on = {setup.workers["d0"].registration}
+    for _ in range(3):
+        placement = setup.placer.place(lost_on=lost_on)
+        assert placement is not None and placement.rank.worker_id == "d1"
+    setup.cut_off.add("d1")
+    again = setup.placer.place(lost_on=lost_on)
+    assert again is not None and again.rank.worker_id == "d0"
 
 
 def test_capacity_is_that_of_the_decode_ranks_that_stay() -> None:

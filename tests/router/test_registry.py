@@ -77,7 +77,8 @@ async def test_a_leaving_worker_gets_nothing_new_but_ends_what_it_has(tmp_path: 
         start = await within(first.starts.get())
         await cluster.add(second)
         first.report(leaving=True)
-        await cluster.until(lambda workers: bool(workers["d0"]["leaving"]))
+        assert (reply := await within(first.replies.get())) is not None and reply.leaving
+        assert (await cluster.workers())["d0"]["state"] == "draining"
         others = [cluster.generate([13, 14]) for _ in range(3)]
         for _ in others:
             await within(second.starts.get())
@@ -90,11 +91,11 @@ async def test_a_leaving_worker_gets_nothing_new_but_ends_what_it_has(tmp_path: 
 
 
 @pytest.mark.parametrize("go", [FakeRank.unregister, FakeRank.hang_up])
-async def test_requests_of_a_rank_that_went_fail_with_its_name_and_the_reason(
+async def test_where_no_other_rank_is_requests_fail_with_the_name_and_the_reason(
     tmp_path: Path, go: Callable[[FakeRank], None]
 ) -> None:
     # A lease so long that only the end of a stream can tell.
-    async with Cluster(tmp_path, lease_ms=3_600_000) as cluster:
+    async with Cluster(tmp_path, lease_ms=3_600_000, worker_wait_s=0.0) as cluster:
         rank = FakeRank("d0")
         await cluster.add(FakeWorker("p0"), rank)
         call = cluster.generate([11, 12])

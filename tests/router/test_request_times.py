@@ -16,13 +16,10 @@ def test_the_parts_of_ttft_add_up_to_it(
     times = RequestTimes(arrived)
     times.dispatched = arrived + queue / 1e6
     first_in = times.dispatched + (wait + prefill + held + network) / 1e6
-    times.first_out = first_in + own / 1e6
-    seen = times.split(
-        Timings(prefill_queue_us=wait, prefill_us=prefill, transfer_us=9),
-        first_in=first_in,
-        held_us=held,
-        finished=times.first_out + 1.0,
-    )
+    first_out = first_in + own / 1e6
+    times.first_token(1, first_in, held, first_out)
+    rank = Timings(prefill_queue_us=wait, prefill_us=prefill, transfer_us=9)
+    seen = times.split(rank, 1, first_out + 1.0)
     parts = (
         seen.router_queue_us,
         seen.prefill_queue_us,
@@ -40,7 +37,7 @@ def test_the_parts_of_ttft_add_up_to_it(
 def test_an_answer_without_a_token_has_no_ttft() -> None:
     times = RequestTimes(1.0)
     times.dispatched = 1.25
-    seen = times.split(Timings(), first_in=None, held_us=0, finished=1.5)
+    seen = times.split(Timings(), 1, 1.5)
     assert (seen.router_queue_us, seen.ttft_us, seen.network_us) == (250_000, 0, 0)
     assert seen.e2e_us == 500_000
 
@@ -48,6 +45,14 @@ def test_an_answer_without_a_token_has_no_ttft() -> None:
 def test_a_rank_that_claims_more_than_there_was_leaves_nothing_to_the_network() -> None:
     times = RequestTimes(0.0)
     times.dispatched = 0.0
-    times.first_out = 0.01
-    seen = times.split(Timings(prefill_us=99_000), first_in=0.009, held_us=0, finished=0.02)
+    times.first_token(1, 0.009, 0, 0.01)
+    seen = times.split(Timings(prefill_us=99_000), 1, 0.02)
     assert seen.network_us == 0 and seen.ttft_us == 10_000
+
+
+def test_a_later_attempt_says_nothing_of_the_first_token() -> None:
+    times = RequestTimes(0.0)
+    times.dispatched = 0.0
+    times.first_token(1, 0.009, 0, 0.01)
+    seen = times.split(Timings(prefill_us=99_000, transfer_us=9), 2, 0.02)
+    assert (seen.prefill_us, seen.network_us, seen.transfer_us) == (0, 9_000, 9)

@@ -26,6 +26,8 @@ class FakeRouter(worker_pb2_grpc.RegistryServicer):
             self._changed.set()
             if len(mine) == 1:
                 yield worker_pb2.RegistryReply(router_id="r7", lease_ms=500, error=self.refuse)
+            if report.leaving:
+                yield worker_pb2.RegistryReply(router_id="r7", leaving=True)
 
     async def until(self, ready: object) -> None:
         async with asyncio.timeout(DEADLINE_S):

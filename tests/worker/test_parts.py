@@ -33,7 +33,8 @@ def test_sampling_travels_there_and_back(seeded: random.Random) -> None:
         temperature=0.5, top_k=7, top_p=0.25, min_p=0.125, repetition_penalty=1.5,
         presence_penalty=-0.5, frequency_penalty=0.75, seed=seeded.randrange(2**64),
         stop_token_ids=(3, 9), stop=("a", "é"), include_stop=True, ignore_eos=True, min_tokens=2,
-        max_tokens=9, logprobs=0, prompt_logprobs_start=0, prompt_logprobs=4, logprob_token_ids=(9, 0),
+        max_tokens=9, logprobs=0, prompt_logprobs_start=0, prompt_logprobs=4,
+        logprob_token_ids=(9, 0),
     )  # fmt: skip
     assert sampling_from_proto(sampling_to_proto(params)) == params
     off = SamplingParams()

@@ -84,6 +84,16 @@ async def test_a_worker_that_stops_says_that_it_leaves() -> None:
             await stopping
 
 
+async def test_an_idle_worker_that_stops_has_been_heard_to_leave() -> None:
+    """Or the router would take it for lost, and wait for it."""
+    router = FakeRouter()
+    async with serving(router) as address:
+        worker = told(decode_worker(), address)
+        async with running(worker):
+            await router.until(lambda r: r.streams and len(r.streams[0]) >= 2)
+        assert router.streams[0][-1].leaving
+
+
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
 async def test_two_lives_of_one_worker_are_told_apart(role: Role) -> None:
     incarnations = []

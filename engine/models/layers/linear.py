@@ -1,12 +1,22 @@
 """Linear layers, and how tensor-parallel ranks divide them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from baton.engine.comm import Comm
 from baton.engine.models.scope import Scope
+
+
+class Linear(Protocol):
+    """What stands where a projection does."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [T, columns] -> [T, this rank's rows]"""
+        ...
 
 
 class ColumnLinear:
@@ -21,11 +31,15 @@ class ColumnLinear:
         parts: Mapping[str, Sequence[int]],
         columns: int,
         bias: bool = False,
+        then: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> None:
-        """parts: projections that are computed as one, each with its row blocks in order."""
+        """parts: projections that are computed as one, each with its row blocks in order.
+
+        then: for some of them, the rows in the order that the layer wants, from this rank's.
+        """
         self.kernels = scope.kernels
-        self.weight = scope.matrix(scope.rows(parts, "weight", (columns,)))
-        self.bias = scope.rows(parts, "bias", (), torch.float32) if bias else None
+        self.weight = scope.matrix(scope.rows(parts, "weight", (columns,), then=then))
+        self.bias = scope.rows(parts, "bias", (), torch.float32, then) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, columns] -> [T, this rank's rows]"""
@@ -67,3 +81,32 @@ class WholeLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, columns] -> [T, rows]"""
         return self.kernels.linear(x, self.weight, self.bias)
+
+
+class Adapted:
+    """y = base(x) + up(down(x)): a projection that others share, and low-rank adapters of its own
+    (Hu et al., 2021, arXiv:2106.09685), one for each part of its rows."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        base: Linear,
+        adapters: Mapping[str, Sequence[int]],
+        columns: int,
+        rank: int,
+    ) -> None:
+        """adapters: names, in the order of the rows that they add to, with their row blocks."""
+        self.kernels = scope.kernels
+        self.base = base
+        self.adapters = [
+            (
+                WholeLinear(scope, f"{name}.0", rank, columns),
+                ColumnLinear(scope, {f"{name}.1": blocks}, rank),
+            )
+            for name, blocks in adapters.items()
+        ]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [T, columns] -> [T, this rank's rows]"""
+        added = [up(down(x)) for down, up in self.adapters]
+        return self.kernels.add_scaled(self.base(x), reduce(self.kernels.beside, added), 1.0)

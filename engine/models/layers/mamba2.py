@@ -174,6 +174,7 @@ class Mamba2Mixer:
         if step.prefill is not None:
             mix = step.prefill.mamba2
             parts.append(mix(self.weights, zxbcdt[done:], conv_pool, ssm_pool))
+        step.state_written(self.index)
         return self.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))
 
 

@@ -96,6 +96,7 @@ class Mla:
         pool = step.pages.latents[self.index]
         entry = torch.cat((latent, turned[:, -1]), dim=1)
         latent_write(entry, pool, step.token_pages, step.token_offsets)
+        step.kv_written(self.index)
         plain, turned = q[..., : sizes.plain], turned[:, :-1]
         done = step.decode_tokens
         parts = []

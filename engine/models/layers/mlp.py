@@ -1,10 +1,11 @@
-"""Feed-forwards: gated, down(silu(gate x) * up x), and not, down(relu(up x)^2)."""
+"""Feed-forwards: gated, down(act(gate x) * up x), and not, down(relu(up x)^2)."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 from torch import Tensor
 
-from baton.engine.models.layers.linear import ColumnLinear, RowLinear
+from baton.engine.models.layers.linear import ColumnLinear, Linear, RowLinear, WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
 
@@ -20,14 +21,35 @@ class GatedMlp:
         gate_up: Mapping[str, Sequence[int]],
         down: str,
         bias: bool = False,
+        gelu: bool = False,
     ) -> None:
-        """gate_up: the tensor, or the two, that hold gate and up, with their row blocks."""
-        self.kernels = scope.kernels
-        self.gate_up = ColumnLinear(scope, gate_up, hidden, bias)
+        """gate_up: the tensor, or the two, that hold gate and up, with their row blocks.
+        gelu: act is that, the exact one, instead of silu."""
+        self.gated = scope.kernels.geglu if gelu else scope.kernels.swiglu
+        self.gate_up: Linear = ColumnLinear(scope, gate_up, hidden, bias)
         self.down = RowLinear(scope, down, hidden, intermediate, bias)
 
+    def reused(self, gate_up: Linear) -> "GatedMlp":
+        """The same weights for another place in the model, but for what makes gate and up there."""
+        other = copy(self)
+        other.gate_up = gate_up
+        return other
+
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        return self.down(self.kernels.swiglu(self.gate_up(x)))
+        return self.down(self.gated(self.gate_up(x)))
+
+
+class PartMlp:
+    """mlp(x) * sigmoid(gate(x)): each token takes as much of it as its gate says."""
+
+    def __init__(self, scope: Scope, hidden: int, gate: str, mlp: GatedMlp) -> None:
+        """gate: the name of the projection to one channel."""
+        self.kernels = scope.kernels
+        self.gate = WholeLinear(scope, gate, 1, hidden)
+        self.mlp = mlp
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        return self.kernels.sigmoid_gated(self.mlp(x, step), self.gate(x))
 
 
 class Relu2Mlp:

@@ -67,4 +67,5 @@ class ShortConv:
                 silu=False,
             )
             parts.append(C * mixed)
+        step.state_written(self.index)
         return self.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))

@@ -108,7 +108,20 @@ DEEPSEEK: dict[str, Any] = {
     "n_shared_experts": 1,
     "moe_intermediate_size": 24,
 }
-FAMILIES = (GRANITE, BAMBA, QWEN, MAMBA, NEMOTRON, FALCON, LFM2, DEEPSEEK)
+ZAMBA: dict[str, Any] = {
+    **SMALL,
+    "model_type": "zamba2",
+    "num_hidden_layers": 3,
+    "layers_block_type": ["mamba", "hybrid", "hybrid"],
+    "num_key_value_heads": 4,
+    "n_mamba_heads": 4,
+    "mamba_ngroups": 2,
+    "chunk_size": 16,
+    "adapter_rank": 6,
+    "use_shared_attention_adapter": True,
+    "add_bias_linear": True,
+}
+FAMILIES = (GRANITE, BAMBA, QWEN, MAMBA, NEMOTRON, FALCON, LFM2, DEEPSEEK, ZAMBA)
 
 
 class ThreadComm:

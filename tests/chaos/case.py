@@ -1,0 +1,253 @@
+"""One fault at one state of one hand-off, and all that must be true of everybody afterwards."""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+
+from chaos.client import Reply
+from chaos.cluster import PAIRS, Ask, Cluster
+from chaos.fault_point import Act
+from chaos.node import DEADLINE_S
+
+from baton.proto import common_pb2
+from baton.transfer.handoff import HandoffState
+
+S = HandoffState
+WAY = (S.QUEUED, S.SCHEDULED, S.RESERVED, S.WRITING, S.COMPLETE)
+PEER = {"p0": "d0", "d0": "p0"}
+# No fault of these may end a request otherwise than so, where nobody is left to take it.
+CLEAR = {common_pb2.UNAVAILABLE, common_pb2.DATA_LOSS, common_pb2.CANCELLED}
+PAST = 1.3  # leases: how long a victim is away at the least
+SHORT = 0.3  # leases: nobody may notice
+
+
+class Fault(StrEnum):
+    KILL = "kill"
+    STOP = "stop"  # for longer than the lease
+    CUT = "cut"  # the victim's link, for longer than the lease
+    HICCUP = "hiccup"  # stopped for a part of the lease
+    CANCEL = "cancel"  # the client goes
+    SPOIL = "spoil"  # a bit of what the victim is sent
+    LATE = "late"  # what the victim is sent comes after its ticket, while the writer is stopped
+
+
+@dataclass(frozen=True)
+class Case:
+    """The victim meets its fault at the moment in which `watch` moves a hand-off into `state`."""
+
+    state: HandoffState
+    watch: str  # p0 or d0
+    victim: str  # p0 or d0
+    fault: Fault
+
+    def __str__(self) -> str:
+        return f"{self.fault}-{self.victim}-{self.state}-at-{self.watch}"
+
+    @property
+    def act(self) -> Act:
+        """What the watcher does in the very move: the fault itself, where that is its own."""
+        if self.watch == self.victim and self.fault is Fault.KILL:
+            return Act.KILL
+        stops = self.fault in (Fault.STOP, Fault.HICCUP)
+        return Act.STOP if self.watch == self.victim and stops else Act.WAIT
+
+    @property
+    def away(self) -> bool:
+        """The victim is out of reach until it is healed."""
+        return self.fault in (Fault.KILL, Fault.STOP, Fault.CUT)
+
+
+def table() -> list[Case]:
+    """Every state x side that sees it x side that suffers x fault that makes sense there."""
+    either, cases = ("p0", "d0"), []
+    for watch, states in (("p0", WAY), ("d0", (*WAY, S.ACTIVE))):
+        for state in states:
+            for victim in either:
+                for fault in (Fault.KILL, Fault.STOP, Fault.CUT, Fault.HICCUP):
+                    cases.append(Case(state, watch, victim, fault))
+            cases.append(Case(state, watch, "d0", Fault.CANCEL))
+            if state not in (S.COMPLETE, S.ACTIVE):  # else the bytes have come
+                cases += [Case(state, watch, "d0", f) for f in (Fault.SPOIL, Fault.LATE)]
+    return cases
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a case took, in seconds on the test's clock. For reports; no test depends on it."""
+
+    peer_clean_s: float
+    healed_s: float
+    reissued: bool
+
+
+class Run:
+    """One case on a cluster that is idle and whole, and is so again when it is over."""
+
+    def __init__(self, cluster: Cluster, case: Case, rng: random.Random) -> None:
+        self._cluster = cluster
+        self._case = case
+        self._rng = rng
+        self._lease_s = cluster.lease_s
+        self._ask = Ask.draw(rng, 20)
+        # Further requests on the same pair are hit wherever they happen to be.
+        crowd = 0 if case.fault is Fault.LATE else rng.choice((0, 0, 2, 4))
+        self._crowd = [Ask.draw(rng) for _ in range(crowd)]
+        # With a second prefill, what loses its first must be answered; without, it must be told.
+        alone = case.fault is Fault.LATE or rng.random() < 0.3
+        self._prefills = ["p0"] if alone else ["p0", "p1"]
+
+    async def run(self) -> Told:
+        case, cluster, ask = self._case, self._cluster, self._ask
+        watch = cluster[case.watch]
+        await watch.arm(ask.request_id, case.state, case.act)
+        replies = [(a, await cluster.begin(a, ["p0", "p1"], "d0")) for a in self._crowd]
+        replies.append((ask, await cluster.begin(ask, self._prefills, "d0")))
+        async with asyncio.timeout(DEADLINE_S):
+            await watch.reached.wait()
+        began = time.monotonic()
+        await self._strike()
+        await self._others_are_served()
+        reissued = await self._is_given_up()
+        given_up_s = time.monotonic() - began
+        if case.fault in (Fault.STOP, Fault.CUT):
+            await asyncio.sleep(max(0.0, PAST * self._lease_s - given_up_s))
+        began = time.monotonic()
+        await self._heal()
+        for asked, reply in replies:
+            await self._ends_right(asked, reply)
+        await self._pair_serves_again()
+        healed_s = time.monotonic() - began
+        await cluster.settled("p0", "p1", "d1")
+        if reissued:
+            assert await cluster["d0"].ask("intact"), f"{case}: a dead ticket's memory was written"
+        await cluster.settled()
+        return Told(given_up_s, healed_s, reissued)
+
+    async def _strike(self) -> None:
+        case, cluster = self._case, self._cluster
+        victim, watch = cluster[case.victim], cluster[case.watch]
+        if watch is victim and case.fault in (Fault.SPOIL, Fault.LATE):
+            await watch.ask("go")  # it must be able to answer; what it is sent still comes
+        match case.fault:
+            case Fault.KILL if case.act is Act.WAIT:
+                victim.kill()
+            case Fault.STOP | Fault.HICCUP if case.act is Act.WAIT:
+                victim.stop()
+            case Fault.CUT:
+                assert cluster.net is not None
+                cluster.net.cut(case.victim)
+            case Fault.SPOIL:
+                await victim.ask("spoil")
+            case Fault.LATE:
+                await victim.ask("hold")
+        if case.act is Act.WAIT:
+            await watch.ask("go")
+        match case.fault:
+            case Fault.HICCUP:
+                await asyncio.sleep(SHORT * self._lease_s)
+                victim.resume()
+            case Fault.CANCEL:
+                await self._cancel()
+            case Fault.LATE:
+                await self._stop_the_writer()
+                await self._cancel()
+
+    async def _stop_the_writer(self) -> None:
+        """Once what it wrote is held up, or it has written all before it could be."""
+        wire, writer = self._cluster["d0"], self._cluster["p0"]
+        async with asyncio.timeout(DEADLINE_S):
+            while not await wire.ask("held") and (await writer.books()).handoffs:
+                await asyncio.sleep(0.005)
+        writer.stop()
+
+    async def _cancel(self) -> None:
+        await (await self._cluster.client("d0")).cancel(self._ask.request_id)
+
+    async def _others_are_served(self) -> None:
+        """Every pair that the fault does not touch."""
+        case = self._case
+        touched = {case.victim} if case.fault not in (Fault.CANCEL, Fault.HICCUP) else set()
+        touched |= {"p0"} if case.fault is Fault.LATE else set()
+        apart = [pair for pair in PAIRS if not touched.intersection(pair)]
+        served = (self._cluster.serve(Ask.draw(self._rng), *pair) for pair in apart)
+        await asyncio.gather(*served)
+
+    async def _is_given_up(self) -> bool:
+        """What the victim had is given up by its peer, while the victim is still away. Whether
+        the ticket's memory has been given to somebody else, who watches it."""
+        case, cluster = self._case, self._cluster
+        if not case.away and case.fault is not Fault.LATE:
+            return False
+        await cluster.settled("d0" if case.fault is Fault.LATE else PEER[case.victim])
+        if case.fault is Fault.KILL or (case.away and case.victim == "d0"):
+            return False
+        taken: bool = await cluster["d0"].ask("reissue", self._ask.request_id)
+        if case.fault is Fault.LATE:
+            await cluster["d0"].ask("let_go")
+            await cluster.serve(Ask.draw(self._rng), "p1", "d0")  # the bytes have come by now
+        return taken
+
+    async def _heal(self) -> None:
+        case, cluster = self._case, self._cluster
+        victim = cluster[case.victim]
+        match case.fault:
+            case Fault.KILL:
+                await victim.end()
+                await cluster.start(case.victim)
+            case Fault.STOP:
+                victim.resume()
+            case Fault.CUT:
+                assert cluster.net is not None
+                cluster.net.mend(case.victim)
+            case Fault.LATE:
+                cluster["p0"].resume()
+
+    async def _ends_right(self, ask: Ask, reply: Reply) -> None:
+        """No wrong token, ever; the whole answer where somebody was left to give it, and a clear
+        error where not."""
+        case, right = self._case, ask.answer
+        await reply.end()
+        came = reply.token_ids
+        assert came == right[: len(came)], f"{case}: wrong tokens"
+        if reply.whole:
+            assert came == right
+            return
+        mine = ask is self._ask
+        if reply.finished is not None:
+            error = reply.finished.error
+            assert error.code in CLEAR and error.message, f"{case}: {reply.finished}"
+            self._may_end_so(error, mine=mine)
+        else:
+            assert case.victim == "d0" and case.away, f"{case}: d0 was lost: {reply.lost}"
+        if mine and case.fault in (Fault.CANCEL, Fault.LATE):
+            return
+        again = await self._cluster.begin(ask, ["p0", "p1"], "d1", attempt=2, outputs=came)
+        await again.end()
+        assert again.whole, f"{case}: replayed on d1: {again.finished or again.lost}"
+        assert came + again.token_ids == right, f"{case}: wrong tokens after the replay"
+
+    def _may_end_so(self, error: common_pb2.Error, *, mine: bool) -> None:
+        case = self._case
+        told = f"{case}: {error}"
+        fallback = not mine or len(self._prefills) > 1
+        if case.fault in (Fault.CANCEL, Fault.LATE):
+            assert mine and error.code == common_pb2.CANCELLED, told
+            return
+        assert case.fault is not Fault.HICCUP, told
+        assert error.code != common_pb2.CANCELLED or case.victim == "d0", told
+        if case.victim == "p0" or case.fault is Fault.SPOIL:
+            assert not fallback, f"{told}: p1 was there"
+            assert "p0" in error.message or case.fault is Fault.SPOIL, told
+
+    async def _pair_serves_again(self) -> None:
+        """Without a restart of anybody. The first to come may still hit what the fault left."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                ask = Ask.draw(self._rng)
+                reply = await (await self._cluster.begin(ask, ["p0"], "d0")).end()
+                assert reply.token_ids == ask.answer[: len(reply.token_ids)]
+                if reply.whole:
+                    return
+                await asyncio.sleep(0.02)

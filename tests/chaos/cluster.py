@@ -1,0 +1,139 @@
+"""Two prefill workers and two decode ranks, each in a process and, where that can be, a network
+namespace of its own, and the test in the place of a router."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from chaos.client import RankClient, Reply, new_request_id, session
+from chaos.netns import Network, network, unavailable
+from chaos.node import Node, start_nursery
+from chaos.node_main import NodePlan
+from engine.engines import greedy, random_prompt
+from engine.hash_model import HashModel, expected_tokens
+
+from baton.worker.config import Role
+
+ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
+PAIRS = [(p, d) for p in ("p0", "p1") for d in ("d0", "d1")]
+LEASE_MS = 1000
+_MODEL = HashModel()
+
+
+def plan(channel: str = "grpc", lease_ms: int = LEASE_MS, **more: Any) -> NodePlan:
+    """What all workers of a cluster are told; `Cluster` adds who each is."""
+    return NodePlan("", Role.PREFILL, "", lease_ms, channel, **more)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request, and what its answer must be."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    tokens: int
+
+    @staticmethod
+    def draw(rng: random.Random, low: int = 5, high: int = 110) -> "Ask":
+        return Ask(new_request_id(), random_prompt(rng, low, high), rng.randint(2, 16))
+
+    @property
+    def answer(self) -> list[int]:
+        return expected_tokens(_MODEL, self.prompt, self.tokens)
+
+
+class Cluster:
+    def __init__(self, plan: NodePlan, net: Network | None) -> None:
+        """plan: of every worker, but for its name, role, host and namespace."""
+        self._plan = plan
+        self.net = net
+        self.nodes: dict[str, Node] = {}
+        self._clients: dict[str, tuple[RankClient, AsyncExitStack]] = {}
+        self._meeting = asyncio.Lock()
+
+    @property
+    def lease_s(self) -> float:
+        return self._plan.lease_ms / 1000
+
+    def __getitem__(self, name: str) -> Node:
+        return self.nodes[name]
+
+    async def start(self, name: str) -> None:
+        """A new life of `name`; the one before it must be over."""
+        host, netns = "127.0.0.1", None
+        if self.net is not None:
+            host, netns = self.net.host(name), self.net.names[name]
+        node = Node(replace(self._plan, name=name, role=ROLES[name], host=host, netns=netns))
+        await node.start()
+        self.nodes[name] = node
+
+    async def client(self, rank: str) -> RankClient:
+        """The session with `rank`; a new one where the last was lost."""
+        async with self._meeting:
+            held = self._clients.get(rank)
+            if held is None or held[0].lost is not None:
+                await self._drop(rank)
+                stack = AsyncExitStack()
+                client = await stack.enter_async_context(session(self[rank]))
+                self._clients[rank] = held = (client, stack)
+            return held[0]
+
+    async def begin(
+        self,
+        ask: Ask,
+        prefills: Sequence[str],
+        rank: str,
+        *,
+        attempt: int = 1,
+        outputs: Sequence[int] = (),
+    ) -> Reply:
+        client = await self.client(rank)
+        return await client.start(
+            ask.request_id,
+            ask.prompt,
+            greedy(ask.tokens),
+            [self[name] for name in prefills],
+            attempt=attempt,
+            outputs=outputs,
+        )
+
+    async def serve(self, ask: Ask, prefill: str, rank: str) -> None:
+        """One request by this pair, which nothing may disturb."""
+        reply = await (await self.begin(ask, [prefill], rank)).end()
+        where = f"{ask.request_id} by {prefill} and {rank}"
+        assert reply.whole, f"{where}: {reply.finished or reply.lost}"
+        assert reply.token_ids == ask.answer, where
+
+    async def settled(self, *names: str) -> None:
+        """Everybody that is named, or everybody."""
+        for name in names or tuple(self.nodes):
+            await self[name].settled()
+
+    async def close(self) -> None:
+        for rank in list(self._clients):
+            await self._drop(rank)
+        for node in self.nodes.values():
+            await node.end()
+
+    async def _drop(self, rank: str) -> None:
+        held = self._clients.pop(rank, None)
+        if held is not None:
+            await held[1].aclose()
+
+
+@asynccontextmanager
+async def running_cluster(plan: NodePlan, *, linked: bool) -> AsyncIterator[Cluster]:
+    """linked: in namespaces, where this machine has them."""
+    async with AsyncExitStack() as stack:
+        net = None
+        if linked and unavailable() is None:
+            net = stack.enter_context(network(*ROLES))
+        start_nursery()
+        cluster = Cluster(plan, net)
+        stack.push_async_callback(cluster.close)
+        for name in ROLES:
+            await cluster.start(name)
+        yield cluster

@@ -1,0 +1,79 @@
+"""Where a worker process meets its fault: at the very move that the test names."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from baton.transfer.handoff import Handoff, HandoffState
+from baton.worker.handoff_book import HandoffBook
+
+GO_S = 30.0  # the longest that a test lets a worker stand at its point
+
+
+class Act(StrEnum):
+    """What the process does once it has told the test that it is there."""
+
+    KILL = "kill"  # itself
+    STOP = "stop"  # itself
+    WAIT = "wait"  # until `go`: the test does something to another
+
+
+@dataclass(frozen=True)
+class Point:
+    """The first hand-off of this request that comes into `state`."""
+
+    request_id: str
+    state: HandoffState
+    act: Act
+
+
+class FaultPoint:
+    """Sees every move of a book before anything else can happen in its process."""
+
+    def __init__(self, book: HandoffBook, tell: Callable[..., None], *, moves: bool) -> None:
+        """tell: sends to the test. moves: tell it of every move."""
+        self._tell = tell
+        self._moves = moves
+        self._point: Point | None = None
+        self._go = threading.Event()
+        inner: Any = book
+        self._open, self._moved = inner.open, inner._moved
+        inner.open, inner._moved = self._on_open, self._on_move
+
+    def arm(self, point: Point) -> None:
+        self._go.clear()
+        self._point = point
+
+    def disarm(self) -> None:
+        self._point = None
+        self.go()
+
+    def go(self) -> None:
+        """From any thread."""
+        self._go.set()
+
+    def _on_open(self, request_id: str, attempt: int) -> Handoff:
+        handoff: Handoff = self._open(request_id, attempt)
+        self._at(handoff)
+        return handoff
+
+    def _on_move(self, handoff: Handoff, source: HandoffState, to: HandoffState, why: str) -> None:
+        self._moved(handoff, source, to, why)
+        self._at(handoff)
+
+    def _at(self, handoff: Handoff) -> None:
+        if self._moves:
+            self._tell("moved", handoff.request_id, handoff.attempt, handoff.state)
+        point = self._point
+        if point is None or (point.request_id, point.state) != (handoff.request_id, handoff.state):
+            return
+        self._point = None
+        self._tell("reached")
+        if point.act is Act.WAIT:
+            assert self._go.wait(GO_S), "the test never said go"
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if point.act is Act.KILL else signal.SIGSTOP)

@@ -1,0 +1,103 @@
+"""Network namespaces joined by a bridge, and their links, to be cut. Linux, root, `ip`."""
+
+import ctypes
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
+MS_REC, MS_PRIVATE, MNT_DETACH = 0x4000, 0x40000, 2
+_numbers = itertools.count(1)
+
+
+def unavailable() -> str | None:
+    """Why there can be no namespaces here."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "network namespaces need the ip command (iproute2)"
+    tried = subprocess.run(
+        ["unshare", "--net", "--mount", "true"], capture_output=True, check=False, text=True
+    )
+    return tried.stderr.strip() if tried.returncode else None
+
+
+def enter(name: str) -> None:
+    """Move this process, which has one thread yet, into the namespace, with a /sys that shows its
+    own devices: UCX looks there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(function: str, *args: object) -> None:
+        if getattr(libc, function)(*args) != 0:
+            raise OSError(ctypes.get_errno(), f"{function} for network namespace {name}")
+
+    handle = os.open(f"/run/netns/{name}", os.O_RDONLY)
+    call("setns", handle, CLONE_NEWNET)
+    os.close(handle)
+    call("unshare", CLONE_NEWNS)
+    call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+    call("umount2", b"/sys", MNT_DETACH)
+    call("mount", b"sysfs", b"/sys", b"sysfs", 0, None)
+
+
+@dataclass
+class Network:
+    """One bridge with an address of ours, and a namespace a worker with one link to it."""
+
+    number: int
+    names: dict[str, str] = field(default_factory=dict)  # namespace by worker
+
+    @property
+    def bridge(self) -> str:
+        return f"bt{os.getpid() % 100000}b{self.number}"
+
+    def _subnet(self) -> str:
+        return f"10.{64 + os.getpid() % 64}.{self.number % 256}"
+
+    def host(self, worker: str) -> str:
+        return f"{self._subnet()}.{2 + list(self.names).index(worker)}"
+
+    def add(self, worker: str) -> None:
+        """A namespace for `worker`, linked."""
+        namespace = self.names[worker] = f"{self.bridge}{worker}"
+        ours = self._link(worker)
+        _ip("netns", "add", namespace)
+        _ip("link", "add", ours, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        _ip("link", "set", ours, "master", self.bridge, "up")
+        _ip("-n", namespace, "addr", "add", f"{self.host(worker)}/24", "dev", "eth0")
+        _ip("-n", namespace, "link", "set", "eth0", "up")
+        _ip("-n", namespace, "link", "set", "lo", "up")
+
+    def cut(self, worker: str) -> None:
+        """Nothing passes, and nobody is told."""
+        _ip("link", "set", self._link(worker), "nomaster")
+
+    def mend(self, worker: str) -> None:
+        _ip("link", "set", self._link(worker), "master", self.bridge)
+
+    def _link(self, worker: str) -> str:
+        return f"{self.bridge}{worker}"[-15:]
+
+
+@contextmanager
+def network(*workers: str) -> Iterator[Network]:
+    made = Network(next(_numbers))
+    try:
+        _ip("link", "add", made.bridge, "type", "bridge")
+        _ip("addr", "add", f"{made._subnet()}.1/24", "dev", made.bridge)
+        _ip("link", "set", made.bridge, "up")
+        for worker in workers:
+            made.add(worker)
+        yield made
+    finally:
+        for namespace in made.names.values():
+            subprocess.run(["ip", "netns", "del", namespace], check=False)
+        subprocess.run(["ip", "link", "del", made.bridge], check=False)
+
+
+def _ip(*args: str) -> None:
+    subprocess.run(["ip", *args], check=True, capture_output=True)

@@ -1,0 +1,221 @@
+"""A worker in a process of its own, as a test starts it: the product's runtime over a hash model,
+and a pipe to the test."""
+
+import asyncio
+import ctypes
+import gc
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+import uvloop
+from chaos.ballast_model import BallastModel
+from chaos.fault_point import FaultPoint
+from chaos.netns import enter
+from chaos.reissue import Reissue
+from chaos.wire import Wire
+from engine.engines import make_engine
+
+from baton.decode.service import DecodeService
+from baton.engine.engine import Engine
+from baton.engine.memory.owners import Owner
+from baton.prefill.service import PrefillService
+from baton.transfer.grpc_channel import GRPC
+from baton.worker.config import Role, WorkerConfig
+from baton.worker.runtime import WorkerRuntime
+
+KEPT = (Owner.FREE, Owner.CACHE)
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """Everything that a worker's process is told. Pickled."""
+
+    name: str
+    role: Role
+    host: str
+    lease_ms: int
+    channel: str
+    netns: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    moves: bool = True  # tell of every move
+    ballast_kib: int = 2048
+    engine: dict[str, Any] = field(default_factory=dict)  # options of `make_engine`
+
+
+@dataclass(frozen=True)
+class Books:
+    """What a worker owns and has under way."""
+
+    findings: list[str]
+    owned: dict[str, int]  # slots and pages by owner, but free and cached ones
+    handoffs: dict[str, int]
+    busy: int
+    requests: int  # that the engine knows
+
+    @property
+    def settled(self) -> bool:
+        return not (self.findings or self.owned or self.handoffs or self.busy or self.requests)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """What a worker's process takes up."""
+
+    fds: int
+    threads: int
+    tasks: int
+    objects: int  # that Python's collector knows
+    rss: int  # bytes
+
+
+def main(conn: Connection, plan: NodePlan) -> None:
+    os.environ.update(plan.env)
+    if plan.netns is not None:
+        enter(plan.netns)
+    uvloop.run(Node(conn, plan).run())
+
+
+class Node:
+    """Commands come in by name, on a thread; each is answered once, on the loop."""
+
+    def __init__(self, conn: Connection, plan: NodePlan) -> None:
+        self._conn = conn
+        self._plan = plan
+        self._sending = threading.Lock()
+        self._ended = asyncio.Event()
+        self._answering: set[asyncio.Task[None]] = set()
+        tickets = {"tickets": 4} if plan.role is Role.DECODE else {}
+        model = BallastModel(plan.ballast_kib)
+        self._engine = make_engine(model, **tickets | plan.engine)  # type: ignore[arg-type]
+        self._service: Any = None
+        self._context: Any = None
+        self._reissue: Reissue | None = None
+
+    async def run(self) -> None:
+        plan = self._plan
+        config = WorkerConfig(
+            plan.name,
+            plan.role,
+            self._engine.config,
+            host=plan.host,
+            lease_ms=plan.lease_ms,
+            channel=plan.channel,
+        )
+        runtime = WorkerRuntime(config, self._engine, self._make_role)
+        started = await runtime.start()
+        await self._wire.serve()
+        threading.Thread(
+            target=self._listen, args=(asyncio.get_running_loop(),), daemon=True
+        ).start()
+        self._tell("started", started, self._context.hello.worker.SerializeToString())
+        await self._ended.wait()
+        await runtime.stop(0.0)
+
+    def _make_role(self, context: Any) -> Any:
+        self._context = context
+        self._point = FaultPoint(context.handoffs, self._tell, moves=self._plan.moves)
+        prefills = self._plan.role is Role.PREFILL
+        self._service = PrefillService(context) if prefills else DecodeService(context)
+        # Peers send state by way of a proxy, which a test may hold up.
+        self._wire = Wire(context.hello.worker.address)
+        if not prefills:
+            self._reissue = Reissue(self._engine, context.port, self._service)
+            for source in self._service._inlets._sources:
+                if source.name == GRPC:
+                    source._address = self._wire.address
+        return self._service
+
+    def _tell(self, what: str, *values: object) -> None:
+        with self._sending:
+            self._conn.send((what, *values))
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            while True:
+                number, name, values = self._conn.recv()
+                if name == "go":  # the loop may stand at its point
+                    self._point.go()
+                    self._tell("answer", number, None)
+                else:
+                    loop.call_soon_threadsafe(self._handle, number, name, values)
+        except EOFError:  # the test is gone
+            os._exit(0)
+
+    def _handle(self, number: int, name: str, values: tuple[Any, ...]) -> None:
+        answer = self._answer(number, getattr(self, f"do_{name}"), values)
+        task = asyncio.ensure_future(answer)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, number: int, do: Callable[..., Any], values: tuple[Any, ...]) -> None:
+        self._tell("answer", number, await do(*values))
+
+    # What a test may ask.
+
+    async def do_arm(self, *points: Any) -> None:
+        self._point.arm(*points)
+
+    async def do_disarm(self) -> None:
+        self._point.disarm()
+
+    async def do_hold(self) -> None:
+        self._wire.hold()
+
+    async def do_held(self) -> bool:
+        return self._wire.holds
+
+    async def do_let_go(self) -> None:
+        await self._wire.let_go()
+
+    async def do_spoil(self) -> None:
+        self._wire.spoil()
+
+    async def do_end(self) -> None:
+        self._ended.set()
+
+    async def do_weigh(self) -> Weight:
+        """Without what the prefix cache keeps."""
+        await self._context.port.call(Engine.flush_cache)
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        process = psutil.Process()
+        return Weight(
+            process.num_fds(),
+            process.num_threads(),
+            len(asyncio.all_tasks()),
+            len(gc.get_objects()),
+            process.memory_info().rss,
+        )
+
+    async def do_reissue(self, request_id: str) -> bool:
+        assert self._reissue is not None
+        return await self._reissue.take(request_id)
+
+    async def do_intact(self) -> bool:
+        assert self._reissue is not None
+        return await self._reissue.give_back()
+
+    async def do_books(self) -> Books:
+        findings, status, requests = await self._context.port.call(_look)
+        return Books(
+            findings,
+            {
+                f"{what} {owner}": count
+                for what, owned in (("slots", status.slots), ("pages", status.pages))
+                for owner, count in owned.items()
+                if count and owner not in KEPT
+            },
+            self._context.handoffs.counts,
+            self._service.busy,
+            requests,
+        )
+
+
+def _look(engine: Engine) -> tuple[list[str], Any, int]:
+    known = len(list(engine._requests)) + len(engine._reservations)
+    return engine.audit(), engine.status(), known

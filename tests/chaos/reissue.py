@@ -1,0 +1,85 @@
+"""Memory that a dead ticket gave back, given to somebody else and watched: a write that comes late
+would show."""
+
+from typing import Any
+
+import torch
+
+from baton.engine.engine import Engine
+from baton.engine.memory.id_pool import IdPool
+from baton.engine.memory.owners import Owner
+from baton.engine.request import Reservation
+from baton.transfer.regions import Holder
+
+WATCHED = "watched"
+MARK = 0x5A
+REMEMBERED = 50  # tickets
+
+
+class Reissue:
+    """On a decode rank. One dead ticket at a time."""
+
+    def __init__(self, engine: Engine, port: Any, service: Any) -> None:
+        self._port = port
+        self._holders: dict[str, Holder] = {}  # by request id
+        tickets = service._rank.tickets
+        grant = tickets.grant
+
+        def remembered(request_id: str, attempt: int, holder: Holder, *args: Any, **more: Any):  # type: ignore[no-untyped-def]
+            self._holders.setdefault(request_id, holder)
+            if len(self._holders) > REMEMBERED:
+                del self._holders[next(iter(self._holders))]
+            return grant(request_id, attempt, holder, *args, **more)
+
+        tickets.grant = remembered
+        self._engine = engine
+        self._watched: Reservation | None = None
+
+    async def take(self, request_id: str) -> bool:
+        """Whether the request had a ticket whose slot and pages are all free; then they are
+        reserved anew and marked."""
+        holder = self._holders.pop(request_id, None)
+        self._holders.clear()
+        return holder is not None and await self._port.call(lambda _: self._mark(holder))
+
+    async def give_back(self) -> bool:
+        """Whether every byte is as it was marked."""
+        return await self._port.call(self._check)
+
+    def _mark(self, holder: Holder) -> bool:
+        engine = self._engine
+        engine.flush_cache()
+        slots, pages = engine.states.ids, engine.pages.ids
+        if not _take(slots, (holder.slot,)):
+            return False
+        if not _take(pages, holder.pages):
+            slots.free(holder.slot, Owner.TICKET)
+            return False
+        self._watched = Reservation(WATCHED, holder.slot, holder.pages, 1, owned=holder.pages)
+        engine._reservations[WATCHED] = self._watched
+        for block in self._blocks():
+            block.fill_(MARK)
+        return True
+
+    def _check(self, engine: Engine) -> bool:
+        intact = all(bool((block == MARK).all()) for block in self._blocks())
+        assert self._watched is not None
+        engine.abandon(self._watched)
+        self._watched = None
+        return intact
+
+    def _blocks(self) -> list[torch.Tensor]:
+        assert self._watched is not None
+        engine, watched = self._engine, self._watched
+        return [
+            engine.states.storage[watched.slot],
+            *(engine.pages.storage[page] for page in watched.pages),
+        ]
+
+
+def _take(pool: IdPool, wanted: tuple[int, ...]) -> bool:
+    """These ids, for a channel: all or none. The pool chooses, so take all and give others back."""
+    everything = set(pool.take_many(pool.available_to_channels, Owner.TICKET) or ())
+    taken = everything.issuperset(wanted)
+    pool.free_many(everything - set(wanted) if taken else everything, Owner.TICKET)
+    return taken

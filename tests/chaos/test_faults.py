@@ -1,0 +1,74 @@
+"""Real processes that die, stop, are cut off and are sent rubbish, at every state of a hand-off.
+
+`make chaos` runs the whole table and 500 random runs; by default, a part of each.
+"""
+
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from chaos.case import Case, Fault, Run, table
+from chaos.cluster import Cluster, plan, running_cluster
+from chaos.netns import unavailable
+
+from baton.transfer.handoff import HandoffState
+
+S = HandoffState
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TABLE = table()
+CORE = [
+    Case(S.WRITING, "p0", "p0", Fault.KILL),
+    Case(S.WRITING, "p0", "d0", Fault.KILL),
+    Case(S.RESERVED, "d0", "p0", Fault.STOP),
+    Case(S.WRITING, "p0", "p0", Fault.STOP),
+    Case(S.WRITING, "d0", "d0", Fault.STOP),
+    Case(S.WRITING, "p0", "p0", Fault.CUT),
+    Case(S.WRITING, "d0", "d0", Fault.CUT),
+    Case(S.WRITING, "d0", "d0", Fault.CANCEL),
+    Case(S.RESERVED, "p0", "d0", Fault.SPOIL),
+    Case(S.WRITING, "p0", "d0", Fault.LATE),
+]
+SEEDS = range(30)
+MANY_SEEDS = range(30, 530)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster() -> AsyncIterator[Cluster]:
+    async with running_cluster(plan(), linked=True) as running:
+        yield running
+
+
+async def suffer(cluster: Cluster, case: Case, seed: int) -> None:
+    why = unavailable() if case.fault is Fault.CUT else None
+    if why is not None:
+        pytest.skip(f"no link to cut: {why}")
+    told = await Run(cluster, case, random.Random(seed)).run()
+    print(f"{case}, seed {seed}: {told}")
+
+
+def fresh_seed() -> int:
+    return random.SystemRandom().randrange(1 << 32)
+
+
+@pytest.mark.parametrize("case", CORE, ids=str)
+async def test_a_fault_leaves_right_tokens_and_clean_books(case: Case, cluster: Cluster) -> None:
+    await suffer(cluster, case, fresh_seed())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_random_fault(seed: int, cluster: Cluster) -> None:
+    await suffer(cluster, random.Random(seed).choice(TABLE), seed)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("case", TABLE, ids=str)
+async def test_every_fault_at_every_state(case: Case, cluster: Cluster) -> None:
+    await suffer(cluster, case, fresh_seed())
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", MANY_SEEDS)
+async def test_many_random_faults(seed: int, cluster: Cluster) -> None:
+    await suffer(cluster, random.Random(seed).choice(TABLE), seed)

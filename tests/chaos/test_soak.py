@@ -1,0 +1,91 @@
+"""Thousands of requests, many of them cancelled: nothing that a worker has may grow."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from chaos.client import Reply
+from chaos.cluster import ROLES, Ask, Cluster, plan, running_cluster
+from chaos.node_main import Weight
+
+from baton.proto import common_pb2
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+AT_ONCE = 16
+CANCELLED = 0.25  # of all requests, somewhere on their way
+PARTS = 10  # of a soak; each ends with everybody weighed
+WARM = 3  # parts after which nothing may grow any more
+OBJECTS = 200  # of Python's: how far a worker's count may wander; a leak has one or more a request
+RSS = 1.05  # of a warm worker's
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster() -> AsyncIterator[Cluster]:
+    async with running_cluster(
+        plan(lease_ms=5000, moves=False, ballast_kib=64), linked=False
+    ) as running:
+        yield running
+
+
+async def one(cluster: Cluster, rng: random.Random) -> None:
+    """A request by any pair, left alone or cancelled at some point of its way."""
+    ask, rank = Ask.draw(rng, 1, 150), rng.choice(("d0", "d1"))
+    prefills = rng.sample(("p0", "p1"), rng.choice((1, 2)))
+    reply = await cluster.begin(ask, prefills, rank)
+    if rng.random() < CANCELLED:
+        enough = rng.randrange(ask.tokens)
+        await asyncio.sleep(rng.choice((0, 0, 0.003, 0.01)))
+        await reply.until(lambda reply: reply.over or len(reply.token_ids) >= enough)
+        await (await cluster.client(rank)).cancel(ask.request_id)
+    await reply.end()
+    check(ask, reply)
+
+
+def check(ask: Ask, reply: Reply) -> None:
+    right = ask.answer
+    assert reply.finished is not None, reply.lost
+    assert reply.token_ids == right[: len(reply.token_ids)]
+    if not reply.whole:
+        assert reply.finished.error.code == common_pb2.CANCELLED, reply.finished
+
+
+async def soak(cluster: Cluster, rng: random.Random, requests: int) -> list[dict[str, Weight]]:
+    """Everybody's weight after each part."""
+    weights = []
+    for _ in range(PARTS):
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def placed(places: asyncio.Semaphore = places) -> None:
+            async with places:
+                await one(cluster, rng)
+
+        await asyncio.gather(*(placed() for _ in range(requests // PARTS)))
+        await cluster.settled()
+        weights.append({name: await cluster[name].weigh() for name in ROLES})
+        print(weights[-1])
+    return weights
+
+
+def assert_nothing_grew(before: dict[str, Weight], after: dict[str, Weight], requests: int) -> None:
+    for name in ROLES:
+        was, now = before[name], after[name]
+        assert now.fds <= was.fds, name
+        assert now.threads <= was.threads, name
+        assert now.tasks <= was.tasks, name
+        assert now.objects <= was.objects + OBJECTS + requests // 50, name
+        assert now.rss <= was.rss * RSS, name
+
+
+@pytest.mark.parametrize(
+    "requests", [200, pytest.param(10_000, marks=[pytest.mark.chaos, pytest.mark.timeout(1800)])]
+)
+async def test_nothing_grows_however_many_requests_come_and_go(
+    requests: int, cluster: Cluster
+) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    weights = await soak(cluster, random.Random(seed), requests)
+    assert_nothing_grew(weights[WARM - 1], weights[-1], requests)

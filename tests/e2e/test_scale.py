@@ -1,0 +1,164 @@
+"""Workers join and leave while requests run: none is lost, and every token is what it was."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from e2e.clients import http_greedy, prompts_of
+
+from baton.bench.scrape import total
+from baton.bench.stream_client import complete
+from baton.deploy.cluster import Cluster
+from baton.engine.engine import Engine
+from baton.engine.sampling_params import SamplingParams
+from baton.worker.config import Role
+
+pytestmark = pytest.mark.cluster
+
+N = 24
+LONG = 600
+DEADLINE_S = 90.0
+GREEDY = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+LENGTHS = (1, 17, 40, 64, 100, 200)
+
+
+def _expected(engine: Engine, prompts: list[list[int]], n: int) -> list[list[int]]:
+    params = SamplingParams(temperature=0, max_tokens=n, ignore_eos=True)
+    return [list(output.token_ids) for output in engine.generate(prompts, params)]
+
+
+async def _scale(cluster: Cluster, role: Role, count: int, drain_s: float = 30.0) -> None:
+    await asyncio.wait_for(asyncio.to_thread(cluster.scale, role, count, drain_s), DEADLINE_S)
+
+
+def _states(cluster: Cluster) -> dict[str, str]:
+    return {w["worker_id"]: w["state"] for w in cluster.router.server_info()["workers"]}
+
+
+def _counted(cluster: Cluster, name: str, worker: str) -> float:
+    return total([cluster.http_url.removeprefix("http://")], name, worker=worker)
+
+
+async def _placed_on(cluster: Cluster, worker: str) -> None:
+    """Wait until a request is placed there."""
+    had = _counted(cluster, "baton_placements_total", worker)
+    async with asyncio.timeout(DEADLINE_S):
+        while _counted(cluster, "baton_placements_total", worker) == had:
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def _stream_of_requests(
+    cluster: Cluster, prompts: list[list[int]], expected: list[list[int]]
+) -> AsyncIterator[None]:
+    """As many clients as prompts ask again and again; whatever comes back must be right."""
+    over = asyncio.Event()
+
+    async def client(prompt: list[int], answer: list[int]) -> int:
+        count = 0
+        while not over.is_set():
+            assert await http_greedy(cluster, [prompt], N) == [answer]
+            count += 1
+        return count
+
+    async with asyncio.TaskGroup() as group:
+        clients = [group.create_task(client(*pair)) for pair in zip(prompts, expected, strict=True)]
+        yield
+        over.set()
+    print(f"{sum(task.result() for task in clients)} requests answered meanwhile")
+
+
+async def _tokens(lines: AsyncIterator[str], most: int) -> list[int]:
+    """The next `most` tokens of a stream of events, or fewer where it ends."""
+    ids: list[int] = []
+    while len(ids) < most and (line := await anext(lines, None)) is not None:
+        if line.startswith("data: {"):
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            ids += [token for choice in event["choices"] for token in choice["token_ids"]]
+    return ids
+
+
+async def test_decode_ranks_join_and_leave_under_load(
+    cluster: Cluster, engine: Engine, rng: random.Random
+) -> None:
+    prompts = prompts_of(rng, LENGTHS)
+    expected = _expected(engine, prompts, N)
+    await http_greedy(cluster, prompts[:1], N)
+    async with _stream_of_requests(cluster, prompts, expected):
+        await _scale(cluster, Role.DECODE, 3)
+        await _placed_on(cluster, "decode-2")
+        body = {**GREEDY, "max_tokens": LONG, "prompt": prompts[0], "routed_dp_rank": 2}
+        async with (
+            httpx.AsyncClient(base_url=cluster.http_url, timeout=DEADLINE_S) as http,
+            http.stream("POST", "/v1/completions", json=body | {"stream": True}) as reply,
+        ):
+            lines = reply.aiter_lines()
+            long = await _tokens(lines, 2)
+            leaving = asyncio.create_task(_scale(cluster, Role.DECODE, 1))
+            async with asyncio.timeout(DEADLINE_S):
+                while _states(cluster).get("decode-2") != "draining":
+                    await asyncio.sleep(0.01)
+            long += await _tokens(lines, LONG)
+        await leaving
+        assert [long] == _expected(engine, prompts[:1], LONG)
+        assert set(_states(cluster)) == {"prefill-0", "decode-0"}
+        assert _counted(cluster, "baton_replaced_total", "decode-2") == 0, (
+            "the drain was long enough"
+        )
+        await _scale(cluster, Role.DECODE, 2)
+        await _placed_on(cluster, "decode-1")
+
+
+async def test_what_a_rank_has_not_ended_by_its_deadline_goes_on_elsewhere(
+    cluster: Cluster, engine: Engine, rng: random.Random
+) -> None:
+    prompts = prompts_of(rng, [30, 31])
+    body = {**GREEDY, "max_tokens": LONG}
+    before = _counted(cluster, "baton_replaced_total", "decode-1")
+    asked = [
+        asyncio.create_task(complete(cluster.http_url, body | {"prompt": prompt}, DEADLINE_S))
+        for prompt in prompts
+    ]
+    await _placed_on(cluster, "decode-1")
+    await _scale(cluster, Role.DECODE, 1, drain_s=0.0)
+    answers = [list(answer.token_ids) for answer in await asyncio.gather(*asked)]
+    assert answers == _expected(engine, prompts, LONG)
+    assert _counted(cluster, "baton_replaced_total", "decode-1") == before + 1
+    await _scale(cluster, Role.DECODE, 2)
+
+
+async def test_two_prefill_workers_and_two_ranks_say_what_one_engine_says(
+    cluster: Cluster, engine: Engine, rng: random.Random
+) -> None:
+    prompts = prompts_of(rng, LENGTHS)
+    expected = _expected(engine, prompts, N)
+    await _scale(cluster, Role.PREFILL, 2)
+    for _ in range(2):  # the second time with prefix hits, on both
+        assert await http_greedy(cluster, prompts, N) == expected
+    async with _stream_of_requests(cluster, prompts, expected):
+        await _scale(cluster, Role.PREFILL, 1)
+    assert set(_states(cluster)) == {"prefill-0", "decode-0", "decode-1"}
+
+
+async def test_a_pinned_request_is_decoded_by_its_rank(
+    cluster: Cluster, engine: Engine, rng: random.Random
+) -> None:
+    prompts = prompts_of(rng, [20, 50])
+    pages = {w["dp_rank"]: w["metrics_address"] for w in cluster.router.server_info()["workers"]}
+    for rank in (1, 0):
+        had = total([pages[rank]], "baton_tokens_total", kind="output")
+        assert await http_greedy(cluster, prompts, N, routed_dp_rank=rank) == _expected(
+            engine, prompts, N
+        )
+        # The first of each is sampled by the prefill worker.
+        assert total([pages[rank]], "baton_tokens_total", kind="output") == had + 2 * (N - 1)
+    async with httpx.AsyncClient(base_url=cluster.http_url) as http:
+        body = {"prompt": [5], "max_tokens": 1, "routed_dp_rank": 2}
+        reply = await http.post("/v1/completions", json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"] == "routed_dp_rank is 2; the decode ranks are 0, 1"
