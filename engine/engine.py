@@ -53,8 +53,8 @@ class Engine:
         tokenizer: Tokenizer | None,
         stream: ForwardStream | None = None,
     ) -> None:
-        """tokenizer: for stop strings alone. stream: where forwards run; None: what the device and
-        the options call for. Raises ConfigError where the options do not fit."""
+        """tokenizer: for stop strings and grammars. stream: where forwards run; None: what the
+        device and the options call for. Raises ConfigError where the options do not fit."""
         device = torch.device(config.device)
         self.config = config
         self.model_config = model.config
@@ -342,9 +342,9 @@ class Engine:
     def _enter(self, spec: RequestSpec) -> Request:
         self._check_new(spec.request_id)
         self._intake.check(spec)
-        stopper = self._intake.stopper(spec)
+        stopper, grammar = self._intake.stopper(spec), self._intake.grammar(spec)
         self._last_serial += 1
-        request = Request(spec, self._last_serial, stopper)
+        request = Request(spec, self._last_serial, stopper, grammar)
         self._requests.add(request)
         return request
 
@@ -364,6 +364,8 @@ class Engine:
     def _end_if_given(self, request: Request) -> None:
         """The output that came with the request may have ended it already."""
         stop = request.stopper.replay(request.output)
+        if stop is None and request.grammar is not None and request.grammar.ended:
+            stop = request.stopper.end()
         if stop is not None:
             self._end(request, stop)
 

@@ -9,6 +9,7 @@ from baton.engine.prefix_cache import TOKEN_BYTES, token_key
 from baton.engine.prefix_node import Node
 from baton.engine.sampling_params import SamplingParams
 from baton.engine.stop_checker import StopChecker
+from baton.text.grammar import GrammarState
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Request:
         "branch",
         "cached_tokens",
         "computed",
+        "grammar",
         "node",
         "output",
         "owned",
@@ -95,8 +97,16 @@ class Request:
         "stopper",
     )
 
-    def __init__(self, spec: RequestSpec, serial: int, stopper: StopChecker) -> None:
+    def __init__(
+        self,
+        spec: RequestSpec,
+        serial: int,
+        stopper: StopChecker,
+        grammar: GrammarState | None = None,
+    ) -> None:
+        """grammar: as far as the output that is given with the spec."""
         self.spec = spec
+        self.grammar = grammar
         self.serial = serial  # order of arrival; the larger, the younger; never used twice
         self.stopper = stopper
         self.state = RequestState.WAITING
@@ -151,6 +161,11 @@ class Request:
     def exhausted(self) -> bool:
         """It ends, by its length, with a step that is planned already."""
         return self.drawn >= self.stopper.limit
+
+    @property
+    def awaits_token(self) -> bool:
+        """What may come next depends on a token that is not known yet, so nothing is planned."""
+        return self.grammar is not None and self.pending > 0
 
     def token_ids(self, start: int, end: int) -> tuple[int, ...]:
         """Tokens [start, end) of prompt and output, as far as they are known."""
