@@ -28,6 +28,7 @@ class ChatEndpoint:
     async def post(self, request: Request) -> Response:
         body = parse_body(ChatBody, await read_body(request, self.max_body_bytes))
         body.check()
+        await self.text.check_grammar(*body.wanted_grammar())
         model = served_model(body.model, await self.backend.models())
         prompt_ids = await self.text.encode_chat(
             body.template_messages(),

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from baton.api.schema import Body, SamplingBody, refused
+from baton.api.schema import SamplingBody, refused
 
 MAX_TOP_LOGPROBS = 20
 
@@ -33,16 +33,11 @@ class Message(BaseModel):
     content: Annotated[str | None, BeforeValidator(_text_content)] = None
 
 
-class ResponseFormat(Body):
-    type: str
-
-
 class ChatBody(SamplingBody):
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
     tools: list[Any] | None = None
     functions: list[Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -53,10 +48,6 @@ class ChatBody(SamplingBody):
         if not self.messages:
             raise refused("messages", "messages is empty; expected at least one message")
         self._check_logprobs()
-        if self.response_format is not None and self.response_format.type != "text":
-            raise refused(
-                "response_format", "response_format other than 'text' is not supported yet"
-            )
         for name, value in (("tools", self.tools), ("functions", self.functions)):
             if value:
                 raise refused(name, f"{name} are not supported yet; leave the field out")

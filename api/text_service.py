@@ -11,6 +11,7 @@ from baton.api.sampling import SamplingParams
 from baton.text.answer import AnswerText
 from baton.text.chat_template import ChatTemplate
 from baton.text.errors import TextError
+from baton.text.grammar import Grammar, GrammarCompiler
 from baton.text.token_table import TokenTable
 from baton.text.tokenizer import Tokenizer
 
@@ -27,6 +28,7 @@ class TextService:
         self.tokenizer = tokenizer
         self.template = template
         self.table = TokenTable(tokenizer)
+        self._grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.stop_ids)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
     def close(self) -> None:
@@ -66,6 +68,12 @@ class TextService:
     async def decode(self, ids: Sequence[int]) -> str:
         """The text of a prompt that came as ids, for `echo`."""
         return await self._run(lambda: self.tokenizer.decode(ids), len(ids), "prompt")
+
+    async def check_grammar(self, grammar: Grammar | None, param: str) -> None:
+        """INVALID_REQUEST naming `param` for a grammar that could not be used."""
+        if grammar is not None:
+            compiler = self._grammars
+            await self._run(lambda: compiler.check(grammar), INLINE_CHARS + 1, param)
 
     def answer(self, params: SamplingParams, skip_special_tokens: bool = True) -> AnswerText:
         """A fresh text for one answer, under the stop rules that the engine follows too."""

@@ -81,7 +81,35 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "0 to 20"),
     ({"messages": USER, "logprobs": 5}, "logprobs", "valid boolean"),
     ({"messages": USER, "tools": [{"type": "function"}]}, "tools", "not supported yet"),
-    ({"messages": USER, "response_format": {"type": "json_object"}}, "response_format", "not supp"),
+    ({"messages": USER, "response_format": {"type": "xml"}}, "response_format", "json_schema"),
+    (
+        {"messages": USER, "response_format": {"type": "json_schema"}},
+        "response_format.json_schema",
+        "expected json_schema.schema",
+    ),
+    (
+        {
+            "messages": USER,
+            "response_format": {"type": "json_schema", "json_schema": {"schema": []}},
+        },
+        "response_format.json_schema.schema",
+        "should be an object",
+    ),
+    (
+        {
+            "messages": USER,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": {"type": "objct"}},
+            },
+        },
+        "response_format",
+        "objct",
+    ),
+    ({"messages": USER, "regex": "[a-"}, "regex", "unclosed character class"),
+    ({"messages": USER, "ebnf": "root = a"}, "ebnf", "the ebnf cannot be used"),
+    ({"messages": USER, "ebnf": "a", "regex": "a"}, "ebnf", "expected one of them"),
+    ({"messages": USER, "regex": "a", "min_tokens": 2}, "min_tokens", "leave one of them out"),
     ({"messages": USER, "max_tokens": CONTEXT}, "max_tokens", "or lower max_tokens"),
     ({"messages": USER, "max_tokens": -1}, "max_tokens", "is -1; expected 0 to"),
     (
