@@ -114,7 +114,7 @@ class Scheduler:
             if request.state is not running:
                 continue
             if request.decodes:
-                if request.exhausted or len(decode) == self._max_running:
+                if request.exhausted or request.awaits_token or len(decode) == self._max_running:
                     continue
                 end = request.computed + 1
                 if grow(request, end) or self._make_room(request, end):
