@@ -56,5 +56,6 @@ class Drains:
             waiting.append(say)
 
     async def wait(self) -> None:
-        """Until every drain is over."""
-        await asyncio.gather(*self._tasks)
+        """Until every drain is over; they go on if whoever waits is cancelled."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)

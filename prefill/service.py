@@ -35,6 +35,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         self._context = context
         self._outlets = make_outlets(context)
         self._drains = Drains()
+        self._closing: set[asyncio.Future[None]] = set()  # connections
         # Prefixes come here too, from ranks.
         tickets = TicketTable(context.memory, context.hello.worker.incarnation)
         self._receiver = GrpcReceiver(tickets, context.metrics.count_received)
@@ -78,6 +79,8 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
             handoff.fail(make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True))
         await self._prefixes.close()
         await self._drains.wait()
+        if self._closing:
+            await asyncio.wait(self._closing)
 
     async def Control(
         self,
@@ -107,8 +110,10 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
             finally:
                 self._peers.discard(peer)
         finally:
-            await self._drains.wait()
-            await chosen.connection.close()
+            # A task of its own: where the rank's connection breaks, gRPC cancels this one.
+            closing = asyncio.ensure_future(chosen.connection.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     async def _connect(self, hello: common_pb2.Hello, context: aio.ServicerContext) -> Chosen:
         """Aborts the call where no channel joins the two."""
