@@ -34,7 +34,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
             context.memory, context.hello.worker.incarnation, loop.call_soon_threadsafe
         )
         self._grants = Grants(context.port)
-        self._quarantine = Quarantine(context, self._grants)
+        self._quarantine = Quarantine(context, self._grants, self.link_to)
         self._rank = Rank(context, tickets, self._grants, self._quarantine)
         self._receiver = GrpcReceiver(tickets, context.metrics.count_received)
         self._inlets = make_inlets(context, tickets)
