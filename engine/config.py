@@ -20,6 +20,7 @@ class Mixer(StrEnum):
     MLA = "mla"  # attention over latents
     MAMBA2 = "mamba2"
     GATED_DELTA_NET = "gated_delta_net"
+    KDA = "kda"  # a gated delta net that decays each key channel alone
     SHORT_CONV = "short_conv"
 
 

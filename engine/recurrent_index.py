@@ -41,7 +41,7 @@ def plan_recurrent(
     if Mixer.SHORT_CONV in config.mixers:
         conv = conv_index(*lens, width, snapshots)
         return HostPlan(conv.lists, lambda parts: RecurrentIndex(conv=conv.build(parts)))
-    if Mixer.GATED_DELTA_NET in config.mixers:
+    if config.mixers & {Mixer.GATED_DELTA_NET, Mixer.KDA}:
         delta = kernels.plan_delta_prefill(*lens, width, snapshots)
         return HostPlan(delta.lists, lambda parts: RecurrentIndex(delta=delta.build(parts)))
     mamba2 = kernels.plan_mamba2_prefill(*lens, width, config.mamba_chunk_size, snapshots)

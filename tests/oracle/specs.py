@@ -157,7 +157,23 @@ _QWEN3_EXPERTS: dict[str, Any] = {
     "shared_expert_intermediate_size": 40,
 }
 # States that remember more than the last token: what decays are projected from is smaller.
-_SLOW = {"in_proj_a.weight": 0.2, "in_proj_ba.weight": 0.2}
+_SLOW = {"in_proj_a.weight": 0.2, "in_proj_ba.weight": 0.2, "f_b_proj.weight": 0.2}
+_KIMI: dict[str, Any] = {
+    **_TOKENS,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 96,
+    "linear_num_heads": 4,
+    "linear_head_dim": 16,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "rms_norm_eps": 1e-3,
+}
 
 _ALL = (
     Spec(
@@ -681,6 +697,42 @@ _ALL = (
             "mlp_only_layers": [0],
         },
         zero_centred=True,
+        scaled=_SLOW,
+        dense=False,
+    ),
+    Spec(
+        "kimi_odd",
+        "kimi_linear",
+        {
+            **_KIMI,
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "linear_num_heads": 3,
+            "linear_head_dim": 20,
+            "linear_conv_kernel_dim": 3,
+            "kv_lora_rank": 20,
+            "q_lora_rank": 16,
+            "qk_nope_head_dim": 12,
+            "mlp_layer_types": ["dense"] * 3,
+        },
+        scaled=_SLOW,
+        deep=True,
+    ),
+    Spec(
+        "kimi_moe",
+        "kimi_linear",
+        {
+            **_KIMI,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+        },
         scaled=_SLOW,
         dense=False,
     ),

@@ -152,6 +152,7 @@ def mix(
     if step.prefill is not None:
         rest = inputs.tokens(slice(done, None))
         parts.append(step.prefill.delta(weights, rest, conv_pool, state_pool))
+    step.state_written(index)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

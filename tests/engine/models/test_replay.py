@@ -106,7 +106,7 @@ def test_bfloat16_is_nearer_to_the_exact_model_than_torch_is(
 
 
 # Latent attention and gated delta nets have no native kernels: their steps run as they are.
-OTHERS = ("deepseek", "qwen3_5", "qwen3_next")
+OTHERS = ("deepseek", "kimi_linear", "qwen3_5", "qwen3_next")
 NATIVE = [name for name, spec in SPECS.items() if not spec.model_type.startswith(OTHERS)]
 
 
