@@ -7,6 +7,7 @@ from typing import Protocol
 from baton.decode.grants import Grants, Want
 from baton.decode.prefill_link import PrefillLink
 from baton.decode.quarantine import Held, Quarantine
+from baton.decode.way_back import WayBack
 from baton.engine.errors import RequestError
 from baton.engine.request import Reservation
 from baton.proto import common_pb2, handoff_pb2
@@ -44,6 +45,7 @@ class Rank:
     context: WorkerContext
     tickets: TicketTable
     grants: Grants
+    way_back: WayBack
     quarantine: Quarantine
 
 
@@ -196,6 +198,7 @@ class IncomingHandoff:
         self._handoff.move(HandoffState.COMPLETE)
         reservation, self._reservation, self._ticket = self._reservation, None, None
         assert reservation is not None
+        self._rank.way_back.arrived(self._request.prompt_ids[: done.cached_state], self._link)
         self._owner.on_complete(reservation, self._layers_s)
 
     def _tell_prefill(self, reason: str) -> None:

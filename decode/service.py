@@ -12,6 +12,7 @@ from baton.decode.prefill_link import PrefillLink
 from baton.decode.quarantine import Quarantine
 from baton.decode.rank_request import RankRequest
 from baton.decode.router_session import RouterSession
+from baton.decode.way_back import WayBack
 from baton.engine.events import Finished
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.transfer.grpc_channel import GrpcReceiver
@@ -21,6 +22,7 @@ from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
 from baton.worker.errors import WorkerError, abort, error_of, make_error
 from baton.worker.handshake import HELLO_S, check_version
+from baton.worker.prefixes import Prefixes
 
 
 class DecodeService(worker_pb2_grpc.RankServicer):
@@ -34,8 +36,10 @@ class DecodeService(worker_pb2_grpc.RankServicer):
             context.memory, context.hello.worker.incarnation, loop.call_soon_threadsafe
         )
         self._grants = Grants(context.port)
+        self._prefixes = Prefixes(context, tickets)
         self._quarantine = Quarantine(context, self._grants)
-        self._rank = Rank(context, tickets, self._grants, self._quarantine)
+        way_back = WayBack(context, self._prefixes.fetcher)
+        self._rank = Rank(context, tickets, self._grants, way_back, self._quarantine)
         self._receiver = GrpcReceiver(tickets, context.metrics.count_received)
         self._inlets = make_inlets(context, tickets)
         self._links: dict[str, PrefillLink] = {}  # by address
@@ -49,6 +53,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
     def add_to(self, server: aio.Server) -> None:
         worker_pb2_grpc.add_RankServicer_to_server(self, server)
         self._receiver.add_to(server)
+        self._prefixes.add_to(server)
 
     @property
     def busy(self) -> int:
@@ -90,6 +95,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         message = f"decode rank {self._context.worker_id} is stopping"
         for request in list(self._requests):
             request.fail(make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True))
+        await self._prefixes.close()
         for link in list(self._links.values()):
             await link.close()
         for task in self._tasks:

@@ -8,6 +8,7 @@ from baton.engine.errors import InvariantError
 from baton.engine.memory.id_pool import IdPool
 from baton.engine.memory.owners import Owner
 from baton.engine.prefix_cache import PrefixCache
+from baton.engine.prefix_share import Loan
 from baton.engine.request import Request, Reservation
 
 
@@ -17,6 +18,7 @@ def audit(
     page_size: int,
     requests: Iterable[Request],
     reservations: Iterable[Reservation],
+    loans: Iterable[Loan],
     quarantined: Iterable[Reservation],
     cache: PrefixCache,
     in_flight: Iterable[Batch],
@@ -25,7 +27,8 @@ def audit(
     reserved, quarantined, cached or tracked must be what these requests, reservations, cache and
     steps say. [] when all is well."""
     findings: list[str] = []
-    requests, reservations, quarantined = list(requests), list(reservations), list(quarantined)
+    requests, reservations = list(requests), list(reservations)
+    quarantined, loans = list(quarantined), list(loans)
     for books in (slots, pages, cache):
         try:
             books.check()
@@ -45,8 +48,9 @@ def audit(
     findings += _compare(slots, Owner.TRACK, tracked)
     findings += cache.lock_findings(
         [r.node for r in requests if r.node is not None]
-        + [r.node for r in (*reservations, *quarantined) if r.node is not None],
-        [r.resumes_from for r in requests if r.resumes_from is not None],
+        + [r.node for r in (*reservations, *quarantined) if r.node is not None]
+        + [loan.node for loan in loans],
+        [r.resumes_from for r in requests if r.resumes_from] + [loan.node for loan in loans],
     )
     for request in requests:
         if not request.owned <= set(request.pages):

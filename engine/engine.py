@@ -25,6 +25,7 @@ from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
 from baton.engine.models.loader import load_model
 from baton.engine.output import Output, OutputCollector, PromptIds
+from baton.engine.prefix_share import PrefixShare
 from baton.engine.request import Holding, Request, RequestSpec, RequestState, Reservation
 from baton.engine.request_memory import RequestMemory
 from baton.engine.request_table import RequestTable
@@ -99,6 +100,7 @@ class Engine:
             donates_live=self.plan.donates_live,
             canary=self._canary,
         )
+        self.prefixes = PrefixShare(self._memory, self._canary)
         self._outbox: list[Event] = []
         self._planned: Batch | None = None
         self._in_flight: deque[Launched] = deque()  # oldest first
@@ -197,7 +199,8 @@ class Engine:
         request = self._requests.named(request_id)
         if not request.spec.hold or not request.slot:
             raise RequestError(f"request {request_id} is {request.state}: it holds no hand-off")
-        return Holding(request.slot, request.pages, request.settled)
+        kept = self._memory.kept_tokens(request)
+        return Holding(request.slot, request.pages, request.settled, kept)
 
     def destined(self, request_id: str) -> None:
         """A hold request, if it is here still, has a destination, and does not count any more among
@@ -249,6 +252,18 @@ class Engine:
         self._memory.quarantine(reservation)
         self._quarantined[reservation.request_id] = reservation
 
+    def keep(self, reservation: Reservation, token_ids: Sequence[int]) -> None:
+        """A peer has written a prefix from its cache into `reservation`: to this one's cache.
+
+        Raises RequestError; then the reservation stands as it was.
+        """
+        self._take(reservation)
+        try:
+            self.prefixes.keep(reservation, token_ids)
+        except RequestError:
+            self._reservations[reservation.request_id] = reservation
+            raise
+
     def adopt(self, spec: RequestSpec, reservation: Reservation) -> None:
         """Start a request whose state a peer has written into `reservation`.
 
@@ -297,6 +312,7 @@ class Engine:
             self.config.page_size,
             self._requests,
             self._reservations.values(),
+            self.prefixes.loans,
             self._quarantined.values(),
             self._memory.cache,
             self._under_way(),

@@ -1,6 +1,6 @@
 """A request: what the caller asked for, and the engine's own record of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from baton.engine.errors import InvariantError
@@ -33,6 +33,8 @@ class Holding:
     slot: int  # state slot
     pages: tuple[int, ...]  # page p holds tokens [p * page_size, (p + 1) * page_size)
     computed: int  # tokens
+    # Tokens of it that the prefix cache could resume from when this was made.
+    cached_state: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ class ResultProcessor:
             self._memory.donate_live(request)
         else:
             self._memory.share_pages(request)
+        state_tokens = self._memory.kept_tokens(request)
         self._scheduler.drop(request)
         self._requests.remove(request)
         return Finished(
@@ -95,6 +96,7 @@ class ResultProcessor:
             stop_string=stop.stop_string,
             cut_chars=stop.cut_chars,
             error=error,
+            state_tokens=state_tokens,
         )
 
     def _settle(self, request: Request, row: Row) -> None:

@@ -25,6 +25,7 @@ from baton.kernels.delta_mixer import (
     DeltaRows,
     DeltaWeights,
     gated_delta_step,
+    gated_delta_step_native,
     plan_delta_prefill,
 )
 from baton.kernels.elementwise import (
@@ -178,7 +179,7 @@ def native_kernels(native: Native) -> Kernels:
         gated_conv_step=partial(gated_conv_step_native, native),
         mamba2_step=partial(mamba2_step_native, native),
         plan_mamba2_prefill=partial(plan_mamba2_prefill_native, native),
-        gated_delta_step=gated_delta_step,
+        gated_delta_step=partial(gated_delta_step_native, native),
         plan_delta_prefill=plan_delta_prefill,
         native=native,
     )

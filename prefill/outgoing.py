@@ -28,6 +28,7 @@ from baton.transfer.outflow import Outflow
 from baton.transfer.regions import Holder
 from baton.transfer.segments import Segment, nbytes
 from baton.transfer.tickets import Claim, Received
+from baton.worker.config import StateReturn
 from baton.worker.context import WorkerContext
 from baton.worker.convert import (
     finished_to_proto,
@@ -37,6 +38,7 @@ from baton.worker.convert import (
 )
 from baton.worker.errors import error_of, make_error
 from baton.worker.handoff_name import HandoffName
+from baton.worker.prefix_fetcher import PrefixFetcher
 
 # A request whose first token is given is sampled nowhere here, and must not end here either.
 _GIVEN = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
@@ -71,6 +73,7 @@ class OutgoingHandoff:
         way: Way,
         request: handoff_pb2.PrefillRequest,
         engine_id: str,
+        fetcher: PrefixFetcher,
         on_end: Callable[["OutgoingHandoff"], None],
     ) -> None:
         """engine_id: the request's name in this engine; unique, where attempts may overlap."""
@@ -81,6 +84,7 @@ class OutgoingHandoff:
         self._way = way
         self._request = request
         self._send = way.send
+        self._fetcher = fetcher
         self._on_end = on_end
         self._handoff: Handoff = context.handoffs.open(*self.key)
         self._tokens = len(request.prompt_ids)
@@ -105,8 +109,20 @@ class OutgoingHandoff:
     def ended(self) -> bool:
         return self._handoff.over or self._handoff.state is HandoffState.COMPLETE
 
+    def begin(self) -> None:
+        """Fetch the state that someone has of the prompt, if anyone has, and submit the request.
+        Without that state it is computed: nothing that goes wrong there is heard of here."""
+        at = self._request.state_at
+        if at.tokens and self._context.config.state_return is not StateReturn.OFF:
+            prefix = tuple(self._request.prompt_ids[: at.tokens])
+            self._fetcher.start(at.worker, prefix).add_done_callback(lambda _: self.submit())
+        else:
+            self.submit()
+
     def submit(self) -> None:
         """Queue the request in the engine. What is wrong with it goes back as Failed."""
+        if self.ended:
+            return
         request = self._request
         try:
             sampling = _GIVEN if self.given else sampling_from_proto(request.sampling)
@@ -265,6 +281,7 @@ class OutgoingHandoff:
                 bytes_state=sent.bytes_state,
                 bytes_kv=sent.bytes_kv,
                 tail_us=_us(time.monotonic() - self._layers_s),
+                cached_state=self._holding.cached_state if self._holding else 0,
             )
             self._send(handoff_pb2.PrefillMessage(done=done))
             await writing.flush()

@@ -15,6 +15,7 @@ from baton.worker.streams import Lease, Outbox, first_of
 log = logging.getLogger(__name__)
 
 Begin = Callable[[handoff_pb2.PrefillRequest, "DecodePeer"], OutgoingHandoff]
+Offered = Callable[[handoff_pb2.StateOffer, "DecodePeer"], None]
 _About = handoff_pb2.CancelPrefill | handoff_pb2.Destination
 
 
@@ -22,13 +23,21 @@ class DecodePeer:
     """Its hand-offs live as long as the stream does."""
 
     def __init__(
-        self, hello: common_pb2.Hello, chosen: Chosen, drains: Drains, lease_s: float, begin: Begin
+        self,
+        hello: common_pb2.Hello,
+        chosen: Chosen,
+        drains: Drains,
+        lease_s: float,
+        begin: Begin,
+        offered: Offered,
     ) -> None:
-        """hello: the rank's. begin: makes a hand-off of a request that came in."""
+        """hello: the rank's. begin: makes a hand-off of a request that came in. offered: told of
+        state that the rank has."""
         self.identity = hello.worker
         self.chosen = chosen
         self.way = Way(hello.worker, chosen.connection, drains, self.send)
         self._begin = begin
+        self._offered = offered
         self._outbox: Outbox[handoff_pb2.PrefillMessage] = Outbox()
         self._lease = Lease(f"decode rank {self.identity.worker_id}", lease_s)
         self._handoffs: dict[tuple[str, int], OutgoingHandoff] = {}
@@ -78,6 +87,8 @@ class DecodePeer:
                         handoff.cancel(cancel.reason)
                     elif cancel.ticket_id:
                         self._say_when_drained(cancel)
+                case "offer":
+                    self._offered(message.offer, self)
                 case "heartbeat":
                     beat = handoff_pb2.PrefillMessage(heartbeat=message.heartbeat)
                     self.send(beat)
@@ -88,7 +99,7 @@ class DecodePeer:
             return
         handoff = self._begin(request, self)
         self._handoffs[handoff.key] = handoff
-        handoff.submit()
+        handoff.begin()
 
     def _say_when_drained(self, about: _About) -> None:
         """Of a hand-off that has ended, or that an earlier stream of this rank had."""

@@ -14,12 +14,16 @@ from baton.prefill.outgoing import OutgoingHandoff
 from baton.prefill.peer import DecodePeer
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.transfer.errors import ChannelError
+from baton.transfer.grpc_channel import GrpcReceiver
 from baton.transfer.outlets import Chosen
+from baton.transfer.tickets import TicketTable
 from baton.worker.channels import make_outlets
+from baton.worker.config import StateReturn
 from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
 from baton.worker.errors import WorkerError, abort, error_of, make_error
 from baton.worker.handshake import HELLO_S, check_hello
+from baton.worker.prefixes import Prefixes
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,10 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         self._context = context
         self._outlets = make_outlets(context)
         self._drains = Drains()
+        # Prefixes come here too, from ranks.
+        tickets = TicketTable(context.memory, context.hello.worker.incarnation)
+        self._receiver = GrpcReceiver(tickets, context.metrics.count_received)
+        self._prefixes = Prefixes(context, tickets)
         self._handoffs: dict[str, OutgoingHandoff] = {}  # by engine id
         self._peers: set[DecodePeer] = set()
         self._numbers = itertools.count(1)
@@ -38,6 +46,8 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
 
     def add_to(self, server: aio.Server) -> None:
         handoff_pb2_grpc.add_HandoffServicer_to_server(self, server)
+        self._receiver.add_to(server)
+        self._prefixes.add_to(server)
 
     @property
     def busy(self) -> int:
@@ -66,6 +76,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         message = f"prefill worker {self._context.worker_id} is stopping"
         for handoff in list(self._handoffs.values()):
             handoff.fail(make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True))
+        await self._prefixes.close()
         await self._drains.wait()
 
     async def Control(
@@ -85,7 +96,9 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         chosen = await self._connect(hello, context)
         try:
             await context.write(handoff_pb2.PrefillMessage(hello=self._context.hello))
-            peer = DecodePeer(hello, chosen, self._drains, self._context.lease_s, self._begin)
+            peer = DecodePeer(
+                hello, chosen, self._drains, self._context.lease_s, self._begin, self._offered
+            )
             word = handoff_pb2.ChannelChosen(channel=chosen.channel, reason=chosen.reason)
             peer.send(handoff_pb2.PrefillMessage(channel=word))
             self._peers.add(peer)
@@ -138,10 +151,16 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
             peer.way,
             request,
             engine_id,
+            self._prefixes.fetcher,
             lambda ended: self._forget(ended, peer),
         )
         self._handoffs[engine_id] = handoff
         return handoff
+
+    def _offered(self, offer: handoff_pb2.StateOffer, peer: DecodePeer) -> None:
+        """A rank has the state of a conversation that began here."""
+        if self._context.config.state_return is StateReturn.EAGER:
+            self._prefixes.fetcher.start(peer.identity, tuple(offer.token_ids))
 
     def _forget(self, handoff: OutgoingHandoff, peer: DecodePeer) -> None:
         del self._handoffs[handoff.engine_id]

@@ -135,6 +135,14 @@ class HostProcess(_message.Message):
     maps_peers: bool
     def __init__(self, boot_id: _Optional[str] = ..., pid_namespace: _Optional[str] = ..., pid: _Optional[int] = ..., started: _Optional[int] = ..., maps_peers: _Optional[bool] = ...) -> None: ...
 
+class StateAt(_message.Message):
+    __slots__ = ("worker", "tokens")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    worker: WorkerIdentity
+    tokens: int
+    def __init__(self, worker: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., tokens: _Optional[int] = ...) -> None: ...
+
 class Heartbeat(_message.Message):
     __slots__ = ("sequence",)
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -250,7 +258,7 @@ class Timings(_message.Message):
     def __init__(self, router_queue_us: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., delivery_us: _Optional[int] = ..., network_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., decode_wait_us: _Optional[int] = ..., first_decode_step_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., e2e_us: _Optional[int] = ..., prefill_to_decode_us: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "stop_token_id", "stop_string", "cut_chars", "usage", "timings", "error")
+    __slots__ = ("reason", "stop_token_id", "stop_string", "cut_chars", "usage", "timings", "error", "state_tokens")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +266,7 @@ class Finished(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    STATE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop_token_id: int
     stop_string: str
@@ -265,4 +274,5 @@ class Finished(_message.Message):
     usage: Usage
     timings: Timings
     error: Error
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., cut_chars: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ...) -> None: ...
+    state_tokens: int
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., cut_chars: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., state_tokens: _Optional[int] = ...) -> None: ...

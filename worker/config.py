@@ -16,6 +16,21 @@ class Role(StrEnum):
     BOTH = "both"  # one engine for everything, which its own clients ask; no hand-offs
 
 
+class StateReturn(StrEnum):
+    """Whether a prefill worker gets the state that a conversation's last turn left at a rank."""
+
+    OFF = "off"
+    DEMAND = "demand"  # it fetches it when the next turn comes
+    EAGER = "eager"  # when the last turn ends, and on demand elsewhere
+
+
+class SendSnapshots(StrEnum):
+    """Whether a prompt's snapshot follows its state to the rank's prefix cache."""
+
+    OFF = "off"
+    LAST = "last"  # the one at the prompt's last grid depth
+
+
 @dataclass(frozen=True)
 class WorkerConfig:
     """Raises ConfigError where an option cannot work."""
@@ -32,6 +47,8 @@ class WorkerConfig:
     lease_ms: int = 3000  # a peer that is silent for longer is lost
     channel: str = AUTO  # how state travels; auto: the best that both ends have
     verify: bool | None = None  # checksums of what travels; None: where they cost little
+    state_return: StateReturn = StateReturn.OFF
+    send_snapshots: SendSnapshots = SendSnapshots.OFF
 
     def __post_init__(self) -> None:
         if not self.worker_id:
@@ -44,6 +61,12 @@ class WorkerConfig:
             raise ConfigError(
                 "a decode worker needs at least one ticket, to take in hand-offs: engine.tickets "
                 f"is {self.engine.tickets}"
+            )
+        returns = self.role is Role.PREFILL and self.state_return is not StateReturn.OFF
+        if returns and self.engine.tickets < 1:
+            raise ConfigError(
+                "a prefill worker that state returns to needs at least one ticket, to take it in: "
+                f"engine.tickets is {self.engine.tickets}"
             )
 
     def verifies(self, channel: str) -> bool:

@@ -80,14 +80,21 @@ class TestWorker:
         lease_ms: int = 2000,
         channel: str = "grpc",
         hub: LocalHub | None = None,
+        worker: dict[str, Any] | None = None,
         **engine: Any,
     ) -> None:
+        """worker: other fields of WorkerConfig. engine: what `make_engine` takes."""
         self.model = engine.pop("model", None) or GatedModel()
         if role is Role.DECODE:
             engine.setdefault("tickets", 4)
         self.engine: Engine = make_engine(self.model, **engine)
         config = WorkerConfig(
-            worker_id, role, self.engine.config, lease_ms=lease_ms, channel=channel
+            worker_id,
+            role,
+            self.engine.config,
+            lease_ms=lease_ms,
+            channel=channel,
+            **(worker or {}),
         )
         make_role = PrefillService if role is Role.PREFILL else DecodeService
         self.runtime = WorkerRuntime(config, self.engine, self._keep(make_role), hub=hub)
@@ -231,6 +238,7 @@ class RouterClient:
         prefills: list[TestWorker],
         outputs: tuple[int, ...] = (),
         raw_sampling: common_pb2.SamplingParams | None = None,
+        state_at: common_pb2.StateAt | None = None,
     ) -> tuple[str, Answer]:
         request_id = f"{next(self._ids):032x}"
         answer = self.answers[request_id] = Answer(given=len(outputs))
@@ -240,6 +248,7 @@ class RouterClient:
             prompt_ids=prompt,
             output_ids=outputs,
             sampling=raw_sampling or sampling_to_proto(sampling),
+            state_at=state_at,
             prefills=[p if isinstance(p, common_pb2.WorkerIdentity) else p.identity
                       for p in prefills],
         )  # fmt: skip
