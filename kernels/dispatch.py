@@ -82,6 +82,8 @@ class KernelChoice(StrEnum):
 class Kernels:
     """One implementation of each kernel that a model calls; see the function of that name.
 
+    needs_cpu_seq_lens: an attention of these plans by the lengths of the KV on the host; where none
+            does, the lengths there are empty
     native: set where these are the native ones; activations are then float32, whatever the
             weights' dtype
     """
@@ -124,6 +126,7 @@ class Kernels:
     plan_delta_prefill: Callable[
         [Sequence[int], Sequence[int], int, SnapshotPlan | None], HostPlan[DeltaRows]
     ]
+    needs_cpu_seq_lens: bool = True
     native: Native | None = None
 
 
