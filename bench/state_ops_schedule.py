@@ -43,6 +43,7 @@ class NullModel:
 
     weight_bytes = 0
     kernels = TORCH
+    needs_cpu_seq_lens = False
 
     def __init__(self) -> None:
         self.config = ModelConfig(

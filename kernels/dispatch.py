@@ -43,6 +43,7 @@ from baton.kernels.elementwise import (
     select_rows,
     select_rows_native,
     sigmoid_gated,
+    sigmoid_gated_native,
     swiglu,
     swiglu_native,
 )
@@ -84,10 +85,11 @@ class KernelChoice(StrEnum):
 class Kernels:
     """One implementation of each kernel that a model calls; see the function of that name.
 
+    needs_cpu_seq_lens: an attention of these plans by the lengths of the KV on the host; where none
+            does, the lengths there are empty
     native: set where these are the native ones; activations are then float32, whatever the
             weights' dtype
-    needs_host_lens: decode looks at the host's lengths; where it does not, a step may be captured
-            once and replayed for other lengths
+    replayable: decode launches the same whatever the lengths are, so that a graph of it serves all
     """
 
     embedding: Callable[[Tensor, Weight], Tensor]
@@ -141,7 +143,8 @@ class Kernels:
         [Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor] | None], Tensor
     ]
     copy_slots: Callable[[Tensor, Tensor, Tensor], None]
-    needs_host_lens: bool
+    replayable: bool
+    needs_cpu_seq_lens: bool = True
     native: Native | None = None
 
 
@@ -176,7 +179,7 @@ TORCH = Kernels(
     apply_penalties=apply_penalties,
     sample_tokens=sample_tokens,
     copy_slots=copy_slots,
-    needs_host_lens=True,
+    replayable=False,
 )
 
 
@@ -189,7 +192,7 @@ def native_kernels(native: Native) -> Kernels:
         swiglu=partial(swiglu_native, native),
         geglu=partial(geglu_native, native),
         relu2=partial(relu2_native, native),
-        sigmoid_gated=sigmoid_gated,
+        sigmoid_gated=partial(sigmoid_gated_native, native),
         add_scaled=partial(add_scaled_native, native),
         scaled=partial(scaled_native, native),
         beside=partial(beside_native, native),
@@ -213,7 +216,7 @@ def native_kernels(native: Native) -> Kernels:
         apply_penalties=apply_penalties,
         sample_tokens=sample_tokens,
         copy_slots=copy_slots,
-        needs_host_lens=True,
+        replayable=False,
         native=native,
     )
 

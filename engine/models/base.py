@@ -25,6 +25,11 @@ class Model(Protocol):
         """Those that its device and options call for; sampling and state copies use them too."""
         ...
 
+    @property
+    def needs_cpu_seq_lens(self) -> bool:
+        """Whether an attention backend plans by the lengths of the KV on the host."""
+        ...
+
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
     ) -> HostPlan[RecurrentIndex]:

@@ -102,6 +102,10 @@ class GraphedModel:
         return self._model.kernels
 
     @property
+    def needs_cpu_seq_lens(self) -> bool:
+        return self._model.needs_cpu_seq_lens
+
+    @property
     def weight_bytes(self) -> int:
         return self._model.weight_bytes
 

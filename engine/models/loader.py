@@ -43,7 +43,7 @@ def _ready(model: ModelConfig, source: WeightSource, config: EngineConfig) -> Mo
     built = build_model(model, source, device, kernels=kernels, weight_format=config.weight_format)
     if kernels.native is not None:
         return ReplayedModel(built, kernels.native)
-    if device.type == "cuda" and not kernels.needs_host_lens:
+    if device.type == "cuda" and kernels.replayable:
         longest = min(config.max_model_len or model.max_model_len, model.max_model_len)
         pages = -(-longest // config.page_size)
         return GraphedModel(built, device, config.max_running, pages, CudaCapture())

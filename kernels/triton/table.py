@@ -42,5 +42,5 @@ TRITON: Kernels = replace(
     apply_penalties=apply_penalties,
     sample_tokens=sample_tokens,
     copy_slots=copy_slots,
-    needs_host_lens=False,
+    replayable=True,
 )

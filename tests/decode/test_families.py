@@ -28,6 +28,7 @@ class Gated:
         self.config = self._model.config
         self.plan = self._model.plan
         self.kernels = self._model.kernels
+        self.needs_cpu_seq_lens = self._model.needs_cpu_seq_lens
         self.weight_bytes = 0  # the test sizes the pools
         self.gate = Gate()
 

@@ -64,6 +64,7 @@ class HashModel:
 
     weight_bytes = 0
     kernels = TORCH
+    needs_cpu_seq_lens = True
 
     def __init__(self, config: ModelConfig | None = None, peak: float = 8.0) -> None:
         self.config = config or hash_config()
@@ -128,7 +129,7 @@ class HashModel:
         assert 0 not in batch.token_pages.tolist(), "a real token writes the padding page"
         positions = [
             p
-            for start, end in zip(batch.host.prefix_lens, batch.host.kv_lens, strict=True)
+            for start, end in zip(batch.host.prefix_lens, batch.kv_lens.tolist(), strict=True)
             for p in range(start, end)
         ]
         assert positions == batch.positions.tolist()

@@ -97,6 +97,7 @@ class Wave:
     config = HashModel().config
     weight_bytes = 0
     kernels = TORCH
+    needs_cpu_seq_lens = False
 
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
