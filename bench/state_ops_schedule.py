@@ -41,6 +41,7 @@ class NullModel:
     """Logits of zeros, in no time; its pools have one small layer of each kind."""
 
     weight_bytes = 0
+    needs_cpu_seq_lens = False
 
     def __init__(self) -> None:
         self.config = ModelConfig(

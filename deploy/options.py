@@ -15,6 +15,7 @@ from baton.engine.grids import Strategy
 from baton.engine.hub import find_model
 from baton.kernels.dispatch import KernelChoice
 from baton.router.policies import POLICIES
+from baton.worker.config import SendSnapshots, StateReturn
 
 DTYPES = {
     "float32": torch.float32,
@@ -75,6 +76,13 @@ _CLUSTER = (
                  help="Ranks of each decode group: a worker each, which requests may name."),
     click.option("--policy", type=click.Choice(sorted(POLICIES)), default="round_robin",
                  show_default=True, help="How the router places requests."),
+    click.option("--state-return", type=click.Choice([r.value for r in StateReturn]),
+                 default=StateReturn.OFF.value, show_default=True,
+                 help="Whether the state of a conversation's last turn goes back to the worker "
+                 "that reads its next: when that comes (demand), or at once (eager)."),
+    click.option("--send-snapshots", type=click.Choice([s.value for s in SendSnapshots]),
+                 default=SendSnapshots.OFF.value, show_default=True,
+                 help="Whether a prompt's last snapshot follows it to the rank's prefix cache."),
     click.option("--served-model-name", default=None,
                  help="What clients ask for; the folder's name when left out."),
     click.option("--ray-address", default=None,
@@ -134,6 +142,8 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         decode=given["decode"],
         decode_dp=given["decode_dp"],
         policy=given["policy"],
+        state_return=StateReturn(given["state_return"]),
+        send_snapshots=SendSnapshots(given["send_snapshots"]),
         served_model_name=given["served_model_name"],
         ray_address=given["ray_address"],
         start_deadline_s=given["start_timeout"],

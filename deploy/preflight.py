@@ -7,8 +7,8 @@ from baton.engine.config import EngineConfig
 from baton.engine.errors import ConfigError
 from baton.engine.memory.available import available_memory
 from baton.engine.memory.plan import MemoryPlan
-from baton.engine.models.families import FAMILIES, read_config
-from baton.engine.models.loader import build_model, declared_weights
+from baton.engine.models.families import read_config
+from baton.engine.models.loader import build_model, check_weights
 from baton.engine.weights import Checkpoint, DeclaredWeights
 from baton.text.errors import TextError
 from baton.text.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ def check_model(config: EngineConfig) -> None:
         )
     try:
         model = read_config(folder, config.dtype, config.ssm_dtype)
-        Checkpoint(folder).check(declared_weights(model).shapes, FAMILIES[model.family].ignored)
+        check_weights(model, Checkpoint(folder))
         Tokenizer.from_folder(folder)
     except (ConfigError, TextError) as err:
         raise StartError(f"--model {folder}: {err}") from err

@@ -9,6 +9,7 @@ from baton.engine.sampling_batch import PenalisedRows, RandomRows, SamplingBatch
 from baton.kernels.sampling import (
     LogProbs,
     add_token_counts,
+    allow_tokens,
     apply_penalties,
     log_probs,
     mask_tokens,
@@ -59,6 +60,8 @@ def sample(logits: Tensor, batch: SamplingBatch, relay: Tensor) -> Sampled:
         _penalise(draws, batch.penalised, relay)
     if batch.banned is not None:
         mask_tokens(draws, *batch.banned)
+    if batch.allowed is not None:
+        allow_tokens(draws, *batch.allowed)
     token_ids = _draw(draws, batch.random)
     logprobs = None
     if raw is not None and batch.logprob_rows is not None:

@@ -25,6 +25,7 @@ from baton.kernels.delta_mixer import (
     DeltaRows,
     DeltaWeights,
     gated_delta_step,
+    gated_delta_step_native,
     plan_delta_prefill,
 )
 from baton.kernels.elementwise import (
@@ -40,6 +41,7 @@ from baton.kernels.elementwise import (
     scaled_native,
     select_rows,
     select_rows_native,
+    sigmoid_gated,
     swiglu,
     swiglu_native,
 )
@@ -79,6 +81,8 @@ class KernelChoice(StrEnum):
 class Kernels:
     """One implementation of each kernel that a model calls; see the function of that name.
 
+    needs_cpu_seq_lens: an attention of these plans by the lengths of the KV on the host; where none
+            does, the lengths there are empty
     native: set where these are the native ones; activations are then float32, whatever the
             weights' dtype
     """
@@ -89,6 +93,7 @@ class Kernels:
     swiglu: Callable[[Tensor], Tensor]
     geglu: Callable[[Tensor], Tensor]
     relu2: Callable[[Tensor], Tensor]
+    sigmoid_gated: Callable[[Tensor, Tensor], Tensor]
     add_scaled: Callable[[Tensor, Tensor, float], Tensor]
     scaled: Callable[[Tensor, float], Tensor]
     beside: Callable[[Tensor, Tensor], Tensor]
@@ -120,6 +125,7 @@ class Kernels:
     plan_delta_prefill: Callable[
         [Sequence[int], Sequence[int], int, SnapshotPlan | None], HostPlan[DeltaRows]
     ]
+    needs_cpu_seq_lens: bool = True
     native: Native | None = None
 
 
@@ -130,6 +136,7 @@ TORCH = Kernels(
     swiglu=swiglu,
     geglu=geglu,
     relu2=relu2,
+    sigmoid_gated=sigmoid_gated,
     add_scaled=add_scaled,
     scaled=scaled,
     beside=beside,
@@ -159,6 +166,7 @@ def native_kernels(native: Native) -> Kernels:
         swiglu=partial(swiglu_native, native),
         geglu=partial(geglu_native, native),
         relu2=partial(relu2_native, native),
+        sigmoid_gated=sigmoid_gated,
         add_scaled=partial(add_scaled_native, native),
         scaled=partial(scaled_native, native),
         beside=partial(beside_native, native),
@@ -174,7 +182,7 @@ def native_kernels(native: Native) -> Kernels:
         gated_conv_step=partial(gated_conv_step_native, native),
         mamba2_step=partial(mamba2_step_native, native),
         plan_mamba2_prefill=partial(plan_mamba2_prefill_native, native),
-        gated_delta_step=gated_delta_step,
+        gated_delta_step=partial(gated_delta_step_native, native),
         plan_delta_prefill=plan_delta_prefill,
         native=native,
     )

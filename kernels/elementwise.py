@@ -51,6 +51,20 @@ def relu2_native(native: Native, x: Tensor) -> Tensor:
     return out
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)) in float32.
+
+    Written out, because torch's sigmoid rounds differently at the end of a buffer, which would make
+    a result depend on what else is in the batch.
+    """
+    return x.float().neg().exp_().add_(1.0).reciprocal_()
+
+
+def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
+    """x [T, I] * sigmoid(gate [T, I or 1]) float -> [T, I], dtype of x; computed in float32."""
+    return (x.float() * sigmoid(gate)).to(x.dtype)
+
+
 def add_scaled(x: Tensor, y: Tensor, alpha: float) -> Tensor:
     """x + alpha * y, both of one shape and dtype."""
     return torch.add(x, y, alpha=alpha)

@@ -19,6 +19,11 @@ class Model(Protocol):
     @property
     def config(self) -> ModelConfig: ...
 
+    @property
+    def needs_cpu_seq_lens(self) -> bool:
+        """Whether an attention backend plans by the lengths of the KV on the host."""
+        ...
+
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
     ) -> HostPlan[RecurrentIndex]:

@@ -1,5 +1,7 @@
 """Loading a model: its configuration, then its weights."""
 
+from collections.abc import Container
+
 import torch
 
 from baton.engine.comm import Comm, Shard, SingleComm
@@ -29,9 +31,7 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
     if config.load_format is LoadFormat.DUMMY:
         return _ready(model, DummyWeights(), config)
     checkpoint = Checkpoint(model.folder, progress)
-    needs = declared_weights(model)
-    patterns = FAMILIES[model.family].ignored
-    checkpoint.check(needs.shapes, [pattern.format(len(model.layers)) for pattern in patterns])
+    check_weights(model, checkpoint)
     return _ready(model, checkpoint, config)
 
 
@@ -43,9 +43,19 @@ def _ready(model: ModelConfig, source: WeightSource, config: EngineConfig) -> Mo
     return built if kernels.native is None else ReplayedModel(built, kernels.native)
 
 
-def declared_weights(config: ModelConfig) -> DeclaredWeights:
-    """The tensors that a model of this configuration needs. Reads and allocates nothing."""
-    declared = DeclaredWeights()
+def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> None:
+    """That the checkpoint holds what the model needs, and nothing else. Raises WeightsError."""
+    needs = declared_weights(model, checkpoint.names)
+    patterns = FAMILIES[model.family].ignored
+    checkpoint.check(needs.shapes, [pattern.format(len(model.layers)) for pattern in patterns])
+
+
+def declared_weights(config: ModelConfig, held: Container[str] = ()) -> DeclaredWeights:
+    """The tensors that a model of this configuration needs. Reads and allocates nothing.
+
+    held: names of the checkpoint that it is to be built from, which may have several spellings.
+    """
+    declared = DeclaredWeights(held)
     build_model(config, declared, torch.device("meta"))
     return declared
 

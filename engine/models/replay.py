@@ -76,6 +76,10 @@ class ReplayedModel:
     def weight_bytes(self) -> int:
         return self._model.weight_bytes
 
+    @property
+    def needs_cpu_seq_lens(self) -> bool:
+        return self._model.needs_cpu_seq_lens
+
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
     ) -> HostPlan[RecurrentIndex]:

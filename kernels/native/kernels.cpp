@@ -13,6 +13,7 @@
 
 #include "attention.h"
 #include "conv.h"
+#include "delta.h"
 #include "linear.h"
 #include "mamba2.h"
 #include "mamba2_prompts.h"
@@ -44,6 +45,7 @@ OPERATION(route_softmax, RouteSoftmax)
 OPERATION(route_grouped, RouteGrouped)
 OPERATION(experts, Experts)
 OPERATION(conv_step, ConvStep)
+OPERATION(delta_step, DeltaStep)
 OPERATION(mamba2_step, Mamba2Step)
 OPERATION(mamba2_prefill, Mamba2Prefill)
 
