@@ -42,6 +42,7 @@ from baton.kernels.elementwise import (
     select_rows,
     select_rows_native,
     sigmoid_gated,
+    sigmoid_gated_native,
     swiglu,
     swiglu_native,
 )
@@ -166,7 +167,7 @@ def native_kernels(native: Native) -> Kernels:
         swiglu=partial(swiglu_native, native),
         geglu=partial(geglu_native, native),
         relu2=partial(relu2_native, native),
-        sigmoid_gated=sigmoid_gated,
+        sigmoid_gated=partial(sigmoid_gated_native, native),
         add_scaled=partial(add_scaled_native, native),
         scaled=partial(scaled_native, native),
         beside=partial(beside_native, native),
