@@ -28,6 +28,7 @@ class CompletionsEndpoint:
     async def post(self, request: Request) -> Response:
         body = parse_body(CompletionBody, await read_body(request, self.max_body_bytes))
         body.check()
+        await self.text.check_grammar(*body.wanted_grammar())
         model = served_model(body.model, await self.backend.models())
         labels = labels_of(request, body)
         requests: list[GenerateRequest] = []

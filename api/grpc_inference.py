@@ -55,6 +55,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             ids = tuple(request.token_ids.ids)
         room_for_answer(ids, sampling.max_tokens, model, param=kind)
         check_ids(sampling.logprob_token_ids, model, "logprob_token_ids")
+        await self._text.check_grammar(sampling.grammar, "grammar")
         labels = RequestLabels(
             request.client_id or None,
             routed_dp_rank=request.routed_dp_rank if request.HasField("routed_dp_rank") else None,

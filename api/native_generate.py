@@ -55,6 +55,7 @@ class GenerateEndpoint:
             ids = await self.text.encode(asked.prompt, param="text")
         else:
             ids = tuple(asked.prompt)
+        await self.text.check_grammar(*asked.sampling.wanted_grammar())
         labels = RequestLabels(asked.label, body.priority, body.dp_rank)
         count = asked.sampling.n
         table = self.text.table if body.return_text_in_logprobs else None

@@ -13,13 +13,16 @@ from baton.api.completion_schema import MAX_PROMPTS
 from baton.api.errors import invalid
 from baton.api.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from baton.api.schema import MAX_CHOICES, Body, Strings, refused, unsigned_seed
+from baton.api.structured import one_grammar
+from baton.text.grammar import Grammar, GrammarKind
 
 DEFAULT_NEW_TOKENS = 128
 T = TypeVar("T")
 
 _UNSERVED_SAMPLING = (
-    "stop_regex", "json_schema", "regex", "ebnf", "structural_tag", "logit_bias", "custom_params",
+    "stop_regex", "structural_tag", "logit_bias", "custom_params",
 )  # fmt: skip
+_GRAMMARS = (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX, GrammarKind.EBNF)
 _UNSERVED = (
     "input_embeds", "image_data", "audio_data", "video_data", "lora_path", "session_params",
     "custom_logit_processor", "return_hidden_states",
@@ -49,11 +52,11 @@ class NativeSampling(Body):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True  # the tokenizer's own decoder decides
     no_stop_trim: bool = False
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
 
     stop_regex: Any = None
-    json_schema: Any = None
-    regex: Any = None
-    ebnf: Any = None
     structural_tag: Any = None
     logit_bias: Any = None
     custom_params: Any = None
@@ -76,6 +79,16 @@ class NativeSampling(Body):
                 expected=f"0 to {limit}",
                 actual=self.min_new_tokens,
             )
+
+    def wanted_grammar(self) -> tuple[Grammar | None, str]:
+        """What the answer must look like, and the field that says so; raises `ApiError`."""
+        given = {kind: self.__dict__[kind] for kind in _GRAMMARS}
+        return one_grammar(
+            {
+                f"sampling_params.{kind}": None if text is None else Grammar(kind, text)
+                for kind, text in given.items()
+            }
+        )
 
     def params(self, max_tokens: int, want: "LogprobsWanted") -> SamplingParams:
         """Checked parameters; fields that were left out or null take the defaults there."""
@@ -103,6 +116,7 @@ class NativeSampling(Body):
             prompt_logprobs_start=want.start,
             prompt_logprobs=want.top if want.start is not None else 0,
             logprob_token_ids=want.token_ids,
+            grammar=self.wanted_grammar()[0],
         )
 
 

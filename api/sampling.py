@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass
 
 from baton.api.errors import invalid
+from baton.text.grammar import Grammar
 
 MAX_SEED = 2**64 - 1
 MAX_STOPS = 16
@@ -21,8 +22,8 @@ class SamplingParams:
 
     `seed` None: the backend draws one. `logprobs` n: each output token's own log probability and
     the top n; `prompt_logprobs_start`, if not None, asks for the prompt's from that position on,
-    with the top `prompt_logprobs`; `logprob_token_ids` are asked about in both. Several answers
-    (`n`) are several requests, so not here.
+    with the top `prompt_logprobs`; `logprob_token_ids` are asked about in both. `grammar` is
+    what the answer must look like. Several answers (`n`) are several requests, so not here.
     """
 
     temperature: float = 1.0  # 0: greedy
@@ -43,6 +44,7 @@ class SamplingParams:
     prompt_logprobs_start: int | None = None
     prompt_logprobs: int = 0
     logprob_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         self.validate()
@@ -64,6 +66,14 @@ class SamplingParams:
                 "min_tokens",
                 f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}",
                 expected=f"0 to {self.max_tokens}",
+                actual=self.min_tokens,
+            )
+        if self.min_tokens and self.grammar is not None:
+            raise invalid(
+                "min_tokens",
+                f"min_tokens is {self.min_tokens}, but the answer's {self.grammar.kind} says when "
+                "it ends; leave one of them out",
+                expected="0",
                 actual=self.min_tokens,
             )
         if self.seed is not None:

@@ -6,6 +6,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from baton.api.errors import ApiError, ErrorCode, shorten
 from baton.api.sampling import MAX_SEED, SamplingParams
+from baton.api.structured import ResponseFormat, one_grammar
+from baton.text.grammar import Grammar, GrammarKind
 
 MAX_CHOICES = 128
 
@@ -101,6 +103,10 @@ class SamplingBody(Body):
     priority: int = 0
     routed_dp_rank: int | None = None
 
+    response_format: ResponseFormat | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
     def check(self) -> None:
         """What types alone do not say; raises `ApiError`."""
         if not 1 <= self.choices <= MAX_CHOICES:
@@ -117,6 +123,17 @@ class SamplingBody(Body):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    def wanted_grammar(self) -> tuple[Grammar | None, str]:
+        """What the answer must look like, and the field that says so; raises `ApiError`."""
+        form = self.response_format
+        return one_grammar(
+            {
+                "response_format": None if form is None else form.grammar(),
+                "regex": None if self.regex is None else Grammar(GrammarKind.REGEX, self.regex),
+                "ebnf": None if self.ebnf is None else Grammar(GrammarKind.EBNF, self.ebnf),
+            }
+        )
 
     def sampling(self, max_tokens: int, **more: Any) -> SamplingParams:
         """Checked parameters; fields that were left out or null take the defaults there."""
@@ -139,6 +156,7 @@ class SamplingBody(Body):
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             max_tokens=max_tokens,
+            grammar=self.wanted_grammar()[0],
             **more,
         )
 

@@ -10,9 +10,10 @@ from baton.api.backend import (
     TokenLogprob,
     Usage,
 )
-from baton.api.errors import ApiError
+from baton.api.errors import ApiError, invalid
 from baton.api.sampling import SamplingParams
 from baton.proto import common_pb2, inference_pb2
+from baton.text.grammar import Grammar, GrammarKind
 
 GREEDY_BELOW = 1e-5
 """A temperature below this means greedy: dividing logits by it overflows float32."""
@@ -47,6 +48,7 @@ def sampling_to_proto(params: SamplingParams, seed: int) -> common_pb2.SamplingP
         prompt_logprobs_start=params.prompt_logprobs_start,
         prompt_logprobs=params.prompt_logprobs,
         logprob_token_ids=params.logprob_token_ids,
+        grammar=_grammar_to_proto(params.grammar),
     )
 
 
@@ -56,7 +58,25 @@ def sampling_from_options(options: inference_pb2.SampleOptions) -> SamplingParam
     for name in ("stop", "stop_token_ids", "logprob_token_ids"):
         if name in given:
             given[name] = tuple(given[name])
+    if "grammar" in given:
+        given["grammar"] = _grammar_from_proto(options.grammar)
     return SamplingParams(**given)
+
+
+def _grammar_to_proto(grammar: Grammar | None) -> common_pb2.Grammar | None:
+    return None if grammar is None else common_pb2.Grammar(kind=grammar.kind, text=grammar.text)
+
+
+def _grammar_from_proto(message: common_pb2.Grammar) -> Grammar:
+    kinds = ", ".join(GrammarKind)
+    if message.kind not in set(GrammarKind):
+        raise invalid(
+            "grammar",
+            f"no kind of grammar is {message.kind!r}; expected one of {kinds}",
+            expected=kinds,
+            actual=message.kind,
+        )
+    return Grammar(GrammarKind(message.kind), message.text)
 
 
 def logprob_to_proto(entry: TokenLogprob) -> common_pb2.TokenLogprob:

@@ -5,21 +5,29 @@ the calls.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from baton.kernels.chunks import RaggedRows
+from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
+from baton.kernels.gated_delta import CHUNK
 from baton.kernels.mamba2 import Mamba2Weights
 from baton.kernels.rope import rope_cache
-from baton.kernels.triton import mamba2
+from baton.kernels.triton import delta_mixer, mamba2
 from baton.kernels.triton.attention_decode import paged_attn_decode
 from baton.kernels.triton.attention_prefill import paged_attn_prefill
+from baton.kernels.triton.elementwise import relu2, swiglu
 from baton.kernels.triton.kv_write import kv_write
+from baton.kernels.triton.mla import mla_decode
+from baton.kernels.triton.moe import experts_swiglu
+from baton.kernels.triton.moe_routing import route_sigmoid_grouped, route_softmax_topk
 from baton.kernels.triton.norm import rms_norm
 from baton.kernels.triton.rope import apply_rope
+from baton.kernels.triton.sampling import add_token_counts, apply_penalties, sample_tokens
+from baton.kernels.triton.state_copy import copy_slots, kv_pack, kv_unpack, slot_pack, slot_unpack
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,11 @@ class Sizes:
     name: str
     hidden: int
     mamba: tuple[int, int, int, int] | None  # heads, head_dim, groups, d_state
-    attention: tuple[int, int, int]  # heads, KV heads, head_dim
+    delta: tuple[int, int, int, int] | None  # key heads, value heads, key and value channels
+    channel_decay: bool  # of the delta rule: one a key channel (KDA)
+    attention: tuple[int, int, int] | None  # heads, KV heads, head_dim
+    latent: tuple[int, int, int] | None  # heads, rank, rotated channels
+    moe: tuple[int, int, int] | None  # experts, of a token, intermediate
     vocab: int
     decode_rows: int
     context: int  # tokens that each decoding row holds
@@ -37,13 +49,37 @@ class Sizes:
     page_size: int = 64
 
 
-NEMOTRON_9B = Sizes(
-    "Nemotron-Nano-9B-v2", 4480, (128, 80, 8, 128), (40, 8, 128), 131072, 64, 4096, 8192
+def _sizes(name: str, hidden: int, vocab: int, **layers: object) -> Sizes:
+    """Timed with 64 rows of 4096 tokens, and a prompt of 8192."""
+    absent = {"mamba": None, "delta": None, "attention": None, "latent": None, "moe": None}
+    fields = {**absent, "channel_decay": False, **layers}
+    return Sizes(name, hidden, vocab=vocab, decode_rows=64, context=4096, prompt=8192, **fields)  # type: ignore[arg-type]
+
+
+NEMOTRON_9B = _sizes(
+    "Nemotron-Nano-9B-v2", 4480, 131072, mamba=(128, 80, 8, 128), attention=(40, 8, 128)
 )
-GRANITE_SMALL = Sizes(
-    "Granite-4.0-H-small", 4096, (128, 64, 1, 128), (32, 8, 128), 100352, 64, 4096, 8192
-)
-TINY = Sizes("tiny", 24, (4, 6, 2, 7), (6, 2, 12), 50, 3, 40, 20, page_size=8)
+GRANITE_SMALL = _sizes(
+    "Granite-4.0-H-small", 4096, 100352, mamba=(128, 64, 1, 128), attention=(32, 8, 128),
+    moe=(72, 10, 768),
+)  # fmt: skip
+QWEN3_NEXT = _sizes(
+    "Qwen3-Next-80B-A3B", 2048, 151936, delta=(16, 32, 128, 128), attention=(16, 2, 256),
+    moe=(512, 10, 512),
+)  # fmt: skip
+KIMI_LINEAR = _sizes(
+    "Kimi-Linear-48B-A3B", 2304, 163840, delta=(32, 32, 128, 128), channel_decay=True,
+    latent=(32, 512, 64), moe=(256, 8, 1024),
+)  # fmt: skip
+MODELS = (NEMOTRON_9B, GRANITE_SMALL, QWEN3_NEXT, KIMI_LINEAR)
+TINY = replace(
+    _sizes(
+        "tiny", 24, 50, mamba=(4, 6, 2, 7), delta=(2, 4, 10, 6), attention=(6, 2, 12),
+        latent=(4, 20, 8), moe=(5, 2, 16),
+    ),
+    decode_rows=3, context=40, prompt=20, page_size=8,
+)  # fmt: skip
+TINY_CHANNELS = replace(TINY, name="tiny KDA", delta=(2, 2, 10, 6), channel_decay=True)
 
 
 @dataclass(frozen=True)
@@ -87,9 +123,17 @@ class Maker:
 
 def cases(sizes: Sizes, make: Maker) -> list[Case]:
     """Every kernel that a layer of these sizes runs."""
-    found = _attention(sizes, make) + _small(sizes, make)
+    found = _small(sizes, make) + _sampling(sizes, make) + _copies(sizes, make)
     if sizes.mamba is not None:
         found += _mamba(sizes, sizes.mamba, make)
+    if sizes.delta is not None:
+        found += _delta(sizes, sizes.delta, make)
+    if sizes.attention is not None:
+        found += _attention(sizes, sizes.attention, make)
+    if sizes.latent is not None:
+        found += _latent(sizes, sizes.latent, make)
+    if sizes.moe is not None:
+        found += _moe(sizes, sizes.moe, make)
     return found
 
 
@@ -135,8 +179,142 @@ def _mamba(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[
     ]
 
 
-def _attention(sizes: Sizes, make: Maker) -> list[Case]:
-    heads, kv_heads, width = sizes.attention
+def _delta(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[Case]:
+    key_heads, heads, K, V = shape
+    width, channels = 4, 2 * key_heads * K + heads * V
+    decays = heads * K if sizes.channel_decay else heads
+    weights = DeltaWeights(
+        conv_weight=make.wide(channels, width),
+        A=-make.wide(heads).abs(),
+        dt_bias=make.wide(decays),
+        norm_weight=make.wide(V),
+        key_heads=key_heads,
+        key_dim=K,
+        eps=1e-6,
+        silu_gate=not sizes.channel_decay,
+    )
+    rows, per_state = sizes.decode_rows, heads * K * V
+    conv_pool = make.floats(rows + 1, channels, width - 1)
+    pool, slots = make.wide(rows + 1, heads, K, V), make.slots(rows)
+
+    def inputs(tokens: int) -> DeltaInputs:
+        columns = (channels, heads * V, heads, decays)
+        return DeltaInputs(*(make.floats(tokens, size) for size in columns))
+
+    token, prompt, ragged = inputs(rows), inputs(sizes.prompt), make.rows([sizes.prompt])
+    lens = (ragged.cu_seqlens_host, ragged.prefix_lens_host)
+    plan = delta_mixer.plan_delta_prefill(*lens, width, None).on(make.device)(ragged)
+    size = make.dtype.itemsize
+    one = size * (channels + 2 * heads * V + heads + decays)  # a token's inputs and output
+    between = 2 * size * (per_state // CHUNK + heads * (K + V))  # written, then read
+    return [
+        Case(
+            "delta_step",
+            lambda: delta_mixer.gated_delta_step(weights, token, conv_pool, pool, slots, slots),
+            rows * (8 * per_state + one + 2 * size * channels * (width - 1)),
+        ),
+        Case(
+            "delta_prefill",
+            lambda: plan(weights, prompt, conv_pool, pool),
+            sizes.prompt * (one + between),
+            sizes.prompt * heads * (2 * CHUNK * (2 * K + 2 * V) + 8 * K * V),
+        ),
+    ]
+
+
+def _latent(sizes: Sizes, shape: tuple[int, int, int], make: Maker) -> list[Case]:
+    heads, rank, rotated = shape
+    rows, width, page_size = sizes.decode_rows, rank + rotated, sizes.page_size
+    held = -(-sizes.context // page_size)
+    pool = make.floats(rows * held + 1, page_size, width)
+    tables = make.ints(list(range(1, rows * held + 1))).view(rows, held)
+    lens, q = make.ints([sizes.context] * rows), make.floats(rows, 1, heads, width)
+    size = make.dtype.itemsize
+    return [
+        Case(
+            "mla_decode",
+            lambda: mla_decode(q, pool, tables, lens, (), rank, width**-0.5),
+            rows * size * (sizes.context * width + heads * (width + rank)),
+        )
+    ]
+
+
+def _moe(sizes: Sizes, shape: tuple[int, int, int], make: Maker) -> list[Case]:
+    experts, top_k, inner = shape
+    w_in = make.floats(experts, 2 * inner, sizes.hidden)
+    w_out = make.floats(experts, sizes.hidden, inner)
+    found = []
+    for name, tokens in (("moe_decode", sizes.decode_rows), ("moe_prefill", sizes.prompt)):
+        x, logits = make.floats(tokens, sizes.hidden), make.floats(tokens, experts)
+
+        def run(x: Tensor = x, logits: Tensor = logits) -> Tensor:
+            return experts_swiglu(x, *route_softmax_topk(logits, top_k), w_in, w_out)
+
+        used = min(experts, tokens * top_k)  # at most; every one, where they are many
+        read = used * 3 * inner * sizes.hidden + tokens * 2 * sizes.hidden
+        flops = tokens * top_k * 6 * inner * sizes.hidden
+        found.append(Case(name, run, make.dtype.itemsize * read, flops))
+    correction, logits = make.wide(experts), make.wide(tokens, experts)
+    found.append(
+        Case(
+            "route_grouped",
+            lambda: route_sigmoid_grouped(logits, correction, top_k, 1, 1, True, 2.5),
+            tokens * 4 * experts,
+        )
+    )
+    return found
+
+
+def _sampling(sizes: Sizes, make: Maker) -> list[Case]:
+    rows, vocab = sizes.decode_rows, sizes.vocab
+    logits, ones = make.wide(rows, vocab), make.wide(rows).abs() + 1
+    each, shares = make.slots(rows) - 1, ones * 0 + 0.9
+    filters = (each * 0 + 50, shares, shares * 0.01)
+    counts = torch.zeros((rows, vocab), dtype=torch.int32, device=make.device)
+
+    def penalise() -> None:
+        add_token_counts(counts, each, each)
+        apply_penalties(logits, each, counts, counts, ones, shares, shares)
+
+    return [
+        Case(
+            "sample",
+            lambda: sample_tokens(logits, each, ones, each, each, None),
+            rows * 4 * vocab,
+        ),
+        Case(
+            "sample_filtered",
+            lambda: sample_tokens(logits, each, ones, each, each, filters),
+            rows * 4 * vocab,
+        ),
+        Case("penalties", penalise, rows * 16 * vocab),
+    ]
+
+
+def _copies(sizes: Sizes, make: Maker) -> list[Case]:
+    """One slot of 32 layers of 4 MB, some pages; tiny where the sizes are."""
+    tiny = make.device.type == "cpu"
+    slot, tokens = (64, 9) if tiny else (128 << 20, 4096)
+    pool = torch.zeros((3, slot), dtype=torch.uint8, device=make.device)
+    pages = torch.zeros((tokens // 4 + 2, 8, 4, 256), dtype=torch.uint8, device=make.device)
+    ids = make.slots(tokens // 4 + 1)
+    return [
+        Case(
+            "copy_slots",
+            lambda: copy_slots(pool, make.ints([1]), make.ints([2])),
+            2 * slot,
+        ),
+        Case("slot_pack", lambda: slot_unpack(slot_pack(pool, ids[:1]), pool, ids[1:2]), 4 * slot),
+        Case(
+            "kv_pack",
+            lambda: kv_unpack(kv_pack(pages, ids, 1, tokens), pages, ids, 1, tokens),
+            4 * tokens * 8 * 256,
+        ),
+    ]
+
+
+def _attention(sizes: Sizes, shape: tuple[int, int, int], make: Maker) -> list[Case]:
+    heads, kv_heads, width = shape
     rows, tokens, page_size = sizes.decode_rows, sizes.prompt, sizes.page_size
     held = -(-sizes.context // page_size)
     pages = rows * held + 1
@@ -184,11 +362,14 @@ def _attention(sizes: Sizes, make: Maker) -> list[Case]:
 
 def _small(sizes: Sizes, make: Maker) -> list[Case]:
     x, weight = make.floats(sizes.prompt, sizes.hidden), make.wide(sizes.hidden)
+    wide = make.floats(sizes.prompt, 2 * sizes.hidden)
     size = make.dtype.itemsize
     return [
         Case(
             "rms_norm",
             lambda: rms_norm(x, weight, 1e-5),
             2 * size * sizes.prompt * sizes.hidden,
-        )
+        ),
+        Case("swiglu", lambda: swiglu(wide), 3 * size * sizes.prompt * sizes.hidden),
+        Case("relu2", lambda: relu2(x), 2 * size * sizes.prompt * sizes.hidden),
     ]

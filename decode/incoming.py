@@ -6,6 +6,8 @@ from typing import Protocol
 
 from baton.decode.grants import Grants, Want
 from baton.decode.prefill_link import PrefillLink
+from baton.decode.quarantine import Held, Quarantine
+from baton.decode.way_back import WayBack
 from baton.engine.errors import RequestError
 from baton.engine.request import Reservation
 from baton.proto import common_pb2, handoff_pb2
@@ -43,6 +45,8 @@ class Rank:
     context: WorkerContext
     tickets: TicketTable
     grants: Grants
+    way_back: WayBack
+    quarantine: Quarantine
 
 
 class IncomingHandoff:
@@ -83,6 +87,9 @@ class IncomingHandoff:
                 self._owner.on_scores(message.scores.logprobs)
             case "progress":
                 self._scheduled()
+            case "moving":
+                if self._ticket is not None:
+                    self._link.moving(self._ticket, message.moving)
             case "done":
                 self._done = message.done
                 self._layers_s = time.monotonic() - message.done.tail_us / 1e6
@@ -191,6 +198,7 @@ class IncomingHandoff:
         self._handoff.move(HandoffState.COMPLETE)
         reservation, self._reservation, self._ticket = self._reservation, None, None
         assert reservation is not None
+        self._rank.way_back.arrived(self._request.prompt_ids[: done.cached_state], self._link)
         self._owner.on_complete(reservation, self._layers_s)
 
     def _tell_prefill(self, reason: str) -> None:
@@ -207,13 +215,22 @@ class IncomingHandoff:
         self._link.send(handoff_pb2.DecodeMessage(cancel=cancel))
 
     def _end(self, state: HandoffState, reason: str) -> None:
-        """The last move. The ticket is closed before its memory is given back."""
+        """The last move, but where the writer may write on: then it follows with the proof that
+        it does not. The ticket is closed before its memory is given back."""
         self._link.forget(self)
         self._rank.grants.withdraw(self._engine_id)
-        if self._ticket is not None:
-            self._rank.tickets.close(self._ticket)
-        if self._reservation is not None:
-            self._rank.grants.give_back(self._reservation)
+        ticket, reservation = self._ticket, self._reservation
         self._ticket = self._reservation = None
+        if ticket is not None:
+            self._rank.tickets.close(ticket)
+        if ticket is not None and reservation is not None and self._link.one_sided:
+            end = HandoffState.CANCELLED if state is HandoffState.COMPLETE else state
+            writer = self._link.writer
+            self._rank.quarantine.hold(
+                Held(writer, ticket, reservation, self._handoff, end), reason
+            )
+            return
+        if reservation is not None:
+            self._rank.grants.give_back(reservation)
         self._handoff.move(state, reason)
         self._rank.context.handoffs.close(self._handoff)

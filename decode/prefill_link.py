@@ -1,18 +1,20 @@
 """This rank's one stream to one prefill worker."""
 
 import asyncio
-import contextlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol
 
 from grpc import aio
 
+from baton.decode.quarantine import Quarantine, Writer
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.transfer.channel import Inlet
+from baton.transfer.errors import ChannelError
 from baton.transfer.grpc_options import OPTIONS
 from baton.transfer.inlets import Inlets
+from baton.transfer.tickets import Ticket
 from baton.worker.errors import (
     PeerSilentError,
     WorkerError,
@@ -21,6 +23,7 @@ from baton.worker.errors import (
     make_error,
 )
 from baton.worker.handshake import check_hello
+from baton.worker.host_process import may_write_without_us
 from baton.worker.streams import Lease, Outbox, first_of
 
 log = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ class PrefillLink:
         peer: common_pb2.WorkerIdentity,
         hello: common_pb2.Hello,
         inlets: Inlets,
+        quarantine: Quarantine,
         lease_s: float,
         on_end: Callable[["PrefillLink"], None],
     ) -> None:
@@ -56,6 +60,9 @@ class PrefillLink:
         self.peer = peer
         self._hello = hello
         self._inlets = inlets
+        self._quarantine = quarantine
+        self._inlet: Inlet | None = None
+        self.writer = Writer(peer, common_pb2.HostProcess())  # whole once it has said Hello
         self.channel = ""  # what the prefill worker has chosen
         self._lease_s = lease_s
         self._on_end = on_end
@@ -75,6 +82,16 @@ class PrefillLink:
     def forget(self, leg: Leg) -> None:
         self._legs.pop(leg.key, None)
 
+    @property
+    def one_sided(self) -> bool:
+        """See `Inlet`."""
+        return self._inlet is not None and self._inlet.one_sided
+
+    def moving(self, ticket: Ticket, word: handoff_pb2.Moving) -> None:
+        """The writer's word on a ticket that is open."""
+        if self._inlet is not None:
+            self._inlet.moving(ticket, word.under_way, word.segments)
+
     async def close(self) -> None:
         """The rank is stopping. Legs are not told: they have ended."""
         self._task.cancel()
@@ -83,9 +100,12 @@ class PrefillLink:
     async def _run(self) -> None:
         error = self._unavailable("it ended the stream")
         try:
-            await self._attend()
+            self._inlet = await self._inlets.open()
+            await self._attend(self._inlet)
         except WorkerError as refused:
             error = refused.error
+        except ChannelError as failed:
+            error = error_of(failed, self._origin)
         except aio.AioRpcError as failed:
             error = error_of_call(failed, self.peer.worker_id)
         except asyncio.InvalidStateError:  # grpc.aio's word for a finished call
@@ -99,17 +119,24 @@ class PrefillLink:
             self._on_end(self)
             for leg in list(self._legs.values()):
                 leg.on_lost(error)
+            await self._tear_down()
         log.warning("link to prefill worker %s ended: %s", self.peer.worker_id, error.message)
 
-    async def _attend(self) -> None:
-        async with (
-            self._open_inlet() as inlet,
-            aio.insecure_channel(self.peer.address, options=OPTIONS) as channel,
-        ):
+    async def _tear_down(self) -> None:
+        if self._inlet is None:
+            return
+        await self._inlet.close()
+        if not may_write_without_us(self._hello.process, self.writer.process):
+            self._quarantine.torn_down(self.writer)
+
+    async def _attend(self, inlet: Inlet) -> None:
+        async with aio.insecure_channel(self.peer.address, options=OPTIONS) as channel:
             call = handoff_pb2_grpc.HandoffStub(channel).Control()
             try:
                 async with asyncio.timeout(self._lease_s):
                     await self._greet(call, inlet)
+                for question in self._quarantine.questions(self.peer):
+                    self.send(handoff_pb2.DecodeMessage(cancel=question))
                 lease = Lease(f"prefill worker {self.peer.worker_id}", self._lease_s)
                 beats = itertools.count(1)
                 await first_of(
@@ -119,14 +146,6 @@ class PrefillLink:
                 )
             finally:
                 call.cancel()
-
-    @contextlib.asynccontextmanager
-    async def _open_inlet(self) -> AsyncIterator[Inlet]:
-        inlet = await self._inlets.open()
-        try:
-            yield inlet
-        finally:
-            await inlet.close()
 
     async def _greet(self, call: aio.StreamStreamCall, inlet: Inlet) -> None:
         hello = common_pb2.Hello()
@@ -146,6 +165,7 @@ class PrefillLink:
                     f"{self.peer.worker_id} {self.peer.incarnation}"
                 )
             )
+        self.writer = Writer(theirs, first.hello.process)
 
     async def _read(self, call: aio.StreamStreamCall, lease: Lease, inlet: Inlet) -> None:
         while (message := await call.read()) is not aio.EOF:
@@ -155,6 +175,9 @@ class PrefillLink:
                 continue
             if kind == "channel":
                 self._chosen(message.channel, inlet)
+                continue
+            if kind == "drained":
+                self._quarantine.drained(message.drained.ticket_id, message.drained.generation)
                 continue
             about = getattr(message, kind)
             leg = self._legs.get((about.request_id, about.attempt))

@@ -62,6 +62,7 @@ class RankRequest:
         self._phase = Phase.HANDOFF
         self._origin = rank.context.worker_id
         self._left = list(start.prefills)
+        self._link: PrefillLink | None = None  # to the prefill worker that has it, or had
         self._handoff: IncomingHandoff | None = None
         self._handoffs = 0
         self._output = list(start.output_ids)
@@ -177,6 +178,9 @@ class RankRequest:
 
     def _next_prefill(self, why: common_pb2.Error) -> None:
         """The next in the router's list; `why` goes back when it is spent."""
+        while self._left and (refusal := self._rank.quarantine.refusal(self._left[0])):
+            del self._left[0]
+            why = make_error(common_pb2.UNAVAILABLE, self._origin, refusal, retryable=True)
         if not self._left:
             self._fail(why)
             return
@@ -191,8 +195,11 @@ class RankRequest:
             sampling=self._start.sampling,
             first_token=self._output[-1] if self._output else None,
         )
-        link = self._links.link_to(self._left.pop(0))
-        self._handoff = IncomingHandoff(self._rank, link, request, self.engine_id, self)
+        request.state_at.CopyFrom(
+            self._rank.way_back.state_at(request.prompt_ids, self._start.state_at)
+        )
+        self._link = self._links.link_to(self._left.pop(0))
+        self._handoff = IncomingHandoff(self._rank, self._link, request, self.engine_id, self)
         self._handoff.begin()
 
     def _adopted(self, at_s: float) -> None:
@@ -241,6 +248,9 @@ class RankRequest:
     def _finished(self, event: Finished) -> None:
         finished = finished_to_proto(event, self._origin)
         finished.usage.cached_tokens = self._cached
+        finished.state_tokens = event.state_tokens
+        all_ids = (*self._start.prompt_ids, *self._output)
+        self._rank.way_back.ended(all_ids[: event.state_tokens], self._link)
         tokens = self._tokens()
         tokens.finished.CopyFrom(finished)
         self._over(tokens)

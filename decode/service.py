@@ -9,8 +9,10 @@ from grpc import aio
 from baton.decode.grants import Grants
 from baton.decode.incoming import Rank
 from baton.decode.prefill_link import PrefillLink
+from baton.decode.quarantine import Quarantine
 from baton.decode.rank_request import RankRequest
 from baton.decode.router_session import RouterSession
+from baton.decode.way_back import WayBack
 from baton.engine.events import Finished
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.transfer.grpc_channel import GrpcReceiver
@@ -20,6 +22,7 @@ from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
 from baton.worker.errors import WorkerError, abort, error_of, make_error
 from baton.worker.handshake import HELLO_S, check_version
+from baton.worker.prefixes import Prefixes
 
 
 class DecodeService(worker_pb2_grpc.RankServicer):
@@ -28,19 +31,29 @@ class DecodeService(worker_pb2_grpc.RankServicer):
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         # Generations of a later life are above all of an earlier one.
-        tickets = TicketTable(context.memory, context.hello.worker.incarnation)
+        loop = asyncio.get_running_loop()
+        tickets = TicketTable(
+            context.memory, context.hello.worker.incarnation, loop.call_soon_threadsafe
+        )
         self._grants = Grants(context.port)
-        self._rank = Rank(context, tickets, self._grants)
+        self._prefixes = Prefixes(context, tickets)
+        self._quarantine = Quarantine(context, self._grants, self.link_to)
+        way_back = WayBack(context, self._prefixes.fetcher)
+        self._rank = Rank(context, tickets, self._grants, way_back, self._quarantine)
         self._receiver = GrpcReceiver(tickets, context.metrics.count_received)
-        self._inlets = make_inlets(context)
+        self._inlets = make_inlets(context, tickets)
         self._links: dict[str, PrefillLink] = {}  # by address
         self._requests: set[RankRequest] = set()
         self._failure: common_pb2.Error | None = None  # why the engine has stopped
-        self._granting = asyncio.ensure_future(self._grants.run())
+        self._tasks = [
+            asyncio.ensure_future(self._grants.run()),
+            asyncio.ensure_future(self._quarantine.run()),
+        ]
 
     def add_to(self, server: aio.Server) -> None:
         worker_pb2_grpc.add_RankServicer_to_server(self, server)
         self._receiver.add_to(server)
+        self._prefixes.add_to(server)
 
     @property
     def busy(self) -> int:
@@ -54,7 +67,12 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         link = self._links.get(peer.address)
         if link is None or link.peer.incarnation != peer.incarnation:
             link = PrefillLink(
-                peer, self._context.hello, self._inlets, self._context.lease_s, self._link_ended
+                peer,
+                self._context.hello,
+                self._inlets,
+                self._quarantine,
+                self._context.lease_s,
+                self._link_ended,
             )
             self._links[peer.address] = link
         return link
@@ -77,10 +95,12 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         message = f"decode rank {self._context.worker_id} is stopping"
         for request in list(self._requests):
             request.fail(make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True))
+        await self._prefixes.close()
         for link in list(self._links.values()):
             await link.close()
-        self._granting.cancel()
-        await asyncio.gather(self._granting, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def Session(
         self,

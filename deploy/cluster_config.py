@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from baton.deploy.errors import StartError
 from baton.deploy.member import Member
 from baton.engine.config import EngineConfig
-from baton.worker.config import Role
+from baton.worker.config import Role, SendSnapshots, StateReturn
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,9 @@ class ClusterConfig:
     decode_dp: int = 1  # ranks of each group: a worker each, with an engine of its own
     threads: int | None = None  # compute threads of each worker; None: the cores, shared evenly
     policy: str = "round_robin"
-    served_model_name: str | None = None  # None: the folder's name
+    state_return: StateReturn = StateReturn.OFF
+    send_snapshots: SendSnapshots = SendSnapshots.OFF
+    served_model_name: str | None = None  # None: the folder's name, or the id on the hub
     host: str = "127.0.0.1"
     http_port: int = 0  # 0: any free one
     grpc_port: int = 0

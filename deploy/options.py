@@ -8,10 +8,14 @@ import click
 import torch
 
 from baton.deploy.cluster_config import ClusterConfig
+from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig, WeightFormat
+from baton.engine.errors import ConfigError
 from baton.engine.grids import Strategy
+from baton.engine.hub import find_model
 from baton.kernels.dispatch import KernelChoice
 from baton.router.policies import POLICIES
+from baton.worker.config import SendSnapshots, StateReturn
 
 DTYPES = {
     "float32": torch.float32,
@@ -21,8 +25,12 @@ DTYPES = {
 _DEFAULTS = EngineConfig(Path())
 
 _ENGINE = (
-    click.option("--model", type=click.Path(path_type=Path), required=True,
-                 help="A Hugging Face model folder."),
+    click.option("--model", required=True,
+                 help="A Hugging Face model folder, or the id of a model on its hub."),
+    click.option("--revision", default=None,
+                 help="Of a model on the hub: a branch, tag or commit."),
+    click.option("--offline", is_flag=True,
+                 help="Take a model on the hub from this machine's cache alone."),
     click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32",
                  show_default=True, help="Of weights, activations and KV."),
     click.option("--weight-format", type=click.Choice([f.value for f in WeightFormat]),
@@ -70,6 +78,13 @@ _CLUSTER = (
                  help="Compute threads of each worker; the cores, shared evenly, when left out."),
     click.option("--policy", type=click.Choice(sorted(POLICIES)), default="round_robin",
                  show_default=True, help="How the router places requests."),
+    click.option("--state-return", type=click.Choice([r.value for r in StateReturn]),
+                 default=StateReturn.OFF.value, show_default=True,
+                 help="Whether the state of a conversation's last turn goes back to the worker "
+                 "that reads its next: when that comes (demand), or at once (eager)."),
+    click.option("--send-snapshots", type=click.Choice([s.value for s in SendSnapshots]),
+                 default=SendSnapshots.OFF.value, show_default=True,
+                 help="Whether a prompt's last snapshot follows it to the rank's prefix cache."),
     click.option("--served-model-name", default=None,
                  help="What clients ask for; the folder's name when left out."),
     click.option("--ray-address", default=None,
@@ -94,10 +109,15 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def engine_from(given: dict[str, Any]) -> EngineConfig:
-    """`given`: the options' values by parameter name."""
+    """`given`: the options' values by parameter name. Downloads the model where it is on the hub
+    and not here. Raises StartError."""
     memory = given["memory_gb"]
+    try:
+        model = find_model(given["model"], given["revision"], given["offline"])
+    except ConfigError as err:
+        raise StartError(f"--model {given['model']}: {err}") from err
     return EngineConfig(
-        model=given["model"],
+        model=model,
         dtype=DTYPES[given["dtype"]],
         weight_format=WeightFormat(given["weight_format"]),
         kernels=KernelChoice(given["kernels"]),
@@ -125,6 +145,8 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         decode_dp=given["decode_dp"],
         threads=given["threads"],
         policy=given["policy"],
+        state_return=StateReturn(given["state_return"]),
+        send_snapshots=SendSnapshots(given["send_snapshots"]),
         served_model_name=given["served_model_name"],
         ray_address=given["ray_address"],
         start_deadline_s=given["start_timeout"],

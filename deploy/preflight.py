@@ -7,8 +7,8 @@ from baton.engine.config import EngineConfig
 from baton.engine.errors import ConfigError
 from baton.engine.memory.available import available_memory
 from baton.engine.memory.plan import MemoryPlan
-from baton.engine.models.families import FAMILIES, read_config
-from baton.engine.models.loader import build_model, declared_weights
+from baton.engine.models.families import read_config
+from baton.engine.models.loader import build_model, check_weights
 from baton.engine.weights import Checkpoint, DeclaredWeights
 from baton.text.errors import TextError
 from baton.text.tokenizer import Tokenizer
@@ -23,11 +23,11 @@ def check_model(config: EngineConfig) -> None:
     if not folder.is_dir():
         raise StartError(
             f"--model {folder}: no such folder; expected one with config.json, *.safetensors and "
-            "tokenizer.json, as downloaded from Hugging Face"
+            "tokenizer.json, or the id (owner/name) of a model on the Hugging Face hub"
         )
     try:
         model = read_config(folder, config.dtype, config.ssm_dtype)
-        Checkpoint(folder).check(declared_weights(model).shapes, FAMILIES[model.family].ignored)
+        check_weights(model, Checkpoint(folder))
         Tokenizer.from_folder(folder)
     except (ConfigError, TextError) as err:
         raise StartError(f"--model {folder}: {err}") from err

@@ -8,7 +8,7 @@ from baton.deploy.cluster_config import ClusterConfig
 from baton.deploy.member import Member
 from baton.deploy.ports import settle
 from baton.router.config import RouterConfig
-from baton.worker.config import Role, WorkerConfig
+from baton.worker.config import Role, StateReturn, WorkerConfig
 
 MOST_TICKETS = 8
 """Hand-offs at once into one rank: more only wait for the same network and memory."""
@@ -55,6 +55,7 @@ class Wiring:
     def worker(self, member: Member) -> WorkerConfig:
         engine = self.config.engine
         decodes = member.role is Role.DECODE
+        takes_in = decodes or self.config.state_return is not StateReturn.OFF
         return WorkerConfig(
             member.worker_id,
             member.role,
@@ -62,11 +63,13 @@ class Wiring:
                 engine,
                 threads=self.threads,
                 workers_on_host=len(self.config.members),
-                tickets=min(engine.max_running, MOST_TICKETS) if decodes else 0,
+                tickets=min(engine.max_running, MOST_TICKETS) if takes_in else 0,
             ),
             dp_group=self.config.group_of(member.number) if decodes else 0,
             dp_rank=member.number if decodes else 0,
             routers=(self.grpc_address,),
+            state_return=self.config.state_return,
+            send_snapshots=self.config.send_snapshots,
         )
 
     @property

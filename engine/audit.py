@@ -8,6 +8,7 @@ from baton.engine.errors import InvariantError
 from baton.engine.memory.id_pool import IdPool
 from baton.engine.memory.owners import Owner
 from baton.engine.prefix_cache import PrefixCache
+from baton.engine.prefix_share import Loan
 from baton.engine.request import Request, Reservation
 
 
@@ -17,34 +18,39 @@ def audit(
     page_size: int,
     requests: Iterable[Request],
     reservations: Iterable[Reservation],
+    loans: Iterable[Loan],
+    quarantined: Iterable[Reservation],
     cache: PrefixCache,
     in_flight: Iterable[Batch],
 ) -> list[str]:
     """What is wrong: every slot and page must be free or owned exactly once, and what is live,
-    reserved, cached or tracked must be what these requests, reservations, cache and steps say.
-    [] when all is well."""
+    reserved, quarantined, cached or tracked must be what these requests, reservations, cache and
+    steps say. [] when all is well."""
     findings: list[str] = []
     requests, reservations = list(requests), list(reservations)
+    quarantined, loans = list(quarantined), list(loans)
     for books in (slots, pages, cache):
         try:
             books.check()
         except InvariantError as error:
             findings.append(str(error))
-    ticket_pages = [page for r in reservations for page in r.owned]
     for owner in (Owner.LIVE, Owner.TRANSFER):
         mine = [r for r in requests if r.owner is owner]
         findings += _compare(slots, owner, [r.slot for r in mine if r.slot])
         findings += _compare(pages, owner, [page for r in mine for page in r.owned])
-    findings += _compare(slots, Owner.TICKET, [r.slot for r in reservations])
-    findings += _compare(pages, Owner.TICKET, ticket_pages)
+    for owner, held in ((Owner.TICKET, reservations), (Owner.QUARANTINE, quarantined)):
+        findings += _compare(slots, owner, [r.slot for r in held])
+        findings += _compare(pages, owner, [page for r in held for page in r.owned])
     cached_pages, cached_slots = cache.owned()
     findings += _compare(slots, Owner.CACHE, cached_slots)
     findings += _compare(pages, Owner.CACHE, cached_pages)
     tracked = [t.slot for batch in in_flight for row in batch.rows for t in row.tracked]
     findings += _compare(slots, Owner.TRACK, tracked)
     findings += cache.lock_findings(
-        [node for node in (*(r.node for r in requests), *(r.node for r in reservations)) if node],
-        [r.resumes_from for r in requests if r.resumes_from is not None],
+        [r.node for r in requests if r.node is not None]
+        + [r.node for r in (*reservations, *quarantined) if r.node is not None]
+        + [loan.node for loan in loans],
+        [r.resumes_from for r in requests if r.resumes_from] + [loan.node for loan in loans],
     )
     for request in requests:
         if not request.owned <= set(request.pages):

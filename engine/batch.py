@@ -4,6 +4,7 @@ Results are processed from what is recorded here, never from fields of a request
 request may have gone on, stopped, or been preempted.
 """
 
+from array import array
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -20,6 +21,7 @@ class Draw(NamedTuple):
     prompt: tuple[int, ...]  # for penalties; empty where the request has none
     output: tuple[int, ...]  # for penalties; empty where the request has none
     relayed: bool  # one more output token, not in `output`, is known on the device alone
+    allowed: "array[int] | None"  # a mask of the tokens that may come, 64 a word; None: all
 
 
 class Scores(NamedTuple):

@@ -5,7 +5,7 @@ stands for; each step's reads are compared. Steps are taken in the order in whic
 them, when their results are processed, so what is compared is what the forward found.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from baton.engine.batch import Row
 from baton.engine.errors import InvariantError
@@ -47,14 +47,26 @@ class Canary:
             self._pages.pop(row.pages[index], None)
 
     def adopted(self, request: Request) -> None:
-        """A peer has written the state of the request's computed tokens, into what the request
-        owns; the rest must be there."""
-        marks = self._marks(request.token_ids(0, request.computed))
-        self._slots[request.slot] = marks[request.computed]
+        """A peer has written the state of the request's computed tokens."""
         where = f"request {request.request_id}, adopted,"
-        for index, end in self._page_ends(0, request.computed):
-            page = request.pages[index]
-            if page in request.owned:
+        tokens = request.token_ids(0, request.computed)
+        self.received(tokens, request.slot, request.pages, request.owned, where)
+
+    def received(
+        self,
+        tokens: Sequence[int],
+        slot: int,
+        pages: Sequence[int],
+        owned: Collection[int],
+        where: str,
+    ) -> None:
+        """A peer has written their state into the slot, and into those pages that are `owned`; in
+        the others it must be already."""
+        marks = self._marks(tokens)
+        self._slots[slot] = marks[len(tokens)]
+        for index, end in self._page_ends(0, len(tokens)):
+            page = pages[index]
+            if page in owned:
                 self._pages[page] = marks[end]
             else:
                 self._compare("page", self._pages, page, marks[end], where)

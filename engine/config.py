@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ class Mixer(StrEnum):
     ATTENTION = "attention"
     MLA = "mla"  # attention over latents
     MAMBA2 = "mamba2"
+    GATED_DELTA_NET = "gated_delta_net"
+    KDA = "kda"  # a gated delta net that decays each key channel alone
     SHORT_CONV = "short_conv"
 
 
@@ -40,6 +43,11 @@ class ModelConfig:
     conv_dtype: torch.dtype
     ssm_dtype: torch.dtype
     raw: dict[str, Any] = field(repr=False, hash=False, compare=False)
+
+    @cached_property
+    def mixers(self) -> frozenset[Mixer]:
+        """Those that any layer has."""
+        return frozenset(mixer for mixers in self.layers for mixer in mixers)
 
 
 class LoadFormat(StrEnum):
@@ -76,7 +84,7 @@ class EngineConfig:
     memory_fraction: float = 0.8  # of what the machine has free at start
     workers_on_host: int = 1  # the budget, on a CPU, is divided by them
     tickets: int = 0  # hand-offs that may be under way into this engine
-    held_fraction: float = 0.5  # of the pool that waiting hand-offs may hold
+    held_fraction: float = 0.5  # of the pool that hand-offs without a destination may hold
     # Of a hand-off's last chunk, what its layers leave behind is told in groups of so many bytes,
     # at least: to be told costs about as much time as moving this much does.
     layer_group_bytes: int = 1 << 18

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -18,18 +19,21 @@ from baton.engine.grids import Grids
 from baton.engine.intake import Intake
 from baton.engine.layer_progress import OnLayers
 from baton.engine.memory.available import available_memory
+from baton.engine.memory.owners import Owner
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.plan import MemoryPlan
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
+from baton.engine.models.graphs import GraphedModel
 from baton.engine.models.loader import load_model
 from baton.engine.output import Output, OutputCollector, PromptIds
+from baton.engine.prefix_share import PrefixShare
 from baton.engine.request import Holding, Request, RequestSpec, RequestState, Reservation
 from baton.engine.request_memory import RequestMemory
 from baton.engine.request_table import RequestTable
 from baton.engine.result_processor import ResultProcessor
 from baton.engine.row_planner import RowPlanner
-from baton.engine.runner import Launched, ModelRunner
+from baton.engine.runner import STEP_DEADLINE_S, Launched, ModelRunner
 from baton.engine.sampling_params import SamplingParams
 from baton.engine.scheduler import Scheduler
 from baton.engine.status import EngineStatus
@@ -52,8 +56,8 @@ class Engine:
         tokenizer: Tokenizer | None,
         stream: ForwardStream | None = None,
     ) -> None:
-        """tokenizer: for stop strings alone. stream: where forwards run; None: what the device and
-        the options call for. Raises ConfigError where the options do not fit."""
+        """tokenizer: for stop strings and grammars. stream: where forwards run; None: what the
+        device and the options call for. Raises ConfigError where the options do not fit."""
         device = torch.device(config.device)
         self.config = config
         self.model_config = model.config
@@ -69,6 +73,9 @@ class Engine:
         self._runner = ModelRunner(
             model, self.states, self.pages, self._stream, config.layer_group_bytes
         )
+        if isinstance(model, GraphedModel):
+            capture = partial(model.capture, self.states, self.pages)
+            self._stream.submit(capture).result(STEP_DEADLINE_S)
         self._memory = RequestMemory(self.states, self.pages, config.prefix_caching, self.counters)
         chunk = model.config.mamba_chunk_size if model.config.recurrent else config.page_size
         grids = Grids(chunk, config.page_size, config.mamba_track_interval)
@@ -87,6 +94,7 @@ class Engine:
         self._intake = Intake(model.config.vocab_size, self.plan.max_model_len, eos, tokenizer)
         self._requests = RequestTable()
         self._reservations: dict[str, Reservation] = {}  # by request id
+        self._quarantined: dict[str, Reservation] = {}
         self._canary = (
             Canary(config.page_size, bool(model.config.recurrent)) if config.canary else None
         )
@@ -97,6 +105,7 @@ class Engine:
             donates_live=self.plan.donates_live,
             canary=self._canary,
         )
+        self.prefixes = PrefixShare(self._memory, self._canary)
         self._outbox: list[Event] = []
         self._planned: Batch | None = None
         self._in_flight: deque[Launched] = deque()  # oldest first
@@ -195,7 +204,14 @@ class Engine:
         request = self._requests.named(request_id)
         if not request.spec.hold or not request.slot:
             raise RequestError(f"request {request_id} is {request.state}: it holds no hand-off")
-        return Holding(request.slot, request.pages, request.settled)
+        kept = self._memory.kept_tokens(request)
+        return Holding(request.slot, request.pages, request.settled, kept)
+
+    def destined(self, request_id: str) -> None:
+        """A hold request, if it is here still, has a destination, and does not count any more among
+        those that wait for one: they may hold `held_fraction` of the pool."""
+        if request_id in self._requests:
+            self._scheduler.destined(self._requests.named(request_id))
 
     def release(self, request_id: str) -> None:
         """A held request's state is no longer needed here. It ends without an event."""
@@ -216,7 +232,8 @@ class Engine:
         if tokens < 1:
             raise RequestError(f"a hand-off has at least one token; got {tokens}", "tokens")
         self._intake.check_length(tokens + 1)
-        if len(self._reservations) >= self.config.tickets or self._scheduler.preempted:
+        beyond = max(0, len(self._quarantined) - self.plan.quarantine_slots)
+        if len(self._reservations) + beyond >= self.config.tickets or self._scheduler.preempted:
             return None
         headroom = self._scheduler.headroom + len(self._reservations)
         reservation = self._memory.reserve(request_id, tokens, headroom, prefix)
@@ -225,9 +242,32 @@ class Engine:
         return reservation
 
     def abandon(self, reservation: Reservation) -> None:
-        """Give a reservation back. No peer may write to it any more."""
+        """Give a reservation back, in quarantine or not. No peer may write to it any more."""
+        if self._quarantined.get(reservation.request_id) is reservation:
+            del self._quarantined[reservation.request_id]
+            self._memory.abandon(reservation, Owner.QUARANTINE)
+        else:
+            self._take(reservation)
+            self._memory.abandon(reservation, Owner.TICKET)
+
+    def quarantine(self, reservation: Reservation) -> None:
+        """The hand-off is over, but its peer may still write: nobody has this memory until
+        `abandon`. It is beside the tickets, as far as `MemoryPlan.quarantine_slots` go."""
         self._take(reservation)
-        self._memory.abandon(reservation)
+        self._memory.quarantine(reservation)
+        self._quarantined[reservation.request_id] = reservation
+
+    def keep(self, reservation: Reservation, token_ids: Sequence[int]) -> None:
+        """A peer has written a prefix from its cache into `reservation`: to this one's cache.
+
+        Raises RequestError; then the reservation stands as it was.
+        """
+        self._take(reservation)
+        try:
+            self.prefixes.keep(reservation, token_ids)
+        except RequestError:
+            self._reservations[reservation.request_id] = reservation
+            raise
 
     def adopt(self, spec: RequestSpec, reservation: Reservation) -> None:
         """Start a request whose state a peer has written into `reservation`.
@@ -277,6 +317,8 @@ class Engine:
             self.config.page_size,
             self._requests,
             self._reservations.values(),
+            self.prefixes.loans,
+            self._quarantined.values(),
             self._memory.cache,
             self._under_way(),
         )
@@ -321,14 +363,15 @@ class Engine:
     def _enter(self, spec: RequestSpec) -> Request:
         self._check_new(spec.request_id)
         self._intake.check(spec)
-        stopper = self._intake.stopper(spec)
+        stopper, grammar = self._intake.stopper(spec), self._intake.grammar(spec)
         self._last_serial += 1
-        request = Request(spec, self._last_serial, stopper)
+        request = Request(spec, self._last_serial, stopper, grammar)
         self._requests.add(request)
         return request
 
     def _check_new(self, request_id: str) -> None:
-        if request_id in self._requests or request_id in self._reservations:
+        reserved = request_id in self._reservations or request_id in self._quarantined
+        if request_id in self._requests or reserved:
             raise RequestError(f"request {request_id} is here already", "request_id")
 
     def _take(self, reservation: Reservation) -> None:
@@ -342,6 +385,8 @@ class Engine:
     def _end_if_given(self, request: Request) -> None:
         """The output that came with the request may have ended it already."""
         stop = request.stopper.replay(request.output)
+        if stop is None and request.grammar is not None and request.grammar.ended:
+            stop = request.stopper.end()
         if stop is not None:
             self._end(request, stop)
 

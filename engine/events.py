@@ -76,7 +76,8 @@ class Finished:
     """The request is over and owns nothing any more.
 
     stop_token_id, stop_string: what stopped it. cut_chars: characters to cut from the end of
-    the text of all its tokens. error: why, with ERROR and ABORT.
+    the text of all its tokens. error: why, with ERROR and ABORT. state_tokens: of prompt and
+    output, how many the prefix cache can resume from: where a next turn may begin.
     """
 
     request_id: str
@@ -88,6 +89,7 @@ class Finished:
     stop_string: str | None = None
     cut_chars: int = 0
     error: str | None = None
+    state_tokens: int = 0
 
 
 Event = Scheduled | ChunkComputed | PromptScored | TokenSampled | PrefillHeld | Finished

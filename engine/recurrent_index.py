@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.engine.config import ModelConfig
+from baton.engine.config import Mixer, ModelConfig
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.conv1d import ConvIndex, conv_index
+from baton.kernels.delta_mixer import DeltaRows
 from baton.kernels.dispatch import Kernels
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.mamba2 import Mamba2Rows
@@ -16,7 +17,8 @@ class RecurrentIndex:
     """Built from the step's one copy to the device; the same in every layer."""
 
     conv: ConvIndex | None = None  # where recurrent layers are convolutions alone
-    mamba2: Mamba2Rows | None = None  # where they have an SSM state
+    mamba2: Mamba2Rows | None = None  # where they are Mamba-2
+    delta: DeltaRows | None = None  # where they are gated delta nets
 
 
 NO_INDEX = HostPlan((), lambda _: RecurrentIndex())
@@ -36,8 +38,11 @@ def plan_recurrent(
         return NO_INDEX
     lens = (cu_seqlens_host, prefix_lens_host)
     width = config.recurrent[0].conv[1] + 1
-    if config.recurrent[0].ssm is None:
+    if Mixer.SHORT_CONV in config.mixers:
         conv = conv_index(*lens, width, snapshots)
         return HostPlan(conv.lists, lambda parts: RecurrentIndex(conv=conv.build(parts)))
+    if config.mixers & {Mixer.GATED_DELTA_NET, Mixer.KDA}:
+        delta = kernels.plan_delta_prefill(*lens, width, snapshots)
+        return HostPlan(delta.lists, lambda parts: RecurrentIndex(delta=delta.build(parts)))
     mamba2 = kernels.plan_mamba2_prefill(*lens, width, config.mamba_chunk_size, snapshots)
     return HostPlan(mamba2.lists, lambda parts: RecurrentIndex(mamba2=mamba2.build(parts)))

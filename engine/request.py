@@ -1,6 +1,6 @@
 """A request: what the caller asked for, and the engine's own record of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from baton.engine.errors import InvariantError
@@ -9,6 +9,7 @@ from baton.engine.prefix_cache import TOKEN_BYTES, token_key
 from baton.engine.prefix_node import Node
 from baton.engine.sampling_params import SamplingParams
 from baton.engine.stop_checker import StopChecker
+from baton.text.grammar import GrammarState
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Holding:
     slot: int  # state slot
     pages: tuple[int, ...]  # page p holds tokens [p * page_size, (p + 1) * page_size)
     computed: int  # tokens
+    # Tokens of it that the prefix cache could resume from when this was made.
+    cached_state: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class Request:
         "branch",
         "cached_tokens",
         "computed",
+        "grammar",
         "node",
         "output",
         "owned",
@@ -95,8 +99,16 @@ class Request:
         "stopper",
     )
 
-    def __init__(self, spec: RequestSpec, serial: int, stopper: StopChecker) -> None:
+    def __init__(
+        self,
+        spec: RequestSpec,
+        serial: int,
+        stopper: StopChecker,
+        grammar: GrammarState | None = None,
+    ) -> None:
+        """grammar: as far as the output that is given with the spec."""
         self.spec = spec
+        self.grammar = grammar
         self.serial = serial  # order of arrival; the larger, the younger; never used twice
         self.stopper = stopper
         self.state = RequestState.WAITING
@@ -151,6 +163,11 @@ class Request:
     def exhausted(self) -> bool:
         """It ends, by its length, with a step that is planned already."""
         return self.drawn >= self.stopper.limit
+
+    @property
+    def awaits_token(self) -> bool:
+        """What may come next depends on a token that is not known yet, so nothing is planned."""
+        return self.grammar is not None and self.pending > 0
 
     def token_ids(self, start: int, end: int) -> tuple[int, ...]:
         """Tokens [start, end) of prompt and output, as far as they are known."""

@@ -25,12 +25,12 @@ class RequestMemory:
     ) -> None:
         self._slots = states.ids
         self._pages = pages.ids
-        self._page_size = pages.layout.page_size
+        self.page_size = pages.layout.page_size
         self.stateful = bool(states.layout.layers)
         self._caching = caching
         self._counters = counters
         self._launched = 0
-        self.cache = PrefixCache(self._page_size, self.stateful, self._evicted)
+        self.cache = PrefixCache(self.page_size, self.stateful, self._evicted)
 
     def launch(self, sequence: int) -> None:
         """Forward `sequence` is planned: ids freed from now on may be touched by it."""
@@ -58,7 +58,7 @@ class RequestMemory:
         return self._pages.size - 1
 
     def pages_for(self, tokens: int) -> int:
-        return -(-tokens // self._page_size)
+        return -(-tokens // self.page_size)
 
     def missing_pages(self, request: Request, tokens: int) -> int:
         """Pages that `request` lacks for `tokens` tokens."""
@@ -132,7 +132,7 @@ class RequestMemory:
 
     def grow(self, request: Request, tokens: int) -> bool:
         """Pages for `tokens` tokens; false, and nothing taken, when there are too few."""
-        missing = -(-tokens // self._page_size) - len(request.pages)
+        missing = -(-tokens // self.page_size) - len(request.pages)
         if missing <= 0:
             return True
         taken = self._take_pages(missing, request.owner)
@@ -203,7 +203,7 @@ class RequestMemory:
         """The cache takes over the whole pages that are settled; without recurrent layers they
         can be resumed from, with them they show branch points and save transfers."""
         if self._caching and request.node is not None:
-            self._insert(request, request.settled // self._page_size * self._page_size, [], ())
+            self._insert(request, request.settled // self.page_size * self.page_size, [], ())
 
     def donate_live(self, request: Request) -> None:
         """no_buffer: the live state goes to the cache. For a request that is over, page size 1."""
@@ -229,7 +229,7 @@ class RequestMemory:
         transfer may be reading those.
         """
         old = request.node
-        whole = depth // self._page_size
+        whole = depth // self.page_size
         given = request.pages[:whole]
         done = self.cache.insert(request.key(depth), given, snapshots, hopeful)
         spare = set(done.spare_pages) & request.owned
@@ -269,7 +269,7 @@ class RequestMemory:
             return None
         slot, own = taken
         return Reservation(
-            request_id, slot, (*cached, *own), tokens, len(cached) * self._page_size, node, own
+            request_id, slot, (*cached, *own), tokens, len(cached) * self.page_size, node, own
         )
 
     def _take_for_ticket(self, needed: int, headroom: int) -> tuple[int, tuple[int, ...]] | None:
@@ -289,10 +289,16 @@ class RequestMemory:
             raise InvariantError("a pool gave fewer ids than it said were available")
         return slot, tuple(taken)
 
-    def abandon(self, reservation: Reservation) -> None:
-        """The peer is proved quiet: its ids are free at once."""
-        self._slots.free(reservation.slot, Owner.TICKET)
-        self._pages.free_many(reservation.owned, Owner.TICKET)
+    def quarantine(self, reservation: Reservation) -> None:
+        """Ticket to quarantine. The cache's pages stay locked with it."""
+        self._slots.move(reservation.slot, Owner.TICKET, Owner.QUARANTINE)
+        for page in reservation.owned:
+            self._pages.move(page, Owner.TICKET, Owner.QUARANTINE)
+
+    def abandon(self, reservation: Reservation, owner: Owner) -> None:
+        """The peer is proved quiet: its ids are free at once. owner: ticket or quarantine."""
+        self._slots.free(reservation.slot, owner)
+        self._pages.free_many(reservation.owned, owner)
         if reservation.node is not None:
             self.cache.unlock_pages(reservation.node)
 
@@ -309,3 +315,27 @@ class RequestMemory:
         request.node = reservation.node
         self._counters.adopted_tokens += reservation.tokens
         self._counters.hit_tokens_transfer += reservation.kv_from
+
+    def keep(self, reservation: Reservation, key: bytes) -> None:
+        """Ticket to cache: a prefix whose pages and state a peer has written."""
+        kept = [(reservation.tokens, reservation.slot)] if self.stateful else []
+        done = self.cache.insert(key, reservation.pages, kept)
+        spare = set(done.spare_pages)
+        for page in reservation.owned:
+            if page in spare:
+                self._pages.free(page, Owner.TICKET)
+            else:
+                self._pages.move(page, Owner.TICKET, Owner.CACHE)
+        if kept and not done.spare_slots:
+            self._slots.move(reservation.slot, Owner.TICKET, Owner.CACHE)
+        else:
+            self._slots.free(reservation.slot, Owner.TICKET)
+        if reservation.node is not None:
+            self.cache.unlock_pages(reservation.node)
+
+    def kept_tokens(self, request: Request) -> int:
+        """How much of what `request` leaves to the cache can be resumed from."""
+        node = request.node
+        while node is not None and self.stateful and node.snapshot is None:
+            node = node.parent
+        return node.depth if node is not None else 0

@@ -18,6 +18,8 @@ from baton.engine.request_table import RequestTable
 from baton.engine.scheduler import Scheduler
 from baton.engine.step_result import StepResult
 from baton.engine.stop_checker import Stop
+from baton.text.errors import GrammarError
+from baton.text.grammar import GrammarState
 
 
 class ResultProcessor:
@@ -81,6 +83,7 @@ class ResultProcessor:
             self._memory.donate_live(request)
         else:
             self._memory.share_pages(request)
+        state_tokens = self._memory.kept_tokens(request)
         self._scheduler.drop(request)
         self._requests.remove(request)
         return Finished(
@@ -93,6 +96,7 @@ class ResultProcessor:
             stop_string=stop.stop_string,
             cut_chars=stop.cut_chars,
             error=error,
+            state_tokens=state_tokens,
         )
 
     def _settle(self, request: Request, row: Row) -> None:
@@ -118,6 +122,20 @@ class ResultProcessor:
         request.output.append(token)
         outbox.append(TokenSampled(request.request_id, draw.position, token, logprob))
         stop = request.stopper.push(request.output)
+        if request.grammar is not None and (stop is None or stop.reason is FinishReason.LENGTH):
+            return self._constrained(request, request.grammar, token, stop)
+        return self.finish(request, stop) if stop is not None else None
+
+    def _constrained(
+        self, request: Request, grammar: GrammarState, token: int, stop: Stop | None
+    ) -> Finished | None:
+        """An answer is over as soon as its grammar lets nothing follow."""
+        try:
+            grammar.push(token)
+        except GrammarError as error:
+            return self.finish(request, Stop(FinishReason.ERROR), str(error))
+        if grammar.ended:
+            stop = request.stopper.end()
         return self.finish(request, stop) if stop is not None else None
 
     def _computed(self, request: Request) -> Finished | None:

@@ -95,10 +95,11 @@ class RowPlanner:
         banned: tuple[int, ...] = ()
         if index < sampling.min_tokens:
             banned = tuple(t for t in request.stopper.stop_ids if 0 <= t < self._vocab_size)
+        allowed = None if request.grammar is None else request.grammar.allowed()
         if sampling.penalised:
             output = tuple(request.output)
-            return Draw(index, sampling, banned, request.spec.prompt_ids, output, relayed)
-        return Draw(index, sampling, banned, (), (), relayed)
+            return Draw(index, sampling, banned, request.spec.prompt_ids, output, relayed, allowed)
+        return Draw(index, sampling, banned, (), (), relayed, allowed)
 
     def _scores(self, request: Request, end: int) -> Scores | None:
         """Logits at token t score position t + 1, so a chunk scores one position past its end."""

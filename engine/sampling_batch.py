@@ -51,6 +51,7 @@ class SamplingBatch:
     random: RandomRows | None
     penalised: PenalisedRows | None
     banned: tuple[Tensor, Tensor] | None  # rows [n] into draws and the token id [n] ruled out
+    allowed: tuple[Tensor, Tensor] | None  # rows [n] into draws and their masks [n, words]
     logprob_rows: Tensor | None  # [n] into draws
     logprob_top: int  # the most alternatives that any of them wants
     logprob_asked: Tensor  # [n, m], other tokens they ask about, padded with token 0
@@ -71,6 +72,9 @@ def pack_sampling(batch: Batch, pack: HostPack) -> None:
     banned = [(i, token) for i, draw in enumerate(draws) for token in draw.banned]
     pack.ints("banned_rows", [i for i, _ in banned])
     pack.ints("banned_ids", [token for _, token in banned])
+    pack.ints("allowed_rows", [i for i, draw in enumerate(draws) if draw.allowed is not None])
+    masks = [draw.allowed for draw in draws if draw.allowed is not None]
+    pack.ints("allowed", chain.from_iterable(masks))
     wanted = [i for i, draw in enumerate(draws) if draw.sampling.logprobs is not None]
     pack.ints("logprob_rows", wanted)
     _pack_asked("logprob_asked", [(draws[i].sampling.logprob_token_ids, 1) for i in wanted], pack)
@@ -95,6 +99,7 @@ def bind_sampling(batch: Batch, packed: DevicePack) -> SamplingBatch:
         random=_bind_random(draws, packed),
         penalised=_bind_penalised(draws, packed),
         banned=(packed.ints("banned_rows"), packed.ints("banned_ids")) if banned else None,
+        allowed=_bind_allowed(draws, packed),
         logprob_rows=packed.ints("logprob_rows") if logprobs else None,
         logprob_top=max(logprobs, default=0),
         logprob_asked=packed.ints("logprob_asked").view(len(logprobs), asked),
@@ -109,6 +114,13 @@ def _pack_asked(name: str, asked: list[tuple[tuple[int, ...], int]], pack: HostP
     width = max((len(ids) for ids, _ in asked), default=0)
     padded = ((*ids, *repeat(0, width - len(ids))) for ids, rows in asked for _ in range(rows))
     pack.ints(name, chain.from_iterable(padded))
+
+
+def _bind_allowed(draws: list[Draw], packed: DevicePack) -> tuple[Tensor, Tensor] | None:
+    masks = [draw.allowed for draw in draws if draw.allowed is not None]
+    if not masks:
+        return None
+    return packed.ints("allowed_rows"), packed.ints("allowed").view(len(masks), -1)
 
 
 def _pack_random(rows: list[tuple[int, Draw]], pack: HostPack) -> None:

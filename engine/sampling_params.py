@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from baton.engine.errors import RequestError
+from baton.text.grammar import Grammar
 
 MAX_LOGPROBS = 128
 MAX_STOPS = 16
@@ -36,6 +37,7 @@ class SamplingParams:
     prompt_logprobs_start: int | None = None  # from this prompt position on
     prompt_logprobs: int = 0  # top n of each scored prompt token
     logprob_token_ids: tuple[int, ...] = ()  # asked about wherever logprobs are given
+    grammar: Grammar | None = None  # what the answer must look like; then it ends when it is whole
 
     def __post_init__(self) -> None:
         """Raises RequestError that names the field, what it was and what it may be."""
@@ -56,6 +58,12 @@ class SamplingParams:
             raise RequestError(
                 f"logprob_token_ids has {len(self.logprob_token_ids)} ids; at most {MAX_LOGPROBS}",
                 "logprob_token_ids",
+            )
+        if self.grammar is not None and self.min_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, but the answer's grammar says when it ends; "
+                "leave one of them out",
+                "min_tokens",
             )
         if len(self.stop) > MAX_STOPS or not all(self.stop):
             raise RequestError(f"stop must be up to {MAX_STOPS} non-empty strings", "stop")

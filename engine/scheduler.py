@@ -40,6 +40,7 @@ class Scheduler:
         self.waiting: OrderedDict[int, Request] = OrderedDict()  # by serial; the preempted first
         self.running: list[Request] = []  # oldest first
         self.held: dict[int, Request] = {}  # by serial
+        self._homeless: dict[int, Request] = {}  # to be handed off, nobody knows where to yet
         self._sequence = 0
 
     @property
@@ -60,8 +61,13 @@ class Scheduler:
         self.running.remove(request)
         self.held[request.serial] = request
 
+    def destined(self, request: Request) -> None:
+        """`request` has a destination: what it owns is on its way out."""
+        self._homeless.pop(request.serial, None)
+
     def drop(self, request: Request) -> None:
         """`request` is over, wherever it stood; all that it owned is given back."""
+        self.destined(request)
         if request.state is RequestState.WAITING:
             del self.waiting[request.serial]
         elif request.state is RequestState.RUNNING:
@@ -108,7 +114,7 @@ class Scheduler:
             if request.state is not running:
                 continue
             if request.decodes:
-                if request.exhausted or len(decode) == self._max_running:
+                if request.exhausted or request.awaits_token or len(decode) == self._max_running:
                     continue
                 end = request.computed + 1
                 if grow(request, end) or self._make_room(request, end):
@@ -135,6 +141,8 @@ class Scheduler:
                 # A hand-off may read a held request's pages while later chunks compute, so it
                 # takes all of them at once and is never preempted.
                 self._memory.admit(request, request.target if request.spec.hold else end)
+                if request.spec.hold:
+                    self._homeless[request.serial] = request
                 del self.waiting[request.serial]
                 request.move(RequestState.RUNNING)
                 self._insert(request)
@@ -157,15 +165,19 @@ class Scheduler:
         request = next(iter(self.waiting.values()))
         if request.pending:
             return None  # preempted while its last token was still being sampled
-        if not self._memory.free_slots or (request.spec.hold and self._held_too_much()):
-            return None
         needed = self._memory.pages_for(request.target)
+        if not self._memory.free_slots or (request.spec.hold and self._too_many_homeless(needed)):
+            return None
         return request if self._memory.free_pages - needed >= self.headroom else None
 
-    def _held_too_much(self) -> bool:
-        if len(self.held) >= self._held_slots:
-            return True
-        return sum(len(request.pages) for request in self.held.values()) >= self._held_pages
+    def _too_many_homeless(self, needed: int) -> bool:
+        """Whether one more, of `needed` pages, would let those who wait for a destination hold
+        more than their part of the pool. One alone may hold all of it."""
+        homeless = self._homeless.values()
+        if not homeless:
+            return False
+        pages = sum(len(request.pages) for request in homeless) + needed
+        return len(homeless) >= self._held_slots or pages > self._held_pages
 
     def _chunk_end(self, request: Request, budget: int, first: bool) -> int:
         budget = min(budget, self._planner.scored_limit(request) - request.computed)

@@ -76,6 +76,10 @@ class StopChecker:
             return self._ended(FinishReason.LENGTH)
         return None
 
+    def end(self) -> Stop:
+        """The output is whole, for a reason that is not in its tokens."""
+        return self._ended(FinishReason.STOP)
+
     def _ended(self, reason: FinishReason) -> Stop:
         """The text is complete now, so a stop string may show only now."""
         if self._answer is None:

@@ -7,7 +7,7 @@ the whole model before any of it is read, and every fault is named at once.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from pathlib import Path
@@ -29,6 +29,10 @@ Shape = tuple[int, ...]
 
 
 class WeightSource(Protocol):
+    def holds(self, name: str) -> bool:
+        """Whether there is a tensor of that name: for what checkpoints spell in several ways."""
+        ...
+
     def tensor(self, name: str, shape: Shape) -> Tensor:
         """Tensor `name` of `shape`, in whatever dtype it has there. Not to be written to."""
         ...
@@ -41,8 +45,13 @@ class WeightSource(Protocol):
 class DeclaredWeights:
     """Tensors without data, and a record of those that were asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: Container[str] = ()) -> None:
+        """held: names of the checkpoint that the model will be built from."""
         self.shapes: dict[str, Shape] = {}
+        self._held = held
+
+    def holds(self, name: str) -> bool:
+        return name in self._held
 
     def tensor(self, name: str, shape: Shape) -> Tensor:
         self.shapes[name] = shape
@@ -58,6 +67,10 @@ class DummyWeights:
     def __init__(self, seed: int = 0, gain: float = 1.0) -> None:
         self._seed = seed
         self._gain = gain
+
+    def holds(self, name: str) -> bool:
+        """Nothing in particular: any spelling will do."""
+        return False
 
     def tensor(self, name: str, shape: Shape) -> Tensor:
         digest = blake2b(f"{self._seed}/{name}".encode(), digest_size=7).digest()
@@ -98,6 +111,13 @@ class Checkpoint:
                 f"{folder} holds no weights: expected {SINGLE_FILE}, or {INDEX_FILE} and the "
                 "files that it names (other formats are not read)"
             )
+
+    @property
+    def names(self) -> Container[str]:
+        return self._files.keys()
+
+    def holds(self, name: str) -> bool:
+        return name in self._files
 
     def check(self, required: Mapping[str, Shape], ignored: Iterable[str] = ()) -> None:
         """Compare with what the model needs; raises one WeightsError that names every fault.

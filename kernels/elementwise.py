@@ -51,6 +51,39 @@ def relu2_native(native: Native, x: Tensor) -> Tensor:
     return out
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)) in float32.
+
+    Written out, because torch's sigmoid rounds differently at the end of a buffer, which would make
+    a result depend on what else is in the batch.
+    """
+    return x.float().neg().exp_().add_(1.0).reciprocal_()
+
+
+def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
+    """x [T, I] * sigmoid(gate [T, I or 1]) float -> [T, I], dtype of x; computed in float32."""
+    return (x.float() * sigmoid(gate)).to(x.dtype)
+
+
+def sigmoid_gated_native(native: Native, x: Tensor, gate: Tensor) -> Tensor:
+    """The same, for contiguous float32 x and gates whose channels lie end to end."""
+    rows, width = x.shape
+    out = native.empty(rows, width)
+    native.call(
+        signatures.SigmoidGated(
+            x.data_ptr(),
+            gate.data_ptr(),
+            out.data_ptr(),
+            rows,
+            width,
+            gate.stride(0),
+            int(gate.shape[1] == 1),
+        ),
+        small=out.numel() < SMALL,
+    )
+    return out
+
+
 def add_scaled(x: Tensor, y: Tensor, alpha: float) -> Tensor:
     """x + alpha * y, both of one shape and dtype."""
     return torch.add(x, y, alpha=alpha)

@@ -137,12 +137,12 @@ def _without_state(
     counted = tile.valid[:, None, :]  # a padded token neither decays nor writes
     rate = torch.where(counted, gathered(beta), 0.0)[..., None]
     logs = gathered(g if g.dim() == 3 else g[..., None])  # [m, Hv, L, K or 1]
-    # Summed in float64: a long sum of logarithms would lose the small ones.
-    logs = torch.where(counted[..., None], logs, 0.0).double().cumsum(dim=2).float()
+    # In float64 until they are subtracted: the sums grow, their differences stay small.
+    logs = torch.where(counted[..., None], logs, 0.0).double().cumsum(dim=2)
     q_scores, k_scores = _scores(q_tile, k_tile, logs)
     each = v.shape[1] // k.shape[1]
-    q_tile, k_tile = (x.repeat_interleave(each, dim=1) for x in (q_tile, k_tile))
-    entry = logs.exp()
+    q_tile, k_tile = _each_head(q_tile, each), _each_head(k_tile, each)
+    entry = logs.float().exp_()
     sides = torch.cat((values * rate, k_tile * (entry * rate)), dim=-1)
     solved = torch.linalg.solve_triangular(
         k_scores.mul_(rate), sides, upper=False, unitriangular=True
@@ -151,7 +151,7 @@ def _without_state(
         q_and_keys=torch.cat((q_tile * entry, solved[..., V:]), dim=2),
         values=solved[..., :V],
         scores=q_scores.tril_(),
-        written=k_tile.mul_((logs[:, :, -1:] - logs).exp_()),
+        written=k_tile * _decay(logs[:, :, -1:] - logs),
         decay=entry[:, :, -1, :, None],
     )
 
@@ -159,21 +159,22 @@ def _without_state(
 def _scores(q: Tensor, k: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
     """Products of each token's query, and of its key, with each key before it, decayed between.
 
-    q, k: [m, Hk, L, K]; logs: [m, Hv, L, K or 1]; returns two [m, Hv, L, L], all float32. What lies
-    above the diagonal is unspecified.
+    q, k: [m, Hk, L, K] float32; logs: [m, Hv, L, K or 1] float64; returns two [m, Hv, L, L]
+    float32. What lies above the diagonal is unspecified.
     """
     if logs.shape[-1] > 1:
         scores = _channelwise_scores(torch.stack((q, k)), k, logs)
         return scores[0], scores[1]
     m, heads, L, _ = logs.shape
-    decay = (logs - logs.transpose(2, 3)).clamp_(max=0.0).exp_().view(m, k.shape[1], -1, L, L)
+    decay = _decay(logs - logs.transpose(2, 3)).view(m, k.shape[1], -1, L, L)
     products = (torch.matmul(x, k.transpose(2, 3))[:, :, None] * decay for x in (q, k))
     q_scores, k_scores = (product.view(m, heads, L, L) for product in products)
     return q_scores, k_scores
 
 
 def _channelwise_scores(x: Tensor, k: Tensor, logs: Tensor) -> Tensor:
-    """x [n, m, H, L, K], k and logs [m, H, L, K] -> [n, m, H, L, L], all float32."""
+    """x [n, m, H, L, K], k [m, H, L, K] float32, logs [m, H, L, K] float64 -> [n, m, H, L, L]
+    float32."""
     L = k.shape[2]
     scores = x.new_zeros((*x.shape[:4], L))
     for first in range(0, L, _BLOCK):
@@ -181,13 +182,22 @@ def _channelwise_scores(x: Tensor, k: Tensor, logs: Tensor) -> Tensor:
         own = logs[:, :, block]
         # Between blocks, both sides are decayed to the block's first token: neither factor can
         # overflow, as exp(-logs) would.
-        since = x[:, :, :, block] * (own - own[:, :, :1]).exp_()
-        until = k[:, :, :first] * (own[:, :, :1] - logs[:, :, :first]).exp_()
+        since = x[:, :, :, block] * _decay(own - own[:, :, :1])
+        until = k[:, :, :first] * _decay(own[:, :, :1] - logs[:, :, :first])
         scores[..., block, :first] = torch.matmul(since, until.transpose(2, 3))
-        pairs = (own[:, :, :, None] - own[:, :, None]).clamp_(max=0.0).exp_()
-        pairs *= k[:, :, None, block]
+        pairs = _decay(own[:, :, :, None] - own[:, :, None]) * k[:, :, None, block]
         scores[..., block, block] = (x[:, :, :, block, None] * pairs).sum(dim=-1)
     return scores
+
+
+def _decay(log: Tensor) -> Tensor:
+    """exp of a difference of logarithms, float64 -> float32; at most one."""
+    return log.float().clamp_(max=0.0).exp_()
+
+
+def _each_head(x: Tensor, each: int) -> Tensor:
+    """[n, Hk, ...] -> [n, Hk each, ...]: what a key head has, for each of its value heads."""
+    return x[:, :, None].expand(-1, -1, each, *x.shape[2:]).flatten(1, 2)
 
 
 def unit(x: Tensor) -> Tensor:
@@ -219,8 +229,8 @@ def gated_delta_update(
     if has_initial is not None:
         state = torch.where(has_initial[:, None, None, None], state, 0.0)
     each = v.shape[1] // k.shape[1]
-    q_heads = (unit(q.float()) * q.shape[-1] ** -0.5).repeat_interleave(each, dim=1)[..., None]
-    k_heads = unit(k.float()).repeat_interleave(each, dim=1)[..., None]
+    q_heads = _each_head(unit(q.float()).mul_(q.shape[-1] ** -0.5), each)[..., None]
+    k_heads = _each_head(unit(k.float()), each)[..., None]
     state.mul_((g if g.dim() == 3 else g[..., None]).exp()[..., None])
     correction = (v.float() - (state * k_heads).sum(dim=2)) * beta[..., None]
     state.addcmul_(k_heads, correction[:, :, None])

@@ -121,6 +121,18 @@ def sample_tokens(
     return tokens.index_copy_(0, rows, (scaled + gumbel).argmax(dim=-1))
 
 
+def allow_tokens(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
+    """Rule out, in place, every token that a row's mask does not allow.
+
+    logits: [R, V] float32
+    rows:   [n] int64 into R
+    masks:  [n, W] int64; bit `i % 64` of word `i // 64` is set where token `i` may come
+    """
+    bits = masks[:, :, None] >> torch.arange(64, device=masks.device) & 1
+    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    logits.index_copy_(0, rows, logits[rows].masked_fill(~allowed, -torch.inf))
+
+
 def log_probs(logits: Tensor, token_ids: Tensor, top_n: int, asked_ids: Tensor) -> LogProbs:
     """Log-probabilities of given tokens, of the likeliest ones, and of others that are asked for.
 

@@ -6,15 +6,17 @@ from collections.abc import AsyncIterator, Callable
 from grpc import aio
 
 from baton.prefill.drains import Drains
-from baton.prefill.outgoing import OutgoingHandoff, Way
+from baton.prefill.outgoing import OutgoingHandoff
+from baton.prefill.way import Way
 from baton.proto import common_pb2, handoff_pb2
-from baton.transfer.outlets import Chosen
+from baton.transfer.outlets import Outlets
 from baton.worker.errors import PeerSilentError
 from baton.worker.streams import Lease, Outbox, first_of
 
 log = logging.getLogger(__name__)
 
 Begin = Callable[[handoff_pb2.PrefillRequest, "DecodePeer"], OutgoingHandoff]
+Offered = Callable[[handoff_pb2.StateOffer, "DecodePeer"], None]
 _About = handoff_pb2.CancelPrefill | handoff_pb2.Destination
 
 
@@ -22,13 +24,20 @@ class DecodePeer:
     """Its hand-offs live as long as the stream does."""
 
     def __init__(
-        self, hello: common_pb2.Hello, chosen: Chosen, drains: Drains, lease_s: float, begin: Begin
+        self,
+        hello: common_pb2.Hello,
+        outlets: Outlets,
+        drains: Drains,
+        lease_s: float,
+        begin: Begin,
+        offered: Offered,
     ) -> None:
-        """hello: the rank's. begin: makes a hand-off of a request that came in."""
+        """hello: the rank's. begin: makes a hand-off of a request that came in. offered: told of
+        state that the rank has."""
         self.identity = hello.worker
-        self.chosen = chosen
-        self.way = Way(hello.worker, chosen.connection, drains, self.send)
+        self.way = Way(hello, outlets, drains, self.send)
         self._begin = begin
+        self._offered = offered
         self._outbox: Outbox[handoff_pb2.PrefillMessage] = Outbox()
         self._lease = Lease(f"decode rank {self.identity.worker_id}", lease_s)
         self._handoffs: dict[tuple[str, int], OutgoingHandoff] = {}
@@ -47,7 +56,10 @@ class DecodePeer:
         reason = f"decode rank {self.identity.worker_id} went away"
         try:
             await first_of(
-                self._read(messages), self._outbox.drain(context.write), self._lease.watch()
+                self._read(messages),
+                self._outbox.drain(context.write),
+                self._lease.watch(),
+                self.way.hold(),
             )
         except PeerSilentError as silent:
             reason = str(silent)
@@ -55,10 +67,13 @@ class DecodePeer:
         finally:
             for handoff in list(self._handoffs.values()):
                 handoff.expire(reason)
+            await self.way.drains.wait()
+            await self.way.close()
 
     async def _read(self, messages: AsyncIterator[handoff_pb2.DecodeMessage]) -> None:
         async for message in messages:
             self._lease.heard()
+            self.way.heard()
             match message.WhichOneof("kind"):
                 case "request":
                     self._start(message.request)
@@ -74,6 +89,8 @@ class DecodePeer:
                         handoff.cancel(cancel.reason)
                     elif cancel.ticket_id:
                         self._say_when_drained(cancel)
+                case "offer":
+                    self._offered(message.offer, self)
                 case "heartbeat":
                     beat = handoff_pb2.PrefillMessage(heartbeat=message.heartbeat)
                     self.send(beat)
@@ -84,7 +101,7 @@ class DecodePeer:
             return
         handoff = self._begin(request, self)
         self._handoffs[handoff.key] = handoff
-        handoff.submit()
+        handoff.begin()
 
     def _say_when_drained(self, about: _About) -> None:
         """Of a hand-off that has ended, or that an earlier stream of this rank had."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import logging
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
@@ -14,14 +13,15 @@ from baton.prefill.outgoing import OutgoingHandoff
 from baton.prefill.peer import DecodePeer
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.transfer.errors import ChannelError
-from baton.transfer.outlets import Chosen
+from baton.transfer.grpc_channel import GrpcReceiver
+from baton.transfer.tickets import TicketTable
 from baton.worker.channels import make_outlets
+from baton.worker.config import StateReturn
 from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
 from baton.worker.errors import WorkerError, abort, error_of, make_error
 from baton.worker.handshake import HELLO_S, check_hello
-
-log = logging.getLogger(__name__)
+from baton.worker.prefixes import Prefixes
 
 
 class PrefillService(handoff_pb2_grpc.HandoffServicer):
@@ -31,6 +31,10 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         self._context = context
         self._outlets = make_outlets(context)
         self._drains = Drains()
+        # Prefixes come here too, from ranks.
+        tickets = TicketTable(context.memory, context.hello.worker.incarnation)
+        self._receiver = GrpcReceiver(tickets, context.metrics.count_received)
+        self._prefixes = Prefixes(context, tickets)
         self._handoffs: dict[str, OutgoingHandoff] = {}  # by engine id
         self._peers: set[DecodePeer] = set()
         self._numbers = itertools.count(1)
@@ -38,6 +42,8 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
 
     def add_to(self, server: aio.Server) -> None:
         handoff_pb2_grpc.add_HandoffServicer_to_server(self, server)
+        self._receiver.add_to(server)
+        self._prefixes.add_to(server)
 
     @property
     def busy(self) -> int:
@@ -66,6 +72,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         message = f"prefill worker {self._context.worker_id} is stopping"
         for handoff in list(self._handoffs.values()):
             handoff.fail(make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True))
+        await self._prefixes.close()
         await self._drains.wait()
 
     async def Control(
@@ -82,39 +89,20 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
             await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, silent)
         except WorkerError as refused:
             await abort(context, grpc.StatusCode.FAILED_PRECONDITION, refused.error)
-        chosen = await self._connect(hello, context)
-        try:
-            await context.write(handoff_pb2.PrefillMessage(hello=self._context.hello))
-            peer = DecodePeer(hello, chosen, self._drains, self._context.lease_s, self._begin)
-            word = handoff_pb2.ChannelChosen(channel=chosen.channel, reason=chosen.reason)
-            peer.send(handoff_pb2.PrefillMessage(channel=word))
-            self._peers.add(peer)
-            try:
-                await peer.serve(messages, context)
-            finally:
-                self._peers.discard(peer)
-        finally:
-            await self._drains.wait()
-            await chosen.connection.close()
-
-    async def _connect(self, hello: common_pb2.Hello, context: aio.ServicerContext) -> Chosen:
-        """Aborts the call where no channel joins the two."""
-        offers = {offer.channel: offer.endpoint for offer in hello.channels}
-        try:
-            chosen = await self._outlets.connect(offers, hello.worker.worker_id)
-        except ChannelError as error:
-            message = error_of(error, self._context.worker_id)
-            message.code, message.retryable = common_pb2.INCOMPATIBLE, False
-            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
-        log.info(
-            "channel chosen",
-            extra={
-                "peer": hello.worker.worker_id,
-                "channel": chosen.channel,
-                "reason": chosen.reason,
-            },
+        await context.write(handoff_pb2.PrefillMessage(hello=self._context.hello))
+        peer = DecodePeer(
+            hello,
+            self._outlets,
+            self._drains,
+            self._context.lease_s,
+            self._begin,
+            self._offered,
         )
-        return chosen
+        self._peers.add(peer)
+        try:
+            await peer.serve(messages, context)
+        finally:
+            self._peers.discard(peer)
 
     async def _greet(self, messages: AsyncIterator[handoff_pb2.DecodeMessage]) -> common_pb2.Hello:
         """The rank's Hello. Raises WorkerError: what does not fit is refused before all else."""
@@ -128,6 +116,12 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
                 )
             )
         check_hello(self._context.hello, first.hello)
+        try:
+            self._outlets.check({offer.channel for offer in first.hello.channels})
+        except ChannelError as apart:
+            error = error_of(apart, self._context.worker_id)
+            error.code, error.retryable = common_pb2.INCOMPATIBLE, False
+            raise WorkerError(error) from apart
         return first.hello
 
     def _begin(self, request: handoff_pb2.PrefillRequest, peer: DecodePeer) -> OutgoingHandoff:
@@ -138,10 +132,16 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
             peer.way,
             request,
             engine_id,
+            self._prefixes.fetcher,
             lambda ended: self._forget(ended, peer),
         )
         self._handoffs[engine_id] = handoff
         return handoff
+
+    def _offered(self, offer: handoff_pb2.StateOffer, peer: DecodePeer) -> None:
+        """A rank has the state of a conversation that began here."""
+        if self._context.config.state_return is StateReturn.EAGER:
+            self._prefixes.fetcher.start(peer.identity, tuple(offer.token_ids))
 
     def _forget(self, handoff: OutgoingHandoff, peer: DecodePeer) -> None:
         del self._handoffs[handoff.engine_id]

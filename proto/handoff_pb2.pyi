@@ -7,19 +7,53 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class FetchPrefix(_message.Message):
+    __slots__ = ("hello", "token_ids", "ticket_id", "generation", "kv_from")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    KV_FROM_FIELD_NUMBER: _ClassVar[int]
+    hello: _common_pb2.Hello
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    ticket_id: int
+    generation: int
+    kv_from: int
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., kv_from: _Optional[int] = ...) -> None: ...
+
+class FetchedPrefix(_message.Message):
+    __slots__ = ("tokens", "segments", "bytes_state", "bytes_kv")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_STATE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_KV_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    segments: int
+    bytes_state: int
+    bytes_kv: int
+    def __init__(self, tokens: _Optional[int] = ..., segments: _Optional[int] = ..., bytes_state: _Optional[int] = ..., bytes_kv: _Optional[int] = ...) -> None: ...
+
+class StateOffer(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class DecodeMessage(_message.Message):
-    __slots__ = ("hello", "request", "cancel", "destination", "heartbeat")
+    __slots__ = ("hello", "request", "cancel", "destination", "heartbeat", "offer")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     request: PrefillRequest
     cancel: CancelPrefill
     destination: Destination
     heartbeat: _common_pb2.Heartbeat
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., request: _Optional[_Union[PrefillRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelPrefill, _Mapping]] = ..., destination: _Optional[_Union[Destination, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    offer: StateOffer
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., request: _Optional[_Union[PrefillRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelPrefill, _Mapping]] = ..., destination: _Optional[_Union[Destination, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., offer: _Optional[_Union[StateOffer, _Mapping]] = ...) -> None: ...
 
 class PrefillMessage(_message.Message):
     __slots__ = ("hello", "wanted", "first_token", "progress", "done", "failed", "drained", "heartbeat", "scores", "channel", "moving")
@@ -48,18 +82,20 @@ class PrefillMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., wanted: _Optional[_Union[DestinationWanted, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., scores: _Optional[_Union[PromptScores, _Mapping]] = ..., channel: _Optional[_Union[ChannelChosen, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt_ids", "sampling", "first_token")
+    __slots__ = ("request_id", "attempt", "prompt_ids", "sampling", "first_token", "state_at")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    STATE_AT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _common_pb2.SamplingParams
     first_token: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., first_token: _Optional[int] = ...) -> None: ...
+    state_at: _common_pb2.StateAt
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., first_token: _Optional[int] = ..., state_at: _Optional[_Union[_common_pb2.StateAt, _Mapping]] = ...) -> None: ...
 
 class CancelPrefill(_message.Message):
     __slots__ = ("request_id", "attempt", "reason", "ticket_id", "generation")
@@ -149,6 +185,28 @@ class Progress(_message.Message):
     computed_tokens: int
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., computed_tokens: _Optional[int] = ...) -> None: ...
 
+class NixlEndpoint(_message.Message):
+    __slots__ = ("metadata", "agent", "pools")
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    metadata: bytes
+    agent: str
+    pools: _containers.RepeatedCompositeFieldContainer[MemorySpan]
+    def __init__(self, metadata: _Optional[bytes] = ..., agent: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[MemorySpan, _Mapping]]] = ...) -> None: ...
+
+class MemorySpan(_message.Message):
+    __slots__ = ("address", "block_bytes", "blocks", "device")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    address: int
+    block_bytes: int
+    blocks: int
+    device: int
+    def __init__(self, address: _Optional[int] = ..., block_bytes: _Optional[int] = ..., blocks: _Optional[int] = ..., device: _Optional[int] = ...) -> None: ...
+
 class ChannelChosen(_message.Message):
     __slots__ = ("channel", "reason")
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
@@ -174,7 +232,7 @@ class Moving(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., under_way: _Optional[bool] = ..., segments: _Optional[int] = ...) -> None: ...
 
 class Done(_message.Message):
-    __slots__ = ("request_id", "attempt", "ticket_id", "generation", "segments", "bytes_state", "bytes_kv", "tail_us")
+    __slots__ = ("request_id", "attempt", "ticket_id", "generation", "segments", "bytes_state", "bytes_kv", "tail_us", "cached_state")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +241,7 @@ class Done(_message.Message):
     BYTES_STATE_FIELD_NUMBER: _ClassVar[int]
     BYTES_KV_FIELD_NUMBER: _ClassVar[int]
     TAIL_US_FIELD_NUMBER: _ClassVar[int]
+    CACHED_STATE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     ticket_id: int
@@ -191,7 +250,8 @@ class Done(_message.Message):
     bytes_state: int
     bytes_kv: int
     tail_us: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., segments: _Optional[int] = ..., bytes_state: _Optional[int] = ..., bytes_kv: _Optional[int] = ..., tail_us: _Optional[int] = ...) -> None: ...
+    cached_state: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., segments: _Optional[int] = ..., bytes_state: _Optional[int] = ..., bytes_kv: _Optional[int] = ..., tail_us: _Optional[int] = ..., cached_state: _Optional[int] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("request_id", "attempt", "ticket_id", "generation", "error")

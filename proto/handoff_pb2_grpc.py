@@ -98,3 +98,81 @@ class Handoff:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class PrefixesStub:
+    """Served by every worker: prefixes move between prefix caches. Who wants one reserves memory and
+    calls; who has it writes under the caller's ticket, and answers when every byte has arrived.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Fetch = channel.unary_unary(
+                '/baton.v1.Prefixes/Fetch',
+                request_serializer=baton_dot_proto_dot_handoff__pb2.FetchPrefix.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_handoff__pb2.FetchedPrefix.FromString,
+                _registered_method=True)
+
+
+class PrefixesServicer:
+    """Served by every worker: prefixes move between prefix caches. Who wants one reserves memory and
+    calls; who has it writes under the caller's ticket, and answers when every byte has arrived.
+    """
+
+    def Fetch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PrefixesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Fetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=baton_dot_proto_dot_handoff__pb2.FetchPrefix.FromString,
+                    response_serializer=baton_dot_proto_dot_handoff__pb2.FetchedPrefix.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.Prefixes', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.Prefixes', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Prefixes:
+    """Served by every worker: prefixes move between prefix caches. Who wants one reserves memory and
+    calls; who has it writes under the caller's ticket, and answers when every byte has arrived.
+    """
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Prefixes/Fetch',
+            baton_dot_proto_dot_handoff__pb2.FetchPrefix.SerializeToString,
+            baton_dot_proto_dot_handoff__pb2.FetchedPrefix.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -1,6 +1,11 @@
 """Fixtures and options that tests of several rooms share."""
 
 import pytest
+from hypothesis import settings
+
+# No test fails for being slow: a machine may be busy.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 pytest_plugins = ["oracle.fixtures"]
 

@@ -3,7 +3,8 @@
 TextError
 ├── TokenizerFileError   the model folder's tokenizer files are missing or bad
 ├── EncodingError        this text has no token ids, or these ids no text
-└── ChatTemplateError    the chat template is absent, broken, or refused the messages
+├── ChatTemplateError    the chat template is absent, broken, or refused the messages
+└── GrammarError         what an answer must look like is ill-formed, or was not kept to
 """
 
 
@@ -21,3 +22,7 @@ class EncodingError(TextError):
 
 class ChatTemplateError(TextError):
     """The messages cannot be rendered with this model's chat template."""
+
+
+class GrammarError(TextError):
+    """A schema, regular expression or grammar cannot be used, or the answer has left it."""

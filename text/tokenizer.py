@@ -29,7 +29,7 @@ class Tokenizer:
         """One past the largest id; ids in between may be unused."""
         self._text_ids = frozenset(vocab.values())
         added = backend.get_added_tokens_decoder()
-        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self.byte_ids = _byte_fallback_ids(backend)
         """Ids of `<0x00>` .. `<0xFF>`, where the decoder joins those into characters."""
         self.is_byte_level = "ByteLevel" in repr(backend.decoder)
@@ -77,7 +77,7 @@ class Tokenizer:
     def with_text(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
         """Those of `ids` that `decode` makes text of, in order."""
         known = self._text_ids
-        hidden = self._special_ids if skip_special_tokens else frozenset()
+        hidden = self.special_ids if skip_special_tokens else frozenset()
         return [i for i in ids if i in known and i not in hidden]
 
     def piece(self, token_id: int) -> str | None:

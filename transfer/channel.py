@@ -60,8 +60,16 @@ class Connection(Protocol):
         """What one segment should carry: the channel is fastest near it."""
         ...
 
-    def open(self, claim: Claim, on_moving: OnMoving) -> Writing:
-        """Begin a hand-off. Does not wait."""
+    def open(self, claim: Claim, target: Holder, on_moving: OnMoving) -> Writing:
+        """Begin a hand-off into the peer's `target`. Does not wait."""
+        ...
+
+    def heard(self) -> None:
+        """The peer has said something: what the writer's lease is counted from."""
+        ...
+
+    async def lost(self) -> None:
+        """Returns once no hand-off can be written any more: the stream is to be made anew."""
         ...
 
     async def close(self) -> None:
@@ -91,6 +99,7 @@ class Inlet(Protocol):
         """The writer's word: see OnMoving."""
         ...
 
-    async def close(self) -> bool:
-        """The end of the stream. Whether it is proved that this peer writes nothing any more."""
+    async def close(self) -> None:
+        """The end of the stream. What ties the peer to this worker's memory is torn down when it
+        returns: nothing is written here any more but by a writer that shares memory with us."""
         ...

@@ -1,4 +1,5 @@
-"""The bytes of the gRPC channel: one opening frame, then one frame a segment, then one reply.
+"""The bytes of the gRPC channel: one opening frame, then one frame a segment, then one reply. And
+the notification that each of NIXL's writes leaves: an opening and a segment without its payload.
 
 All integers are little-endian.
 
@@ -13,6 +14,7 @@ The checksum is xxh3-64 over the header before it and the payload; 0 where verif
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import xxhash
 
@@ -27,6 +29,9 @@ _CHECKSUM = struct.Struct("<Q")
 _REPLY = struct.Struct("<B7xQQQ")
 _OUTCOMES: tuple[type[TransferError], ...] = (ChecksumError, TicketError, FrameError)
 HEADER_BYTES = _PREFIX.size + _CHECKSUM.size
+PROBE = b"BTNP"
+"""A note that tells of nothing: the writer tries whether it can write."""
+NOTE_BYTES = _OPENING.size + HEADER_BYTES
 
 
 def encode_opening(claim: Claim) -> bytes:
@@ -45,24 +50,41 @@ def decode_opening(frame: bytes) -> Claim:
     return Claim(*_OPENING.unpack(frame)[1:])
 
 
-def encode_segment(segment: Segment, payload: Sequence[memoryview], verify: bool) -> bytes:
-    """One message. The join is the only copy made of the payload here."""
-    layers = segment.layers or (0, 0)
-    prefix = _PREFIX.pack(segment.kind, verify, *layers, segment.start, segment.end)
-    checksum = 0
-    if verify:
-        digest = xxhash.xxh3_64(prefix)
-        for part in payload:
-            digest.update(part)
-        checksum = digest.intdigest()
-    return b"".join((prefix, _CHECKSUM.pack(checksum), *payload))
+@dataclass(frozen=True)
+class Header:
+    """What precedes a segment's bytes, or tells of them."""
+
+    segment: Segment
+    checksum: int | None  # None: not verified
+
+    def check(self, payload: Sequence[memoryview]) -> None:
+        """Raises ChecksumError, which names the segment, if these are not the bytes."""
+        if self.checksum is None:
+            return
+        actual = checksum_of(self.segment, payload)
+        if actual != self.checksum:
+            raise ChecksumError(
+                f"the bytes of {self.segment} are not what was sent",
+                expected=f"{self.checksum:016x}",
+                actual=f"{actual:016x}",
+            )
 
 
-def decode_segment(frame: bytes) -> tuple[Segment, memoryview]:
-    """The segment and its payload, a view into `frame`.
+def checksum_of(segment: Segment, payload: Sequence[memoryview]) -> int:
+    """Of the segment's place too: bytes in the wrong place are wrong bytes."""
+    digest = xxhash.xxh3_64(_prefix(segment, True))
+    for part in payload:
+        digest.update(part)
+    return digest.intdigest()
 
-    Raises FrameError, or ChecksumError that names the segment.
-    """
+
+def encode_header(header: Header) -> bytes:
+    verified = header.checksum is not None
+    return _prefix(header.segment, verified) + _CHECKSUM.pack(header.checksum or 0)
+
+
+def decode_header(frame: bytes) -> Header:
+    """From the first bytes of `frame`. Raises FrameError."""
     if len(frame) < HEADER_BYTES:
         raise FrameError(
             "a segment's frame is cut short",
@@ -74,17 +96,35 @@ def decode_segment(frame: bytes) -> tuple[Segment, memoryview]:
     if kind not in tuple(Kind) or verified not in (0, 1):
         raise FrameError("a segment's header makes no sense", "kind 1 to 3", f"kind {kind}")
     layers = (first, last) if first or last else None
-    segment, payload = Segment(Kind(kind), start, end, layers), memoryview(frame)[HEADER_BYTES:]
-    if verified:
-        digest = xxhash.xxh3_64(frame[: _PREFIX.size])
-        digest.update(payload)
-        if digest.intdigest() != checksum:
-            raise ChecksumError(
-                f"the bytes of {segment} are not what was sent",
-                expected=f"{checksum:016x}",
-                actual=f"{digest.intdigest():016x}",
-            )
-    return segment, payload
+    return Header(Segment(Kind(kind), start, end, layers), checksum if verified else None)
+
+
+def encode_segment(segment: Segment, payload: Sequence[memoryview], verify: bool) -> bytes:
+    """One message. The join is the only copy made of the payload here."""
+    header = Header(segment, checksum_of(segment, payload) if verify else None)
+    return b"".join((encode_header(header), *payload))
+
+
+def decode_segment(frame: bytes) -> tuple[Segment, memoryview]:
+    """The segment and its payload, a view into `frame`. Raises FrameError or ChecksumError."""
+    header, payload = decode_header(frame), memoryview(frame)[HEADER_BYTES:]
+    header.check([payload])
+    return header.segment, payload
+
+
+def encode_note(claim: Claim, header: Header) -> bytes:
+    """What a one-sided write leaves with its receiver: the claim, and where the bytes are."""
+    return encode_opening(claim) + encode_header(header)
+
+
+def decode_note(note: bytes) -> tuple[Claim, Header]:
+    """Raises FrameError."""
+    return decode_opening(note[: _OPENING.size]), decode_header(note[_OPENING.size :])
+
+
+def _prefix(segment: Segment, verified: bool) -> bytes:
+    layers = segment.layers or (0, 0)
+    return _PREFIX.pack(segment.kind, verified, *layers, segment.start, segment.end)
 
 
 def encode_reply(received: Received) -> bytes:

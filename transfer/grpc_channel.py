@@ -95,11 +95,14 @@ class GrpcIntake:
     def __init__(self, address: str) -> None:
         self.endpoint = address.encode()
 
-    def moving(self, ticket: Ticket, under_way: bool, segments: int) -> None:
-        """Nothing to do: gRPC makes progress by itself."""
+    def chosen(self) -> None:
+        """Nothing: the receiver serves whoever has a ticket."""
 
-    async def close(self) -> bool:
-        return True
+    def moving(self, ticket: Ticket, under_way: bool, segments: int) -> None:
+        """Nothing: gRPC makes progress by itself."""
+
+    async def close(self) -> None:
+        """Nothing: see `chosen`."""
 
 
 class GrpcSource:
@@ -155,7 +158,8 @@ class GrpcConnection:
         self._on_bytes = on_bytes
         self._channel = aio.insecure_channel(address, options=DATA_OPTIONS)
 
-    def open(self, claim: Claim, on_moving: OnMoving) -> "GrpcWriting":
+    def open(self, claim: Claim, target: Holder, on_moving: OnMoving) -> "GrpcWriting":
+        """target: the receiver knows it by the ticket."""
         return GrpcWriting(
             self._channel.stream_stream(METHOD)(),
             self._address,
@@ -165,6 +169,13 @@ class GrpcConnection:
             self._deadline_s,
             self._on_bytes,
         )
+
+    def heard(self) -> None:
+        """Nothing: the receiver fences."""
+
+    async def lost(self) -> None:
+        """Never: gRPC connects again, and a hand-off that could not says so itself."""
+        await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
         await self._channel.close()

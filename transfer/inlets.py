@@ -1,10 +1,14 @@
 """What a decode rank offers to one prefill worker, and what was chosen of it."""
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from baton.transfer.errors import ChannelError
 from baton.transfer.tickets import Ticket
+
+log = logging.getLogger(__name__)
 
 
 class Intake(Protocol):
@@ -16,10 +20,14 @@ class Intake(Protocol):
     @property
     def one_sided(self) -> bool: ...
 
+    def chosen(self) -> None:
+        """The writer writes by this one."""
+        ...
+
     def moving(self, ticket: Ticket, under_way: bool, segments: int) -> None: ...
 
-    async def close(self) -> bool:
-        """Whether it is proved that the peer writes nothing by this channel any more."""
+    async def close(self) -> None:
+        """What ties the peer to this worker's memory is torn down when it returns."""
         ...
 
 
@@ -37,7 +45,7 @@ class OfferedInlet:
 
     def __init__(self, intakes: Mapping[str, Intake]) -> None:
         self._intakes = dict(intakes)
-        self._closing: list[asyncio.Future[bool]] = []
+        self._closing: list[asyncio.Future[None]] = []
 
     @property
     def offers(self) -> dict[str, bytes]:
@@ -51,16 +59,16 @@ class OfferedInlet:
         for name in [name for name in self._intakes if name != channel]:
             # Nothing was written by it: no hand-off begins before the choice.
             self._closing.append(asyncio.ensure_future(self._intakes.pop(name).close()))
+        for intake in self._intakes.values():
+            intake.chosen()
 
     def moving(self, ticket: Ticket, under_way: bool, segments: int) -> None:
         for intake in self._intakes.values():
             intake.moving(ticket, under_way, segments)
 
-    async def close(self) -> bool:
-        intakes, self._intakes = self._intakes, {}
-        proofs = [await intake.close() for intake in intakes.values()]
-        await asyncio.gather(*self._closing)
-        return all(proofs)
+    async def close(self) -> None:
+        intakes = self._intakes.values()
+        await asyncio.gather(*self._closing, *(intake.close() for intake in intakes))
 
 
 class Inlets:
@@ -71,4 +79,15 @@ class Inlets:
         self._sources = tuple(sources)
 
     async def open(self) -> OfferedInlet:
-        return OfferedInlet({source.name: await source.open() for source in self._sources})
+        """All that can be opened now. Raises ChannelError when none can."""
+        intakes: dict[str, Intake] = {}
+        errors: list[str] = []
+        for source in self._sources:
+            try:
+                intakes[source.name] = await source.open()
+            except ChannelError as error:
+                errors.append(f"{source.name}: {error}")
+                log.warning("no %s channel: %s", source.name, error)
+        if not intakes:
+            raise ChannelError(f"no channel can be offered: {'; '.join(errors)}")
+        return OfferedInlet(intakes)

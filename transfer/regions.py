@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,8 +13,24 @@ from baton.engine.memory.state_pool import StatePool
 from baton.transfer.segments import Kind, Piece, Segment, pieces
 
 
+@dataclass(frozen=True)
+class Span:
+    """Where one pool lies: `blocks` blocks of `block_bytes`, end to end from `address`."""
+
+    address: int
+    block_bytes: int
+    blocks: int
+    device: int | None  # CUDA ordinal; None: the host's memory
+
+    @property
+    def nbytes(self) -> int:
+        return self.block_bytes * self.blocks
+
+
 class Region(Protocol):
     """One pool's storage: [blocks, block_bytes] uint8."""
+
+    span: Span
 
     def read(self, block: int, offset: int, nbytes: int) -> memoryview:
         """Bytes of one block. May alias the pool: use it before anything can write there."""
@@ -26,22 +43,24 @@ class HostRegion:
     """A pool in the CPU's memory: no copy but the one that moves the bytes."""
 
     def __init__(self, storage: Tensor) -> None:
-        self._block_bytes = storage.shape[1]
-        self._bytes = storage.view(-1).numpy().data
+        self.span = _span(storage)
+        self._bytes = storage.view(-1).numpy()
 
     def read(self, block: int, offset: int, nbytes: int) -> memoryview:
-        start = block * self._block_bytes + offset
-        return self._bytes[start : start + nbytes]
+        start = block * self.span.block_bytes + offset
+        return self._bytes[start : start + nbytes].data
 
     def write(self, block: int, offset: int, payload: memoryview) -> None:
-        start = block * self._block_bytes + offset
-        self._bytes[start : start + len(payload)] = payload
+        start = block * self.span.block_bytes + offset
+        # numpy lets the interpreter's other threads run while it copies; a memoryview does not.
+        np.copyto(self._bytes[start : start + len(payload)], np.frombuffer(payload, np.uint8))
 
 
 class DeviceRegion:
     """A pool in an accelerator's memory: every piece goes through host memory."""
 
     def __init__(self, storage: Tensor) -> None:
+        self.span = _span(storage)
         self._storage = storage
 
     def read(self, block: int, offset: int, nbytes: int) -> memoryview:
@@ -70,6 +89,11 @@ class EngineMemory:
         self._states = _region(states.storage)
         self._kv = _region(pages.storage)
 
+    @property
+    def spans(self) -> tuple[Span, Span]:
+        """Of the slots, and of the pages."""
+        return self._states.span, self._kv.span
+
     def read(self, segment: Segment, holder: Holder) -> list[memoryview]:
         """The segment's bytes, in the order in which they travel."""
         region, bound = self._bind(segment, holder)
@@ -83,11 +107,22 @@ class EngineMemory:
             region.write(block, piece.offset, payload[at : at + piece.nbytes])
             at += piece.nbytes
 
+    def write_pieces(self, segment: Segment, holder: Holder, payload: Sequence[memoryview]) -> None:
+        """As `write`, from the pieces as `read` gave them: layouts alike are cut alike."""
+        region, bound = self._bind(segment, holder)
+        for (block, piece), part in zip(bound, payload, strict=True):
+            region.write(block, piece.offset, part)
+
     def _bind(self, segment: Segment, holder: Holder) -> tuple[Region, Sequence[tuple[int, Piece]]]:
         found = pieces(segment, self.slots, self.pages)
         if segment.kind is Kind.KV:
             return self._kv, [(holder.pages[piece.block], piece) for piece in found]
         return self._states, [(holder.slot, piece) for piece in found]
+
+
+def _span(storage: Tensor) -> Span:
+    device = None if storage.device.type == "cpu" else storage.device.index or 0
+    return Span(storage.data_ptr(), storage.shape[1], storage.shape[0], device)
 
 
 def _region(storage: Tensor) -> Region:

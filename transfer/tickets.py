@@ -63,10 +63,13 @@ class Received:
 
 
 OnReceived = Callable[[Ticket], None]
-"""Called after each segment, on the thread that applied it."""
+"""Called after each segment. The ticket may have been closed meanwhile."""
 
 OnBroken = Callable[[Ticket, TransferError], None]
-"""Called when what came under the ticket cannot be used, on the thread that found it."""
+"""Called when what came under the ticket cannot be used. It may have been closed meanwhile."""
+
+Tell = Callable[[Callable[[], None]], object]
+"""Calls back, now or later: from any thread to the one that owns the tickets."""
 
 
 @dataclass
@@ -98,8 +101,12 @@ class _Entry:
 class TicketTable:
     """Every ticket that is open. Thread-safe: any thread may apply bytes or close a ticket."""
 
-    def __init__(self, memory: EngineMemory, first_generation: int) -> None:
-        """first_generation: above any that this worker's earlier incarnations gave out."""
+    def __init__(
+        self, memory: EngineMemory, first_generation: int, tell: Tell = lambda call: call()
+    ) -> None:
+        """first_generation: above any that this worker's earlier incarnations gave out. tell: how
+        owners of tickets are called; at once, on the channel's thread, when left out."""
+        self._tell = tell
         self._memory = memory
         self._generation = first_generation
         self._lock = threading.Lock()
@@ -156,15 +163,28 @@ class TicketTable:
 
     def apply(self, claim: Claim, segment: Segment, payload: memoryview) -> None:
         """Check and copy as one step. Raises TicketError or FrameError, with no byte written."""
+        memory = self._memory
+        self.take(
+            claim, segment, len(payload), lambda holder: memory.write(segment, holder, payload)
+        )
+
+    def take(
+        self, claim: Claim, segment: Segment, size: int, put: Callable[[Holder], None]
+    ) -> None:
+        """The segment counts as here once `put`, given where it belongs, has returned: under the
+        ticket's lock, and only if the ticket takes a segment of `size` bytes.
+
+        Raises TicketError or FrameError, and then `put` was not called; or what `put` raises.
+        """
         entry = self._entry(claim)
         with entry.lock:
             if not entry.open:
                 raise _closed(claim)
             layers = segment.layers or (0, len(self._memory.pages.layers))
-            self._check(entry, segment, layers, payload)
-            self._memory.write(segment, entry.ticket.holder, payload)
-            entry.add(segment, layers, len(payload))
-        entry.on_received(entry.ticket)
+            self._check(entry, segment, layers, size)
+            put(entry.ticket.holder)
+            entry.add(segment, layers, size)
+        self._tell(lambda: entry.on_received(entry.ticket))
 
     def received(self, claim: Claim) -> Received:
         """What has arrived so far. Raises TicketError once the ticket is closed."""
@@ -187,7 +207,7 @@ class TicketTable:
         with self._lock:
             entry = self._entries.get(claim.ticket_id)
         if entry is not None and entry.ticket.claim == claim:
-            entry.on_broken(entry.ticket, error)
+            self._tell(lambda: entry.on_broken(entry.ticket, error))
 
     def close(self, ticket: Ticket) -> bool:
         """No byte is written under this ticket from here on: activated, cancelled or expired.
@@ -221,9 +241,7 @@ class TicketTable:
             )
         return entry
 
-    def _check(
-        self, entry: _Entry, segment: Segment, layers: tuple[int, int], payload: memoryview
-    ) -> None:
+    def _check(self, entry: _Entry, segment: Segment, layers: tuple[int, int], size: int) -> None:
         """Inside the ticket, of the right size, and overlapping nothing that came before."""
         ticket, most = entry.ticket, len(self._memory.pages.layers)
         low, high = 0, self._memory.slots.state_bytes
@@ -242,11 +260,9 @@ class TicketTable:
                 expected=f"within [{low}, {high}), {most} attention layers",
                 actual=str(segment),
             )
-        size = nbytes(segment, self._memory.pages)
-        if len(payload) != size:
-            raise FrameError(
-                f"{segment} has {len(payload)} bytes", expected=str(size), actual=str(len(payload))
-            )
+        whole = nbytes(segment, self._memory.pages)
+        if size != whole:
+            raise FrameError(f"{segment} has {size} bytes", expected=str(whole), actual=str(size))
         there = entry.overlap(segment, layers)
         if there is not None:
             raise FrameError(

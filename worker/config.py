@@ -6,11 +6,29 @@ from enum import StrEnum
 from baton.engine.config import EngineConfig
 from baton.engine.errors import ConfigError
 
+AUTO = "auto"
+CHANNELS = (AUTO, "nixl", "grpc", "local")
+
 
 class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     BOTH = "both"  # one engine for everything, which its own clients ask; no hand-offs
+
+
+class StateReturn(StrEnum):
+    """Whether a prefill worker gets the state that a conversation's last turn left at a rank."""
+
+    OFF = "off"
+    DEMAND = "demand"  # it fetches it when the next turn comes
+    EAGER = "eager"  # when the last turn ends, and on demand elsewhere
+
+
+class SendSnapshots(StrEnum):
+    """Whether a prompt's snapshot follows its state to the rank's prefix cache."""
+
+    OFF = "off"
+    LAST = "last"  # the one at the prompt's last grid depth
 
 
 @dataclass(frozen=True)
@@ -27,14 +45,16 @@ class WorkerConfig:
     metrics_port: int = 0
     routers: tuple[str, ...] = ()  # host:port of each router's gRPC server
     lease_ms: int = 3000  # a peer that is silent for longer is lost
-    channel: str = "grpc"
-    verify: bool = True  # checksums of what the channel moves
+    channel: str = AUTO  # how state travels; auto: the best that both ends have
+    verify: bool | None = None  # checksums of what travels; None: where they cost little
+    state_return: StateReturn = StateReturn.OFF
+    send_snapshots: SendSnapshots = SendSnapshots.OFF
 
     def __post_init__(self) -> None:
         if not self.worker_id:
             raise ConfigError("worker_id is empty; give each worker a name of its own")
-        if self.channel != "grpc":
-            raise ConfigError(f"channel is {self.channel!r}; this version has 'grpc'")
+        if self.channel not in CHANNELS:
+            raise ConfigError(f"channel is {self.channel!r}; expected one of {CHANNELS}")
         if self.lease_ms < 100:
             raise ConfigError(f"lease_ms is {self.lease_ms}; expected at least 100")
         if self.role is Role.DECODE and self.engine.tickets < 1:
@@ -42,6 +62,19 @@ class WorkerConfig:
                 "a decode worker needs at least one ticket, to take in hand-offs: engine.tickets "
                 f"is {self.engine.tickets}"
             )
+        returns = self.role is Role.PREFILL and self.state_return is not StateReturn.OFF
+        if returns and self.engine.tickets < 1:
+            raise ConfigError(
+                "a prefill worker that state returns to needs at least one ticket, to take it in: "
+                f"engine.tickets is {self.engine.tickets}"
+            )
+
+    def verifies(self, channel: str) -> bool:
+        """Whether segments by this channel carry checksums: unless told, all but those that never
+        pass through the host's memory."""
+        if self.verify is not None:
+            return self.verify
+        return channel == "grpc" or self.engine.device == "cpu"
 
     @property
     def lease_s(self) -> float:

@@ -7,6 +7,8 @@ from grpc import aio
 
 from baton.engine.engine import Engine
 from baton.proto import common_pb2
+from baton.transfer.local_channel import LocalHub
+from baton.transfer.poller import Poller
 from baton.transfer.regions import EngineMemory
 from baton.worker.config import WorkerConfig
 from baton.worker.engine_port import EngineBatchHandler, EnginePort
@@ -23,6 +25,8 @@ class WorkerContext:
     hello: common_pb2.Hello  # this worker's, sent first on every stream
     metrics: WorkerMetrics
     handoffs: HandoffBook
+    poller: Poller
+    hub: LocalHub | None  # where the engines of this process meet; None: there is but one
 
     @property
     def worker_id(self) -> str:

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 
+from baton.engine.errors import RequestError
 from baton.engine.events import Finished, FinishReason, TokenLogprob
 from baton.engine.sampling_params import SamplingParams
 from baton.proto import common_pb2
+from baton.text.grammar import Grammar, GrammarKind
 
 _REASONS = {
     FinishReason.STOP: common_pb2.STOP,
@@ -37,6 +39,7 @@ def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
         ),
         prompt_logprobs=message.prompt_logprobs,
         logprob_token_ids=tuple(message.logprob_token_ids),
+        grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
     )
 
 
@@ -60,7 +63,19 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
         prompt_logprobs_start=params.prompt_logprobs_start,
         prompt_logprobs=params.prompt_logprobs,
         logprob_token_ids=params.logprob_token_ids,
+        grammar=_grammar_to_proto(params.grammar),
     )
+
+
+def _grammar_from_proto(message: common_pb2.Grammar) -> Grammar:
+    if message.kind not in set(GrammarKind):
+        expected = ", ".join(GrammarKind)
+        raise RequestError(f"no kind of grammar is {message.kind!r}; known: {expected}", "grammar")
+    return Grammar(GrammarKind(message.kind), message.text)
+
+
+def _grammar_to_proto(grammar: Grammar | None) -> common_pb2.Grammar | None:
+    return None if grammar is None else common_pb2.Grammar(kind=grammar.kind, text=grammar.text)
 
 
 def logprob_to_proto(entry: TokenLogprob) -> common_pb2.TokenLogprob:

@@ -38,6 +38,9 @@ class WorkerMetrics:
         self.prefill = self._histogram("prefill", "First chunk to first token")
         self.transfer = self._histogram("transfer", "First token seen to last byte checked")
         self.decode_wait = self._histogram("decode_wait", "Last byte to the first step's launch")
+        self._fetches = self._counter(
+            "prefix_fetches", "Prefixes asked of another worker's cache", "outcome"
+        )
         self.prefill_to_decode = self._histogram(
             "prefill_to_decode", "The prefill's last layer to the launch of the first decode step"
         )
@@ -45,6 +48,9 @@ class WorkerMetrics:
 
     def count_request(self, outcome: str) -> None:
         self._requests.labels(**self._labels, outcome=outcome).inc()
+
+    def count_fetch(self, outcome: str) -> None:
+        self._fetches.labels(**self._labels, outcome=outcome).inc()
 
     def count_tokens(self, kind: str, count: int) -> None:
         """kind: prompt or output."""

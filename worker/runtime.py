@@ -16,12 +16,16 @@ from baton.engine.engine import Engine
 from baton.engine.errors import ConfigError
 from baton.proto import common_pb2, handoff_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from baton.transfer.errors import ChannelError
 from baton.transfer.grpc_options import OPTIONS
+from baton.transfer.local_channel import LocalHub
+from baton.transfer.poller import Poller
 from baton.transfer.regions import EngineMemory
 from baton.worker.config import Role, WorkerConfig
 from baton.worker.context import RoleService, WorkerContext
 from baton.worker.engine_port import EnginePort, EventBatch
 from baton.worker.handoff_book import HandoffBook
+from baton.worker.host_process import this_process
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.metrics_server import MetricsServer
 from baton.worker.model_identity import worker_fingerprint
@@ -60,8 +64,11 @@ class WorkerRuntime:
         engine: Engine,
         make_role: MakeRole,
         on_engine_lost: Callable[[], None] = lambda: None,
+        hub: LocalHub | None = None,
     ) -> None:
-        """on_engine_lost: told last, on the loop, once everybody else knows."""
+        """on_engine_lost: told last, on the loop, once everybody else knows. hub: where other
+        engines of this process are found."""
+        self._hub = hub
         self._config = config
         self._engine = engine
         self._make_role = make_role
@@ -72,12 +79,16 @@ class WorkerRuntime:
         self.incarnation = time.time_ns()
 
     async def start(self, load_s: float = 0.0) -> Started:
-        """Serving when it returns. Raises ConfigError where a port is taken."""
+        """Serving when it returns. Raises ConfigError where a port is taken, or there is no such
+        channel here."""
         config = self._config
         self._server = aio.server(options=OPTIONS)
         address = f"{config.host}:{self._listen()}"
         self._context = self._make_context(address)
-        self._role = self._make_role(self._context)
+        try:
+            self._role = self._make_role(self._context)
+        except ChannelError as error:
+            raise ConfigError(str(error)) from error
         metrics_address = f"{config.host}:{await self._serve_metrics()}"
         self._reporter = Reporter(self._context, self._role, metrics_address)
         self._add_services()
@@ -114,6 +125,7 @@ class WorkerRuntime:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.stop(None)
         await asyncio.to_thread(self._context.port.stop, ENGINE_STOP_S)
+        await asyncio.to_thread(self._context.poller.stop)
         await self._metrics_server.close()
 
     def _listen(self) -> int:
@@ -155,10 +167,13 @@ class WorkerRuntime:
                     group=config.dp_group,
                     rank=config.dp_rank,
                 ),
+                process=this_process(),
                 fingerprint=worker_fingerprint(config.engine, engine.model_config, engine.plan),
             ),
             metrics=metrics,
             handoffs=HandoffBook(metrics),
+            poller=Poller("transfers"),
+            hub=self._hub,
         )
 
     def _add_services(self) -> None:

@@ -95,6 +95,11 @@ class MemoryPlan:
         return self.config.tickets
 
     @property
+    def quarantine_slots(self) -> int:
+        """Beside the tickets: hand-offs that are over, whose peer is not proved quiet."""
+        return -(-self.config.tickets // 2)
+
+    @property
     def track_slots(self) -> int:
         """Snapshots that planned steps may write: one a decoding row, some a prompt chunk."""
         return self._track_slots(self.config.max_running)
@@ -111,7 +116,7 @@ class MemoryPlan:
         if not self.tracks or not self.slot_layout.slot_bytes:
             return 1
         running = self.config.max_running
-        slots = 1 + 2 * running + self.config.tickets
+        slots = 1 + 2 * running + self.ticket_slots + self.quarantine_slots
         left = self.pool_bytes - self._least_bytes(running, slots)
         each = max(0, left) // 2 // self.slot_layout.slot_bytes // running
         return min(MOST_SNAPSHOTS_A_PREFILL, max(1, each))
@@ -152,7 +157,8 @@ class MemoryPlan:
     @property
     def slots(self) -> int:
         """Rows of the state pool, the padding slot among them."""
-        return 1 + self.live_slots + self.ticket_slots + self.track_slots + self.snapshot_slots
+        busy = self.live_slots + self.ticket_slots + self.quarantine_slots + self.track_slots
+        return 1 + busy + self.snapshot_slots
 
     @property
     def pages(self) -> int:
@@ -183,7 +189,8 @@ class MemoryPlan:
             "state slots": (
                 f"{self.slots} of {_size(slot_bytes)} = {_size(self.slots * slot_bytes)} "
                 f"(1 padding, {self.live_slots} live, {self.track_slots} track, "
-                f"{self.ticket_slots} tickets, {self.snapshot_slots} cached snapshots)"
+                f"{self.ticket_slots} tickets, {self.quarantine_slots} quarantine, "
+                f"{self.snapshot_slots} cached snapshots)"
             ),
             "pages": f"{self.pages} of {_size(page_bytes)} = {_size(self.pages * page_bytes)}",
             "tokens in pages": f"{(self.pages - 1) * self.config.page_size:,}",
@@ -224,9 +231,8 @@ class MemoryPlan:
     def _pool_bytes(self, running: int) -> int:
         """The least that `running` requests need: a slot and a page each, padding, tickets; and
         pages for one sequence of the length that was asked for."""
-        return self._least_bytes(
-            running, 1 + running + self._track_slots(running) + self.config.tickets
-        )
+        tickets = self.ticket_slots + self.quarantine_slots
+        return self._least_bytes(running, 1 + running + self._track_slots(running) + tickets)
 
     def _least_bytes(self, running: int, slots: int) -> int:
         """`slots` slots, and pages for `running` requests or one of the longest."""

@@ -11,25 +11,14 @@ from baton.engine.forward_batch import ForwardBatch, HostLengths
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.layers.base import Layer
-from baton.engine.models.scope import Scope, Tally
+from baton.engine.models.layers.norm import Norm
+from baton.engine.models.scope import Tally
 from baton.engine.models.step import Step
 from baton.engine.recurrent_index import RecurrentIndex, plan_recurrent
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.dispatch import Kernels
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.linear import Weight
-
-
-class Norm:
-    """RMS norm. weight: [hidden] float32."""
-
-    def __init__(self, scope: Scope, name: str, hidden: int, eps: float) -> None:
-        self.kernels = scope.kernels
-        self.weight = scope.tensor(f"{name}.weight", hidden, dtype=torch.float32)
-        self.eps = eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.kernels.rms_norm(x, self.weight, self.eps)
 
 
 class Block(Protocol):
@@ -77,6 +66,10 @@ class Decoder:
     @property
     def weight_bytes(self) -> int:
         return self.tally.nbytes
+
+    @property
+    def needs_cpu_seq_lens(self) -> bool:
+        return self.kernels.needs_cpu_seq_lens
 
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None

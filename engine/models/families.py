@@ -17,11 +17,14 @@ from baton.engine.models import (
     falcon_h1,
     granite,
     granitemoehybrid,
+    kimi_linear,
     lfm2,
     llama,
     mamba2,
     nemotron_h,
     qwen3,
+    qwen3_5,
+    qwen3_next,
     zamba2,
 )
 from baton.engine.models.family import DTypes, Family
@@ -36,11 +39,14 @@ FAMILIES: dict[str, Family] = {
         falcon_h1,
         granite,
         granitemoehybrid,
+        kimi_linear,
         lfm2,
         llama,
         mamba2,
         nemotron_h,
         qwen3,
+        qwen3_5,
+        qwen3_next,
         zamba2,
     )
 }
@@ -49,8 +55,9 @@ FAMILIES: dict[str, Family] = {
 def family_of(fields: Fields) -> Family:
     """By `model_type`, or by architecture where there is no model_type that we know."""
     model_type = fields.raw.get("model_type")
-    if isinstance(model_type, str) and model_type in FAMILIES:
-        return FAMILIES[model_type]
+    for family in FAMILIES.values():
+        if model_type in (family.model_type, *family.aliases):
+            return family
     architectures = fields.texts("architectures") if fields.has("architectures") else ()
     for family in FAMILIES.values():
         if family.architecture in architectures:

@@ -1,7 +1,7 @@
 """What the table of families knows about each."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,9 +11,10 @@ import torch
 from baton.engine.config import Mixer, ModelConfig
 from baton.engine.errors import ConfigError
 from baton.engine.memory.layout import CacheShape, RecurrentShape
-from baton.engine.models.decoder import Block, Decoder, Norm, Residual
+from baton.engine.models.decoder import Block, Decoder, Residual
 from baton.engine.models.fields import Fields, read_json
 from baton.engine.models.layers.base import Layer
+from baton.engine.models.layers.norm import Norm
 from baton.engine.models.scope import Scope
 from baton.kernels.linear import Weight
 
@@ -59,6 +60,7 @@ class Family:
     every family are a head saved beside the embedding that it is tied to, and rotary frequencies.
     {} in one is the number of layers: layers past the last guess further tokens, which nothing
     here asks for.
+    aliases: other model_types that mean this family.
     verified: dtypes in which it is compared with transformers (tests/oracle), dense models alone
     in bfloat16.
     """
@@ -70,22 +72,25 @@ class Family:
     layers: str  # what they are, in a few words
     verified: tuple[str, ...] = ("fp32", "bf16")
     ignored: tuple[str, ...] = ("lm_head.weight", "*.rotary_emb.inv_freq")
+    aliases: tuple[str, ...] = ()
 
 
-def layer_mixers(fields: Fields, names: tuple[str, ...]) -> tuple[tuple[Mixer, ...], ...]:
-    """Layer types as config.json spells them, one mixer a layer."""
-    unknown = sorted(set(names) - set(_MIXERS))
+def layer_mixers(
+    fields: Fields, names: tuple[str, ...], known: Mapping[str, Mixer] = _MIXERS
+) -> tuple[tuple[Mixer, ...], ...]:
+    """Layer types as config.json spells them, one mixer a layer; known: what they mean."""
+    unknown = sorted(set(names) - set(known))
     if unknown:
         raise ConfigError(
             f"{fields.where}: unknown layer types {', '.join(unknown)}; "
-            f"known are {', '.join(_MIXERS)}"
+            f"known are {', '.join(known)}"
         )
     count = fields.integer("num_hidden_layers")
     if len(names) != count:
         raise ConfigError(
             f"{fields.where}: {len(names)} layer types for num_hidden_layers = {count}"
         )
-    return tuple((_MIXERS[name],) for name in names)
+    return tuple((known[name],) for name in names)
 
 
 def model_config(
@@ -132,10 +137,17 @@ def placed(config: ModelConfig) -> Iterator[tuple[int, Mixer, int]]:
 
 
 def residual(
-    scope: Scope, norm: str, hidden: int, eps: float, *branches: Layer, multiplier: float = 1.0
+    scope: Scope,
+    norm: str,
+    hidden: int,
+    eps: float,
+    *branches: Layer,
+    multiplier: float = 1.0,
+    zero_centred: bool = False,
 ) -> Residual:
-    """`branches` side by side behind the norm called `norm`."""
-    return Residual(scope.kernels, Norm(scope, norm, hidden, eps), branches, multiplier)
+    """`branches` side by side behind the norm called `norm`; zero_centred: as of Norm."""
+    first = Norm(scope, norm, hidden, eps, zero_centred)
+    return Residual(scope.kernels, first, branches, multiplier)
 
 
 def decoder(
@@ -148,10 +160,12 @@ def decoder(
     tied: bool = False,
     embedding_multiplier: float = 1.0,
     logits_divisor: float = 1.0,
+    zero_centred: bool = False,
 ) -> Decoder:
     """`blocks` between the embedding and the last norm that are called so, and the head.
 
-    tied: whether head and embedding are one where the config does not say.
+    tied: whether head and embedding are one where the config does not say. zero_centred: as of
+    Norm.
     """
     hidden = config.hidden_size
     table = scope.matrix(scope.tensor(f"{embedding}.weight", config.vocab_size, hidden))
@@ -160,7 +174,7 @@ def decoder(
         scope.kernels,
         table,
         tuple(blocks),
-        norm=Norm(scope, norm, hidden, eps),
+        norm=Norm(scope, norm, hidden, eps, zero_centred),
         head=_read_head(Fields(config.raw, "config.json"), scope, table, tied),
         tally=scope.tally,
         embedding_multiplier=embedding_multiplier,

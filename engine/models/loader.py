@@ -1,5 +1,7 @@
 """Loading a model: its configuration, then its weights."""
 
+from collections.abc import Container
+
 import torch
 
 from baton.engine.comm import Comm, Shard, SingleComm
@@ -7,6 +9,7 @@ from baton.engine.config import EngineConfig, LoadFormat, ModelConfig, WeightFor
 from baton.engine.models.base import Model
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.families import FAMILIES, read_config
+from baton.engine.models.graphs import CudaCapture, GraphedModel
 from baton.engine.models.replay import ReplayedModel
 from baton.engine.models.scope import Scope
 from baton.engine.weights import (
@@ -29,9 +32,7 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
     if config.load_format is LoadFormat.DUMMY:
         return _ready(model, DummyWeights(), config)
     checkpoint = Checkpoint(model.folder, progress)
-    needs = declared_weights(model)
-    patterns = FAMILIES[model.family].ignored
-    checkpoint.check(needs.shapes, [pattern.format(len(model.layers)) for pattern in patterns])
+    check_weights(model, checkpoint)
     return _ready(model, checkpoint, config)
 
 
@@ -40,12 +41,28 @@ def _ready(model: ModelConfig, source: WeightSource, config: EngineConfig) -> Mo
     device = torch.device(config.device)
     kernels = select(device, model.dtype, config.kernels)
     built = build_model(model, source, device, kernels=kernels, weight_format=config.weight_format)
-    return built if kernels.native is None else ReplayedModel(built, kernels.native)
+    if kernels.native is not None:
+        return ReplayedModel(built, kernels.native)
+    if device.type == "cuda" and kernels.replayable:
+        longest = min(config.max_model_len or model.max_model_len, model.max_model_len)
+        pages = -(-longest // config.page_size)
+        return GraphedModel(built, device, config.max_running, pages, CudaCapture())
+    return built
 
 
-def declared_weights(config: ModelConfig) -> DeclaredWeights:
-    """The tensors that a model of this configuration needs. Reads and allocates nothing."""
-    declared = DeclaredWeights()
+def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> None:
+    """That the checkpoint holds what the model needs, and nothing else. Raises WeightsError."""
+    needs = declared_weights(model, checkpoint.names)
+    patterns = FAMILIES[model.family].ignored
+    checkpoint.check(needs.shapes, [pattern.format(len(model.layers)) for pattern in patterns])
+
+
+def declared_weights(config: ModelConfig, held: Container[str] = ()) -> DeclaredWeights:
+    """The tensors that a model of this configuration needs. Reads and allocates nothing.
+
+    held: names of the checkpoint that it is to be built from, which may have several spellings.
+    """
+    declared = DeclaredWeights(held)
     build_model(config, declared, torch.device("meta"))
     return declared
 

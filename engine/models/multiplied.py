@@ -19,6 +19,9 @@ class MultipliedWeights:
         self._source = source
         self._factors = factors
 
+    def holds(self, name: str) -> bool:
+        return self._source.holds(name)
+
     def tensor(self, name: str, shape: Shape) -> Tensor:
         full = self._source.tensor(name, shape)
         inside = name.partition(".layers.")[2].partition(".")[2]

@@ -40,6 +40,10 @@ class Scope:
         """The scope of the part called `name`."""
         return replace(self, prefix=f"{self.prefix}{name}.")
 
+    def holds(self, name: str) -> bool:
+        """Whether the source has a tensor of that name."""
+        return self.source.holds(self.prefix + name)
+
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """The whole of a tensor of `shape`, on every rank."""
         return self.part(name, shape, (), dtype=dtype)
@@ -74,20 +78,26 @@ class Scope:
         suffix: str,
         columns: Shape,
         dtype: torch.dtype | None = None,
+        then: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> Tensor:
         """This rank's rows of several tensors, one after another: [rows, *columns].
 
         parts: tensor name (without `suffix`) to the row blocks in it, in the order wanted.
+        then: what the layer makes of the rows of some; as many, in another order.
         """
+        then = then or {}
         if len(parts) == 1:
             ((name, blocks),) = parts.items()
-            return self.part(f"{name}.{suffix}", (sum(blocks), *columns), blocks, dtype=dtype)
+            shape = (sum(blocks), *columns)
+            return self.part(f"{name}.{suffix}", shape, blocks, dtype=dtype, then=then.get(name))
         total = sum(self.shard.part(block, name) for name in parts for block in parts[name])
         fused = torch.empty((total, *columns), dtype=dtype or self.dtype, device=self.device)
         first = 0
         for name, blocks in parts.items():
             full = self._whole(f"{name}.{suffix}", (sum(blocks), *columns))
             sharded = _divide(full, blocks, 0, self.shard, self.prefix + name)
+            if name in then and not sharded.is_meta:
+                sharded = then[name](sharded)
             fused[first : first + sharded.shape[0]] = sharded
             first += sharded.shape[0]
             self.source.release(f"{self.prefix}{name}.{suffix}")

@@ -15,6 +15,7 @@ from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.kernels.chunks import RaggedRows
 from baton.kernels.conv1d import ConvIndex
+from baton.kernels.delta_mixer import DeltaPrefill
 from baton.kernels.mamba2 import Mamba2Prefill
 
 
@@ -39,14 +40,22 @@ class PrefillRows:
     kv_lens: Tensor  # [P] int64
     kv_lens_host: tuple[int, ...]
     conv: ConvIndex | None  # where recurrent layers are convolutions alone
-    planned_mamba2: Mamba2Prefill | None  # where they have an SSM state
+    planned_mamba2: Mamba2Prefill | None  # where they are Mamba-2
+    planned_delta: DeltaPrefill | None  # where they are gated delta nets
 
     @property
     def mamba2(self) -> Mamba2Prefill:
         """What a Mamba-2 layer runs on these rows."""
         if self.planned_mamba2 is None:
-            raise InvariantError("no recurrent layer has an SSM state in the pool's layout")
+            raise InvariantError("no recurrent layer of the model's configuration is Mamba-2")
         return self.planned_mamba2
+
+    @property
+    def delta(self) -> DeltaPrefill:
+        """What a gated delta net runs on these rows."""
+        if self.planned_delta is None:
+            raise InvariantError("no recurrent layer of the model's configuration is a delta net")
+        return self.planned_delta
 
 
 @dataclass(frozen=True)
@@ -118,12 +127,13 @@ def _prefill_rows(batch: ForwardBatch) -> PrefillRows:
         write_slots=batch.write_slots[first:],
         has_initial=batch.has_initial[first:],
     )
-    mamba2 = batch.index.mamba2
+    mamba2, delta = batch.index.mamba2, batch.index.delta
     return PrefillRows(
         rows=rows,
         block_tables=batch.block_tables[first:],
         kv_lens=batch.kv_lens[first:],
         kv_lens_host=batch.host.kv_lens[first:],
         conv=batch.index.conv,
-        planned_mamba2=mamba2(rows) if mamba2 is not None else None,
+        planned_mamba2=None if mamba2 is None else mamba2(rows),
+        planned_delta=None if delta is None else delta(rows),
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from baton.engine.config import Mixer, ModelConfig
 from baton.engine.errors import ConfigError
-from baton.engine.models.decoder import Block, Decoder, Norm
+from baton.engine.models.decoder import Block, Decoder
 from baton.engine.models.family import (
     REQUIRED,
     DTypes,
@@ -26,6 +26,7 @@ from baton.engine.models.layers.attention import Attention, AttentionSizes
 from baton.engine.models.layers.linear import Adapted, WholeLinear
 from baton.engine.models.layers.mamba2 import Mamba2Fields, Mamba2Mixer, Mamba2Shape
 from baton.engine.models.layers.mlp import GatedMlp
+from baton.engine.models.layers.norm import Norm
 from baton.engine.models.layers.rope import read_rope
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step

@@ -1,7 +1,8 @@
 """Arithmetic that several kernels share.
 
-Under Triton's interpreter a product of bfloat16 blocks multiplies their bits as integers (seen in
-3.6 and 3.9), so there the operands are widened first.
+Under Triton's interpreter a product of bfloat16 blocks multiplies their bits as integers, and a
+float32 is cut to bfloat16, not rounded (seen in 3.6 and 3.9): there `dot` widens its operands and
+`narrow` rounds by hand.
 """
 
 import triton
@@ -12,11 +13,22 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def dot(a, b):
-    """a [m, k] b [k, n] -> [m, n] float32. float32 operands are not rounded to tf32."""
+    """a [m, k] b [k, n] -> [m, n] float32. A float32 operand is taken as a sum of tf32 numbers: it
+    keeps its precision, on tensor cores."""
     if INTERPRETED:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
+    return tl.dot(a, b, input_precision="tf32x3")
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """float32 x, rounded to dtype."""
+    if INTERPRETED:
+        if dtype == tl.bfloat16:
+            bits = x.to(tl.uint32, bitcast=True)
+            x = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return x.to(dtype)
 
 
 @triton.jit
@@ -26,13 +38,17 @@ def sigmoid(x):
 
 
 @triton.jit
+def log1p(x):
+    """log(1 + x) of float32 above -1, with small results as exact as large ones."""
+    u = 1.0 + x
+    # Kahan's correction: what the sum 1 + x has lost of x is lost from the logarithm alike.
+    return tl.where(u == 1.0, x, tl.log(u) * (x / tl.where(u == 1.0, 1.0, u - 1.0)))
+
+
+@triton.jit
 def softplus(x):
     """log(1 + exp(x)) of float32, with small results as exact as large ones."""
-    e = tl.exp(-tl.abs(x))
-    u = 1.0 + e
-    # Kahan's correction: what the sum 1 + e has lost of e is lost from the logarithm alike.
-    log1p = tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0)))
-    return tl.maximum(x, 0.0) + log1p
+    return tl.maximum(x, 0.0) + log1p(tl.exp(-tl.abs(x)))
 
 
 @triton.jit

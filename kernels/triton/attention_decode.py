@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.triton.arithmetic import dot, tanh
+from baton.kernels.triton.arithmetic import dot, narrow, tanh
 from baton.kernels.triton.attention_prefill import LOG2_E
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
@@ -150,7 +150,7 @@ def _attend_part(
             weights = tl.where(held[None, :], tl.exp2(scores - better[:, None]), 0.0)
             faded = tl.exp2(best - better)
             total = total * faded + tl.sum(weights, axis=1)
-            mean = mean * faded[:, None] + dot(weights.to(queries.dtype), values)
+            mean = mean * faded[:, None] + dot(narrow(weights, queries.dtype), values)
             best = better
         place = (row * heads + head) * parts + part
         stored = in_h[:, None] & in_d[None, :]

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.triton.arithmetic import dot, tanh
+from baton.kernels.triton.arithmetic import dot, narrow, tanh
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -39,14 +39,16 @@ def paged_attn_prefill(
     starts = cu_seqlens_q_host
     longest = max(end - start for start, end in pairwise(starts))
     narrow = 1 if q.dtype != torch.float32 else 4
+    if width > 128:
+        narrow = 2 * narrow
     queries = min(_QUERIES // narrow, block(longest, SMALLEST_DOT))
     _attend[(triton.cdiv(longest, queries), heads, len(starts) - 1)](
         packed(q), packed(k_pool), packed(v_pool), block_tables, cu_seqlens_q, kv_lens, out,
         scale, softcap or 0.0, window or 0, q.stride(0), k_pool.stride(0), v_pool.stride(0),
         block_tables.stride(0), heads, heads // kv_heads, page_size,
         KV_HEADS=kv_heads, WIDTH=width, BLOCK_D=block(width, SMALLEST_DOT), QUERIES=queries,
-        KEYS=_KEYS // min(narrow, 2), SOFTCAP=softcap is not None, WINDOW=window is not None,
-        num_warps=8 if queries > 64 else 4, num_stages=2,
+        KEYS=_KEYS if q.dtype != torch.float32 else _KEYS // 2, SOFTCAP=softcap is not None,
+        WINDOW=window is not None, num_warps=8 if queries > 32 else 4, num_stages=2,
     )  # fmt: skip
     return out
 
@@ -131,7 +133,7 @@ def _attend(
                 other=0.0,
             ).to(queries.dtype)
             total = total * faded + tl.sum(weights, axis=1)
-            mean = mean * faded[:, None] + dot(weights.to(queries.dtype), values)
+            mean = mean * faded[:, None] + dot(narrow(weights, queries.dtype), values)
             best = better
         mean = mean / tl.where(inside, total, 1.0)[:, None]
         target = out + (token[:, None] * heads + head) * WIDTH + d[None, :]

@@ -116,6 +116,21 @@ def _conv_update(
     tl.store(y + row * channels + channel, total, mask=inside)
 
 
+def gated_conv_step(
+    bcx: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_pool: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor | None = None,
+) -> Tensor:
+    """As baton.kernels.conv1d.gated_conv_step."""
+    before, after, x = bcx.chunk(3, dim=-1)
+    slots = (read_slots, write_slots, has_initial)
+    return after * causal_conv1d_update(before * x, weight, bias, conv_pool, *slots, silu=False)
+
+
 @dataclass(frozen=True)
 class ConvTiles:
     """Which tokens each program takes, and which windows are kept; built once a batch.

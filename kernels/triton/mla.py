@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.triton.arithmetic import dot
+from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.attention_decode import (
     LEAST_PART,
     MOST_PARTS,
@@ -128,7 +128,7 @@ def _attend_latents(
             weights = tl.where(visible[None, :], tl.exp2(scores - better[:, None]), 0.0)
             faded = tl.exp2(best - better)
             total = total * faded + tl.sum(weights, axis=1)
-            mean = mean * faded[:, None] + dot(weights.to(latents.dtype), latents)
+            mean = mean * faded[:, None] + dot(narrow(weights, latents.dtype), latents)
             best = better
         place = (each * heads + head) * parts + part
         stored = in_h[:, None] & in_r[None, :]

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.triton.arithmetic import discretise, dot
+from baton.kernels.triton.arithmetic import discretise, dot, narrow
 from baton.kernels.triton.prompt_chunks import PromptChunks
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
@@ -162,7 +162,7 @@ def _chunk_states(
             mask=inside[:, None] & in_n[None, :],
             other=0.0,
         )
-        weighted = (values.to(tl.float32) * weight[:, None]).to(values.dtype)
+        weighted = narrow(values.to(tl.float32) * weight[:, None], values.dtype)
         state += dot(tl.trans(weighted), b)
     place = ((chunk * H + head) * P + p)[:, None] * N + n[None, :]
     tl.store(states + place, state, mask=in_p[:, None] & in_n[None, :])
@@ -247,7 +247,7 @@ def _outputs(
         )
         place = ((chunk * H + head) * P + p)[None, :] * N + n[:, None]
         entry = tl.load(states + place, mask=in_p[None, :] & in_n[:, None], other=0.0)
-        out = dot(c, entry.to(c.dtype)) * tl.exp(logs)[:, None]
+        out = dot(c, narrow(entry, c.dtype)) * tl.exp(logs)[:, None]
         for first in range(start, begin + ROWS, ROWS):
             source = first + tl.arange(0, ROWS)
             in_s = source < end
@@ -266,7 +266,7 @@ def _outputs(
             decay = tl.exp(tl.minimum(logs[:, None] - source_logs[None, :], 0.0))
             seen = (token[:, None] >= source[None, :]) & in_s[None, :]
             scores = tl.where(seen, dot(c, b) * decay * size[None, :], 0.0)
-            out += dot(scores.to(values.dtype), values)
+            out += dot(narrow(scores, values.dtype), values)
         own = x + token[:, None] * x_stride + head * P + p[None, :]
         stored = inside[:, None] & in_p[None, :]
         skip = tl.load(own, mask=stored, other=0.0).to(tl.float32)

@@ -80,8 +80,58 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": USER, "top_logprobs": 3}, "top_logprobs", "needs logprobs"),
     ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "0 to 20"),
     ({"messages": USER, "logprobs": 5}, "logprobs", "valid boolean"),
-    ({"messages": USER, "tools": [{"type": "function"}]}, "tools", "not supported yet"),
-    ({"messages": USER, "response_format": {"type": "json_object"}}, "response_format", "not supp"),
+    ({"messages": USER, "tools": [{"type": "function"}]}, "tools.0.function", "required"),
+    ({"messages": USER, "tools": [{"type": "x", "function": {"name": "f"}}]}, "tools.0.type", ""),
+    (
+        {"messages": USER, "tools": [{"type": "function", "function": {"name": "f"}}]},
+        "tools",
+        "knows no calls of tools",
+    ),
+    ({"messages": USER, "tool_choice": "required"}, "tool_choice", "expected 'auto' or 'none'"),
+    ({"messages": USER, "functions": [{"name": "f"}]}, "functions", "give them as tools"),
+    (
+        {
+            "messages": USER,
+            "regex": "a",
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        },
+        "tools",
+        "one or the other",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
+        "messages",
+        "no JSON",
+    ),
+    ({"messages": USER, "response_format": {"type": "xml"}}, "response_format", "json_schema"),
+    (
+        {"messages": USER, "response_format": {"type": "json_schema"}},
+        "response_format.json_schema",
+        "expected json_schema.schema",
+    ),
+    (
+        {
+            "messages": USER,
+            "response_format": {"type": "json_schema", "json_schema": {"schema": []}},
+        },
+        "response_format.json_schema.schema",
+        "should be an object",
+    ),
+    (
+        {
+            "messages": USER,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": {"type": "objct"}},
+            },
+        },
+        "response_format",
+        "objct",
+    ),
+    ({"messages": USER, "regex": "[a-"}, "regex", "unclosed character class"),
+    ({"messages": USER, "ebnf": "root = a"}, "ebnf", "the ebnf cannot be used"),
+    ({"messages": USER, "ebnf": "a", "regex": "a"}, "ebnf", "expected one of them"),
+    ({"messages": USER, "regex": "a", "min_tokens": 2}, "min_tokens", "leave one of them out"),
     ({"messages": USER, "max_tokens": CONTEXT}, "max_tokens", "or lower max_tokens"),
     ({"messages": USER, "max_tokens": -1}, "max_tokens", "is -1; expected 0 to"),
     (

@@ -17,6 +17,7 @@ from baton.api.wire import (
     sampling_to_proto,
 )
 from baton.proto import common_pb2, inference_pb2
+from baton.text.grammar import Grammar, GrammarKind
 
 GIVEN = {
     "temperature": 0.5,
@@ -31,21 +32,23 @@ GIVEN = {
     "stop": ("a", "b"),
     "include_stop": True,
     "ignore_eos": True,
-    "min_tokens": 2,
+    "min_tokens": 0,
     "max_tokens": 9,
     "logprobs": 0,
     "prompt_logprobs_start": 0,
     "prompt_logprobs": 3,
     "logprob_token_ids": (9, 0),
+    "grammar": Grammar(GrammarKind.REGEX, "a+"),
 }
+MESSAGE = GIVEN | {"grammar": common_pb2.Grammar(kind="regex", text="a+")}
 
 
 def test_every_option_arrives_and_goes_on() -> None:
-    params = sampling_from_options(inference_pb2.SampleOptions(**GIVEN))
+    params = sampling_from_options(inference_pb2.SampleOptions(**MESSAGE))
     assert params == SamplingParams(**GIVEN)
     assert set(GIVEN) == {field.name for field in fields(SamplingParams)}
     message = sampling_to_proto(params, seed=GIVEN["seed"])
-    assert message == common_pb2.SamplingParams(**GIVEN)
+    assert message == common_pb2.SamplingParams(**MESSAGE)
 
 
 def test_options_left_out_take_the_defaults_of_the_contract() -> None:

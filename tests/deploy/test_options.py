@@ -12,7 +12,7 @@ from baton.deploy.options import cluster_options, config_from, engine_from, engi
 from baton.deploy.wiring import Wiring
 from baton.engine.config import EngineConfig
 from baton.engine.grids import Strategy
-from baton.worker.config import Role
+from baton.worker.config import Role, SendSnapshots, StateReturn
 
 
 def parse_cluster(*words: str) -> ClusterConfig:
@@ -48,6 +48,21 @@ def test_the_options_of_the_prefix_cache_reach_every_worker() -> None:
         assert engine.mamba_track_interval == 512
         assert engine.snapshots_per_prefill == 2
         assert engine.page_size == 1
+
+
+def test_what_moves_between_prefix_caches_is_told_to_every_worker() -> None:
+    plain = parse_cluster()
+    asked = parse_cluster("--state-return", "demand", "--send-snapshots", "last")
+    for config, returns, snapshots in (
+        (plain, StateReturn.OFF, SendSnapshots.OFF),
+        (asked, StateReturn.DEMAND, SendSnapshots.LAST),
+    ):
+        wiring = Wiring(config, http_port=1, grpc_port=2, threads=1)
+        for role in (Role.PREFILL, Role.DECODE):
+            worker = wiring.worker(Member(role, 0))
+            assert (worker.state_return, worker.send_snapshots) == (returns, snapshots)
+        takes_in = wiring.worker(Member(Role.PREFILL, 0)).engine.tickets > 0
+        assert takes_in is (returns is not StateReturn.OFF)
 
 
 def test_one_engine_is_described_by_the_same_options() -> None:

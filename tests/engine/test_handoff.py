@@ -18,7 +18,7 @@ from engine.engines import (
 from engine.hash_model import HashModel, expected_tokens
 
 from baton.engine.errors import RequestError, TooLargeError
-from baton.engine.events import ChunkComputed, Finished, FinishReason, PrefillHeld, Scheduled
+from baton.engine.events import ChunkComputed, Event, Finished, FinishReason, PrefillHeld, Scheduled
 from baton.engine.memory.owners import Owner
 from baton.engine.request import RequestSpec
 
@@ -70,6 +70,48 @@ def test_past_the_held_fraction_no_prompt_that_would_be_held_is_scheduled() -> N
     engine.release("r0")
     assert engine.has_work
     assert next(e for e in run(engine) if isinstance(e, PrefillHeld)) == PrefillHeld("r2")
+
+
+def test_prompts_that_are_being_read_count_as_those_that_are_held(seeded: random.Random) -> None:
+    """All of them come at once: none is held yet when the next one is looked at."""
+    engine = make_engine(max_running=8, pages=20, held_fraction=0.5, chunk=256)
+    for i in range(8):
+        engine.submit(RequestSpec(f"r{i}", random_prompt(seeded, 16, 24), greedy(5), hold=True))
+
+    def bounded(_: list[Event]) -> None:
+        assert engine.status().pages[Owner.TRANSFER] <= 10
+        assert engine.status().slots[Owner.TRANSFER] <= 4
+
+    run(engine, bounded)
+    waiting = engine.status().waiting
+    assert waiting and not engine.has_work
+
+
+def test_a_prompt_whose_destination_is_known_does_not_wait_for_one() -> None:
+    engine = make_engine(max_running=4, held_fraction=0.5, chunk=64)
+    for i in range(4):
+        engine.submit(RequestSpec(f"r{i}", (i,) * 16, greedy(5), hold=True))
+    run(engine)
+    assert engine.status().held == 2 and not engine.has_work
+    engine.destined("r0")
+    assert engine.has_work
+    run(engine)
+    assert engine.status().held == 3
+    engine.cancel("r1", "over")
+    run(engine)
+    assert engine.status().held == 3 and not engine.status().waiting
+    engine.destined("r1")  # gone: nothing
+
+
+def test_a_prompt_larger_than_that_part_of_the_pool_is_read_alone() -> None:
+    engine = make_engine(max_running=8, pages=20, held_fraction=0.3, chunk=256)
+    engine.submit(RequestSpec("large", (1,) * 120, greedy(5), hold=True))
+    engine.submit(RequestSpec("small", (2,) * 8, greedy(5), hold=True))
+    run(engine)
+    assert (engine.status().held, engine.status().waiting) == (1, 1)
+    engine.release("large")
+    run(engine)
+    assert (engine.status().held, engine.status().waiting) == (1, 0)
 
 
 def test_held_pages_count_too() -> None:

@@ -75,7 +75,9 @@ def test_a_plan_fits_its_budget_or_names_the_largest_that_does(
             plan(replace(config, max_running=int(largest) + 1), weights, model=model)
         return
     assert total(made) <= budget
-    assert made.slots == 1 + running + tickets + made.track_slots + made.snapshot_slots
+    beside = made.quarantine_slots + made.track_slots + made.snapshot_slots
+    assert made.slots == 1 + running + tickets + beside
+    assert made.quarantine_slots == -(-tickets // 2)
     assert made.track_slots == bool(model.recurrent) * (running + made.snapshots_per_prefill)
     assert made.max_model_len <= (made.pages - 1) * page
 

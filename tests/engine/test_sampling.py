@@ -1,6 +1,7 @@
 """What the sampler is handed: penalties, bans, seeds and positions, all from the ids alone."""
 
 import random
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from baton.engine.request import RequestSpec
 from baton.engine.runner import ModelRunner
 from baton.engine.sampling_params import SamplingParams
 from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.dispatch import TORCH
 from baton.kernels.host_plan import HostPlan
 
 
@@ -94,6 +96,8 @@ class Wave:
 
     config = HashModel().config
     weight_bytes = 0
+    kernels = TORCH
+    needs_cpu_seq_lens = False
 
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
@@ -112,7 +116,8 @@ def test_a_launch_reads_nothing_back(plain: bool) -> None:
     )
     sampling = SamplingParams(temperature=0.0) if plain else full
     history = ((), ()) if plain else ((1, 2, 3), (4, 4))
-    draw = Draw(2, sampling, () if plain else (1, 5), *history, False)
+    allowed = None if plain else array("q", [-1, 1 << 20])
+    draw = Draw(2, sampling, () if plain else (1, 5), *history, False, allowed)
     rows = (
         Row(1, 1, 9, (4,), False, 1, 1, (1, 2), True, draw, None),
         Row(

@@ -19,13 +19,17 @@ def make_checkpoint(spec: Spec, folder: Path) -> Path:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(source.tensor(name, tuple(parameter.shape)))
+            for end, factor in spec.scaled.items():
+                if name.endswith(end):
+                    parameter.mul_(factor)
         generator = torch.Generator().manual_seed(_SEED)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):  # zero would not show that it is used
                 buffer.normal_(0.0, 0.2, generator=generator)
         ids = torch.randint(3, spec.config["vocab_size"], (4, 64), generator=generator)
         std = model(ids, position_ids=torch.arange(64).expand(4, 64)).logits.std()
-        model.get_parameter(spec.final_norm).div_(std)
+        centre = 1.0 if spec.zero_centred else 0.0
+        model.get_parameter(spec.final_norm).add_(centre).div_(std).sub_(centre)
     model.save_pretrained(folder)
     write_tokenizer(folder, spec.config["vocab_size"])
     return folder

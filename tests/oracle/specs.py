@@ -14,6 +14,8 @@ class Spec:
     model_type: str
     config: dict[str, Any] = field(hash=False)
     final_norm: str = "model.norm.weight"  # the tensor that logits are scaled by
+    zero_centred: bool = False  # it is stored as its distance from one
+    scaled: dict[str, float] = field(default_factory=dict, hash=False)  # tensors, by their end
     dense: bool = True  # no routing: bf16 claims are made on these alone
     states: tuple[str, ...] = STATES  # those that the family has
     gain: float = 1.5  # of its matrices: less where a layer would magnify rounding
@@ -120,6 +122,57 @@ _DEEPSEEK: dict[str, Any] = {
         "mscale_all_dim": 0.7,
         "original_max_position_embeddings": 64,
     },
+}
+_QWEN3_NEXT: dict[str, Any] = {
+    **_TOKENS,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 96,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "rms_norm_eps": 1e-3,  # a head whose output is all but zero would magnify rounding
+}
+_ODD_DELTA: dict[str, Any] = {
+    "hidden_size": 60,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "attention_bias": True,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 9,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 3,
+}
+_QWEN3_EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 40,
+}
+# States that remember more than the last token: what decays are projected from is smaller.
+_SLOW = {"in_proj_a.weight": 0.2, "in_proj_ba.weight": 0.2, "f_b_proj.weight": 0.2}
+_KIMI: dict[str, Any] = {
+    **_TOKENS,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 96,
+    "linear_num_heads": 4,
+    "linear_head_dim": 16,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "rms_norm_eps": 1e-3,
 }
 
 _ALL = (
@@ -610,6 +663,78 @@ _ALL = (
         },
         dense=False,
         states=("kv",),
+    ),
+    Spec(
+        "qwen3_5_tied",
+        "qwen3_5_text",
+        {**_QWEN3_NEXT, "tie_word_embeddings": True},
+        zero_centred=True,
+        scaled=_SLOW,
+        deep=True,
+    ),
+    Spec(
+        "qwen3_5_moe",
+        "qwen3_5_moe_text",
+        {**_QWEN3_NEXT, **_QWEN3_EXPERTS, **_ODD_DELTA, "hidden_size": 56},
+        zero_centred=True,
+        scaled=_SLOW,
+        dense=False,
+    ),
+    Spec(
+        "qwen3_next_odd",
+        "qwen3_next",
+        {**_QWEN3_NEXT, **_ODD_DELTA, "num_experts": 0, "tie_word_embeddings": True},
+        zero_centred=True,
+        scaled=_SLOW,
+    ),
+    Spec(
+        "qwen3_next_moe",
+        "qwen3_next",
+        {
+            **_QWEN3_NEXT,
+            **_QWEN3_EXPERTS,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "mlp_only_layers": [0],
+        },
+        zero_centred=True,
+        scaled=_SLOW,
+        dense=False,
+    ),
+    Spec(
+        "kimi_odd",
+        "kimi_linear",
+        {
+            **_KIMI,
+            "hidden_size": 60,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "linear_num_heads": 3,
+            "linear_head_dim": 20,
+            "linear_conv_kernel_dim": 3,
+            "kv_lora_rank": 20,
+            "q_lora_rank": 16,
+            "qk_nope_head_dim": 12,
+            "mlp_layer_types": ["dense"] * 3,
+        },
+        scaled=_SLOW,
+        deep=True,
+    ),
+    Spec(
+        "kimi_moe",
+        "kimi_linear",
+        {
+            **_KIMI,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.5,
+        },
+        scaled=_SLOW,
+        dense=False,
     ),
 )
 SPECS = {spec.name: spec for spec in _ALL}

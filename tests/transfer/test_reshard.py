@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracle.specs import SPECS
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
+from baton.engine.config import Mixer, ModelConfig
 from baton.engine.errors import ConfigError
 from baton.engine.memory.layout import (
     AttentionShape,
@@ -212,6 +212,10 @@ def cuts(config: ModelConfig, layout: Layout) -> list[tuple[int, list[tuple[int,
             found.append((0, [(component.shape[0], 1)]))
         elif config.recurrent[component.layer].ssm is None:
             found.append((0, [(component.shape[0], 1)]))
+        elif Mixer.MAMBA2 not in config.mixers:  # delta nets: [q | k | v], states K x V
+            n, key_dim, value_dim = config.recurrent[component.layer].ssm or (0, 0, 0)
+            keys = (component.shape[0] - n * value_dim) // (2 * key_dim)
+            found.append((0, [(keys, key_dim), (keys, key_dim), (n, value_dim)]))
         else:
             n, head_dim, d_state = config.recurrent[component.layer].ssm or (0, 0, 0)
             g = (component.shape[0] - n * head_dim) // (2 * d_state)

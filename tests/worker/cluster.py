@@ -21,6 +21,7 @@ from baton.prefill.service import PrefillService
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.transfer.handoff import HandoffState
+from baton.transfer.local_channel import LocalHub
 from baton.worker.config import Role, WorkerConfig
 from baton.worker.convert import sampling_to_proto
 from baton.worker.runtime import WorkerRuntime
@@ -71,14 +72,32 @@ class TestWorker:
 
     __test__ = False
 
-    def __init__(self, worker_id: str, role: Role, *, lease_ms: int = 2000, **engine: Any) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        role: Role,
+        *,
+        lease_ms: int = 2000,
+        channel: str = "grpc",
+        hub: LocalHub | None = None,
+        worker: dict[str, Any] | None = None,
+        **engine: Any,
+    ) -> None:
+        """worker: other fields of WorkerConfig. engine: what `make_engine` takes."""
         self.model = engine.pop("model", None) or GatedModel()
         if role is Role.DECODE:
             engine.setdefault("tickets", 4)
         self.engine: Engine = make_engine(self.model, **engine)
-        config = WorkerConfig(worker_id, role, self.engine.config, lease_ms=lease_ms)
+        config = WorkerConfig(
+            worker_id,
+            role,
+            self.engine.config,
+            lease_ms=lease_ms,
+            channel=channel,
+            **(worker or {}),
+        )
         make_role = PrefillService if role is Role.PREFILL else DecodeService
-        self.runtime = WorkerRuntime(config, self.engine, self._keep(make_role))
+        self.runtime = WorkerRuntime(config, self.engine, self._keep(make_role), hub=hub)
         self.started: Started
         self.service: Any
         self.context: Any
@@ -219,6 +238,7 @@ class RouterClient:
         prefills: list[TestWorker],
         outputs: tuple[int, ...] = (),
         raw_sampling: common_pb2.SamplingParams | None = None,
+        state_at: common_pb2.StateAt | None = None,
     ) -> tuple[str, Answer]:
         request_id = f"{next(self._ids):032x}"
         answer = self.answers[request_id] = Answer(given=len(outputs))
@@ -228,6 +248,7 @@ class RouterClient:
             prompt_ids=prompt,
             output_ids=outputs,
             sampling=raw_sampling or sampling_to_proto(sampling),
+            state_at=state_at,
             prefills=[p if isinstance(p, common_pb2.WorkerIdentity) else p.identity
                       for p in prefills],
         )  # fmt: skip

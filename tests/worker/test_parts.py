@@ -14,6 +14,7 @@ from baton.engine.errors import RequestError, TooLargeError
 from baton.engine.events import Finished, FinishReason, TokenLogprob
 from baton.engine.sampling_params import SamplingParams
 from baton.proto import common_pb2
+from baton.text.grammar import Grammar, GrammarKind
 from baton.transfer.errors import ChecksumError, FingerprintError, TicketError
 from baton.worker.convert import (
     finished_to_proto,
@@ -32,9 +33,9 @@ def test_sampling_travels_there_and_back(seeded: random.Random) -> None:
     params = SamplingParams(
         temperature=0.5, top_k=7, top_p=0.25, min_p=0.125, repetition_penalty=1.5,
         presence_penalty=-0.5, frequency_penalty=0.75, seed=seeded.randrange(2**64),
-        stop_token_ids=(3, 9), stop=("a", "é"), include_stop=True, ignore_eos=True, min_tokens=2,
+        stop_token_ids=(3, 9), stop=("a", "é"), include_stop=True, ignore_eos=True,
         max_tokens=9, logprobs=0, prompt_logprobs_start=0, prompt_logprobs=4,
-        logprob_token_ids=(9, 0),
+        logprob_token_ids=(9, 0), grammar=Grammar(GrammarKind.REGEX, "a+"),
     )  # fmt: skip
     assert sampling_from_proto(sampling_to_proto(params)) == params
     off = SamplingParams()

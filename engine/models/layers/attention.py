@@ -2,6 +2,7 @@
 
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,9 +11,9 @@ from baton.engine.errors import ConfigError
 from baton.engine.memory.layout import AttentionShape
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, Linear, RowLinear
+from baton.engine.models.layers.norm import norm_weight
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
-from baton.kernels.attention import paged_attn_prefill
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class AttentionSizes:
     scale: float  # factor on the scores
     bias: bool
     norm_eps: float | None = None  # of a norm over each head of q and k; None: there is none
+    zero_centred: bool = False  # that norm's weight is stored as its distance from one
+    gated: bool = False  # q_proj makes two vectors a head: the query, and a gate of the output
     input: int | None = None  # channels that q, k and v are made of; None: those of `hidden`
 
     @property
@@ -71,7 +74,8 @@ _COMMON_NAMES = AttentionNames()
 
 
 class Attention:
-    """o_proj(attention(q, k, v)), with q, k and v projected as one."""
+    """o_proj(attention(q, k, v)), with q, k and v projected as one; in some models
+    o_proj(attention(q, k, v) * sigmoid(gate)), with the gate before them."""
 
     def __init__(
         self,
@@ -94,15 +98,18 @@ class Attention:
         self.heads = scope.shard.part(sizes.heads, "attention heads")
         self.kv_heads = scope.shard.part(sizes.kv_heads, "KV heads")
         q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-        qkv = {"q_proj": (q,), "k_proj": (kv,), "v_proj": (kv,)}
-        self.qkv: Linear = ColumnLinear(scope, qkv, sizes.input or sizes.hidden, sizes.bias)
+        self.gates = self.heads if sizes.gated else 0
+        qkv = {"q_proj": (2 * q if sizes.gated else q,), "k_proj": (kv,), "v_proj": (kv,)}
+        then = {"q_proj": partial(_gates_first, sizes.head_dim)} if sizes.gated else None
+        width = sizes.input or sizes.hidden
+        self.qkv: Linear = ColumnLinear(scope, qkv, width, sizes.bias, then)
         self.out = RowLinear(scope, names.out, sizes.hidden, q, sizes.bias)
         self.norm_eps = sizes.norm_eps
         if sizes.norm_eps is not None:
             norms = ((names.q_norm, self.heads), (names.k_norm, self.kv_heads))
             self.head_norms = torch.cat(  # [heads + KV heads, head_dim] float32
                 [
-                    scope.tensor(f"{name}.weight", self.head_dim, dtype=torch.float32).expand(n, -1)
+                    norm_weight(scope, name, self.head_dim, sizes.zero_centred).expand(n, -1)
                     for name, n in norms
                 ]
             )
@@ -114,7 +121,8 @@ class Attention:
         return other
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        heads = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        gate, qkv = heads[:, : self.gates], heads[:, self.gates :]
         turned = self.heads + self.kv_heads  # q and k are rotated alike, so in one call
         qk, v = qkv[:, :turned], qkv[:, turned:]
         if self.norm_eps is not None:
@@ -142,7 +150,7 @@ class Attention:
         if step.prefill is not None:
             ragged = step.prefill
             parts.append(
-                paged_attn_prefill(
+                self.kernels.paged_attn_prefill(
                     q[step.decode_tokens :].contiguous(),
                     k_pool,
                     v_pool,
@@ -154,5 +162,13 @@ class Attention:
                     self.scale,
                 )
             )
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self.out(attended.flatten(1))
+        attended = (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
+        if self.gates:
+            attended = self.kernels.sigmoid_gated(attended, gate.flatten(1))
+        return self.out(attended)
+
+
+def _gates_first(head_dim: int, rows: Tensor) -> Tensor:
+    """Rows [head x (query | gate)] to [gates | queries]."""
+    pairs = rows.view(-1, 2, head_dim, *rows.shape[1:])
+    return pairs.transpose(0, 1).flip(0).reshape(rows.shape)

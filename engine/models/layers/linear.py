@@ -1,6 +1,6 @@
 """Linear layers, and how tensor-parallel ranks divide them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Protocol
 
@@ -31,11 +31,15 @@ class ColumnLinear:
         parts: Mapping[str, Sequence[int]],
         columns: int,
         bias: bool = False,
+        then: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> None:
-        """parts: projections that are computed as one, each with its row blocks in order."""
+        """parts: projections that are computed as one, each with its row blocks in order.
+
+        then: for some of them, the rows in the order that the layer wants, from this rank's.
+        """
         self.kernels = scope.kernels
-        self.weight = scope.matrix(scope.rows(parts, "weight", (columns,)))
-        self.bias = scope.rows(parts, "bias", (), torch.float32) if bias else None
+        self.weight = scope.matrix(scope.rows(parts, "weight", (columns,), then=then))
+        self.bias = scope.rows(parts, "bias", (), torch.float32, then) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, columns] -> [T, this rank's rows]"""

@@ -5,7 +5,7 @@ from copy import copy
 
 from torch import Tensor
 
-from baton.engine.models.layers.linear import ColumnLinear, Linear, RowLinear
+from baton.engine.models.layers.linear import ColumnLinear, Linear, RowLinear, WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
 
@@ -37,6 +37,19 @@ class GatedMlp:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         return self.down(self.gated(self.gate_up(x)))
+
+
+class PartMlp:
+    """mlp(x) * sigmoid(gate(x)): each token takes as much of it as its gate says."""
+
+    def __init__(self, scope: Scope, hidden: int, gate: str, mlp: GatedMlp) -> None:
+        """gate: the name of the projection to one channel."""
+        self.kernels = scope.kernels
+        self.gate = WholeLinear(scope, gate, 1, hidden)
+        self.mlp = mlp
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        return self.kernels.sigmoid_gated(self.mlp(x, step), self.gate(x))
 
 
 class Relu2Mlp:

@@ -96,8 +96,11 @@ class SoftmaxRouter:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [T, hidden] -> weights [T, top_k] float32, experts [T, top_k] int64"""
         choice = self.choice
+        logits = self.kernels.linear(x.float(), self.weight, None)
+        if choice.normalised and choice.groups == 1 and choice.factor == 1.0:
+            return self.kernels.route_softmax_topk(logits, choice.top_k)  # comes to the same
         return route_softmax_grouped(
-            self.kernels.linear(x.float(), self.weight, None),
+            logits,
             choice.top_k,
             choice.groups,
             choice.top_groups,
@@ -145,7 +148,8 @@ _COMMON_NAMES = ExpertNames()
 
 
 class RoutedSwiglu:
-    """Experts that are gated like GatedMlp, each matrix a tensor of its own in the checkpoint.
+    """Experts that are gated like GatedMlp. In the checkpoint each matrix is a tensor of its own,
+    or all experts' are one: [experts, 2 * intermediate, hidden], gate first.
 
     Ranks divide every expert's intermediate channels, so each computes all experts in part.
     """
@@ -163,13 +167,20 @@ class RoutedSwiglu:
         self.comm = scope.comm
         self.kernels = scope.kernels
         self.router = router
-        gate_up = [
-            [f"experts.{expert}.{name}.weight" for name in (names.gate, names.up)]
-            for expert in experts
-        ]
-        down = [[f"experts.{expert}.{names.down}.weight"] for expert in experts]
-        self.gate_up = scope.matrix(scope.stack(gate_up, (intermediate, hidden), inner))
-        self.down = scope.matrix(scope.stack(down, (hidden, intermediate), inner, dim=1))
+        if scope.holds("experts.gate_up_proj"):
+            count, halves = len(experts), (intermediate, intermediate)
+            in_shape, out_shape = (count, 2 * intermediate, hidden), (count, hidden, intermediate)
+            gate_up = scope.part("experts.gate_up_proj", in_shape, halves, dim=1)
+            down = scope.part("experts.down_proj", out_shape, inner, dim=2)
+        else:
+            pairs = [
+                [f"experts.{expert}.{name}.weight" for name in (names.gate, names.up)]
+                for expert in experts
+            ]
+            singles = [[f"experts.{expert}.{names.down}.weight"] for expert in experts]
+            gate_up = scope.stack(pairs, (intermediate, hidden), inner)
+            down = scope.stack(singles, (hidden, intermediate), inner, dim=1)
+        self.gate_up, self.down = scope.matrix(gate_up), scope.matrix(down)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         weights, experts = self.router(x)

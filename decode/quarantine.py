@@ -1,0 +1,146 @@
+"""Memory of hand-offs that are over, whose writer is not proved quiet.
+
+One proof of three ends it: the writer's word that nothing of it is under way (`Drained`); the death
+of that process, by the kernel's word; or, where the writer needs this side to write, the teardown
+of its connection. A missed heartbeat proves nothing: a process that was stopped goes on where it
+was, in the middle of a copy (seen with UCX's kernel copies, after its peer's agent was destroyed).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.decode.grants import Grants
+from baton.engine.request import Reservation
+from baton.proto import common_pb2, handoff_pb2
+from baton.transfer.handoff import Handoff, HandoffState
+from baton.transfer.tickets import Ticket
+from baton.worker.context import WorkerContext
+from baton.worker.host_process import has_died
+
+LOOK_S = 0.05
+"""Between two looks at the processes that memory is kept from, while there are any."""
+ASK_S = 0.5
+"""Between two attempts to reach them."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who may still write."""
+
+    peer: common_pb2.WorkerIdentity
+    process: common_pb2.HostProcess
+
+    @property
+    def life(self) -> tuple[str, int]:
+        return self.peer.worker_id, self.peer.incarnation
+
+
+@dataclass(frozen=True)
+class Held:
+    """One hand-off's memory. `end` is what becomes of the hand-off with the proof."""
+
+    writer: Writer
+    ticket: Ticket
+    reservation: Reservation
+    handoff: Handoff
+    end: HandoffState
+
+    @property
+    def question(self) -> handoff_pb2.CancelPrefill:
+        """Asks the writer, by a later stream, whether it is done; it answers with Drained."""
+        return handoff_pb2.CancelPrefill(
+            request_id=self.ticket.request_id,
+            attempt=self.ticket.attempt,
+            reason="is anything of it still under way?",
+            ticket_id=self.ticket.ticket_id,
+            generation=self.ticket.generation,
+        )
+
+
+class Quarantine:
+    """Everything happens on the asyncio thread."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        grants: Grants,
+        reach: Callable[[common_pb2.WorkerIdentity], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """reach: sees to it that a stream joins this rank to a peer; what is to be asked of it is
+        in `questions`."""
+        self._context = context
+        self._clock = clock
+        self._reach = reach
+        self._grants = grants
+        self._held: dict[int, Held] = {}  # by generation, which no two tickets share
+        self._since_s: dict[int, float] = {}
+        self._filled = asyncio.Event()
+
+    def hold(self, held: Held, reason: str) -> None:
+        """The hand-off is over for everyone but its memory."""
+        held.handoff.move(HandoffState.QUARANTINED, reason)
+        reservation = held.reservation
+        self._context.port.post(lambda engine: engine.quarantine(reservation), "quarantine")
+        self._held[held.ticket.generation] = held
+        self._since_s[held.ticket.generation] = self._clock()
+        self._filled.set()
+
+    def drained(self, ticket_id: int, generation: int) -> None:
+        """The first proof. Of a ticket that is not held here: nothing."""
+        held = self._held.get(generation)
+        if held is not None and held.ticket.ticket_id == ticket_id:
+            self._release(held, "its writer has drained")
+
+    def torn_down(self, writer: Writer) -> None:
+        """The third proof: this writer needs our side, which is gone."""
+        self._release_all(lambda held: held.writer == writer, "its connection is torn down")
+
+    def questions(self, peer: common_pb2.WorkerIdentity) -> list[handoff_pb2.CancelPrefill]:
+        """To ask of a peer that has come back."""
+        life = (peer.worker_id, peer.incarnation)
+        return [held.question for held in self._held.values() if held.writer.life == life]
+
+    def refusal(self, peer: common_pb2.WorkerIdentity) -> str | None:
+        """Why nothing more is asked of this peer: it keeps too much memory from us."""
+        most = self._context.engine.plan.quarantine_slots
+        life = (peer.worker_id, peer.incarnation)
+        theirs = [number for number, held in self._held.items() if held.writer.life == life]
+        since = [self._since_s[number] for number in theirs]
+        if len(since) < most or self._clock() - min(since) < self._context.lease_s:
+            return None  # a drain takes a moment: that many cancels at once are no reason
+        return (
+            f"prefill worker {peer.worker_id} is not asked: it may still write under {len(since)} "
+            f"tickets that are over, at most {most} for longer than {self._context.lease_s:g} s; "
+            "resume or end its process"
+        )
+
+    async def run(self) -> None:
+        """Looks for the second proof, and asks for the first where a stream was lost. Until
+        cancelled."""
+        ours, asked_s = self._context.hello.process, self._clock()
+        while True:
+            await self._filled.wait()
+            await asyncio.sleep(LOOK_S)  # most end by a drain before anyone has looked
+            self._release_all(
+                lambda held: has_died(ours, held.writer.process), "its writer's process has died"
+            )
+            if self._clock() - asked_s > ASK_S:
+                asked_s = self._clock()
+                peers = {held.writer.life: held.writer.peer for held in self._held.values()}
+                for peer in peers.values():
+                    self._reach(peer)
+            if not self._held:
+                self._filled.clear()
+
+    def _release_all(self, proved: Callable[[Held], bool], proof: str) -> None:
+        for held in [held for held in self._held.values() if proved(held)]:
+            self._release(held, proof)
+
+    def _release(self, held: Held, proof: str) -> None:
+        del self._held[held.ticket.generation], self._since_s[held.ticket.generation]
+        self._grants.give_back(held.reservation)
+        held.handoff.move(held.end, proof)
+        self._context.handoffs.close(held.handoff)

@@ -1,0 +1,161 @@
+"""The gated delta net (Yang et al., 2024, arXiv:2412.06464), as Qwen3-Next and Qwen3.5 have it."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from baton.engine.errors import ConfigError
+from baton.engine.memory.layout import RecurrentShape
+from baton.engine.memory.shards import SubBlock
+from baton.engine.models.fields import Fields
+from baton.engine.models.layers.linear import ColumnLinear, RowLinear
+from baton.engine.models.scope import Scope
+from baton.engine.models.step import Step
+from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
+from baton.kernels.dispatch import Kernels
+
+
+@dataclass(frozen=True)
+class DeltaShape:
+    """The sizes of one mixer. Set by the family's config reader."""
+
+    hidden: int
+    key_heads: int  # of queries and of keys
+    heads: int  # of values; head h uses the query and key of head h // (heads // key_heads)
+    key_dim: int
+    value_dim: int
+    width: int  # taps of the convolution
+    norm_eps: float
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.heads * self.value_dim
+
+    @property
+    def conv_blocks(self) -> tuple[int, int, int]:
+        """Channels of queries, keys and values, which the convolution sees as one."""
+        return (self.keys, self.keys, self.values)
+
+    @property
+    def state(self) -> RecurrentShape:
+        """Key channels before value channels, as in transformers."""
+        return RecurrentShape(
+            conv=(sum(self.conv_blocks), self.width - 1),
+            ssm=(self.heads, self.key_dim, self.value_dim),
+            fused=(
+                SubBlock("query heads", self.key_heads, self.key_dim),
+                SubBlock("key heads", self.key_heads, self.key_dim),
+                SubBlock("value heads", self.heads, self.value_dim),
+            ),
+        )
+
+    @staticmethod
+    def read(fields: Fields, hidden: int, norm_eps: float) -> "DeltaShape":
+        """From the fields that the Qwen families share."""
+        key_heads = fields.integer("linear_num_key_heads")
+        heads = fields.integer("linear_num_value_heads")
+        if heads % key_heads:
+            raise ConfigError(
+                f"{fields.where}: linear_num_value_heads ({heads}) should be a multiple of "
+                f"linear_num_key_heads ({key_heads})"
+            )
+        return DeltaShape(
+            hidden=hidden,
+            key_heads=key_heads,
+            heads=heads,
+            key_dim=fields.integer("linear_key_head_dim"),
+            value_dim=fields.integer("linear_value_head_dim"),
+            width=fields.integer("linear_conv_kernel_dim", 4, minimum=2),
+            norm_eps=norm_eps,
+        )
+
+
+class GatedDeltaNet:
+    """in_proj -> [q | k | v | z | b | a]; conv over [q k v]; the rule; norm(o) * silu(z) a head."""
+
+    def __init__(self, scope: Scope, shape: DeltaShape, index: int, interleaved: bool) -> None:
+        """index: which of the model's recurrent layers this is (its place in a state slot).
+
+        interleaved: the checkpoint has two projections whose rows go by key head, not four.
+        """
+        self.index = index
+        self.kernels = scope.kernels
+        keys, values, heads = shape.keys, shape.values, shape.heads
+        if interleaved:
+            rows = {"in_proj_qkvz": (2 * keys + 2 * values,), "in_proj_ba": (2 * heads,)}
+            each = heads // shape.key_heads
+            own_values = each * shape.value_dim
+            head = [shape.key_dim, shape.key_dim, own_values, own_values]
+            then = {
+                "in_proj_qkvz": partial(_by_kind, head),
+                "in_proj_ba": partial(_by_kind, [each, each]),
+            }
+            self.in_proj = ColumnLinear(scope, rows, shape.hidden, then=then)
+        else:
+            parts = {
+                "in_proj_qkv": (keys, keys, values),
+                "in_proj_z": (values,),
+                "in_proj_b": (heads,),
+                "in_proj_a": (heads,),
+            }
+            self.in_proj = ColumnLinear(scope, parts, shape.hidden)
+        own = scope.shard.part
+        self.widths = [
+            2 * own(keys, "key heads") + own(values, "value heads"),
+            own(values, "value heads"),
+            own(heads, "value heads"),
+            own(heads, "value heads"),
+        ]
+        taps = (sum(shape.conv_blocks), 1, shape.width)
+        conv = scope.part("conv1d.weight", taps, shape.conv_blocks, dtype=torch.float32)
+        self.weights = DeltaWeights(
+            conv_weight=conv.squeeze(1),
+            A=scope.part("A_log", (heads,), (heads,), dtype=torch.float32, then=decay_rate),
+            dt_bias=scope.part("dt_bias", (heads,), (heads,), dtype=torch.float32),
+            norm_weight=scope.tensor("norm.weight", shape.value_dim, dtype=torch.float32),
+            key_heads=own(shape.key_heads, "key heads"),
+            key_dim=shape.key_dim,
+            eps=shape.norm_eps,
+            silu_gate=True,
+        )
+        self.out_proj = RowLinear(scope, "out_proj", shape.hidden, values)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        inputs = DeltaInputs(*torch.split(self.in_proj(x), self.widths, dim=-1))
+        return self.out_proj(mix(self.kernels, self.weights, inputs, step, self.index))
+
+
+def _by_kind(sizes: list[int], rows: Tensor) -> Tensor:
+    """Rows that go by key head, each with `sizes` of several kinds, to rows that go by kind."""
+    grouped = rows.view(-1, sum(sizes), *rows.shape[1:])
+    return torch.cat([part.flatten(0, 1) for part in torch.split(grouped, sizes, dim=1)])
+
+
+def mix(
+    kernels: Kernels, weights: DeltaWeights, inputs: DeltaInputs, step: Step, index: int
+) -> Tensor:
+    """All rows of a step through recurrent layer `index`: [T, heads x value_dim]."""
+    conv_pool, state_pool = step.states.conv[index], step.ssm(index)
+    done = step.decode_tokens
+    parts = []
+    if step.decode is not None:
+        rows = step.decode
+        slots = (rows.read_slots, rows.write_slots, rows.has_initial)
+        first = inputs.tokens(slice(done))
+        parts.append(kernels.gated_delta_step(weights, first, conv_pool, state_pool, *slots))
+    if step.prefill is not None:
+        rest = inputs.tokens(slice(done, None))
+        parts.append(step.prefill.delta(weights, rest, conv_pool, state_pool))
+    step.state_written(index)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def decay_rate(a_log: Tensor) -> Tensor:
+    """A from its logarithm, of one head each: [heads] float32, negative."""
+    return a_log.flatten().exp().neg()

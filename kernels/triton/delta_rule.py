@@ -1,0 +1,501 @@
+"""The gated delta rule over prompts on a GPU; see baton.kernels.gated_delta.
+
+Six launches: cumulative logarithms of the decays; the decayed products of queries and keys with
+keys; the inverses of the triangular systems, one a chunk and head; what they make of the values and
+keys; the states passed from chunk to chunk, with the corrections that they make; the outputs.
+Products of bfloat16 inputs are taken in bfloat16 and summed in float32; states, decays and inverses
+are float32.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.kernels.gated_delta import CHUNK
+from baton.kernels.triton.arithmetic import dot, narrow, sigmoid, softplus
+from baton.kernels.triton.delta_update import unit
+from baton.kernels.triton.prompt_chunks import PromptChunks
+from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
+
+# Rows of a triangular system that are solved one after another: four blocks of them are a chunk.
+SOLVED = tl.constexpr(16)
+_CHANNELS = 32  # whose decays one program sums
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What the launches hand on. T tokens, Hv heads; all of what follows is written once.
+
+    logs:        [T, Hv, K or 1] float32, from the chunk's start
+    rates:       [T, Hv] float32
+    values:      [T, Hv, V], the corrections, had the chunk begun from nothing; then as they are
+    keys:        [T, Hv, K], what they lose for each unit of the entering state
+    scores:      [2, chunks, Hv, CHUNK, CHUNK] float32, of queries and keys with keys
+    inverses:    [chunks, Hv, CHUNK, CHUNK], with the rates of their columns
+    entries:     [chunks, Hv, K, V], the states that enter the chunks
+    """
+
+    logs: Tensor
+    rates: Tensor
+    values: Tensor
+    keys: Tensor
+    scores: Tensor
+    inverses: Tensor
+    entries: Tensor
+
+
+def gated_delta_prompts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    pool: Tensor,
+    chunks: PromptChunks,
+    decay: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """baton.kernels.gated_delta.gated_delta_prefill, with the batch's rows, chunks of CHUNK tokens
+    and snapshots in `chunks`.
+
+    decay: as in baton.kernels.triton.delta_update.gated_delta_update
+    """
+    tokens, heads, V = v.shape
+    key_heads, K = k.shape[1:]
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    channels = g.numel() != beta.numel()
+    terms = _Terms(
+        logs=v.new_empty((tokens, heads, K if channels else 1), dtype=torch.float32),
+        rates=v.new_empty((tokens, heads), dtype=torch.float32),
+        values=v.new_empty((tokens, heads, V)),
+        keys=v.new_empty((tokens, heads, K)),
+        scores=v.new_empty((2, chunks.count, heads, CHUNK, CHUNK), dtype=torch.float32),
+        inverses=v.new_empty((chunks.count, heads, CHUNK, CHUNK)),
+        entries=v.new_empty((chunks.count, heads, K, V)),
+    )
+    A, dt_bias = decay if decay is not None else (None, None)
+    BLOCK_K, BLOCK_V = block(K, SMALLEST_DOT), block(V, SMALLEST_DOT)
+    columns = min(32, BLOCK_V)
+    per_key_head = heads // key_heads
+    widths = {"K": K, "V": V, "BLOCK_K": BLOCK_K, "CHUNK": CHUNK}
+    grid = (heads, chunks.count)
+    q, k, v = packed(q), packed(k), packed(v)
+    if tokens:
+        part = min(_CHANNELS, BLOCK_K) if channels else 1
+        _accumulate[(triton.cdiv(K, part) if channels else 1, *grid)](
+            packed(g), packed(beta), A, dt_bias, terms.logs, terms.rates, chunks.starts,
+            g.stride(0), beta.stride(0), heads, K if channels else 1,
+            CHUNK=CHUNK, BLOCK=part, num_warps=4,
+        )  # fmt: skip
+        keys = (q, k, terms.logs, terms.scores, chunks.starts, q.stride(0), k.stride(0), heads)
+        rest = (per_key_head, chunks.count, K, K**-0.5)
+        if channels:
+            _channel_scores[(CHUNK // SOLVED.value, *grid)](
+                *keys, *rest, BLOCK_K=BLOCK_K, CHUNK=CHUNK, num_warps=8
+            )
+        else:
+            _scores[grid](*keys, *rest, BLOCK_K=BLOCK_K, CHUNK=CHUNK, num_warps=4)
+        _invert[grid](
+            terms.scores[1], terms.rates, terms.inverses, chunks.starts, heads,
+            CHUNK=CHUNK, num_warps=1,
+        )  # fmt: skip
+        _correct[grid](
+            k, v, terms.logs, terms.inverses, terms.values, terms.keys, chunks.starts,
+            k.stride(0), v.stride(0), heads, per_key_head,
+            BLOCK_V=BLOCK_V, CHANNELS=channels, **widths, num_warps=4, num_stages=1,
+        )  # fmt: skip
+    _pass_states[(triton.cdiv(V, columns), heads, chunks.read_slots.shape[0])](
+        k, terms.logs, terms.values, terms.keys, terms.entries, packed(pool), chunks.starts,
+        chunks.row_chunks, chunks.slots, chunks.read_slots, chunks.write_slots, chunks.has_initial,
+        k.stride(0), pool.stride(0), heads, per_key_head,
+        BLOCK_V=columns, CHANNELS=channels, **widths, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    if tokens:
+        columns = min(64, BLOCK_V)
+        _outputs[(triton.cdiv(V, columns), *grid)](
+            q, terms.logs, terms.values, terms.entries, terms.scores[0], out, chunks.starts,
+            q.stride(0), heads, per_key_head, K**-0.5,
+            BLOCK_V=columns, CHANNELS=channels, **widths, num_warps=4, num_stages=1,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _accumulate(
+    g,
+    beta,
+    A,
+    dt_bias,
+    logs,
+    rates,
+    starts,
+    g_stride,
+    beta_stride,
+    heads,
+    width,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Some channels of one head of one chunk: cumulative log decays, and the corrections' rates."""
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    head = tl.program_id(1)
+    chunk = tl.program_id(2)
+    token = tl.load(starts + chunk) + tl.arange(0, CHUNK)
+    inside = token < tl.load(starts + chunk + 1)
+    in_block = inside[:, None] & (c < width)[None, :]
+    log = tl.load(g + token[:, None] * g_stride + head * width + c[None, :], mask=in_block, other=0)
+    log = log.to(tl.float32)
+    rate = tl.load(beta + token * beta_stride + head, mask=inside, other=0).to(tl.float32)
+    if A is not None:
+        log += tl.load(dt_bias + head * width + c, mask=c < width, other=0)[None, :]
+        log = tl.load(A + head) * softplus(log)
+        rate = sigmoid(rate)
+    # Summed in float64: a long sum of logarithms would lose the small ones.
+    summed = tl.cumsum(tl.where(in_block, log, 0.0).to(tl.float64), axis=0).to(tl.float32)
+    place = (token * heads + head)[:, None] * width + c[None, :]
+    tl.store(logs + place, summed, mask=in_block)
+    if tl.program_id(0) == 0:
+        tl.store(rates + token * heads + head, rate, mask=inside)
+
+
+@triton.jit
+def _unit_rows(x, token, stride, head, inside, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """[tokens, BLOCK_K] float32: rows of [T, heads, K] at unit length; zeros where not inside."""
+    c = tl.arange(0, BLOCK_K)
+    mask = inside[:, None] & (c < K)[None, :]
+    rows = tl.load(x + token[:, None] * stride + head * K + c[None, :], mask=mask, other=0.0)
+    return unit(rows.to(tl.float32), 1)
+
+
+@triton.jit
+def _scores(
+    q,
+    k,
+    logs,
+    scores,
+    starts,
+    q_stride,
+    k_stride,
+    heads,
+    per_key_head,
+    count,
+    K: tl.constexpr,
+    scale,
+    BLOCK_K: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """One chunk's scores of one head that has one decay: products, then decays."""
+    head = tl.program_id(0)
+    chunk = tl.program_id(1).to(tl.int64)
+    j = tl.arange(0, CHUNK)
+    token = tl.load(starts + chunk) + j
+    inside = token < tl.load(starts + chunk + 1)
+    log = tl.load(logs + token * heads + head, mask=inside, other=0.0)
+    decay = tl.exp(tl.minimum(log[:, None] - log[None, :], 0.0))
+    dtype = k.dtype.element_ty
+    key_head = head // per_key_head
+    keys = narrow(_unit_rows(k, token, k_stride, key_head, inside, K, BLOCK_K), dtype)
+    place = (chunk * heads + head) * CHUNK * CHUNK + j[:, None] * CHUNK + j[None, :]
+    below = count.to(tl.int64) * heads * CHUNK * CHUNK
+    tl.store(scores + below + place, dot(keys, tl.trans(keys)) * decay, mask=inside[:, None])
+    queries = _unit_rows(q, token, q_stride, key_head, inside, K, BLOCK_K) * scale
+    products = dot(narrow(queries, dtype), tl.trans(keys)) * decay
+    tl.store(scores + place, products, mask=inside[:, None])
+
+
+@triton.jit
+def _channel_scores(
+    q,
+    k,
+    logs,
+    scores,
+    starts,
+    q_stride,
+    k_stride,
+    heads,
+    per_key_head,
+    count,
+    K: tl.constexpr,
+    scale,
+    BLOCK_K: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """SOLVED rows of one chunk's scores of one head, where every key channel has its own decay.
+
+    With the keys before these rows, both sides are decayed to the first of them: neither factor can
+    overflow. Among themselves they are taken pair by pair.
+    """
+    head = tl.program_id(1)
+    chunk = tl.program_id(2).to(tl.int64)
+    start, end = tl.load(starts + chunk), tl.load(starts + chunk + 1)
+    begin = start + tl.program_id(0) * SOLVED
+    if begin < end:
+        r, c, j = tl.arange(0, SOLVED), tl.arange(0, BLOCK_K), tl.arange(0, CHUNK)
+        in_k = c < K
+        token, source = begin + r, start + j
+        inside, before = token < end, source < begin
+        key_head = head // per_key_head
+        own_k = _unit_rows(k, token, k_stride, key_head, inside, K, BLOCK_K)
+        own_q = _unit_rows(q, token, q_stride, key_head, inside, K, BLOCK_K) * scale
+        all_k = _unit_rows(k, source, k_stride, key_head, before, K, BLOCK_K)
+        at = logs + (token * heads + head)[:, None] * K + c[None, :]
+        own_logs = tl.load(at, mask=inside[:, None] & in_k[None, :], other=0.0)
+        first = tl.load(logs + (begin * heads + head) * K + c, mask=in_k, other=0.0)
+        at = logs + (source * heads + head)[:, None] * K + c[None, :]
+        all_logs = tl.load(at, mask=before[:, None] & in_k[None, :], other=0.0)
+        since = tl.exp(tl.minimum(own_logs - first[None, :], 0.0))
+        until = all_k * tl.exp(tl.minimum(first[None, :] - all_logs, 0.0))
+        until = tl.trans(tl.where(before[:, None], until, 0.0))
+        q_scores, k_scores = dot(own_q * since, until), dot(own_k * since, until)
+        for other in range(SOLVED):
+            one = begin + other
+            if one < end:
+                key = tl.load(k + one * k_stride + key_head * K + c, mask=in_k, other=0.0)
+                key = unit(key.to(tl.float32), 0)
+                log = tl.load(logs + (one * heads + head) * K + c, mask=in_k, other=0.0)
+                decayed = key[None, :] * tl.exp(tl.minimum(own_logs - log[None, :], 0.0))
+                here = (source == one)[None, :]
+                q_scores += tl.where(here, tl.sum(own_q * decayed, axis=1)[:, None], 0.0)
+                k_scores += tl.where(here, tl.sum(own_k * decayed, axis=1)[:, None], 0.0)
+        place = (chunk * heads + head) * CHUNK * CHUNK
+        place += (token - start)[:, None] * CHUNK + j[None, :]
+        tl.store(scores + place, q_scores, mask=inside[:, None])
+        scores += count.to(tl.int64) * heads * CHUNK * CHUNK
+        tl.store(scores + place, k_scores, mask=inside[:, None])
+
+
+@triton.jit
+def _block_of(scores, rates, row, column, left, heads, CHUNK: tl.constexpr):
+    """[SOLVED, SOLVED] of the system, wholly below its diagonal: row and column count blocks."""
+    i = row * SOLVED + tl.arange(0, SOLVED)
+    j = column * SOLVED + tl.arange(0, SOLVED)
+    seen = (i < left)[:, None]
+    own = tl.load(scores + i[:, None] * CHUNK + j[None, :], mask=seen, other=0.0)
+    return own * tl.load(rates + i * heads, mask=i < left, other=0.0)[:, None]
+
+
+@triton.jit
+def _one_block(blocks, which):
+    """[SOLVED, SOLVED] of [4, SOLVED, SOLVED]."""
+    return tl.sum(tl.where((tl.arange(0, 4) == which)[:, None, None], blocks, 0.0), axis=0)
+
+
+@triton.jit
+def _keep_block(inverse, block, rates, row, column, left, heads, CHUNK: tl.constexpr):
+    """Store a block, its columns times the rates."""
+    i = row * SOLVED + tl.arange(0, SOLVED)
+    j = column * SOLVED + tl.arange(0, SOLVED)
+    scaled = block * tl.load(rates + j * heads, mask=j < left, other=0.0)[None, :]
+    scaled = narrow(scaled, inverse.dtype.element_ty)
+    tl.store(inverse + i[:, None] * CHUNK + j[None, :], scaled)
+
+
+@triton.jit
+def _invert(scores, rates, inverses, starts, heads, CHUNK: tl.constexpr):
+    """(I + L)^-1 diag(rates) of one chunk of one head, L its scores of keys below the diagonal.
+
+    The four blocks D on the diagonal row by row, all at once; those below by block substitution.
+    """
+    tl.static_assert(CHUNK == 4 * SOLVED)
+    head = tl.program_id(0)
+    chunk = tl.program_id(1).to(tl.int64)
+    start = tl.load(starts + chunk)
+    left = tl.load(starts + chunk + 1) - start
+    at = (chunk * heads + head) * CHUNK * CHUNK
+    scores += at
+    inverse = inverses + at
+    rates += start * heads + head
+    b, r = tl.arange(0, 4), tl.arange(0, SOLVED)
+    i = (b[:, None] * SOLVED + r[None, :])[:, :, None]
+    j = (b[:, None] * SOLVED + r[None, :])[:, None, :]
+    diagonal = tl.load(scores + i * CHUNK + j, mask=(i > j) & (i < left), other=0.0)
+    diagonal *= tl.load(rates + i * heads, mask=i < left, other=0.0)
+    solved = tl.where((r[:, None] == r[None, :])[None, :, :], 1.0, tl.zeros_like(diagonal))
+    for row in range(1, SOLVED):
+        here = (r == row)[None, :, None]
+        weights = tl.sum(tl.where(here, diagonal, 0.0), axis=1)
+        known = tl.sum(weights[:, :, None] * solved, axis=1)
+        solved = tl.where(here, solved - known[:, None, :], solved)
+    d0, d1 = _one_block(solved, 0), _one_block(solved, 1)
+    d2, d3 = _one_block(solved, 2), _one_block(solved, 3)
+    a10 = _block_of(scores, rates, 1, 0, left, heads, CHUNK)
+    a20 = _block_of(scores, rates, 2, 0, left, heads, CHUNK)
+    a21 = _block_of(scores, rates, 2, 1, left, heads, CHUNK)
+    a30 = _block_of(scores, rates, 3, 0, left, heads, CHUNK)
+    a31 = _block_of(scores, rates, 3, 1, left, heads, CHUNK)
+    a32 = _block_of(scores, rates, 3, 2, left, heads, CHUNK)
+    x10 = -dot(d1, dot(a10, d0))
+    x21 = -dot(d2, dot(a21, d1))
+    x32 = -dot(d3, dot(a32, d2))
+    x20 = -dot(d2, dot(a20, d0) + dot(a21, x10))
+    x31 = -dot(d3, dot(a31, d1) + dot(a32, x21))
+    x30 = -dot(d3, dot(a30, d0) + dot(a31, x10) + dot(a32, x20))
+    _keep_block(inverse, d0, rates, 0, 0, left, heads, CHUNK)
+    _keep_block(inverse, d1, rates, 1, 1, left, heads, CHUNK)
+    _keep_block(inverse, d2, rates, 2, 2, left, heads, CHUNK)
+    _keep_block(inverse, d3, rates, 3, 3, left, heads, CHUNK)
+    _keep_block(inverse, x10, rates, 1, 0, left, heads, CHUNK)
+    _keep_block(inverse, x20, rates, 2, 0, left, heads, CHUNK)
+    _keep_block(inverse, x21, rates, 2, 1, left, heads, CHUNK)
+    _keep_block(inverse, x30, rates, 3, 0, left, heads, CHUNK)
+    _keep_block(inverse, x31, rates, 3, 1, left, heads, CHUNK)
+    _keep_block(inverse, x32, rates, 3, 2, left, heads, CHUNK)
+
+
+@triton.jit
+def _correct(
+    k,
+    v,
+    logs,
+    inverses,
+    values,
+    keys,
+    starts,
+    k_stride,
+    v_stride,
+    heads,
+    per_key_head,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """One chunk of one head: its corrections, for no entering state and for a unit of it."""
+    head = tl.program_id(0)
+    chunk = tl.program_id(1).to(tl.int64)
+    j, e, c = tl.arange(0, CHUNK), tl.arange(0, BLOCK_V), tl.arange(0, BLOCK_K)
+    token = tl.load(starts + chunk) + j
+    inside = token < tl.load(starts + chunk + 1)
+    in_keys, in_values = inside[:, None] & (c < K)[None, :], inside[:, None] & (e < V)[None, :]
+    dtype = v.dtype.element_ty
+    at = inverses + (chunk * heads + head) * CHUNK * CHUNK + j[:, None] * CHUNK + j[None, :]
+    # What is above the blocks on the diagonal was not written.
+    known = j[:, None] // SOLVED >= j[None, :] // SOLVED
+    inverse = tl.load(at, mask=known, other=0.0)
+    own = tl.load(v + token[:, None] * v_stride + head * V + e[None, :], mask=in_values, other=0.0)
+    place = (token * heads + head)[:, None]
+    tl.store(values + place * V + e[None, :], narrow(dot(inverse, own), dtype), mask=in_values)
+    key = _unit_rows(k, token, k_stride, head // per_key_head, inside, K, BLOCK_K)
+    if CHANNELS:
+        key *= tl.exp(tl.load(logs + place * K + c[None, :], mask=in_keys, other=0.0))
+    else:
+        key *= tl.exp(tl.load(logs + token * heads + head, mask=inside, other=0.0))[:, None]
+    lost = narrow(dot(inverse, narrow(key, dtype)), dtype)
+    tl.store(keys + place * K + c[None, :], lost, mask=in_keys)
+
+
+@triton.jit
+def _pass_states(
+    k,
+    logs,
+    values,
+    keys,
+    entries,
+    pool,
+    starts,
+    row_chunks,
+    slots,
+    read_slots,
+    write_slots,
+    has_initial,
+    k_stride,
+    slot_stride,
+    heads,
+    per_key_head,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Some columns of one head's state through one row. `values` become the corrections that are
+    made; snapshots and the final state go to the pool."""
+    head = tl.program_id(1)
+    row = tl.program_id(2)
+    c, e = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    in_k, in_v = c < K, e < V
+    whole = in_k[:, None] & in_v[None, :]
+    part = (head * K + c)[:, None] * V + e[None, :]
+    state = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
+    if tl.load(has_initial + row) != 0:
+        source = pool + tl.load(read_slots + row) * slot_stride
+        state = tl.load(source + part, mask=whole, other=0.0).to(tl.float32)
+    for chunk in range(tl.load(row_chunks + row), tl.load(row_chunks + row + 1)):
+        start, end = tl.load(starts + chunk), tl.load(starts + chunk + 1)
+        token = start + tl.arange(0, CHUNK)
+        inside = token < end
+        entry = narrow(state, entries.dtype.element_ty)
+        tl.store(entries + chunk * heads * K * V + part, entry, mask=whole)
+        place = (token * heads + head)[:, None]
+        in_keys, in_values = inside[:, None] & in_k[None, :], inside[:, None] & in_v[None, :]
+        lost = tl.load(keys + place * K + c[None, :], mask=in_keys, other=0.0)
+        built = tl.load(values + place * V + e[None, :], mask=in_values, other=0.0)
+        made = built.to(tl.float32) - dot(lost, narrow(state, lost.dtype))
+        tl.store(values + place * V + e[None, :], narrow(made, lost.dtype), mask=in_values)
+        key = _unit_rows(k, token, k_stride, head // per_key_head, inside, K, BLOCK_K)
+        if CHANNELS:
+            log = tl.load(logs + place * K + c[None, :], mask=in_keys, other=0.0)
+            last = tl.load(logs + ((end - 1) * heads + head) * K + c, mask=in_k, other=0.0)
+            key *= tl.exp(tl.minimum(last[None, :] - log, 0.0))
+            state *= tl.exp(last)[:, None]
+        else:
+            log = tl.load(logs + token * heads + head, mask=inside, other=0.0)
+            last = tl.load(logs + (end - 1) * heads + head)
+            key *= tl.exp(tl.minimum(last - log, 0.0))[:, None]
+            state *= tl.exp(last)
+        state += dot(tl.trans(narrow(key, lost.dtype)), narrow(made, lost.dtype))
+        slot = tl.load(slots + chunk)
+        if slot > 0:
+            tl.store(pool + slot * slot_stride + part, state, mask=whole)
+    tl.store(pool + tl.load(write_slots + row) * slot_stride + part, state, mask=whole)
+
+
+@triton.jit
+def _outputs(
+    q,
+    logs,
+    values,
+    entries,
+    scores,
+    out,
+    starts,
+    q_stride,
+    heads,
+    per_key_head,
+    scale,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Some channels of the outputs of one chunk of one head."""
+    head = tl.program_id(1)
+    chunk = tl.program_id(2).to(tl.int64)
+    j, c = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
+    e = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    token = tl.load(starts + chunk) + j
+    inside = token < tl.load(starts + chunk + 1)
+    in_k, in_v = c < K, e < V
+    place = (token * heads + head)[:, None]
+    in_values = inside[:, None] & in_v[None, :]
+    made = tl.load(values + place * V + e[None, :], mask=in_values, other=0.0)
+    at = entries + ((chunk * heads + head) * K + c)[:, None] * V + e[None, :]
+    entry = tl.load(at, mask=in_k[:, None] & in_v[None, :], other=0.0)
+    query = _unit_rows(q, token, q_stride, head // per_key_head, inside, K, BLOCK_K) * scale
+    if CHANNELS:
+        at = logs + place * K + c[None, :]
+        query *= tl.exp(tl.load(at, mask=inside[:, None] & in_k[None, :], other=0.0))
+    else:
+        query *= tl.exp(tl.load(logs + token * heads + head, mask=inside, other=0.0))[:, None]
+    at = scores + (chunk * heads + head) * CHUNK * CHUNK + j[:, None] * CHUNK + j[None, :]
+    seen = (j[:, None] >= j[None, :]) & inside[:, None]
+    products = tl.load(at, mask=seen, other=0.0)
+    read = dot(narrow(query, made.dtype), entry) + dot(narrow(products, made.dtype), made)
+    tl.store(out + place * V + e[None, :], narrow(read, made.dtype), mask=in_values)

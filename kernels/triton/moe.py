@@ -1,0 +1,149 @@
+"""The experts' feed-forward on a GPU, in blocks of tokens of one expert; see baton.kernels.moe."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.kernels import moe as torch_moe
+from baton.kernels.linear import Int8Weight, Weight
+from baton.kernels.triton.arithmetic import dot, narrow, sigmoid
+from baton.kernels.triton.moe_routing import Assignment, assign
+from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
+
+_COLUMNS = 64  # of one program; half as many in float32
+_INNER = 64  # channels of one product; half as many in float32
+_COMBINED = 1024  # channels of one token that one program sums
+
+_NOTHING = tl.constexpr(0)
+_SWIGLU = tl.constexpr(1)
+_RELU2 = tl.constexpr(2)
+
+
+def experts_swiglu(
+    x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
+) -> Tensor:
+    """As baton.kernels.moe.experts_swiglu; 8-bit weights go through torch's products."""
+    if isinstance(w_in, Int8Weight) or isinstance(w_out, Int8Weight):
+        return torch_moe.experts_swiglu(x, weights, experts, w_in, w_out)
+    return _through_experts(x, weights, experts, w_in, w_out, _SWIGLU.value)
+
+
+def experts_relu2(
+    x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
+) -> Tensor:
+    """As baton.kernels.moe.experts_relu2; 8-bit weights go through torch's products."""
+    if isinstance(w_in, Int8Weight) or isinstance(w_out, Int8Weight):
+        return torch_moe.experts_relu2(x, weights, experts, w_in, w_out)
+    return _through_experts(x, weights, experts, w_in, w_out, _RELU2.value)
+
+
+def _through_experts(
+    x: Tensor, weights: Tensor, experts: Tensor, w_in: Tensor, w_out: Tensor, activation: int
+) -> Tensor:
+    tokens, hidden = x.shape
+    top_k = experts.shape[1]
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if not tokens:
+        return out
+    count, _, inner_width = w_out.shape
+    assigned = assign(experts, count, _block_rows(tokens * top_k, count))
+    inner = w_in.new_empty((tokens * top_k, inner_width))
+    outer = w_in.new_empty((tokens * top_k, hidden))
+    _product(packed(x), w_in, inner, assigned, top_k, activation)
+    _product(inner, w_out, outer, assigned, 1, _NOTHING.value)
+    _combine[(triton.cdiv(hidden, _COMBINED), tokens)](
+        outer, weights, out, hidden, TOP_K=top_k, BLOCK=_COMBINED, num_warps=4
+    )
+    return out
+
+
+def _block_rows(pairs: int, experts: int) -> int:
+    """As many as an expert has on average: a block that is half empty multiplies for nothing."""
+    return min(128, block(pairs // experts, SMALLEST_DOT)) if pairs >= experts else SMALLEST_DOT
+
+
+def _product(
+    x: Tensor, weight: Tensor, out: Tensor, assigned: Assignment, per_row: int, activation: int
+) -> None:
+    """out[pair] = activation(weight[expert] x[pair // per_row])
+
+    x: [pairs / per_row, H] float, may be strided over rows; weight: [E, I, H], or [E, 2 I, H] where
+    the first half is a gate; out: [pairs, I], contiguous, dtype of weight
+    """
+    pairs, width = out.shape
+    narrow_by = 2 if weight.dtype == torch.float32 else 1
+    columns = _COLUMNS // narrow_by
+    blocks = assigned.experts.shape[0]
+    _multiply[(blocks, triton.cdiv(width, columns))](
+        x, weight, out, assigned.pairs, assigned.experts,
+        x.stride(0), weight.stride(0), weight.stride(1), pairs, width, x.shape[1],
+        PER_ROW=per_row, ACTIVATION=activation, ROWS=assigned.rows, COLUMNS=columns,
+        INNER=_INNER // narrow_by, num_warps=8 if assigned.rows >= 128 else 4, num_stages=3,
+    )  # fmt: skip
+
+
+@triton.jit
+def _multiply(
+    x,
+    weight,
+    out,
+    pairs,
+    experts,
+    x_stride,
+    expert_stride,
+    weight_stride,
+    total,
+    width,
+    inner,
+    PER_ROW: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INNER: tl.constexpr,
+):
+    """One block of pairs, some columns."""
+    expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
+    if expert >= 0:
+        pair = tl.load(pairs + tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        real = pair < total
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        in_c = column < width
+        source = x + (pair // PER_ROW)[:, None] * x_stride
+        matrix = weight + expert * expert_stride + column.to(tl.int64)[None, :] * weight_stride
+        gate = tl.zeros((ROWS, COLUMNS), tl.float32)
+        up = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for first in range(0, inner, INNER):
+            h = first + tl.arange(0, INNER)
+            in_h = h < inner
+            values = tl.load(source + h[None, :], mask=real[:, None] & in_h[None, :], other=0.0)
+            values = values.to(weight.dtype.element_ty)
+            mask = in_h[:, None] & in_c[None, :]
+            part = tl.load(matrix + h[:, None], mask=mask, other=0.0)
+            if ACTIVATION == _SWIGLU:
+                gate += dot(values, part)
+                half = width.to(tl.int64) * weight_stride
+                part = tl.load(matrix + half + h[:, None], mask=mask, other=0.0)
+            up += dot(values, part)
+        if ACTIVATION == _SWIGLU:
+            up = gate * sigmoid(gate) * up
+        if ACTIVATION == _RELU2:
+            up = tl.maximum(up, 0.0)
+            up = up * up
+        target = out + pair[:, None] * width + column[None, :]
+        stored = real[:, None] & in_c[None, :]
+        tl.store(target, narrow(up, out.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def _combine(outer, weights, out, hidden, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    """Some channels of one token, its experts in their own order."""
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.program_id(1).to(tl.int64)
+    inside = c < hidden
+    total = tl.zeros((BLOCK,), tl.float32)
+    for k in range(TOP_K):
+        pair = token * TOP_K + k
+        value = tl.load(outer + pair * hidden + c, mask=inside, other=0.0).to(tl.float32)
+        total += value * tl.load(weights + pair)
+    tl.store(out + token * hidden + c, narrow(total, out.dtype.element_ty), mask=inside)

@@ -1,0 +1,251 @@
+"""From logits to tokens on a GPU, without a sort; see baton.kernels.sampling."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.kernels.triton.arithmetic import log1p
+from baton.kernels.triton.philox import uniform
+from baton.kernels.triton.shapes import block, packed
+
+_TOKENS = 4096  # logits of one row that are looked at together
+_PENALISED = 1024
+
+
+def add_token_counts(counts: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+    """As baton.kernels.sampling.add_token_counts."""
+    if rows.shape[0]:
+        _count[(triton.cdiv(rows.shape[0], _PENALISED),)](
+            counts, rows, token_ids, rows.shape[0], counts.stride(0),
+            BLOCK=_PENALISED, num_warps=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def _count(counts, rows, token_ids, number, stride, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < number
+    row, token = tl.load(rows + i, mask=inside, other=0), tl.load(token_ids + i, mask=inside)
+    tl.atomic_add(counts + row * stride + token, 1, mask=inside)
+
+
+def apply_penalties(
+    logits: Tensor,
+    rows: Tensor,
+    prompt_counts: Tensor,
+    output_counts: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> None:
+    """As baton.kernels.sampling.apply_penalties."""
+    vocab = logits.shape[1]
+    if rows.shape[0]:
+        _penalise[(triton.cdiv(vocab, _PENALISED), rows.shape[0])](
+            packed(logits), rows, prompt_counts, output_counts, repetition, presence, frequency,
+            logits.stride(0), vocab, BLOCK=_PENALISED, num_warps=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def _penalise(
+    logits, rows, prompt_counts, output_counts, repetition, presence, frequency, stride, vocab,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1).to(tl.int64)
+    inside = token < vocab
+    place = logits + tl.load(rows + row) * stride + token
+    value = tl.load(place, mask=inside, other=0.0)
+    produced = tl.load(output_counts + row * vocab + token, mask=inside, other=0)
+    prompted = tl.load(prompt_counts + row * vocab + token, mask=inside, other=0)
+    factor = tl.load(repetition + row)
+    repeated = tl.where(value > 0, value / factor, value * factor)
+    value = tl.where((produced > 0) | (prompted > 0), repeated, value)
+    value -= tl.load(frequency + row) * produced
+    value -= tl.load(presence + row) * (produced > 0)
+    tl.store(place, value, mask=inside)
+
+
+def sample_tokens(
+    logits: Tensor,
+    rows: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    filters: tuple[Tensor, Tensor, Tensor] | None,
+) -> Tensor:
+    """As baton.kernels.sampling.sample_tokens. A row's filters are thresholds, each found by
+    halving the range of float32 sixteen times into quarters."""
+    tokens = logits.argmax(dim=-1)
+    vocab = logits.shape[1]
+    top_k, top_p, min_p = filters if filters is not None else (None, None, None)
+    if rows.shape[0]:
+        _sample[(rows.shape[0],)](
+            packed(logits), rows, temperature, seeds, positions, top_k, top_p, min_p, tokens,
+            logits.stride(0), vocab, BLOCK=min(_TOKENS, block(vocab)), num_warps=16,
+        )  # fmt: skip
+    return tokens
+
+
+@triton.jit
+def _order(x):
+    """Integers from 0 to 2^32 - 1 in the order of float32 x: int64."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) + 2147483648
+
+
+@triton.jit
+def _row_block(row, first, vocab, temperature, BLOCK: tl.constexpr):
+    """token ids [BLOCK] int32, and their logits over the temperature; -inf past the vocabulary."""
+    token = first + tl.arange(0, BLOCK)
+    logit = tl.load(row + token, mask=token < vocab, other=float("-inf"))
+    return token, logit / temperature
+
+
+@triton.jit
+def _count_from(row, vocab, temperature, low, high, highest, BLOCK: tl.constexpr):
+    """How many logits are of order low or above, high or above, highest or above."""
+    some, fewer, fewest = 0, 0, 0
+    for first in range(0, vocab, BLOCK):
+        token, x = _row_block(row, first, vocab, temperature, BLOCK)
+        order = tl.where(token < vocab, _order(x), -1)
+        some += tl.sum((order >= low).to(tl.int32), axis=0)
+        fewer += tl.sum((order >= high).to(tl.int32), axis=0)
+        fewest += tl.sum((order >= highest).to(tl.int32), axis=0)
+    return some, fewer, fewest
+
+
+@triton.jit
+def _mass_above(row, vocab, temperature, best, floor, low, high, highest, BLOCK: tl.constexpr):
+    """exp(x - best) summed over logits of at least floor, of an order above each of the three."""
+    most, less, least = 0.0, 0.0, 0.0
+    for first in range(0, vocab, BLOCK):
+        _, x = _row_block(row, first, vocab, temperature, BLOCK)
+        order = _order(x)
+        weight = tl.where(x >= floor, tl.exp(x - best), 0.0)
+        most += tl.sum(tl.where(order > low, weight, 0.0), axis=0)
+        less += tl.sum(tl.where(order > high, weight, 0.0), axis=0)
+        least += tl.sum(tl.where(order > highest, weight, 0.0), axis=0)
+    return most, less, least
+
+
+@triton.jit
+def _kth_largest(row, vocab, temperature, k, BLOCK: tl.constexpr):
+    """Its order: the largest that k logits reach."""
+    found = tl.zeros((), tl.int64)
+    for step in range(16):
+        quarter = tl.full((), 1, tl.int64) << (30 - 2 * step)
+        some, fewer, fewest = _count_from(
+            row, vocab, temperature, found + quarter, found + 2 * quarter, found + 3 * quarter,
+            BLOCK,
+        )  # fmt: skip
+        reached = (some >= k).to(tl.int64) + (fewer >= k).to(tl.int64) + (fewest >= k).to(tl.int64)
+        found += reached * quarter
+    return found
+
+
+@triton.jit
+def _nucleus(
+    row, vocab, temperature, best, floor, kth, tied, wanted, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The order of the least likely token that is kept, where the kept ones above it have less
+    than `wanted` of mass; and that mass. `tied`: mass of the tokens kept at the k-th largest."""
+    above = tl.zeros((), tl.int64)  # the largest order that has `wanted` above it
+    for step in range(16):
+        quarter = tl.full((), 1, tl.int64) << (30 - 2 * step)
+        low, high, highest = above + quarter, above + 2 * quarter, above + 3 * quarter
+        most, less, least = _mass_above(
+            row, vocab, temperature, best, floor, tl.maximum(low, kth), tl.maximum(high, kth),
+            tl.maximum(highest, kth), BLOCK,
+        )  # fmt: skip
+        most += tl.where(low < kth, tied, 0.0)
+        less += tl.where(high < kth, tied, 0.0)
+        least += tl.where(highest < kth, tied, 0.0)
+        enough = (most >= wanted).to(tl.int64) + (less >= wanted).to(tl.int64)
+        above += (enough + (least >= wanted).to(tl.int64)) * quarter
+    cut = above + 1
+    mass, _, _ = _mass_above(
+        row, vocab, temperature, best, floor, tl.maximum(cut, kth), cut, cut, BLOCK
+    )
+    return cut, mass + tl.where(cut < kth, tied, 0.0)
+
+
+@triton.jit
+def _float_of(order):
+    """The float32 that has this order."""
+    bits = (order - 2147483648).to(tl.int32)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _sample(
+    logits,
+    rows,
+    temperatures,
+    seeds,
+    positions,
+    top_ks,
+    top_ps,
+    min_ps,
+    tokens,
+    stride,
+    vocab,
+    BLOCK: tl.constexpr,
+):
+    """One row: its thresholds, then the largest of logit and noise among what they leave."""
+    n = tl.program_id(0)
+    which = tl.load(rows + n)
+    row = logits + which * stride
+    temperature = tl.load(temperatures + n)
+    seed, position = tl.load(seeds + n), tl.load(positions + n)
+
+    cut = tl.full((), -1, tl.int64)  # orders above it are kept, and `ties` of those equal to it
+    ties = tl.full((), 0, tl.int32)
+    floor = tl.full((), float("-inf"), tl.float32)
+    if top_ks is not None:
+        best = tl.full((), float("-inf"), tl.float32)
+        for first in range(0, vocab, BLOCK):
+            _, x = _row_block(row, first, vocab, temperature, BLOCK)
+            best = tl.maximum(best, tl.max(x, axis=0))
+        share = tl.load(min_ps + n)
+        if share > 0.0:
+            floor = tl.minimum(best + tl.log(share), best)
+        k, p = tl.load(top_ks + n).to(tl.int32), tl.load(top_ps + n)
+        tied = 0.0
+        if (k > 0) & (k < vocab):
+            cut = _kth_largest(row, vocab, temperature, k, BLOCK)
+            more, _, _ = _count_from(row, vocab, temperature, cut + 1, cut + 1, cut + 1, BLOCK)
+            ties = k - more
+            value = _float_of(cut)
+            tied = tl.where(value >= floor, tl.exp(value - best) * ties, 0.0)
+        if p < 1.0:
+            kth = cut
+            whole, _, _ = _mass_above(row, vocab, temperature, best, floor, kth, kth, kth, BLOCK)
+            # No probability at all still keeps the likeliest token.
+            wanted = tl.maximum(p, 1e-20) * (whole + tied)
+            last, mass = _nucleus(row, vocab, temperature, best, floor, kth, tied, wanted, BLOCK)
+            if last >= kth:
+                each = tl.exp(_float_of(last) - best)
+                room = tl.ceil((wanted - mass) / each).to(tl.int32)
+                ties = tl.where(last == kth, tl.minimum(ties, room), room)
+                cut = last
+
+    winner = tl.full((), float("-inf"), tl.float32)
+    chosen = tl.zeros((), tl.int32)
+    passed = tl.full((), 0, tl.int32)  # tokens of order `cut` so far
+    for first in range(0, vocab, BLOCK):
+        token, x = _row_block(row, first, vocab, temperature, BLOCK)
+        order = _order(x)
+        tie = (order == cut).to(tl.int32)
+        before = passed + tl.cumsum(tie, axis=0) - tie
+        passed += tl.sum(tie, axis=0)
+        kept = ((order > cut) | ((tie > 0) & (before < ties))) & (x >= floor) & (token < vocab)
+        # -log1p(-u) is exponential noise that keeps its precision near zero, where winners are.
+        noise = -tl.log(-log1p(-uniform(seed, position, token)))
+        value = tl.where(kept, x + noise, float("-inf"))
+        top = tl.max(value, axis=0)
+        where = tl.min(tl.where((value == top) & kept, token, vocab), axis=0)
+        chosen = tl.where(top > winner, where, chosen)
+        winner = tl.maximum(winner, top)
+    tl.store(tokens + which, chosen)

@@ -1,0 +1,57 @@
+"""Mixtures of experts on a GPU against token-by-token float64 references."""
+
+import pytest
+import torch
+from ragged_batches import seeded
+from triton_device import BOUND, assert_near, here
+
+from baton.kernels.moe import experts_relu2_ref, moe_forward_ref, route_sigmoid_grouped_ref
+from baton.kernels.triton.moe import experts_relu2, experts_swiglu
+from baton.kernels.triton.moe_routing import assign, route_sigmoid_grouped, route_softmax_topk
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens, experts", [(1, 4), (37, 3)])
+def test_granites_mixture_matches_the_reference(tokens, experts, dtype):
+    seeded(tokens)
+    x, logits = torch.randn(tokens, 24).to(dtype), torch.randn(tokens, experts)
+    w_in = (torch.randn(experts, 40, 24) / 5).to(dtype)
+    w_out = (torch.randn(experts, 24, 20) / 5).to(dtype)
+    weights, chosen = route_softmax_topk(here(logits), 2)
+    y = experts_swiglu(here(x), weights, chosen, here(w_in), here(w_out))
+    assert y.dtype == dtype
+    assert_near(y, moe_forward_ref(x, logits, w_in, w_out, 2), BOUND[dtype])
+
+
+def test_experts_without_a_gate_match_the_reference():
+    seeded(2)
+    x, w_in, w_out = torch.randn(9, 20), torch.randn(5, 33, 20), torch.randn(5, 20, 33)
+    weights, experts = torch.rand(9, 3), torch.randint(0, 2, (9, 3))  # three have no token
+    y = experts_relu2(*here((x, weights, experts, w_in, w_out)))
+    assert_near(y, experts_relu2_ref(x, weights, experts, w_in, w_out), BOUND[torch.float32])
+
+
+@pytest.mark.parametrize("groups, top_groups, normalised", [(1, 1, True), (4, 2, False)])
+def test_grouped_routing_matches_the_reference(groups, top_groups, normalised):
+    seeded(groups)
+    logits, correction = torch.randn(11, 12), torch.randn(12)
+    options = (3, groups, top_groups, normalised, 2.5)
+    weights, experts = route_sigmoid_grouped(here(logits), here(correction), *options)
+    expected, chosen = route_sigmoid_grouped_ref(logits, correction, *options)
+    assert torch.equal(experts.cpu(), chosen)
+    assert_near(weights, expected, 1e-6)
+
+
+def test_every_pair_has_one_place_in_a_block_of_its_expert():
+    seeded(3)
+    experts = torch.randint(0, 6, (50, 2)) // 2 * 2  # three experts have nothing
+    made = assign(here(experts), 7, 16)
+    owners, pairs = made.experts.cpu(), made.pairs.cpu().view(-1, 16)
+    owned = pairs[owners >= 0]
+    assert sorted(owned[owned < 100].tolist()) == list(range(100))
+    assert (owned <= 100).all() and (owned >= 0).all()
+    for owner, block in zip(owners.tolist(), pairs, strict=True):
+        real = block[block < 100] if owner >= 0 else block[:0]
+        assert (experts.flatten()[real] == owner).all()
+        assert owner < 0 or len(real)
+    assert (owners < 0).nonzero()[:, 0].tolist() == list(range((owners >= 0).sum(), len(owners)))

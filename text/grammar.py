@@ -1,0 +1,186 @@
+"""What an answer must look like: a JSON schema, a regular expression or a grammar.
+
+A compiled grammar says, before each token, which tokens may come. llguidance does the parsing; it
+is imported where the first grammar is made, so that this room needs it for nothing else.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from baton.text.errors import GrammarError
+from baton.text.token_table import TokenTable
+from baton.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+MAX_GRAMMAR_CHARS = 1 << 16
+WORD_BITS = 64
+_KEPT = 16  # compiled grammars
+_MARK = "\x02"  # in no word: what follows it is not at the beginning of a text
+
+
+class GrammarKind(StrEnum):
+    JSON_SCHEMA = "json_schema"  # the text is the schema
+    REGEX = "regex"  # the whole answer matches it
+    LARK = "lark"  # llguidance's dialect of Lark
+    EBNF = "ebnf"  # GBNF, as llama.cpp and SGLang write grammars
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """As the client gave it, unchanged to the end."""
+
+    kind: GrammarKind
+    text: str
+
+
+class GrammarCompiler:
+    """For one tokenizer, and one thread."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Iterable[int]) -> None:
+        """vocab_size: the model's, which may have more ids than the tokenizer
+        end_ids: ids that end an answer; they may come where the grammar is satisfied
+        """
+        self.words = -(-vocab_size // WORD_BITS)
+        """Of a mask: bit `i % 64` of word `i // 64` is set where token `i` may come."""
+        self._vocab_size = vocab_size
+        self._end_ids = sorted(token for token in end_ids if token < vocab_size)
+        self._tokenizer = tokenizer
+        self._table: LLTokenizer | None = None
+        self._started: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+
+    def check(self, grammar: Grammar) -> None:
+        """Raises GrammarError that says what is wrong with it."""
+        from llguidance import LLMatcher
+
+        wrong = LLMatcher.validate_grammar(_source(grammar), self._tokens())
+        if wrong:
+            raise GrammarError(f"the {grammar.kind} cannot be used: {wrong.strip()}")
+
+    def start(self, grammar: Grammar) -> "GrammarState":
+        """At an answer's beginning. Raises GrammarError.
+
+        A large one takes up to a second; the next answer to it is a copy.
+        """
+        from llguidance import LLMatcher
+
+        matcher = self._started.pop(grammar, None)
+        if matcher is None:
+            matcher = LLMatcher(self._tokens(), _source(grammar), log_level=0)
+            if matcher.is_error():
+                raise GrammarError(f"the {grammar.kind} cannot be used: {matcher.get_error()}")
+        self._started[grammar] = matcher
+        if len(self._started) > _KEPT:
+            self._started.popitem(last=False)
+        return GrammarState(matcher.deep_copy(), self.words)
+
+    def _tokens(self) -> "LLTokenizer":
+        """The bytes of every token, read once."""
+        if not self._end_ids:
+            raise GrammarError(
+                "this model names no end-of-sequence token, which structured output ends with"
+            )
+        if self._table is None:
+            from llguidance import LLTokenizer, TokenizerWrapper
+
+            self._table = LLTokenizer(
+                TokenizerWrapper(_Tokens(self._tokenizer, self._vocab_size, self._end_ids)),
+                n_vocab=self._vocab_size,
+                eos_token=self._end_ids,
+            )
+        return self._table
+
+
+class GrammarState:
+    """How far one answer has come. Rebuilt from the answer's tokens, so it never travels."""
+
+    def __init__(self, matcher: "LLMatcher", words: int) -> None:
+        self._matcher = matcher
+        self._words = words
+
+    @property
+    def ended(self) -> bool:
+        """Nothing may follow."""
+        return self._matcher.is_stopped()
+
+    def allowed(self) -> "array[int]":
+        """Which tokens may come next: 64 a word, see `GrammarCompiler.words`."""
+        size = self._words * WORD_BITS // 8
+        return array("q", self._matcher.compute_bitmask()[:size].ljust(size, b"\0"))
+
+    def push(self, token_id: int) -> None:
+        """The next token. Raises GrammarError where it may not come, or the grammar grew too
+        complex."""
+        if not self._matcher.consume_token(token_id):
+            why = self._matcher.get_error().partition("\n")[0]
+            raise GrammarError(f"the answer has left its grammar: {why}")
+
+
+class _Tokens:
+    """A vocabulary as llguidance reads it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: list[int]) -> None:
+        table = TokenTable(tokenizer)
+        self.special_token_ids = [i for i in tokenizer.special_ids if i < vocab_size]
+        hidden = {*self.special_token_ids, *end_ids}
+        self.tokens = [b"" if i in hidden else table.raw_bytes(i) for i in range(vocab_size)]
+        self.eos_token_id = end_ids[0]
+        self.bos_token_id = tokenizer.bos_id
+        self._tokenizer = tokenizer
+        self._ids = {raw: i for i, raw in enumerate(self.tokens) if raw}
+        self._longest = max(map(len, self._ids), default=0)
+
+    def __call__(self, text: str) -> list[int]:
+        """The ids of `text` inside an answer: without the space that some tokenizers put before
+        the first word. They spell its bytes, or its beginning, whatever the tokenizer does."""
+        lead = self._tokenizer.encode(_MARK, add_special_tokens=False)
+        ids = self._tokenizer.encode(_MARK + text, add_special_tokens=False)
+        rest = ids[len(lead) :]
+        if ids[: len(lead)] == lead and b"".join(self.tokens[i] for i in rest) == text.encode():
+            return rest
+        return self._longest_matches(text.encode())
+
+    def _longest_matches(self, raw: bytes) -> list[int]:
+        found: list[int] = []
+        while raw:
+            ends = range(min(len(raw), self._longest), 0, -1)
+            size = next((end for end in ends if raw[:end] in self._ids), 0)
+            if not size:
+                break
+            found.append(self._ids[raw[:size]])
+            raw = raw[size:]
+        return found
+
+
+def _source(grammar: Grammar) -> str:
+    """In llguidance's own form. Raises GrammarError."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+    if len(grammar.text) > MAX_GRAMMAR_CHARS:
+        raise GrammarError(
+            f"the {grammar.kind} has {len(grammar.text)} characters; at most {MAX_GRAMMAR_CHARS}"
+        )
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            # Compact: white space without end would be in its grammar, and fill the answer.
+            options: JsonCompileOptions = {"whitespace_flexible": False}
+            try:
+                return LLMatcher.grammar_from_json_schema(grammar.text, overrides=options)
+            except ValueError as error:
+                raise GrammarError(f"the json_schema is no JSON object: {error}") from error
+        case GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.text)
+        case GrammarKind.LARK:
+            return LLMatcher.grammar_from_lark(grammar.text)
+        case GrammarKind.EBNF:
+            try:
+                return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text))
+            except GbnfToLarkError as error:
+                raise GrammarError(f"the ebnf cannot be used: {error}") from error

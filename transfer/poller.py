@@ -1,0 +1,89 @@
+"""One thread a worker that makes progress for channels that make none by themselves."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 50e-6
+"""Between two looks at what is under way but does not move: a look costs a microsecond and the
+interpreter lock."""
+
+
+class Work(Enum):
+    MOVING = "moving"  # something was done: look again at once
+    WAITING = "waiting"  # something is under way elsewhere: look again soon
+    NONE = "none"  # do not look until woken
+
+
+class Polled(Protocol):
+    def poll(self) -> Work:
+        """On the poller's thread. Does not raise, and returns within milliseconds."""
+        ...
+
+
+class Poller:
+    """Sleeps, for good, while nobody has work."""
+
+    def __init__(self, name: str) -> None:
+        self._condition = threading.Condition()
+        self._polled: set[Polled] = set()
+        self._calls: list[Callable[[], None]] = []
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def wake(self, polled: Polled) -> None:
+        """It has work. From any thread."""
+        with self._condition:
+            self._polled.add(polled)
+            self._condition.notify()
+
+    def call(self, fn: Callable[[], None]) -> None:
+        """Run `fn` once on the poller's thread, between two looks; here and now once that has
+        stopped. From any thread."""
+        with self._condition:
+            if not self._stopped:
+                self._calls.append(fn)
+                self._condition.notify()
+                return
+        self._thread.join()
+        fn()
+
+    def stop(self) -> None:
+        """The thread has ended when it returns. Calls that wait are made first."""
+        with self._condition:
+            self._stopped = True
+            self._condition.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not (self._polled or self._calls or self._stopped):
+                    self._condition.wait()
+                calls, self._calls = self._calls, []
+                polled, stopped = tuple(self._polled), self._stopped
+            for fn in calls:
+                fn()
+            if stopped:
+                return
+            found = self._look(polled)
+            if polled and Work.MOVING not in found:
+                time.sleep(PAUSE_S)
+
+    def _look(self, polled: tuple[Polled, ...]) -> set[Work]:
+        found: set[Work] = set()
+        for one in polled:
+            with self._condition:
+                self._polled.discard(one)  # before the look: who wakes it meanwhile is heard
+            work = one.poll()
+            found.add(work)
+            if work is not Work.NONE:
+                with self._condition:
+                    self._polled.add(one)
+        return found
