@@ -57,7 +57,7 @@ class Actor:
     def lacks(self) -> str:
         """What Ray has too little of to give it a process now; empty where it has enough."""
         free = ray.available_resources().get("CPU", 0.0)
-        return f"{self.cpus} CPUs in Ray's books, {free:g} are free" if free < self.cpus else ""
+        return f"it asks for {self.cpus} CPUs, {free:g} are free" if free < self.cpus else ""
 
     def end(self) -> None:
         """Its process, now, for good."""

@@ -36,7 +36,7 @@ class StartWatch:
             self._look_at += _PATIENCE_S
             lacks = self.actor.lacks()
             if lacks:
-                self._progress.update(self.actor.name, f"waits for {lacks}", 0.0)
+                self._progress.update(self.actor.name, f"no process yet: {lacks}", 0.0)
 
     def _ask(self, worker: WorkerActor) -> None:
         if self._asked is None:
