@@ -62,6 +62,7 @@ class Model:
     def __init__(self, folder: object) -> None:
         self._model = load_model(EngineConfig(model=folder))  # type: ignore[arg-type]
         self.config = self._model.config
+        self.kernels = self._model.kernels
         self.plan = self._model.plan
 
     def forward(self, *args: object) -> Tensor:
