@@ -5,6 +5,7 @@ import select
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,7 +56,8 @@ class LlamaCppPeer:
 
     def close(self) -> None:
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):  # where it has stopped, a question may lie there
+                self._process.stdin.close()
         try:
             self._process.wait(10.0)
         except subprocess.TimeoutExpired:
