@@ -1,6 +1,7 @@
 """`POST /v1/chat/completions`."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -14,9 +15,11 @@ from baton.api.openai_stream import Envelope, chunks
 from baton.api.request_body import labels_of, read_body
 from baton.api.requests import make_requests, new_request_id
 from baton.api.sampling import SamplingParams
-from baton.api.schema import parse_body
+from baton.api.schema import parse_body, refused
 from baton.api.sse import EventStream
-from baton.api.text_service import TextService, room_for_answer, served_model
+from baton.api.text_service import ChatPrompt, TextService, room_for_answer, served_model
+from baton.text.reply_parser import ReplyParser
+from baton.text.tool_calls import properties_of
 
 
 @dataclass(frozen=True)
@@ -30,25 +33,30 @@ class ChatEndpoint:
         body.check()
         await self.text.check_grammar(*body.wanted_grammar())
         model = served_model(body.model, await self.backend.models())
-        prompt_ids = await self.text.encode_chat(
+        tools = body.offered_tools
+        if tools is not None and self.text.tools is None:
+            raise refused("tools", "this model's chat template knows no calls of tools")
+        prompt = await self.text.encode_chat(
             body.template_messages(),
             add_generation_prompt=body.add_generation_prompt,
+            tools=tools,
             variables=body.chat_template_kwargs,
         )
         room = room_for_answer(
-            prompt_ids,
+            prompt.ids,
             body.answer_tokens,
             model,
             param="messages",
             limit_param=body.answer_tokens_field,
         )
         requests = make_requests(
-            prompt_ids, _sampling(body, room), body.choices, labels_of(request, body)
+            prompt.ids, _sampling(body, room), body.choices, labels_of(request, body)
         )
         deltas = stream_answers(
             self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens
         )
-        form = ChatChoices(self.text.table, body.choices, bool(body.logprobs))
+        parsers = [self._parser(body, prompt, tools) for _ in requests]
+        form = ChatChoices(self.text.table, parsers, bool(body.logprobs))
         reply_id = new_request_id()
         headers = {"x-request-id": reply_id}
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
@@ -60,6 +68,18 @@ class ChatEndpoint:
         answers = await unless_disconnected(request.receive, collect(deltas, len(requests)))
         choices = [form.whole(i, answer) for i, answer in enumerate(answers)]
         return JSONResponse(envelope.whole(choices, answers), headers=headers)
+
+    def _parser(
+        self, body: ChatBody, prompt: ChatPrompt, tools: list[dict[str, Any]] | None
+    ) -> ReplyParser:
+        """An answer that is held to a grammar has no thoughts and no calls in it."""
+        free = body.wanted_grammar()[0] is None
+        return ReplyParser(
+            self.text.reasoning if free and body.separate_reasoning else None,
+            self.text.tools if tools is not None else None,
+            thinking=prompt.thinking and free and body.separate_reasoning,
+            properties=properties_of(tools or []),
+        )
 
 
 def _sampling(body: ChatBody, max_tokens: int) -> SamplingParams:

@@ -1,42 +1,82 @@
 """The choices of `/v1/chat/completions`: messages, and OpenAI's newer log probabilities."""
 
+import secrets
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from baton.api.answers import AnswerDelta, WholeAnswer
-from baton.api.backend import TokenLogprob
+from baton.api.backend import Finished, FinishReason, TokenLogprob
+from baton.text.reply_parser import ReplyParser, TextPart
 from baton.text.token_table import TokenTable
+from baton.text.tool_calls import ToolCall
 
 
 @dataclass(frozen=True)
 class ChatChoices:
-    """The formatter of one request with `count` choices."""
+    """The formatter of one request with a choice for each of `parsers`."""
 
     table: TokenTable
-    count: int
+    parsers: Sequence[ReplyParser]
     want_logprobs: bool
+    _calls: Counter[int] = field(default_factory=Counter)  # of each choice, so far
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """Every choice names its role before its first text."""
-        for index in range(self.count):
+        for index in range(len(self.parsers)):
             yield self._choice(index, {"role": "assistant", "content": ""}, ())
 
     def choices(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]:
         """Tokens without certain text yet make no chunk, unless their log probabilities do."""
-        if delta.text or (self.want_logprobs and delta.logprobs):
-            yield self._choice(delta.index, {"content": delta.text}, delta.logprobs)
+        index, entries = delta.index, delta.logprobs if self.want_logprobs else ()
+        parts = self.parsers[index].push(delta.text)
         if delta.finished is not None:
-            yield self._choice(delta.index, {}, (), delta.finished.reason.value)
+            parts += self.parsers[index].finish()
+        for part in parts:
+            yield self._choice(index, self._delta(index, part), entries)
+            entries = ()
+        if entries:
+            yield self._choice(index, {"content": ""}, entries)
+        if delta.finished is not None:
+            yield self._choice(index, {}, (), self._reason(index, delta.finished))
 
     def whole(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
         """A choice of a reply that is not a stream."""
+        parser = self.parsers[index]
+        parts = parser.push(answer.text) + parser.finish()
+        deltas = [self._delta(index, part) for part in parts]
+        thoughts = "".join(delta.get("reasoning_content", "") for delta in deltas)
+        content = "".join(delta.get("content", "") for delta in deltas)
+        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if thoughts:
+            message["reasoning_content"] = thoughts
+        if calls:
+            message["content"] = content or None
+            message["tool_calls"] = [_without_index(call) for call in calls]
         return {
             "index": index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "message": message,
             "logprobs": self._logprobs(answer.logprobs) if self.want_logprobs else None,
-            "finish_reason": answer.finished.reason.value,
+            "finish_reason": self._reason(index, answer.finished),
         }
+
+    def _delta(self, index: int, part: TextPart | ToolCall) -> dict[str, Any]:
+        """A call goes out whole, once it is."""
+        if isinstance(part, TextPart):
+            return {part.kind.value: part.text}
+        number = self._calls[index]
+        self._calls[index] += 1
+        function = {"name": part.name, "arguments": part.arguments}
+        call_id = f"call_{secrets.token_hex(12)}"
+        call = {"index": number, "id": call_id, "type": "function", "function": function}
+        return {"tool_calls": [call]}
+
+    def _reason(self, index: int, finished: Finished) -> str:
+        if self._calls[index] and finished.reason is FinishReason.STOP:
+            return "tool_calls"
+        return finished.reason.value
 
     def _choice(
         self,
@@ -62,3 +102,8 @@ class ChatChoices:
             "logprob": logprob,
             "bytes": list(self.table.raw_bytes(token_id)),
         }
+
+
+def _without_index(call: dict[str, Any]) -> dict[str, Any]:
+    """Calls are numbered in streams alone."""
+    return {name: value for name, value in call.items() if name != "index"}

@@ -1,6 +1,7 @@
 """The body of `/v1/chat/completions`."""
 
-from typing import Annotated, Any
+import json
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
@@ -33,13 +34,29 @@ class Message(BaseModel):
     content: Annotated[str | None, BeforeValidator(_text_content)] = None
 
 
+class ToolFunction(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
 class ChatBody(SamplingBody):
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     functions: list[Any] | None = None
+    separate_reasoning: bool = True  # False: thoughts stay in the content, with their marks
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
 
@@ -48,9 +65,17 @@ class ChatBody(SamplingBody):
         if not self.messages:
             raise refused("messages", "messages is empty; expected at least one message")
         self._check_logprobs()
-        for name, value in (("tools", self.tools), ("functions", self.functions)):
-            if value:
-                raise refused(name, f"{name} are not supported yet; leave the field out")
+        if self.functions:
+            raise refused("functions", "functions are not supported; give them as tools")
+        if self.tool_choice not in (None, "auto", "none"):
+            raise refused(
+                "tool_choice", f"tool_choice is {self.tool_choice!r}; expected 'auto' or 'none'"
+            )
+        if self.offered_tools is not None and self.wanted_grammar()[0] is not None:
+            raise refused(
+                "tools",
+                f"tools and {self.wanted_grammar()[1]} are given; an answer is one or the other",
+            )
 
     def _check_logprobs(self) -> None:
         if self.top_logprobs is None:
@@ -75,6 +100,33 @@ class ChatBody(SamplingBody):
         """Which of the two spellings set the bound."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """As templates read them; None where the model may call none."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
+
     def template_messages(self) -> list[dict[str, Any]]:
         """As templates read them; fields that were left out stay out."""
-        return [message.model_dump(exclude_unset=True) for message in self.messages]
+        return [_template_message(message) for message in self.messages]
+
+
+def _template_message(message: Message) -> dict[str, Any]:
+    """A call's arguments travel as JSON text; templates read the object."""
+    found = message.model_dump(exclude_unset=True)
+    calls = found.get("tool_calls")
+    if isinstance(calls, list):
+        found["tool_calls"] = [_with_object(call) for call in calls]
+    return found
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError as error:
+        raise refused("messages", f"the arguments of a tool call are no JSON: {error}") from error
+    return call | {"function": function | {"arguments": arguments}}

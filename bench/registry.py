@@ -13,6 +13,10 @@ BENCHES = {
         "baton.bench.prefill:prefill",
         "One engine's prompts and time to first token, against arithmetic and transformers.",
     ),
+    "load": (
+        "baton.bench.loading:load",
+        "A sharded checkpoint, from files to memory, against the disk; and its peak memory.",
+    ),
     "prefix": (
         "baton.bench.prefix:prefix",
         "A trace's prefix hit rate by memory budget; no model runs.",

@@ -9,7 +9,7 @@ was, in the middle of a copy (seen with UCX's kernel copies, after its peer's ag
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from baton.decode.grants import Grants
 from baton.engine.request import Reservation
@@ -21,6 +21,8 @@ from baton.worker.host_process import has_died
 
 LOOK_S = 0.05
 """Between two looks at the processes that memory is kept from, while there are any."""
+ASK_S = 0.5
+"""Between two attempts to reach them."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,6 @@ class Held:
     reservation: Reservation
     handoff: Handoff
     end: HandoffState
-    since_s: float = field(default_factory=time.monotonic)
 
     @property
     def question(self) -> handoff_pb2.CancelPrefill:
@@ -61,10 +62,21 @@ class Held:
 class Quarantine:
     """Everything happens on the asyncio thread."""
 
-    def __init__(self, context: WorkerContext, grants: Grants) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        grants: Grants,
+        reach: Callable[[common_pb2.WorkerIdentity], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """reach: sees to it that a stream joins this rank to a peer; what is to be asked of it is
+        in `questions`."""
         self._context = context
+        self._clock = clock
+        self._reach = reach
         self._grants = grants
         self._held: dict[int, Held] = {}  # by generation, which no two tickets share
+        self._since_s: dict[int, float] = {}
         self._filled = asyncio.Event()
 
     def hold(self, held: Held, reason: str) -> None:
@@ -73,6 +85,7 @@ class Quarantine:
         reservation = held.reservation
         self._context.port.post(lambda engine: engine.quarantine(reservation), "quarantine")
         self._held[held.ticket.generation] = held
+        self._since_s[held.ticket.generation] = self._clock()
         self._filled.set()
 
     def drained(self, ticket_id: int, generation: int) -> None:
@@ -94,8 +107,9 @@ class Quarantine:
         """Why nothing more is asked of this peer: it keeps too much memory from us."""
         most = self._context.engine.plan.quarantine_slots
         life = (peer.worker_id, peer.incarnation)
-        since = [held.since_s for held in self._held.values() if held.writer.life == life]
-        if len(since) < most or time.monotonic() - min(since) < self._context.lease_s:
+        theirs = [number for number, held in self._held.items() if held.writer.life == life]
+        since = [self._since_s[number] for number in theirs]
+        if len(since) < most or self._clock() - min(since) < self._context.lease_s:
             return None  # a drain takes a moment: that many cancels at once are no reason
         return (
             f"prefill worker {peer.worker_id} is not asked: it may still write under {len(since)} "
@@ -104,14 +118,20 @@ class Quarantine:
         )
 
     async def run(self) -> None:
-        """Looks for the second proof. Until cancelled."""
-        ours = self._context.hello.process
+        """Looks for the second proof, and asks for the first where a stream was lost. Until
+        cancelled."""
+        ours, asked_s = self._context.hello.process, self._clock()
         while True:
             await self._filled.wait()
             await asyncio.sleep(LOOK_S)  # most end by a drain before anyone has looked
             self._release_all(
                 lambda held: has_died(ours, held.writer.process), "its writer's process has died"
             )
+            if self._clock() - asked_s > ASK_S:
+                asked_s = self._clock()
+                peers = {held.writer.life: held.writer.peer for held in self._held.values()}
+                for peer in peers.values():
+                    self._reach(peer)
             if not self._held:
                 self._filled.clear()
 
@@ -120,7 +140,7 @@ class Quarantine:
             self._release(held, proof)
 
     def _release(self, held: Held, proof: str) -> None:
-        del self._held[held.ticket.generation]
+        del self._held[held.ticket.generation], self._since_s[held.ticket.generation]
         self._grants.give_back(held.reservation)
         held.handoff.move(held.end, proof)
         self._context.handoffs.close(held.handoff)

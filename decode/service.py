@@ -37,7 +37,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         )
         self._grants = Grants(context.port)
         self._prefixes = Prefixes(context, tickets)
-        self._quarantine = Quarantine(context, self._grants)
+        self._quarantine = Quarantine(context, self._grants, self.link_to)
         way_back = WayBack(context, self._prefixes.fetcher)
         self._rank = Rank(context, tickets, self._grants, way_back, self._quarantine)
         self._receiver = GrpcReceiver(tickets, context.metrics.count_received)

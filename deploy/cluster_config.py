@@ -19,7 +19,7 @@ class ClusterConfig:
     policy: str = "round_robin"
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF
-    served_model_name: str | None = None  # None: the folder's name
+    served_model_name: str | None = None  # None: the folder's name, or the id on the hub
     host: str = "127.0.0.1"
     http_port: int = 0  # 0: any free one
     grpc_port: int = 0

@@ -17,6 +17,8 @@ from baton.kernels.conv1d import (
 from baton.kernels.elementwise import sigmoid
 from baton.kernels.gated_delta import CHUNK, gated_delta_prefill, gated_delta_update
 from baton.kernels.host_plan import HostPlan
+from baton.kernels.native import signatures
+from baton.kernels.native.recorder import Native
 from baton.kernels.norm import rms_norm
 from baton.kernels.ssd import discretise
 
@@ -112,6 +114,60 @@ def gated_delta_step(
     g, beta = weights.log_decay(inputs.a), sigmoid(inputs.b)
     o = gated_delta_update(q, k, v, g, beta, state_pool, *slots, has_initial)
     return weights.gated_norm(o, inputs.z)
+
+
+def gated_delta_step_native(
+    native: Native,
+    weights: DeltaWeights,
+    inputs: DeltaInputs,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    has_initial: Tensor | None = None,
+) -> Tensor:
+    """The same in one call, for float32 inputs; pools in float32 or bfloat16."""
+    rows = inputs.qkv.shape[0]
+    channels, width = weights.conv_weight.shape
+    convolved = native.empty(rows, channels)
+    y = native.empty(rows, weights.heads * weights.value_dim)
+    native.call(
+        signatures.DeltaStep(
+            inputs.qkv.data_ptr(),
+            inputs.z.data_ptr(),
+            inputs.b.data_ptr(),
+            inputs.a.data_ptr(),
+            weights.conv_weight.data_ptr(),
+            weights.A.data_ptr(),
+            weights.dt_bias.data_ptr(),
+            weights.norm_weight.data_ptr(),
+            conv_pool.data_ptr(),
+            state_pool.data_ptr(),
+            read_slots.data_ptr(),
+            write_slots.data_ptr(),
+            None if has_initial is None else has_initial.data_ptr(),
+            convolved.data_ptr(),
+            y.data_ptr(),
+            rows,
+            inputs.qkv.stride(0),
+            inputs.z.stride(0),
+            inputs.b.stride(0),
+            inputs.a.stride(0),
+            weights.key_heads,
+            weights.heads,
+            weights.key_dim,
+            weights.value_dim,
+            width,
+            conv_pool.stride(0),
+            state_pool.stride(0),
+            signatures.DTYPES[conv_pool.dtype],
+            signatures.DTYPES[state_pool.dtype],
+            int(weights.dt_bias.shape[0] > weights.heads),
+            int(weights.silu_gate),
+            weights.eps,
+        )
+    )
+    return y
 
 
 # What a plan makes of one layer's weights, inputs, conv_pool and state_pool (as in

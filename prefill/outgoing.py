@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from baton.engine.errors import RequestError
 from baton.engine.events import (
@@ -18,9 +17,10 @@ from baton.engine.events import (
 from baton.engine.layer_progress import LayersComputed
 from baton.engine.request import Holding, RequestSpec
 from baton.engine.sampling_params import SamplingParams
-from baton.prefill.drains import Drains, WrittenTicket
+from baton.prefill.drains import WrittenTicket
+from baton.prefill.way import Way
 from baton.proto import common_pb2, handoff_pb2
-from baton.transfer.channel import Connection, Writing
+from baton.transfer.channel import Writing
 from baton.transfer.errors import TicketError, TransferError
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.hashes import prompt_hash, sampling_hash
@@ -42,21 +42,6 @@ from baton.worker.prefix_fetcher import PrefixFetcher
 
 # A request whose first token is given is sampled nowhere here, and must not end here either.
 _GIVEN = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-
-Send = Callable[[handoff_pb2.PrefillMessage], None]
-
-
-@dataclass(frozen=True)
-class Way:
-    """How this worker reaches one rank, as long as the stream that joins the two."""
-
-    rank: common_pb2.WorkerIdentity
-    connection: Connection
-    drains: Drains
-    send: Send
-
-    def ticket(self, ticket_id: int, generation: int) -> WrittenTicket:
-        return WrittenTicket(self.rank.worker_id, self.rank.incarnation, ticket_id, generation)
 
 
 class OutgoingHandoff:
@@ -193,10 +178,7 @@ class OutgoingHandoff:
         self._ticket = self._way.ticket(claim.ticket_id, claim.generation)
         self._way.drains.opened(self._ticket)
         self._context.port.post(lambda engine: engine.destined(self.engine_id), "destined")
-        self._writing = self._way.connection.open(
-            claim, Holder(destination.slot, tuple(destination.pages)), self._moving
-        )
-        self._writer = asyncio.ensure_future(self._write(destination, self._writing))
+        self._writer = asyncio.ensure_future(self._write(destination, claim))
 
     def cancel(self, reason: str) -> None:
         """The rank wants it no more."""
@@ -268,9 +250,13 @@ class OutgoingHandoff:
             self._send_first_token(at_s)
             self._end(HandoffState.COMPLETE, "ended at its first token", event.reason.value)
 
-    async def _write(self, destination: handoff_pb2.Destination, writing: Writing) -> None:
+    async def _write(self, destination: handoff_pb2.Destination, claim: Claim) -> None:
         try:
-            sent = await self._write_all(destination.kv_from, writing)
+            connection = await self._way.connection()
+            target = Holder(destination.slot, tuple(destination.pages))
+            self._writing = writing = connection.open(claim, target, self._moving)
+            self._flow.begin(destination.kv_from, connection.segment_bytes)
+            sent = await self._write_all(writing)
             while not self._held:
                 await self._wait_for_more()
             done = handoff_pb2.Done(
@@ -292,21 +278,20 @@ class OutgoingHandoff:
             self.fail(error_of(error, self._context.worker_id))
             return
         if received == sent:
-            self._writing = None
             assert self._ticket is not None
             self._way.drains.closed(self._ticket)
+            self._ticket = None
             self._end(HandoffState.COMPLETE, "handed over", "handed_over")
         else:
             message = f"{self._way.rank.worker_id} has {received} of {sent}"
             self.fail(make_error(common_pb2.DATA_LOSS, self._context.worker_id, message, True))
 
-    async def _write_all(self, kv_from: int, writing: Writing) -> Received:
+    async def _write_all(self, writing: Writing) -> Received:
         """KV as its chunks end, the last chunk's and the state as their layers do. What was sent.
 
         Waits for this worker's own engine alone: if that fails, so does the hand-off.
         """
         sent = Received(0, 0, 0)
-        self._flow.begin(kv_from, self._way.connection.segment_bytes)
         while not self._flow.over:
             ready = self._flow.take()
             for segment in ready:
@@ -347,20 +332,23 @@ class OutgoingHandoff:
         self._handoff.move(state, reason)
         if self._writer is not None and self._writer is not asyncio.current_task():
             self._writer.cancel()
-        if self._writing is None or self._ticket is None:
+        if self._ticket is None:
             self._cancel_in_engine(reason)
+        elif self._writing is None:
+            self._drained(self._ticket, reason)
+            self._way.drains.closed(self._ticket)
         else:
+            ticket = self._ticket
             self._writing.cancel()
-            self._way.drains.drain(self._ticket, self._writing, lambda: self._drained(reason))
+            self._way.drains.drain(ticket, self._writing, lambda: self._drained(ticket, reason))
         self._context.handoffs.close(self._handoff)
         self._context.metrics.count_request(outcome or state.value)
         self._on_end(self)
 
-    def _drained(self, reason: str) -> None:
+    def _drained(self, ticket: WrittenTicket, reason: str) -> None:
         """Proof for the rank that its memory is its own again."""
-        assert self._ticket is not None
         drained = handoff_pb2.Drained(
-            **self._name, ticket_id=self._ticket.ticket_id, generation=self._ticket.generation
+            **self._name, ticket_id=ticket.ticket_id, generation=ticket.generation
         )
         self._send(handoff_pb2.PrefillMessage(drained=drained))
         self._cancel_in_engine(reason)

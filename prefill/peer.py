@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Callable
 from grpc import aio
 
 from baton.prefill.drains import Drains
-from baton.prefill.outgoing import OutgoingHandoff, Way
+from baton.prefill.outgoing import OutgoingHandoff
+from baton.prefill.way import Way
 from baton.proto import common_pb2, handoff_pb2
-from baton.transfer.outlets import Chosen
+from baton.transfer.outlets import Outlets
 from baton.worker.errors import PeerSilentError
 from baton.worker.streams import Lease, Outbox, first_of
 
@@ -25,7 +26,7 @@ class DecodePeer:
     def __init__(
         self,
         hello: common_pb2.Hello,
-        chosen: Chosen,
+        outlets: Outlets,
         drains: Drains,
         lease_s: float,
         begin: Begin,
@@ -34,8 +35,7 @@ class DecodePeer:
         """hello: the rank's. begin: makes a hand-off of a request that came in. offered: told of
         state that the rank has."""
         self.identity = hello.worker
-        self.chosen = chosen
-        self.way = Way(hello.worker, chosen.connection, drains, self.send)
+        self.way = Way(hello, outlets, drains, self.send)
         self._begin = begin
         self._offered = offered
         self._outbox: Outbox[handoff_pb2.PrefillMessage] = Outbox()
@@ -59,7 +59,7 @@ class DecodePeer:
                 self._read(messages),
                 self._outbox.drain(context.write),
                 self._lease.watch(),
-                self.way.connection.lost(),
+                self.way.hold(),
             )
         except PeerSilentError as silent:
             reason = str(silent)
@@ -67,11 +67,13 @@ class DecodePeer:
         finally:
             for handoff in list(self._handoffs.values()):
                 handoff.expire(reason)
+            await self.way.drains.wait()
+            await self.way.close()
 
     async def _read(self, messages: AsyncIterator[handoff_pb2.DecodeMessage]) -> None:
         async for message in messages:
             self._lease.heard()
-            self.way.connection.heard()
+            self.way.heard()
             match message.WhichOneof("kind"):
                 case "request":
                     self._start(message.request)

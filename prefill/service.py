@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import logging
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
@@ -15,7 +14,6 @@ from baton.prefill.peer import DecodePeer
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.transfer.errors import ChannelError
 from baton.transfer.grpc_channel import GrpcReceiver
-from baton.transfer.outlets import Chosen
 from baton.transfer.tickets import TicketTable
 from baton.worker.channels import make_outlets
 from baton.worker.config import StateReturn
@@ -24,8 +22,6 @@ from baton.worker.engine_port import EventBatch
 from baton.worker.errors import WorkerError, abort, error_of, make_error
 from baton.worker.handshake import HELLO_S, check_hello
 from baton.worker.prefixes import Prefixes
-
-log = logging.getLogger(__name__)
 
 
 class PrefillService(handoff_pb2_grpc.HandoffServicer):
@@ -93,41 +89,20 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
             await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, silent)
         except WorkerError as refused:
             await abort(context, grpc.StatusCode.FAILED_PRECONDITION, refused.error)
-        chosen = await self._connect(hello, context)
-        try:
-            await context.write(handoff_pb2.PrefillMessage(hello=self._context.hello))
-            peer = DecodePeer(
-                hello, chosen, self._drains, self._context.lease_s, self._begin, self._offered
-            )
-            word = handoff_pb2.ChannelChosen(channel=chosen.channel, reason=chosen.reason)
-            peer.send(handoff_pb2.PrefillMessage(channel=word))
-            self._peers.add(peer)
-            try:
-                await peer.serve(messages, context)
-            finally:
-                self._peers.discard(peer)
-        finally:
-            await self._drains.wait()
-            await chosen.connection.close()
-
-    async def _connect(self, hello: common_pb2.Hello, context: aio.ServicerContext) -> Chosen:
-        """Aborts the call where no channel joins the two."""
-        offers = {offer.channel: offer.endpoint for offer in hello.channels}
-        try:
-            chosen = await self._outlets.connect(offers, hello.worker.worker_id)
-        except ChannelError as error:
-            message = error_of(error, self._context.worker_id)
-            message.code, message.retryable = common_pb2.INCOMPATIBLE, False
-            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, message)
-        log.info(
-            "channel chosen",
-            extra={
-                "peer": hello.worker.worker_id,
-                "channel": chosen.channel,
-                "reason": chosen.reason,
-            },
+        await context.write(handoff_pb2.PrefillMessage(hello=self._context.hello))
+        peer = DecodePeer(
+            hello,
+            self._outlets,
+            self._drains,
+            self._context.lease_s,
+            self._begin,
+            self._offered,
         )
-        return chosen
+        self._peers.add(peer)
+        try:
+            await peer.serve(messages, context)
+        finally:
+            self._peers.discard(peer)
 
     async def _greet(self, messages: AsyncIterator[handoff_pb2.DecodeMessage]) -> common_pb2.Hello:
         """The rank's Hello. Raises WorkerError: what does not fit is refused before all else."""
@@ -141,6 +116,12 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
                 )
             )
         check_hello(self._context.hello, first.hello)
+        try:
+            self._outlets.check({offer.channel for offer in first.hello.channels})
+        except ChannelError as apart:
+            error = error_of(apart, self._context.worker_id)
+            error.code, error.retryable = common_pb2.INCOMPATIBLE, False
+            raise WorkerError(error) from apart
         return first.hello
 
     def _begin(self, request: handoff_pb2.PrefillRequest, peer: DecodePeer) -> OutgoingHandoff:

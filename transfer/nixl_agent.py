@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from baton.transfer.errors import ChannelError
 from baton.transfer.regions import Span
 
 BACKEND = "UCX"
+ATTEMPTS = 3
 _INITIATOR = "NIXL_INIT_AGENT"
 
 _NETWORK = frozenset(
@@ -58,7 +59,7 @@ class NixlAgent:
         self._memory = _memory(spans[0])
         config = nixl_agent_config(enable_prog_thread=False, backends=[BACKEND])
         with self._ours("start"):
-            self._agent: Any = nixl_agent(name, config)
+            self._agent: Any = self._start(lambda: nixl_agent(name, config))
             regions = [(s.address, s.nbytes, s.device or 0, "") for s in spans if s.nbytes]
             if regions:
                 self._agent.register_memory(regions, self._memory)
@@ -143,6 +144,13 @@ class NixlAgent:
         self._writes.clear()
         self._prepared.clear()
         self._agent = None  # NIXL's own destructor: the binding has no other way
+
+    def _start(self, make: Callable[[], Any]) -> Any:
+        """UCX looks at every network device, and gives up where one goes away meanwhile."""
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(*self._errors):
+                return make()
+        return make()
 
     def _posted(self, handle: Any) -> int:
         number = next(self._numbers)

@@ -1,6 +1,6 @@
 """Which channel a prefill worker writes by, chosen once a stream."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +36,16 @@ class Outlets:
     def names(self) -> tuple[str, ...]:
         return tuple(outlet.name for outlet in self._outlets)
 
+    def check(self, offered: Collection[str]) -> None:
+        """Raises ChannelError where the two ends have no channel in common."""
+        if not set(self.names) & set(offered):
+            raise ChannelError(
+                "the two workers have no channel in common: start both with the same --channel, or "
+                "with auto",
+                expected=", ".join(self.names),
+                actual=", ".join(sorted(offered)),
+            )
+
     async def connect(self, offers: Mapping[str, bytes], peer: str) -> Chosen:
         """The best that both ends have and that works between them. Raises ChannelError."""
         against: list[str] = []
@@ -49,9 +59,4 @@ class Outlets:
                 against.append(f"{outlet.name}: {error}")
                 continue
             return Chosen(outlet.name, "; ".join(against) or "the first of ours", connection)
-        raise ChannelError(
-            f"no channel joins {peer} to this worker: {'; '.join(against)}. Start both with the "
-            "same --channel, or with auto",
-            expected=", ".join(self.names),
-            actual=", ".join(offers),
-        )
+        raise ChannelError(f"no channel joins {peer} to this worker: {'; '.join(against)}")

@@ -13,6 +13,7 @@
 
 #include "attention.h"
 #include "conv.h"
+#include "delta.h"
 #include "linear.h"
 #include "mamba2.h"
 #include "mamba2_prompts.h"
@@ -40,10 +41,12 @@ OPERATION(rope, Rope)
 OPERATION(kv_write, KvWrite)
 OPERATION(attn_decode, AttnDecode)
 OPERATION(relu2, Relu2)
+OPERATION(sigmoid_gated, SigmoidGated)
 OPERATION(route_softmax, RouteSoftmax)
 OPERATION(route_grouped, RouteGrouped)
 OPERATION(experts, Experts)
 OPERATION(conv_step, ConvStep)
+OPERATION(delta_step, DeltaStep)
 OPERATION(mamba2_step, Mamba2Step)
 OPERATION(mamba2_prefill, Mamba2Prefill)
 

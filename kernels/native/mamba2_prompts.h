@@ -115,10 +115,16 @@ void convolve_prompts(const Mamba2Prefill& a, Team& team) {
   });
 }
 
+// Columns of a matrix product's left side that lie `step` apart, rows that lie `stride` apart.
+struct Left {
+  const float* at;
+  int64_t stride, step;
+};
+
 // c[r, n] += sum over k of a[r, k] b[k, n], for R rows and V vectors of columns.
 template <int R, int V>
-inline void outer(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t depth,
-                  float* c, int64_t c_stride) {
+inline void outer(Left a, const float* b, int64_t b_stride, int64_t depth, float* c,
+                  int64_t c_stride) {
   Vec total[R][V];
   UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) {
     total[r][v] = load(c + r * c_stride + v * LANES);
@@ -127,7 +133,7 @@ inline void outer(const float* a, int64_t a_stride, const float* b, int64_t b_st
     Vec values[V];
     UNROLL for (int v = 0; v < V; v++) values[v] = load(b + k * b_stride + v * LANES);
     UNROLL for (int r = 0; r < R; r++) {
-      const Vec factor = splat(a[r * a_stride + k]);
+      const Vec factor = splat(a.at[r * a.stride + k * a.step]);
       UNROLL for (int v = 0; v < V; v++) total[r][v] += factor * values[v];
     }
   }
@@ -136,36 +142,79 @@ inline void outer(const float* a, int64_t a_stride, const float* b, int64_t b_st
   }
 }
 
-// c += a b: [rows, depth] x [depth, columns]. `lower`: row r of a is zero from column r + 1 on.
-void add_product(const float* a, int64_t a_stride, const float* b, int64_t b_stride, float* c,
-                 int64_t c_stride, int64_t rows, int64_t depth, int64_t columns, bool lower) {
+constexpr int64_t MOST_ROWS = 12;  // that `outer` takes at once
+
+// c += a b: [rows, depth] x [depth, columns]. Of row r of a, columns `dense` + r + 1 on are zero,
+// and those from MOST_ROWS further on are not read.
+void add_product(Left a, const float* b, int64_t b_stride, float* c, int64_t c_stride, int64_t rows,
+                 int64_t depth, int64_t columns, int64_t dense) {
   for (int64_t n = 0; n < columns;) {
     const int64_t left = columns - n;
     int64_t r = 0;
     auto block = [&](auto count, auto vectors) {
       for (; r + count <= rows; r += count) {
-        const int64_t deep = lower && r + count < depth ? r + count : depth;
-        outer<count, vectors>(a + r * a_stride, a_stride, b + n, b_stride, deep,
+        const int64_t needed = dense + r + count, deep = needed < depth ? needed : depth;
+        outer<count, vectors>({a.at + r * a.stride, a.stride, a.step}, b + n, b_stride, deep,
                               c + r * c_stride + n, c_stride);
       }
     };
+    auto blocks = [&](auto count, auto vectors) {
+      block(count, vectors);
+      block(std::integral_constant<int, 1>{}, vectors);
+      n += vectors * LANES;
+    };
     if (left >= 4 * LANES) {
-      block(std::integral_constant<int, 6>{}, std::integral_constant<int, 4>{});
-      block(std::integral_constant<int, 1>{}, std::integral_constant<int, 4>{});
-      n += 4 * LANES;
+      blocks(std::integral_constant<int, 6>{}, std::integral_constant<int, 4>{});
+    } else if (left >= 2 * LANES) {
+      blocks(std::integral_constant<int, 12>{}, std::integral_constant<int, 2>{});
     } else if (left >= LANES) {
-      block(std::integral_constant<int, 6>{}, std::integral_constant<int, 1>{});
-      block(std::integral_constant<int, 1>{}, std::integral_constant<int, 1>{});
-      n += LANES;
+      blocks(std::integral_constant<int, 12>{}, std::integral_constant<int, 1>{});
     } else {
       for (; r < rows; r++) {
+        const int64_t needed = dense + r + 1, deep = needed < depth ? needed : depth;
         Vec total = load(c + r * c_stride + n, left);
-        for (int64_t k = 0; k < depth; k++) {
-          total += a[r * a_stride + k] * load(b + k * b_stride + n, left);
+        for (int64_t k = 0; k < deep; k++) {
+          total += a.at[r * a.stride + k * a.step] * load(b + k * b_stride + n, left);
         }
         store(c + r * c_stride + n, total, left);
       }
       n = columns;
+    }
+  }
+}
+
+// to[j, i] = from[i, j]: 16 x 16 values at a time, by four rounds that exchange halves.
+void transpose(const float* from, int64_t rows, int64_t columns, float* to) {
+  auto block = [&](int64_t i, int64_t j) {
+    Vec v[LANES], w[LANES];
+    UNROLL for (int r = 0; r < LANES; r++) v[r] = load(from + (i + r) * columns + j);
+#define EXCHANGE(from, to, distance, low, high)                             \
+  UNROLL for (int r = 0; r < LANES; r++) {                                  \
+    const int first = r & ~distance;                                        \
+    to[r] = r & distance                                                    \
+                ? __builtin_shuffle(from[first], from[first + distance], high) \
+                : __builtin_shuffle(from[first], from[first + distance], low); \
+  }
+    const IntVec low8{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23};
+    const IntVec low4{0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27};
+    const IntVec low2{0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29};
+    const IntVec low1{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30};
+    EXCHANGE(v, w, 8, low8, low8 + 8)
+    EXCHANGE(w, v, 4, low4, low4 + 4)
+    EXCHANGE(v, w, 2, low2, low2 + 2)
+    EXCHANGE(w, v, 1, low1, low1 + 1)
+    UNROLL for (int r = 0; r < LANES; r++) store(to + (j + r) * rows + i, v[r]);
+#undef EXCHANGE
+  };
+  for (int64_t i = 0; i < rows; i += LANES) {
+    for (int64_t j = 0; j < columns; j += LANES) {
+      if (i + LANES <= rows && j + LANES <= columns) {
+        block(i, j);
+        continue;
+      }
+      for (int64_t r = i; r < rows && r < i + LANES; r++) {
+        for (int64_t c = j; c < columns && c < j + LANES; c++) to[c * rows + r] = from[r * columns + c];
+      }
     }
   }
 }
@@ -192,27 +241,29 @@ void dots(const float* x, int64_t x_stride, int64_t rows, const float* w, int64_
 }
 
 // One head of one row, chunk after chunk: inside a chunk the recurrence is a masked matrix product
-// (Dao and Gu, 2024), between chunks only the state is passed on.
+// (Dao and Gu, 2024), between chunks only the state is passed on. What a chunk's tokens read of the
+// state S that enters it and of each other is one product: [C | scores] times [S^T; dt x].
 template <class T>
 void scan(const Mamba2Prefill& a, int64_t row, int64_t head) {
   struct Memory {};
   const int64_t P = a.head_dim, N = a.d_state, most = a.chunk, channels = a.channels();
-  const int64_t group = head / (a.heads / a.groups), size = P * N;
-  float* state = scratch<float, Memory>(size + most * (most + 2 * P + 3));
-  float* weights = state + size;        // [chunk, chunk]
-  float* stepped = weights + most * most;  // [chunk, P]: dt x
-  float* ended = stepped + most * P;    // [P, chunk]: dt x, decayed to the chunk's end
-  float* steps = ended + most * P;      // [chunk]
-  float* decays = steps + most;         // [chunk]: log decay from the chunk's entry
-  float* factors = decays + most;       // [chunk]
+  const int64_t group = head / (a.heads / a.groups), size = P * N, wide = N + most;
+  float* state = scratch<float, Memory>(size + wide * P + most * (wide + P + 3));
+  float* right = state + size;         // [N + chunk, P]: S^T, then dt x
+  float* left = right + wide * P;      // [chunk, N + chunk]: C, decayed from the entry; scores
+  float* ended = left + most * wide;   // [chunk, P]: dt x, decayed to the chunk's end
+  float* steps = ended + most * P;     // [chunk]
+  float* decays = steps + most;        // [chunk]: log decay from the chunk's entry
+  float* factors = decays + most;      // [chunk]
   const int64_t place = head * size;
   auto slot = [&](int64_t id) { return static_cast<T*>(a.ssm_pool) + id * a.ssm_stride + place; };
   auto keep = [&](int64_t id) {
     runs(size, [&](int64_t i, int64_t n) { store_run(slot(id) + i, load_run(state + i, n), n); });
   };
+  bool empty = !a.has_initial[row];
   const T* from = slot(a.read_slots[row]);
   runs(size, [&](int64_t i, int64_t n) {
-    store_run(state + i, a.has_initial[row] ? load_run(from + i, n) : Vec{}, n);
+    store_run(state + i, empty ? Vec{} : load_run(from + i, n), n);
   });
   for (int64_t chunk = a.row_chunks[row]; chunk < a.row_chunks[row + 1]; chunk++) {
     const int64_t start = a.chunk_starts[chunk], L = a.chunk_starts[chunk + 1] - start;
@@ -228,34 +279,40 @@ void scan(const Mamba2Prefill& a, int64_t row, int64_t head) {
       decays[t] = static_cast<float>(total);
     }
     const float last = decays[L - 1];
-    const float* scores = a.scores + (chunk * a.groups + group) * most * most;
-    for (int64_t i = 0; i < L; i++) {
-      runs(i + 1, [&](int64_t j, int64_t n) {
-        Vec weight = exp(decays[i] - load_run(decays + j, n)) * load_run(scores + i * most + j, n);
-        store_run(weights + i * most + j, weight, n);
-      });
-      memset(weights + i * most + i + 1, 0, (L - i - 1) * sizeof(float));
-    }
     runs(L, [&](int64_t t, int64_t n) {
       store_run(factors + t, exp(last - load_run(decays + t, n)), n);
     });
     for (int64_t t = 0; t < L; t++) {
-      for (int64_t p = 0; p < P; p++) {
-        const float value = x[t * channels + p] * steps[t];
-        stepped[t * P + p] = value;
-        ended[p * most + t] = value * factors[t];
-      }
-    }
-    dots(C, channels, L, state, N, P, N, y, a.inner());
-    runs(L, [&](int64_t t, int64_t n) { store_run(factors + t, exp(load_run(decays + t, n)), n); });
-    for (int64_t t = 0; t < L; t++) {
-      float* out = y + t * a.inner();
       runs(P, [&](int64_t p, int64_t n) {
-        Vec direct = a.D[head] * load_run(x + t * channels + p, n);
-        store_run(out + p, load_run(out + p, n) * factors[t] + direct, n);
+        const Vec value = load_run(x + t * channels + p, n), stepped = value * steps[t];
+        store_run(right + (N + t) * P + p, stepped, n);
+        store_run(ended + t * P + p, stepped * factors[t], n);
+        store_run(y + t * a.inner() + p, value * a.D[head], n);
       });
     }
-    add_product(weights, most, stepped, P, y, a.inner(), L, L, P, true);
+    const float* scores = a.scores + (chunk * a.groups + group) * most * most;
+    for (int64_t i = 0; i < L; i++) {
+      float* weights = left + i * wide + N;
+      runs(i + 1, [&](int64_t j, int64_t n) {
+        Vec weight = exp(decays[i] - load_run(decays + j, n)) * load_run(scores + i * most + j, n);
+        store_run(weights + j, weight, n);
+      });
+      memset(weights + i + 1, 0, (L - i - 1 < MOST_ROWS ? L - i - 1 : MOST_ROWS) * sizeof(float));
+    }
+    if (empty) {  // nothing to read of the state
+      add_product({left + N, wide, 1}, right + N * P, P, y, a.inner(), L, L, P, 0);
+    } else {
+      runs(L, [&](int64_t t, int64_t n) {
+        store_run(factors + t, exp(load_run(decays + t, n)), n);
+      });
+      for (int64_t t = 0; t < L; t++) {
+        runs(N, [&](int64_t i, int64_t n) {
+          store_run(left + t * wide + i, load_run(C + t * channels + i, n) * factors[t], n);
+        });
+      }
+      transpose(state, P, N, right);
+      add_product({left, wide, 1}, right, P, y, a.inner(), L, N + L, P, N);
+    }
     for (int64_t t = 0; t < L && !a.gate_last; t++) {
       float* out = y + t * a.inner();
       const float* z = a.zxbcdt + (start + t) * a.stride + head * P;
@@ -267,7 +324,8 @@ void scan(const Mamba2Prefill& a, int64_t row, int64_t head) {
     runs(size, [&](int64_t i, int64_t n) {
       store_run(state + i, load_run(state + i, n) * decay, n);
     });
-    add_product(ended, most, B, channels, state, N, P, L, N, false);
+    add_product({ended, 1, P}, B, channels, state, N, P, L, N, L);
+    empty = false;
     if (a.chunk_slots[chunk]) keep(a.chunk_slots[chunk]);
   }
   keep(a.write_slots[row]);

@@ -58,6 +58,11 @@ class Relu2(Arguments):
     _fields_ = _fields("x out", "size")
 
 
+class SigmoidGated(Arguments):
+    operation = "sigmoid_gated"
+    _fields_ = _fields("x gate out", "rows width gate_stride single")
+
+
 class AddScaled(Arguments):
     operation = "add_scaled"
     _fields_ = _fields("x y out", "size", "alpha")
@@ -119,6 +124,17 @@ class ConvStep(Arguments):
     )
 
 
+class DeltaStep(Arguments):
+    operation = "delta_step"
+    _fields_ = _fields(
+        "qkv z b a conv_weight A dt_bias norm_weight conv_pool state_pool "
+        "read_slots write_slots has_initial convolved y",
+        "rows qkv_stride z_stride b_stride a_stride key_heads heads key_dim value_dim width "
+        "conv_stride state_stride conv_dtype state_dtype channelwise silu_gate",
+        "eps",
+    )
+
+
 class Mamba2Step(Arguments):
     operation = "mamba2_step"
     _fields_ = _fields(
@@ -150,6 +166,7 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     GeGlu,
     Beside,
     Relu2,
+    SigmoidGated,
     AddScaled,
     SelectRows,
     Rope,
@@ -159,6 +176,7 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     RouteGrouped,
     Experts,
     ConvStep,
+    DeltaStep,
     Mamba2Step,
     Mamba2Prefill,
 )

@@ -85,6 +85,21 @@ inline void store(T* p, Vec v, int64_t n) {
   memcpy(p, whole, n * sizeof(T));
 }
 
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+// The same by masks: a copy of unknown length is a call.
+inline __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
+inline Vec load(const float* p, int64_t n) {
+  return (Vec)_mm512_maskz_loadu_ps(first_lanes(n), p);
+}
+inline Vec load(const Bf16* p, int64_t n) {
+  __m256i halves = _mm256_maskz_loadu_epi16(first_lanes(n), p);
+  return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+}
+inline void store(float* p, Vec v, int64_t n) {
+  _mm512_mask_storeu_ps(p, first_lanes(n), (__m512)v);
+}
+#endif
+
 // f(i, n) for every run of 16 places below `size`, and for the rest: n is then below 16.
 template <class F>
 inline void runs(int64_t size, F f) {
@@ -152,6 +167,7 @@ inline Vec silu(Vec x) {  // below -87 it is as good as zero
   return x / (1.0f + exp(-x));
 }
 
+inline Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }
 inline Vec relu2(Vec x) {  // a NaN stays one
   x = x < 0.0f ? splat(0.0f) : x;
   return x * x;

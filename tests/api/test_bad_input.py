@@ -80,7 +80,29 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": USER, "top_logprobs": 3}, "top_logprobs", "needs logprobs"),
     ({"messages": USER, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "0 to 20"),
     ({"messages": USER, "logprobs": 5}, "logprobs", "valid boolean"),
-    ({"messages": USER, "tools": [{"type": "function"}]}, "tools", "not supported yet"),
+    ({"messages": USER, "tools": [{"type": "function"}]}, "tools.0.function", "required"),
+    ({"messages": USER, "tools": [{"type": "x", "function": {"name": "f"}}]}, "tools.0.type", ""),
+    (
+        {"messages": USER, "tools": [{"type": "function", "function": {"name": "f"}}]},
+        "tools",
+        "knows no calls of tools",
+    ),
+    ({"messages": USER, "tool_choice": "required"}, "tool_choice", "expected 'auto' or 'none'"),
+    ({"messages": USER, "functions": [{"name": "f"}]}, "functions", "give them as tools"),
+    (
+        {
+            "messages": USER,
+            "regex": "a",
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        },
+        "tools",
+        "one or the other",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
+        "messages",
+        "no JSON",
+    ),
     ({"messages": USER, "response_format": {"type": "xml"}}, "response_format", "json_schema"),
     (
         {"messages": USER, "response_format": {"type": "json_schema"}},

@@ -29,7 +29,7 @@ async def test_long_prompts_are_tokenised_off_the_event_loop_and_short_ones_on_i
     service = TextService(tokenizer, ChatTemplate("{{ messages[0].content }}"))
     long = "word " * INLINE_CHARS
     ids = await service.encode(long)
-    chat = await service.encode_chat([{"role": "user", "content": long}])
+    chat = (await service.encode_chat([{"role": "user", "content": long}])).ids
     await service.encode("short")
     service.close()
     assert tokenizer.decode(ids) == tokenizer.decode(chat) == long

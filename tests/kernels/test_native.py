@@ -24,6 +24,7 @@ from baton.kernels.elementwise import (
     relu2_native,
     scaled_native,
     select_rows_native,
+    sigmoid_gated_native,
     swiglu_native,
 )
 from baton.kernels.linear import Int8Weight, embedding_native, linear_native
@@ -67,10 +68,11 @@ def strided(rows: int, width: int, rng: random.Random) -> Tensor:
     return wide[:, first : first + width]
 
 
-def assert_near(got: Tensor, wanted: Tensor, error: float) -> None:
-    """Within `error` of the reference's own scale."""
+def assert_near(got: Tensor, wanted: Tensor, error: float, scale: float | None = None) -> None:
+    """Within `error` of the reference's own scale, or of that of what was added up."""
     assert got.dtype == torch.float32 and not got.isnan().any()
-    scale = float(wanted.abs().max()) if wanted.numel() else 1.0
+    if scale is None:
+        scale = float(wanted.abs().max()) if wanted.numel() else 1.0
     torch.testing.assert_close(got.double(), wanted, atol=error * max(scale, 1e-3), rtol=0)
 
 
@@ -150,13 +152,17 @@ def test_rms_norm_of_each_head(native, rng, rows, heads, width):
 def test_what_layers_do_in_between(native, rng, rows, width):
     x, y = torch.randn(rows, width) * 5, torch.randn(rows, width)
     alpha = rng.uniform(-2, 2)
-    assert_near(add_scaled_native(native, x, y, alpha), x.double() + alpha * y.double(), 2e-6)
+    total = x.double() + alpha * y.double()  # of one value each, perhaps next to nothing
+    assert_near(add_scaled_native(native, x, y, alpha), total, 2e-6, scale=5.0)
     assert_near(scaled_native(native, x, alpha), x.double() * alpha, 2e-6)
     assert scaled_native(native, x, 1.0) is x
     assert_near(relu2_native(native, x), F.relu(x.double()).square(), 2e-6)
+    for gate in (strided(rows, width, rng), strided(rows, 1, rng)):
+        wanted = x.double() * gate.double().sigmoid()
+        assert_near(sigmoid_gated_native(native, x, gate), wanted, 2e-6)
     both = torch.cat((x, y), dim=1)
     assert_near(swiglu_native(native, both), F.silu(x.double()) * y.double(), 2e-6)
-    assert_near(geglu_native(native, both), F.gelu(x.double()) * y.double(), 2e-6)
+    assert_near(geglu_native(native, both), F.gelu(x.double()) * y.double(), 2e-6, scale=1.0)
     assert torch.equal(beside_native(native, x, y[:, :5].contiguous()), torch.cat((x, y[:, :5]), 1))
     if rows:
         chosen = torch.randint(rows, (3,))
@@ -234,7 +240,9 @@ def test_attention_gives_padding_rows_zeros(native, rng):
 def test_a_gated_convolution(native, rng, rows, channels, width, dtype, all_go_on):
     taps = torch.randn(channels, width)
     bias = torch.randn(channels) if rng.random() < 0.5 else None
-    batch = ragged_batch([1] * rows, [7 if all_go_on else rng.choice([0, 7])] * rows, rng)
+    batch = ragged_batch(
+        [1] * rows, [7 if all_go_on else rng.choice([0, 7]) for _ in range(rows)], rng
+    )
     bcx = strided(rows, 3 * channels, rng)
     pool = poisoned_pool(batch, (channels, width - 1), dtype)
     expected_pool = pool.clone()
@@ -257,7 +265,8 @@ def random_mixer(heads, head_dim, groups, d_state, width, rng) -> Mamba2Weights:
         head_dim=head_dim,
         groups=groups,
         d_state=d_state,
-        eps=1e-5,
+        # The norm of a few channels would magnify rounding where they happen to be small.
+        eps=1e-5 if heads * head_dim // groups > 8 else 0.1,
         dt_limit=rng.choice([(0.0, float("inf")), (0.05, 0.4)]),
     )
 

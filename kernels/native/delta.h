@@ -1,0 +1,131 @@
+// One decode step of a gated-delta mixer.
+#pragma once
+#include "conv.h"
+#include "mamba2.h"
+#include "rows.h"
+#include "team.h"
+#include "vectors.h"
+
+namespace {
+
+struct DeltaStep {
+  const float* qkv;  // [rows, queries | keys | values], rows qkv_stride apart
+  const float* z;    // [rows, inner], rows z_stride apart: the gate of the output
+  const float* b;    // [rows, heads], rows b_stride apart: how much is written, before a sigmoid
+  const float* a;    // [rows, heads, or heads * key_dim], rows a_stride apart: of the decay
+  const float* conv_weight;  // [channels, width]
+  const float *A, *dt_bias;  // [heads], and as many as a row of `a` has
+  const float* norm_weight;  // [value_dim]
+  void *conv_pool, *state_pool;  // [slots, channels, width - 1], [slots, heads, key_dim, value_dim]
+  const int64_t *read_slots, *write_slots;  // [rows]
+  const uint8_t* has_initial;               // [rows] or null: every row has one
+  float* convolved;                         // [rows, channels], scratch
+  float* y;                                 // [rows, inner]
+  int64_t rows, qkv_stride, z_stride, b_stride, a_stride;
+  int64_t key_heads, heads, key_dim, value_dim, width;
+  int64_t conv_stride, state_stride, conv_dtype, state_dtype;  // slot strides in values
+  int64_t channelwise, silu_gate;  // a decay a key channel; z silu's own factor, or a sigmoid's
+  double eps;
+
+  int64_t inner() const { return heads * value_dim; }
+  int64_t channels() const { return 2 * key_heads * key_dim + inner(); }
+};
+
+// x brought to `length`: [size].
+inline void scale_to(const float* x, int64_t size, float length, float* to) {
+  Vec total = {};
+  runs(size, [&](int64_t i, int64_t n) { total += load_run(x + i, n) * load_run(x + i, n); });
+  const float factor = length / sqrtf(sum(total) + 1e-6f);
+  runs(size, [&](int64_t i, int64_t n) { store_run(to + i, load_run(x + i, n) * factor, n); });
+}
+
+// Columns first .. first + n of one head's state, up to 16 * V of them:
+// S' = decay S; S = S' + k correction^T with correction = beta (v - S'^T k); out = S^T q.
+template <class T, int V>
+inline void delta_columns(const T* from, T* to, int64_t stride, int64_t n, bool empty, int64_t K,
+                          const float* decay, const float* q, const float* k, float kq,
+                          const float* v, float beta, float* out) {
+  auto count = [&](int i) { return V > 1 ? LANES : n; };
+  Vec by_key[V] = {}, by_query[V] = {};
+  for (int64_t row = 0; row < K && !empty; row++) {
+    const Vec with_key = splat(k[row] * decay[row]), with_query = splat(q[row] * decay[row]);
+    UNROLL for (int i = 0; i < V; i++) {
+      const Vec state = load_run(from + row * stride + i * LANES, count(i));
+      by_key[i] += state * with_key;
+      by_query[i] += state * with_query;
+    }
+  }
+  UNROLL for (int i = 0; i < V; i++) {
+    by_key[i] = (load_run(v + i * LANES, count(i)) - by_key[i]) * beta;  // the correction
+    store_run(out + i * LANES, by_query[i] + by_key[i] * kq, count(i));
+  }
+  for (int64_t row = 0; row < K; row++) {
+    UNROLL for (int i = 0; i < V; i++) {
+      Vec state = by_key[i] * k[row];
+      if (!empty) state += load_run(from + row * stride + i * LANES, count(i)) * decay[row];
+      store_run(to + row * stride + i * LANES, state, count(i));
+    }
+  }
+}
+
+template <class T>
+void delta_head(const DeltaStep& a, int64_t row, int64_t head) {
+  struct Vectors {};
+  const int64_t K = a.key_dim, V = a.value_dim, keys = a.key_heads * K;
+  const int64_t key_head = head / (a.heads / a.key_heads), place = head * K * V;
+  float* q = scratch<float, Vectors>(3 * K);
+  float* k = q + K;
+  float* decay = k + K;
+  const float* convolved = a.convolved + row * a.channels();
+  scale_to(convolved + key_head * K, K, 1.0f / sqrtf(static_cast<float>(K)), q);
+  scale_to(convolved + keys + key_head * K, K, 1.0f, k);
+  const float* v = convolved + 2 * keys + head * V;
+  for (int64_t i = 0; i < K; i++) {
+    if (i && !a.channelwise) {
+      decay[i] = decay[0];
+    } else {
+      const int64_t at = a.channelwise ? head * K + i : head;
+      const float step = step_size(a.a[row * a.a_stride + at] + a.dt_bias[at], 0.0, INFINITY);
+      decay[i] = expf(a.A[head] * step);
+    }
+  }
+  Vec product = {};
+  runs(K, [&](int64_t i, int64_t n) { product += load_run(q + i, n) * load_run(k + i, n); });
+  const float kq = sum(product), beta = 1.0f / (1.0f + expf(-a.b[row * a.b_stride + head]));
+  const bool empty = a.has_initial && !a.has_initial[row];
+  const T* from = static_cast<const T*>(a.state_pool) + a.read_slots[row] * a.state_stride + place;
+  T* to = static_cast<T*>(a.state_pool) + a.write_slots[row] * a.state_stride + place;
+  float* y = a.y + row * a.inner() + head * V;
+  int64_t first = 0;
+  for (; first + 4 * LANES <= V; first += 4 * LANES) {
+    delta_columns<T, 4>(from + first, to + first, V, LANES, empty, K, decay, q, k, kq, v + first,
+                        beta, y + first);
+  }
+  for (; first < V; first += LANES) {
+    delta_columns<T, 1>(from + first, to + first, V, V - first < LANES ? V - first : LANES, empty,
+                        K, decay, q, k, kq, v + first, beta, y + first);
+  }
+  const float scale = 1.0f / sqrtf(mean_square(y, V) + static_cast<float>(a.eps));
+  const float* z = a.z + row * a.z_stride + head * V;
+  runs(V, [&](int64_t i, int64_t n) {
+    const Vec gate = load_run(z + i, n), open = a.silu_gate ? silu(gate) : sigmoid(gate);
+    store_run(y + i, load_run(y + i, n) * scale * load_run(a.norm_weight + i, n) * open, n);
+  });
+}
+
+void delta_step(const DeltaStep& a, Team& team) {
+  const ConvStep conv{a.qkv,         nullptr,    nullptr,       a.conv_weight, nullptr,
+                      a.conv_pool,   a.read_slots, a.write_slots, a.has_initial, a.convolved,
+                      a.rows,        a.channels(), a.qkv_stride,  a.width,       a.conv_stride,
+                      a.conv_dtype,  /*silu=*/1};
+  conv_step(conv, team);
+  team.each(a.rows * a.heads, [&](int64_t job) {
+    if (a.state_dtype == FLOAT32) {
+      delta_head<float>(a, job / a.heads, job % a.heads);
+    } else {
+      delta_head<Bf16>(a, job / a.heads, job % a.heads);
+    }
+  });
+}
+
+}  // namespace

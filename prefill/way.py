@@ -1,0 +1,79 @@
+"""How this worker reaches one rank, as long as the stream that joins the two."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from baton.prefill.drains import Drains, WrittenTicket
+from baton.proto import common_pb2, handoff_pb2
+from baton.transfer.channel import Connection
+from baton.transfer.errors import ChannelError
+from baton.transfer.outlets import Chosen, Outlets
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+Send = Callable[[handoff_pb2.PrefillMessage], None]
+
+
+class Way:
+    """Tries the channels at once, while prompts are read already: hand-offs wait for it."""
+
+    def __init__(
+        self, hello: common_pb2.Hello, outlets: Outlets, drains: Drains, send: Send
+    ) -> None:
+        """hello: the rank's."""
+        self.rank = hello.worker
+        self.drains = drains
+        self.send = send
+        offers = {offer.channel: offer.endpoint for offer in hello.channels}
+        self._choosing = asyncio.ensure_future(outlets.connect(offers, hello.worker.worker_id))
+
+    async def connection(self) -> Connection:
+        """Raises ChannelError where no channel joins the two."""
+        return (await self._chosen()).connection
+
+    async def hold(self) -> None:
+        """Tell the rank what was chosen. Returns once that is lost, or a while after no channel
+        could be had: hand-offs say why, and the next stream tries again."""
+        try:
+            chosen = await self._chosen()
+        except ChannelError as error:
+            log.error("%s", error)
+            await asyncio.sleep(RETRY_S)
+            return
+        word = handoff_pb2.ChannelChosen(channel=chosen.channel, reason=chosen.reason)
+        self.send(handoff_pb2.PrefillMessage(channel=word))
+        log.info(
+            "channel chosen",
+            extra={
+                "peer": self.rank.worker_id,
+                "channel": chosen.channel,
+                "reason": chosen.reason,
+            },
+        )
+        await chosen.connection.lost()
+        log.warning("the %s channel to %s is lost", chosen.channel, self.rank.worker_id)
+
+    def heard(self) -> None:
+        """The rank has said something."""
+        if self._choosing.done() and self._choosing.exception() is None:
+            self._choosing.result().connection.heard()
+
+    async def close(self) -> None:
+        """Every hand-off has drained."""
+        with contextlib.suppress(ChannelError):
+            await (await self._chosen()).connection.close()
+
+    @property
+    def channel(self) -> str:
+        """The one that was chosen; empty until then."""
+        chosen = self._choosing.done() and self._choosing.exception() is None
+        return self._choosing.result().channel if chosen else ""
+
+    def ticket(self, ticket_id: int, generation: int) -> WrittenTicket:
+        return WrittenTicket(self.rank.worker_id, self.rank.incarnation, ticket_id, generation)
+
+    async def _chosen(self) -> Chosen:
+        return await asyncio.shield(self._choosing)

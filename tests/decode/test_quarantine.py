@@ -1,0 +1,165 @@
+"""What keeps memory from everyone, and what gives it back: no process, no clock but the test's."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from baton.decode.quarantine import Held, Quarantine, Writer
+from baton.engine.request import Reservation
+from baton.proto import common_pb2
+from baton.transfer.handoff import Handoff, HandoffState
+from baton.transfer.regions import Holder
+from baton.transfer.tickets import Ticket
+from baton.worker.host_process import has_died, may_write_without_us, this_process
+
+S = HandoffState
+LEASE_S = 2.0
+MOST = 3
+
+
+@dataclass
+class Room:
+    """A quarantine, and what it says to the engine and to those who wait for memory."""
+
+    now: float = 0.0
+    posted: list[str] = field(default_factory=list)
+    freed: list[Reservation] = field(default_factory=list)
+    moves: list[HandoffState] = field(default_factory=list)
+    closed: list[Handoff] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        context: Any = SimpleNamespace(
+            port=SimpleNamespace(post=lambda call, what: self.posted.append(what)),
+            engine=SimpleNamespace(plan=SimpleNamespace(quarantine_slots=MOST)),
+            handoffs=SimpleNamespace(close=self.closed.append),
+            lease_s=LEASE_S,
+        )
+        grants: Any = SimpleNamespace(give_back=self.freed.append)
+        self.quarantine = Quarantine(context, grants, lambda peer: None, lambda: self.now)
+
+    def hold(self, writer: Writer, generation: int) -> Held:
+        handoff = Handoff("r", 1, lambda h, source, to, why: self.moves.append(to))
+        for state in (S.SCHEDULED, S.RESERVED):
+            handoff.move(state)
+        self.moves.clear()
+        ticket = Ticket(generation % 4, generation, "r", 1, Holder(1, (2,)), 8, 0, 5, 6)
+        reservation = Reservation(f"r.{generation}", 1, (2,), 8)
+        held = Held(writer, ticket, reservation, handoff, S.CANCELLED)
+        self.quarantine.hold(held, "a test")
+        return held
+
+
+def writer(name: str = "p0", incarnation: int = 1) -> Writer:
+    identity = common_pb2.WorkerIdentity(worker_id=name, incarnation=incarnation)
+    return Writer(identity, common_pb2.HostProcess())
+
+
+def test_only_the_writers_word_on_this_very_ticket_ends_it() -> None:
+    room = Room()
+    held = room.hold(writer(), 7)
+    ticket = held.ticket
+    assert (room.posted, room.moves, room.freed) == (["quarantine"], [S.QUARANTINED], [])
+    for ticket_id, generation in (
+        (ticket.ticket_id, ticket.generation + 1),
+        (ticket.ticket_id + 1, ticket.generation),
+    ):
+        room.quarantine.drained(ticket_id, generation)
+        assert not room.freed
+    for _ in range(2):  # a word that comes twice says nothing new
+        room.quarantine.drained(ticket.ticket_id, ticket.generation)
+    assert room.freed == [held.reservation]
+    assert room.moves == [S.QUARANTINED, S.CANCELLED]
+    assert room.closed == [held.handoff]
+
+
+def test_a_teardown_is_proof_for_that_writer_alone() -> None:
+    room = Room()
+    ours, others = room.hold(writer(), 1), room.hold(writer("p1"), 2)
+    room.quarantine.torn_down(writer())
+    assert room.freed == [ours.reservation]
+    room.quarantine.torn_down(writer("p1", incarnation=2))
+    assert room.freed == [ours.reservation], "another life's teardown proves nothing of this one"
+    room.quarantine.torn_down(writer("p1"))
+    assert room.freed == [ours.reservation, others.reservation]
+
+
+def test_a_peer_that_has_come_back_is_asked_for_every_ticket_that_it_holds() -> None:
+    room = Room()
+    held = [room.hold(writer(), generation) for generation in (4, 5)]
+    room.hold(writer("p1"), 6)
+    questions = room.quarantine.questions(writer().peer)
+    assert [(q.ticket_id, q.generation) for q in questions] == [
+        (h.ticket.ticket_id, h.ticket.generation) for h in held
+    ]
+    assert not room.quarantine.questions(writer(incarnation=2).peer), "it cannot answer for it"
+
+
+def test_a_peer_is_refused_past_the_bound_but_not_for_a_moment() -> None:
+    room = Room()
+    peer = writer().peer
+    for generation in range(1, MOST + 1):
+        assert room.quarantine.refusal(peer) is None
+        room.hold(writer(), generation)
+    assert room.quarantine.refusal(peer) is None, "that many cancels at once are no reason"
+    room.now = LEASE_S
+    refusal = room.quarantine.refusal(peer)
+    assert refusal is not None and "p0" in refusal and f"{MOST} tickets" in refusal
+    assert room.quarantine.refusal(writer("p1").peer) is None
+    room.quarantine.drained(1, 1)
+    assert room.quarantine.refusal(peer) is None
+
+
+def test_the_kernel_says_when_a_process_has_died() -> None:
+    ours = this_process()
+    assert not has_died(ours, ours)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        theirs = common_pb2.HostProcess()
+        theirs.CopyFrom(ours)
+        theirs.pid = child.pid
+        theirs.started = started_of(child.pid)
+        assert not has_died(ours, theirs)
+        child.kill()
+        while not has_died(ours, theirs):  # also as a zombie: it is not reaped yet
+            pass
+        assert child.returncode is None
+    assert has_died(ours, theirs)
+
+
+@pytest.mark.parametrize("field_name", ["boot_id", "pid_namespace"])
+def test_nothing_is_concluded_of_a_process_that_cannot_be_seen(field_name: str) -> None:
+    ours, theirs = this_process(), this_process()
+    theirs.pid = 2**22 + 1
+    assert has_died(ours, theirs)
+    setattr(theirs, field_name, "elsewhere")
+    assert not has_died(ours, theirs)
+
+
+def test_another_machine_or_the_network_alone_cannot_write_without_us() -> None:
+    ours, theirs = this_process(), this_process()
+    theirs.maps_peers = True
+    assert may_write_without_us(ours, theirs)
+    theirs.maps_peers = False
+    assert not may_write_without_us(ours, theirs)
+    theirs.maps_peers, theirs.boot_id = True, "elsewhere"
+    assert not may_write_without_us(ours, theirs)
+    assert may_write_without_us(ours, common_pb2.HostProcess(maps_peers=True)), "who knows"
+
+
+@pytest.mark.parametrize(
+    ("transports", "alone"),
+    [("tcp", True), ("rc,ud", True), ("", False), ("tcp,cma", False), ("^cma", False)],
+)
+def test_ucx_tls_says_whether_writers_need_the_network(
+    transports: str, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UCX_TLS", transports)
+    assert this_process().maps_peers is not alone
+
+
+def started_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as stat:
+        return int(stat.read().rpartition(")")[2].split()[19])

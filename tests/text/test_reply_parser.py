@@ -1,0 +1,165 @@
+"""Thoughts, content and calls of tools, in any grouping of the text that they come in."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.text.reply_parser import PartKind, ReplyParser, TextPart, find_reasoning_format
+from baton.text.tool_calls import ToolCall, find_tool_format, properties_of
+
+THINK = find_reasoning_format("{{ '<think>' }} ... </think>")
+GRANITE = find_reasoning_format("Here is my thought process: ... Here is my response:")
+HERMES = find_tool_format("<tool_call> ... </tool_call>")
+NEMOTRON = find_tool_format("<TOOLCALL>[...]</TOOLCALL>")
+GRANITE_TOOLS = find_tool_format("<|tool_call|>")
+DEEPSEEK = find_tool_format("<｜tool▁calls▁begin｜>")
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+            },
+        },
+    }
+]
+OSLO = {"city": "Oslo", "days": 3}
+JSON_CALL = json.dumps({"name": "weather", "arguments": OSLO})
+TAG_CALL = (
+    "<function=weather>\n<parameter=city>\nOslo\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>"
+)
+V3_CALL = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+    f"{json.dumps(OSLO)}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+V31_CALL = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"
+    f"{json.dumps(OSLO)}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+CALLS = [
+    (HERMES, f"<tool_call>\n{JSON_CALL}\n</tool_call>"),
+    (HERMES, f"<tool_call>\n{TAG_CALL}\n</tool_call>"),
+    (NEMOTRON, f"<TOOLCALL>[{JSON_CALL}]</TOOLCALL>"),
+    (GRANITE_TOOLS, f"<|tool_call|>[{JSON_CALL}]"),
+    (DEEPSEEK, V3_CALL),
+    (DEEPSEEK, V31_CALL),
+]
+
+
+def joined(parser: ReplyParser, pieces: list[str]) -> list[tuple[str, object]]:
+    """The parts, texts of one kind that follow one another joined."""
+    found: list[tuple[str, object]] = []
+    parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+    for part in parts:
+        if isinstance(part, ToolCall):
+            found.append((part.name, json.loads(part.arguments)))
+        elif found and found[-1][0] == part.kind:
+            found[-1] = (part.kind, str(found[-1][1]) + part.text)
+        else:
+            found.append((part.kind, part.text))
+    return found
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    ends = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
+    return [text[a:b] for a, b in pairwise(ends)]
+
+
+places = st.lists(st.integers(0, 500), max_size=30)
+
+
+@pytest.mark.parametrize(("form", "written"), CALLS)
+@given(places=places)
+def test_thoughts_content_and_a_call(form, written, places) -> None:
+    text = f"<think>\nWhere?  <tool\n</think>\n\nI look.\n{written}"
+    parser = ReplyParser(THINK, form, properties=properties_of(TOOLS))
+    assert joined(parser, cut(text, places)) == [
+        (PartKind.REASONING, "Where?  <tool"),
+        (PartKind.CONTENT, "I look."),
+        ("weather", OSLO),
+    ]
+
+
+@given(places=places)
+def test_thoughts_that_the_prompt_began(places) -> None:
+    parser = ReplyParser(THINK, None, thinking=True)
+    assert joined(parser, cut("a < b\n</think>\n\nYes. </thin", places)) == [
+        (PartKind.REASONING, "a < b"),
+        (PartKind.CONTENT, "Yes. </thin"),
+    ]
+
+
+def test_thoughts_that_never_end_are_thoughts() -> None:
+    assert joined(ReplyParser(THINK, None, thinking=True), ["so ", "on"]) == [
+        (PartKind.REASONING, "so on")
+    ]
+
+
+@given(places=places)
+def test_granite_says_what_it_does(places) -> None:
+    text = "Here is my thought process: hm. Here is my response:\n\nNo."
+    assert joined(ReplyParser(GRANITE, None), cut(text, places)) == [
+        (PartKind.REASONING, "hm."),
+        (PartKind.CONTENT, "No."),
+    ]
+
+
+@given(text=st.text("<think>/tool_cal \n", max_size=60), places=places)
+def test_an_answer_without_formats_is_left_as_it_is(text, places) -> None:
+    assert joined(ReplyParser(None, None), cut(text, places)) == (
+        [(PartKind.CONTENT, text)] if text else []
+    )
+
+
+@given(places=places)
+def test_several_calls_in_a_row(places) -> None:
+    text = f"<tool_call>{JSON_CALL}</tool_call>\n<tool_call>{TAG_CALL}</tool_call>"
+    parser = ReplyParser(None, HERMES, properties=properties_of(TOOLS))
+    assert joined(parser, cut(text, places)) == [("weather", OSLO)] * 2
+    both = f"<TOOLCALL>[{JSON_CALL}, {JSON_CALL}]</TOOLCALL>"
+    assert joined(ReplyParser(None, NEMOTRON), cut(both, places)) == [("weather", OSLO)] * 2
+
+
+@pytest.mark.parametrize(
+    "body", ["{", '{"name": 5}', '{"name": "a", "arguments": [1]}', "<function=a"]
+)
+def test_what_is_no_call_stays_as_the_model_wrote_it(body: str) -> None:
+    text = f"<tool_call>{body}</tool_call>"
+    assert joined(ReplyParser(None, HERMES), [text]) == [(PartKind.CONTENT, text)]
+    open_ended = f"<tool_call>{body}"
+    assert joined(ReplyParser(None, HERMES), [open_ended]) == [(PartKind.CONTENT, open_ended)]
+
+
+def test_a_value_without_a_known_type_is_json_where_it_can_be() -> None:
+    written = (
+        "<tool_call><function=f><parameter=a>7</parameter><parameter=b>x y</parameter>"
+        "</function></tool_call>"
+    )
+    assert joined(ReplyParser(None, HERMES), [written]) == [("f", {"a": 7, "b": "x y"})]
+
+
+def test_certain_text_is_not_kept_back() -> None:
+    parser = ReplyParser(THINK, HERMES)
+    assert parser.push("Well") == [TextPart(PartKind.CONTENT, "Well")]
+    assert parser.push(" <th") == []
+    assert parser.push("e end>") == [TextPart(PartKind.CONTENT, " <the end>")]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "inside"),
+    [("x<think>\n", True), ("<think>\n\n</think>\n\n", False), ("hello", False)],
+)
+def test_whether_a_prompt_ends_inside_of_thoughts(prompt: str, inside: bool) -> None:
+    assert THINK is not None
+    assert THINK.begun_in(prompt) is inside
+
+
+def test_a_template_without_marks_teaches_nothing() -> None:
+    assert find_tool_format("{{ messages }}") is None
+    assert find_reasoning_format("{{ messages }}") is None

@@ -1,0 +1,127 @@
+"""How models write the calls of tools, and what a client reads of them.
+
+Sources: the chat templates of Qwen3 and Qwen3-Coder, Nemotron Nano 2 and 3, Granite 3 and 4, and
+DeepSeek V3, V3.1 and R1.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Properties = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""Of each tool's parameters, their JSON schemas by name."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    name: str
+    arguments: str  # a JSON object
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """What stands round a call, or all calls, of an answer.
+
+    end:  empty where the calls go on to the answer's end
+    read: the calls between the marks; raises ValueError where there are none
+    """
+
+    begin: str
+    end: str
+    read: Callable[[str, Properties], list[ToolCall]]
+
+
+def properties_of(tools: Sequence[Mapping[str, Any]]) -> Properties:
+    """By tool name, from OpenAI's list of tools."""
+    functions = [tool.get("function") or {} for tool in tools]
+    return {
+        str(function.get("name")): (function.get("parameters") or {}).get("properties") or {}
+        for function in functions
+    }
+
+
+def find_tool_format(template: str) -> ToolFormat | None:
+    """The one that a chat template teaches; None where it knows no tools."""
+    return next((form for form in _FORMATS if form.begin in template), None)
+
+
+def _read_json(body: str, _: Properties) -> list[ToolCall]:
+    """One call or a list: {"name": ..., "arguments": {...}}."""
+    found = json.loads(body)
+    calls = found if isinstance(found, list) else [found]
+    return [_call(entry) for entry in calls]
+
+
+def _call(entry: Any) -> ToolCall:
+    name = entry.get("name") if isinstance(entry, dict) else None
+    if not isinstance(name, str):
+        raise ValueError("a call needs a name")
+    arguments = entry.get("arguments", entry.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(arguments, dict):
+        raise ValueError("a call's arguments are an object")
+    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+
+
+_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(
+    r"<parameter=([^>\s]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL
+)
+
+
+def _read_json_or_tags(body: str, properties: Properties) -> list[ToolCall]:
+    """Hermes' JSON, or Qwen3-Coder's <function=name><parameter=key>value</parameter></function>."""
+    if not body.lstrip().startswith("<function="):
+        return _read_json(body, properties)
+    calls = []
+    for name, inside in _FUNCTION.findall(body):
+        types = properties.get(name, {})
+        given = _PARAMETER.findall(inside)
+        arguments = {key: _typed(text, types.get(key, {})) for key, text in given}
+        calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
+    if not calls:
+        raise ValueError("no <function=...> has an end")
+    return calls
+
+
+def _typed(text: str, schema: Mapping[str, Any]) -> Any:
+    """Tags carry no types: what is to be a string stays one, the rest is JSON where it can be."""
+    if schema.get("type") == "string":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+_DEEPSEEK = re.compile(
+    r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>(?P<name>[^\n]+)\n```json\n(?P<fenced>.*?)\n```"
+    r"|(?P<bare>[^<]+)<｜tool▁sep｜>(?P<arguments>.*?))\s*<｜tool▁call▁end｜>",
+    re.DOTALL,
+)
+
+
+def _read_deepseek(body: str, _: Properties) -> list[ToolCall]:
+    calls = [
+        _call(
+            {
+                "name": (found["name"] or found["bare"]).strip(),
+                "arguments": found["fenced"] or found["arguments"],
+            }
+        )
+        for found in _DEEPSEEK.finditer(body)
+    ]
+    if not calls:
+        raise ValueError("no call between the marks")
+    return calls
+
+
+_FORMATS = (
+    ToolFormat("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _read_deepseek),
+    ToolFormat("<TOOLCALL>", "</TOOLCALL>", _read_json),
+    ToolFormat("<|tool_call|>", "", _read_json),
+    ToolFormat("<tool_call>", "</tool_call>", _read_json_or_tags),
+)
