@@ -5,6 +5,10 @@ BENCHES = {
         "baton.bench.serve:serve",
         "A whole cluster under streaming requests: tokens a second, TTFT, ITL, bytes moved.",
     ),
+    "scale": (
+        "baton.bench.scale:scale",
+        "Decode ranks, one and several, against as many bare engine processes.",
+    ),
     "decode": (
         "baton.bench.decode:decode",
         "One engine's decode steps by batch size, against memory, arithmetic and transformers.",

@@ -16,6 +16,7 @@ class ClusterConfig:
     prefill: int = 1  # workers that read prompts
     decode: int = 1  # groups of workers that write answers
     decode_dp: int = 1  # ranks of each group: a worker each, with an engine of its own
+    threads: int | None = None  # compute threads of each worker; None: the cores, shared evenly
     policy: str = "round_robin"
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF
