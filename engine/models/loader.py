@@ -30,14 +30,15 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
     """
     model = read_config(config.model, config.dtype, config.ssm_dtype)
     if config.load_format is LoadFormat.DUMMY:
-        return _ready(model, DummyWeights(), config)
+        return ready_model(model, DummyWeights(), config)
     checkpoint = Checkpoint(model.folder, progress)
     check_weights(model, checkpoint)
-    return _ready(model, checkpoint, config)
+    return ready_model(model, checkpoint, config)
 
 
-def _ready(model: ModelConfig, source: WeightSource, config: EngineConfig) -> Model:
-    """On the kernels that the device and the options call for."""
+def ready_model(model: ModelConfig, source: WeightSource, config: EngineConfig) -> Model:
+    """The model with the tensors of `source`, on the kernels that the device and the options call
+    for, its decode steps recorded where that can be."""
     device = torch.device(config.device)
     kernels = select(device, model.dtype, config.kernels)
     built = build_model(model, source, device, kernels=kernels, weight_format=config.weight_format)

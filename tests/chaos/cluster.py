@@ -15,12 +15,14 @@ from chaos.node_main import NodePlan
 from engine.engines import greedy, random_prompt
 from engine.hash_model import HashModel, expected_tokens
 
-from baton.worker.config import Role
+from baton.worker.config import Role, SendSnapshots, StateReturn
 
 ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
 PAIRS = [(p, d) for p in ("p0", "p1") for d in ("d0", "d1")]
 LEASE_MS = 1000
 UCX_TCP = {"UCX_TLS": "tcp"}
+# What is off by default: more that moves, both ways.
+RETURNING = {"state_return": StateReturn.EAGER, "send_snapshots": SendSnapshots.LAST}
 _MODEL = HashModel()
 
 
