@@ -1,5 +1,6 @@
 """Every GPU kernel compiles for a Hopper at the sizes of real models, and fits on it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from step_driver import StepDriver
 
 from baton.bench.aot import HOPPER, compile_for
-from baton.bench.gpu_cases import KIMI_LINEAR, MODELS, NEMOTRON_9B, QWEN3_NEXT, Maker, cases
+from baton.bench.gpu_cases import KIMI_LINEAR, MODELS, NEMOTRON_9B, ONES, QWEN3_NEXT, Maker, cases
 from baton.bench.gpu_models import MODELS as ENGINE_MODELS
 from baton.bench.gpu_models import write_config
 from baton.engine.models.families import read_config
@@ -25,6 +26,7 @@ FEW = {
     NEMOTRON_9B: {"mamba2_step", "mamba2_prefill", "attn_decode", "attn_prefill", "sample"},
     QWEN3_NEXT: {"delta_step", "delta_prefill", "moe_decode"},
     KIMI_LINEAR: {"mla_decode"},
+    ONES: {"delta_prefill"},
 }
 
 
@@ -41,7 +43,7 @@ def test_kernels_fit_in_shared_memory_and_spill_nothing():
 @pytest.mark.chaos
 def test_all_of_them_do_at_the_sizes_of_every_model():
     with compile_for(HOPPER) as compiled:
-        for sizes in MODELS:
+        for sizes in (*MODELS, ONES, replace(ONES, channel_decay=True)):
             for case in cases(sizes, MAKE):
                 case.run()
     assert len({kernel.name for kernel in compiled}) >= 35
