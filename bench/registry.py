@@ -13,6 +13,10 @@ BENCHES = {
         "baton.bench.prefill:prefill",
         "One engine's prompts and time to first token, against arithmetic and transformers.",
     ),
+    "transfer": (
+        "baton.bench.transfer:transfer",
+        "State between two processes by each channel, against raw NIXL, raw gRPC and a copy.",
+    ),
     "prefix": (
         "baton.bench.prefix:prefix",
         "A trace's prefix hit rate by memory budget; no model runs.",
