@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -29,16 +29,21 @@ class Load:
 
 
 async def run(
-    url: str, load: Load, prompts: Sequence[Sequence[int]], model: str | None = None
+    url: str,
+    load: Load,
+    prompts: Sequence[Sequence[int]],
+    model: str | None = None,
+    more: Sequence[Mapping[str, object]] | None = None,
 ) -> list[Answer]:
     """Greedy answers of exactly `output_len` tokens, in the order of the prompts.
 
-    Raises RequestFailed as soon as one fails.
+    more: what else each request says. Raises RequestFailed as soon as one fails.
     """
     free = asyncio.Semaphore(load.concurrency)
 
-    async def one(prompt: Sequence[int]) -> Answer:
-        body = {
+    async def one(prompt: Sequence[int], said: Mapping[str, object]) -> Answer:
+        body: dict[str, object] = {
+            **said,
             "prompt": list(prompt),
             "max_tokens": load.output_len,
             "min_tokens": load.output_len,
@@ -52,7 +57,10 @@ async def run(
             return await complete(url, body, DEADLINE_S)
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(prompt)) for prompt in prompts]
+        tasks = [
+            group.create_task(one(prompt, said))
+            for prompt, said in zip(prompts, more or [{}] * len(prompts), strict=True)
+        ]
     return [task.result() for task in tasks]
 
 

@@ -5,6 +5,10 @@ BENCHES = {
         "baton.bench.serve:serve",
         "A whole cluster under streaming requests: tokens a second, TTFT, ITL, bytes moved.",
     ),
+    "scale": (
+        "baton.bench.scale:scale",
+        "Decode ranks, one and several, against as many bare engine processes.",
+    ),
     "decode": (
         "baton.bench.decode:decode",
         "One engine's decode steps by batch size, against memory, arithmetic and transformers.",
@@ -16,6 +20,10 @@ BENCHES = {
     "transfer": (
         "baton.bench.transfer:transfer",
         "State between two processes by each channel, against raw NIXL, raw gRPC and a copy.",
+    ),
+    "load": (
+        "baton.bench.loading:load",
+        "A sharded checkpoint, from files to memory, against the disk; and its peak memory.",
     ),
     "prefix": (
         "baton.bench.prefix:prefix",

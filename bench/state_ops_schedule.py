@@ -26,6 +26,7 @@ from baton.engine.recurrent_index import NO_INDEX, RecurrentIndex
 from baton.engine.request import RequestSpec
 from baton.engine.sampling_params import SamplingParams
 from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.dispatch import TORCH
 from baton.kernels.host_plan import HostPlan
 
 T = TypeVar("T")
@@ -41,6 +42,8 @@ class NullModel:
     """Logits of zeros, in no time; its pools have one small layer of each kind."""
 
     weight_bytes = 0
+    kernels = TORCH
+    needs_cpu_seq_lens = False
 
     def __init__(self) -> None:
         self.config = ModelConfig(

@@ -175,9 +175,12 @@ class IncomingHandoff:
         self._owner.on_first_token(first)
 
     def _received(self, ticket: Ticket) -> None:
+        self._writing()
+        self._check_complete()
+
+    def _writing(self) -> None:
         if self._handoff.state is HandoffState.RESERVED:
             self._handoff.move(HandoffState.WRITING)
-        self._check_complete()
 
     def _broken(self, ticket: Ticket, error: TransferError) -> None:
         self.fail(error_of(error, self._origin))
@@ -195,6 +198,7 @@ class IncomingHandoff:
             return
         self._rank.tickets.close(ticket)
         self._link.forget(self)
+        self._writing()  # a channel with a thread of its own may tell of its bytes after Done
         self._handoff.move(HandoffState.COMPLETE)
         reservation, self._reservation, self._ticket = self._reservation, None, None
         assert reservation is not None

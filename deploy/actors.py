@@ -43,6 +43,7 @@ class Actor:
     def __init__(self, name: str, kind: type[Served], config: object, cpus: int) -> None:
         """cpus: logical, for Ray's books; Ray sets OMP_NUM_THREADS to it in that process."""
         self.name = name
+        self.cpus = cpus
         options = {"name": name, "max_restarts": -1, "num_cpus": cpus, "max_concurrency": 64}
         self._handle = ray.remote(self._host).options(**options).remote(kind, config)
 
@@ -52,6 +53,11 @@ class Actor:
 
     def stop(self, grace_s: float) -> Call:
         return Call(self.name, self._handle.stop.remote(grace_s))
+
+    def lacks(self) -> str:
+        """What Ray has too little of to give it a process now; empty where it has enough."""
+        free = ray.available_resources().get("CPU", 0.0)
+        return f"it asks for {self.cpus} CPUs, {free:g} are free" if free < self.cpus else ""
 
     def end(self) -> None:
         """Its process, now, for good."""

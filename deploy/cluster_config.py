@@ -16,12 +16,13 @@ class ClusterConfig:
     prefill: int = 1  # workers that read prompts
     decode: int = 1  # groups of workers that write answers
     decode_dp: int = 1  # ranks of each group: a worker each, with an engine of its own
+    threads: int | None = None  # compute threads of each worker; None: the cores, shared evenly
     policy: str = "round_robin"
     channel: str = AUTO  # how state travels
     verify: bool | None = None  # checksums of what travels; None: where they cost little
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF
-    served_model_name: str | None = None  # None: the folder's name
+    served_model_name: str | None = None  # None: the folder's name, or the id on the hub
     host: str = "127.0.0.1"
     http_port: int = 0  # 0: any free one
     grpc_port: int = 0

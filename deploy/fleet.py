@@ -82,7 +82,8 @@ class Fleet:
         self.leave(list(self._actors))
 
     def drain_all(self, drain_s: float) -> None:
-        self.drain(list(self._actors), drain_s)
+        """But for those that are still starting."""
+        self.drain([m for m in self._actors if m.worker_id in self.started], drain_s)
 
     def _make(self, member: Member, config: WorkerConfig, cpus: int) -> WorkerActor:
         actor = WorkerActor(member.worker_id, _KINDS[member.role], config, cpus)

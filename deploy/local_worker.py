@@ -19,6 +19,7 @@ from baton.prefill.service import PrefillService
 from baton.router.http_server import HttpServer
 from baton.router.model import read_model_info
 from baton.text.chat_template import ChatTemplate
+from baton.text.model_folder import model_name
 from baton.text.tokenizer import Tokenizer
 from baton.worker.config import Role, WorkerConfig
 from baton.worker.context import RoleService, WorkerContext
@@ -59,7 +60,7 @@ class LocalWorker:
         self._config = config
         self._engine = engine
         self._http_port = http_port
-        self._model_id = served_model_name or config.engine.model.resolve().name
+        self._model_id = served_model_name or model_name(config.engine.model)
         self._drain_s = drain_s
         self._open = contextlib.AsyncExitStack()
         self._context: WorkerContext

@@ -8,8 +8,11 @@ import click
 import torch
 
 from baton.deploy.cluster_config import ClusterConfig
+from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig, WeightFormat
+from baton.engine.errors import ConfigError
 from baton.engine.grids import Strategy
+from baton.engine.hub import find_model
 from baton.kernels.dispatch import KernelChoice
 from baton.router.policies import POLICIES
 from baton.worker.config import AUTO, CHANNELS, SendSnapshots, StateReturn
@@ -22,8 +25,12 @@ DTYPES = {
 _DEFAULTS = EngineConfig(Path())
 
 _ENGINE = (
-    click.option("--model", type=click.Path(path_type=Path), required=True,
-                 help="A Hugging Face model folder."),
+    click.option("--model", required=True,
+                 help="A Hugging Face model folder, or the id of a model on its hub."),
+    click.option("--revision", default=None,
+                 help="Of a model on the hub: a branch, tag or commit."),
+    click.option("--offline", is_flag=True,
+                 help="Take a model on the hub from this machine's cache alone."),
     click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32",
                  show_default=True, help="Of weights, activations and KV."),
     click.option("--weight-format", type=click.Choice([f.value for f in WeightFormat]),
@@ -74,6 +81,8 @@ _CLUSTER = (
                  help="Groups of workers that write answers."),
     click.option("--decode-dp", type=click.IntRange(1), default=1, show_default=True,
                  help="Ranks of each decode group: a worker each, which requests may name."),
+    click.option("--threads", type=click.IntRange(1), default=None,
+                 help="Compute threads of each worker; the cores, shared evenly, when left out."),
     click.option("--policy", type=click.Choice(sorted(POLICIES)), default="round_robin",
                  show_default=True, help="How the router places requests."),
     click.option("--state-return", type=click.Choice([r.value for r in StateReturn]),
@@ -119,10 +128,15 @@ def verify_from(given: str | None) -> bool | None:
 
 
 def engine_from(given: dict[str, Any]) -> EngineConfig:
-    """`given`: the options' values by parameter name."""
+    """`given`: the options' values by parameter name. Downloads the model where it is on the hub
+    and not here. Raises StartError."""
     memory = given["memory_gb"]
+    try:
+        model = find_model(given["model"], given["revision"], given["offline"])
+    except ConfigError as err:
+        raise StartError(f"--model {given['model']}: {err}") from err
     return EngineConfig(
-        model=given["model"],
+        model=model,
         dtype=DTYPES[given["dtype"]],
         weight_format=WeightFormat(given["weight_format"]),
         kernels=KernelChoice(given["kernels"]),
@@ -148,6 +162,7 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         prefill=given["prefill"],
         decode=given["decode"],
         decode_dp=given["decode_dp"],
+        threads=given["threads"],
         policy=given["policy"],
         channel=given["channel"],
         verify=verify_from(given["verify"]),

@@ -23,7 +23,7 @@ def check_model(config: EngineConfig) -> None:
     if not folder.is_dir():
         raise StartError(
             f"--model {folder}: no such folder; expected one with config.json, *.safetensors and "
-            "tokenizer.json, as downloaded from Hugging Face"
+            "tokenizer.json, or the id (owner/name) of a model on the Hugging Face hub"
         )
     try:
         model = read_config(folder, config.dtype, config.ssm_dtype)

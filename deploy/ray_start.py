@@ -20,6 +20,7 @@ NAMESPACE = "baton"
 _OBJECT_STORE_BYTES = 80 << 20  # the smallest that Ray takes; only configs and replies pass
 # Ray gives its own processes 30 s. Now and then one dies at birth, and a second try finds it well.
 _TRIES = 3
+_TOKEN_HINT = "; where it asks for a token, set RAY_AUTH_MODE=token as Ray's manual says"
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ def connect(config: RayConfig) -> None:
             ray.init(log_to_driver=False, **options)
             break
         except Exception as err:  # Ray has no narrower one for "a process of mine did not start"
-            message = f"Ray {where} does not start or answer: {err}{_end_children(before)}"
+            hint = "" if config.address is None else _TOKEN_HINT
+            message = f"Ray {where} does not start or answer: {err}{_end_children(before)}{hint}"
             if not left:
                 raise StartError(message) from err
             _log.warning("%s; trying again", message)

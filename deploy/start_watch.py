@@ -9,6 +9,7 @@ from baton.deploy.errors import StartError
 from baton.deploy.progress import StartProgress
 
 _POLL_S = 0.1
+_PATIENCE_S = 5.0  # until a process that does not come is asked after
 
 
 class StartWatch:
@@ -19,6 +20,7 @@ class StartWatch:
         self._progress = progress
         self._start = actor.start()
         self._asked: Call | None = None
+        self._look_at = time.monotonic() + _PATIENCE_S
         progress.update(actor.name, "process", 0.0)
 
     def poll(self) -> Any | None:
@@ -29,6 +31,13 @@ class StartWatch:
             self._ask(self.actor)
         return None
 
+    def _tell_what_it_lacks(self) -> None:
+        if time.monotonic() > self._look_at:
+            self._look_at += _PATIENCE_S
+            lacks = self.actor.lacks()
+            if lacks:
+                self._progress.update(self.actor.name, f"no process yet: {lacks}", 0.0)
+
     def _ask(self, worker: WorkerActor) -> None:
         if self._asked is None:
             self._asked = worker.progress()
@@ -36,6 +45,8 @@ class StartWatch:
             phase, fraction = self._asked.result()
             self._progress.update(worker.name, phase, fraction)
             self._asked = None
+        else:  # no process answers yet
+            self._tell_what_it_lacks()
 
 
 def wait_for_all(

@@ -29,7 +29,7 @@ class Wiring:
         wanted = {"--http-port": config.http_port, "--grpc-port": config.grpc_port}
         ports = settle(config.host, wanted)
         cores = len(os.sched_getaffinity(0))
-        threads = max(1, cores // len(config.members))
+        threads = config.threads or max(1, cores // len(config.members))
         return cls(config, ports["--http-port"], ports["--grpc-port"], threads)
 
     @property

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -23,6 +24,7 @@ from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.plan import MemoryPlan
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
+from baton.engine.models.graphs import GraphedModel
 from baton.engine.models.loader import load_model
 from baton.engine.output import Output, OutputCollector, PromptIds
 from baton.engine.prefix_share import PrefixShare
@@ -31,7 +33,7 @@ from baton.engine.request_memory import RequestMemory
 from baton.engine.request_table import RequestTable
 from baton.engine.result_processor import ResultProcessor
 from baton.engine.row_planner import RowPlanner
-from baton.engine.runner import Launched, ModelRunner
+from baton.engine.runner import STEP_DEADLINE_S, Launched, ModelRunner
 from baton.engine.sampling_params import SamplingParams
 from baton.engine.scheduler import Scheduler
 from baton.engine.status import EngineStatus
@@ -71,6 +73,9 @@ class Engine:
         self._runner = ModelRunner(
             model, self.states, self.pages, self._stream, config.layer_group_bytes
         )
+        if isinstance(model, GraphedModel):
+            capture = partial(model.capture, self.states, self.pages)
+            self._stream.submit(capture).result(STEP_DEADLINE_S)
         self._memory = RequestMemory(self.states, self.pages, config.prefix_caching, self.counters)
         chunk = model.config.mamba_chunk_size if model.config.recurrent else config.page_size
         grids = Grids(chunk, config.page_size, config.mamba_track_interval)

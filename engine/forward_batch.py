@@ -15,7 +15,7 @@ class HostLengths:
 
     cu_seqlens: tuple[int, ...]  # [rows + 1], token offsets of each row in the flat batch
     prefix_lens: tuple[int, ...]  # [rows], tokens computed before this step
-    kv_lens: tuple[int, ...]  # [rows], prefix + this step's tokens
+    kv_lens: tuple[int, ...]  # [rows], prefix + this step's tokens; empty where none asks for it
     has_initial: tuple[bool, ...]  # [rows]
 
     def prefill(self, decode_rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -53,7 +53,7 @@ class ForwardBatch:
 
     @property
     def rows(self) -> int:
-        return len(self.host.kv_lens)
+        return len(self.host.prefix_lens)
 
     @property
     def tokens(self) -> int:

@@ -28,16 +28,17 @@ class PackedForward:
 def pack_forward(batch: Batch, model: Model, page_size: int, pack: HostPack) -> PackedForward:
     """Put the fields of the step's ForwardBatch, and what the model plans, into `pack`."""
     rows = batch.rows
+    kv_lens = tuple(row.end for row in rows)
     host = HostLengths(
         cu_seqlens=(0, *accumulate(len(row.tokens) for row in rows)),
         prefix_lens=tuple(row.start for row in rows),
-        kv_lens=tuple(row.end for row in rows),
+        kv_lens=kv_lens if model.needs_cpu_seq_lens else (),
         has_initial=tuple(row.start > 0 for row in rows),
     )
     pack.ints("token_ids", chain.from_iterable(row.tokens for row in rows))
     pack.ints("positions", chain.from_iterable(range(row.start, row.end) for row in rows))
     pack.ints("cu_seqlens", host.cu_seqlens)
-    pack.ints("kv_lens", host.kv_lens)
+    pack.ints("kv_lens", kv_lens)
     pack.ints("read_slots", [row.read_slot for row in rows])
     pack.ints("write_slots", [row.write_slot for row in rows])
     pack.ints("has_initial", host.has_initial)

@@ -20,7 +20,6 @@ from baton.engine.sampler import Sampled, sample
 from baton.engine.sampling_batch import bind_sampling, pack_sampling
 from baton.engine.step_result import StepResult
 from baton.kernels.sampling import LogProbs
-from baton.kernels.state_copy import copy_slots
 
 # Far past any step: a stream that is silent for so long has lost its device.
 STEP_DEADLINE_S = 600.0
@@ -78,8 +77,9 @@ class ModelRunner:
         logits = self._model.forward(forward, self._states, self._pages)
         if forward.track is not None:
             # All layers at once: a slot is one row of bytes.
-            copy_slots(self._states.storage, *forward.track)
-        sampled = sample(logits, bind_sampling(batch, packed), self._relay)
+            self._model.kernels.copy_slots(self._states.storage, *forward.track)
+        sampling = bind_sampling(batch, packed)
+        sampled = sample(logits, sampling, self._relay, self._model.kernels)
         self._relay.index_copy_(0, packed.ints("draw_slots"), sampled.token_ids)
         return sampled.to_host()
 

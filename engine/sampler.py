@@ -6,15 +6,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.sampling_batch import PenalisedRows, RandomRows, SamplingBatch
-from baton.kernels.sampling import (
-    LogProbs,
-    add_token_counts,
-    allow_tokens,
-    apply_penalties,
-    log_probs,
-    mask_tokens,
-    sample_tokens,
-)
+from baton.kernels.dispatch import TORCH, Kernels
+from baton.kernels.sampling import LogProbs, allow_tokens, log_probs, mask_tokens
 
 
 @dataclass(frozen=True)
@@ -43,7 +36,9 @@ def _pinned(tensor: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-def sample(logits: Tensor, batch: SamplingBatch, relay: Tensor) -> Sampled:
+def sample(
+    logits: Tensor, batch: SamplingBatch, relay: Tensor, kernels: Kernels = TORCH
+) -> Sampled:
     """logits: [draws + scored tokens, vocab] float32, raw; its first rows are changed in place.
 
     relay: [slots] int64, the token that each request's last step sampled.
@@ -57,12 +52,12 @@ def sample(logits: Tensor, batch: SamplingBatch, relay: Tensor) -> Sampled:
     # Logprobs are of the raw distribution, so their rows are put aside before penalties.
     raw = draws[batch.logprob_rows] if batch.logprob_rows is not None else None
     if batch.penalised is not None:
-        _penalise(draws, batch.penalised, relay)
+        _penalise(draws, batch.penalised, relay, kernels)
     if batch.banned is not None:
         mask_tokens(draws, *batch.banned)
     if batch.allowed is not None:
         allow_tokens(draws, *batch.allowed)
-    token_ids = _draw(draws, batch.random)
+    token_ids = _draw(draws, batch.random, kernels)
     logprobs = None
     if raw is not None and batch.logprob_rows is not None:
         chosen = token_ids[batch.logprob_rows]
@@ -70,24 +65,24 @@ def sample(logits: Tensor, batch: SamplingBatch, relay: Tensor) -> Sampled:
     return Sampled(token_ids, logprobs, scores)
 
 
-def _draw(logits: Tensor, random: RandomRows | None) -> Tensor:
+def _draw(logits: Tensor, random: RandomRows | None, kernels: Kernels) -> Tensor:
     """[draws] int64"""
     if random is None:
         return logits.argmax(dim=-1)
-    return sample_tokens(
+    return kernels.sample_tokens(
         logits, random.rows, random.temperature, random.seeds, random.positions, random.filters
     )
 
 
-def _penalise(logits: Tensor, penalised: PenalisedRows, relay: Tensor) -> None:
+def _penalise(logits: Tensor, penalised: PenalisedRows, relay: Tensor, kernels: Kernels) -> None:
     shape = penalised.rows.shape[0], logits.shape[1]
     in_prompt = torch.zeros(shape, dtype=torch.int32, device=logits.device)
     in_output = torch.zeros_like(in_prompt)
-    add_token_counts(in_prompt, penalised.prompt_rows, penalised.prompt_ids)
-    add_token_counts(in_output, penalised.output_rows, penalised.output_ids)
+    kernels.add_token_counts(in_prompt, penalised.prompt_rows, penalised.prompt_ids)
+    kernels.add_token_counts(in_output, penalised.output_rows, penalised.output_ids)
     if penalised.relayed_rows is not None and penalised.relayed_slots is not None:
-        add_token_counts(in_output, penalised.relayed_rows, relay[penalised.relayed_slots])
-    apply_penalties(
+        kernels.add_token_counts(in_output, penalised.relayed_rows, relay[penalised.relayed_slots])
+    kernels.apply_penalties(
         logits,
         penalised.rows,
         in_prompt,

@@ -31,6 +31,9 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+# What the disk is asked for at once, and how far ahead of what is used.
+_BLOCK = 8 << 20
+_READ_AHEAD = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class WeightFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._asked_for: set[int] = set()  # blocks
         try:
             with path.open("rb") as file:
                 size = path.stat().st_size
@@ -79,10 +83,14 @@ class WeightFile:
             )
 
     def tensor(self, name: str) -> Tensor:
-        """`name` as it lies in the file: mapped, in the file's dtype, on the CPU. Do not write."""
+        """`name` as it lies in the file: mapped, in the file's dtype, on the CPU. Do not write.
+
+        Its bytes are read now, so that loading takes the time that it takes, not the first step.
+        """
         entry = self.entries[name]
         if entry.nbytes == 0:
             return torch.empty(entry.shape, dtype=entry.dtype)
+        self._read(entry)
         flat = torch.frombuffer(
             self._map,
             dtype=entry.dtype,
@@ -98,6 +106,20 @@ class WeightFile:
         length = (entry.end - first) // mmap.PAGESIZE * mmap.PAGESIZE
         if length > 0:
             self._map.madvise(mmap.MADV_DONTNEED, first, length)
+
+    def _read(self, entry: Entry) -> None:
+        """Bring its pages into memory, while the disk goes on with what lies behind them."""
+        last = min(len(self._map), entry.end + _READ_AHEAD)
+        for block in range(entry.start // _BLOCK, -(-last // _BLOCK)):
+            if block not in self._asked_for:
+                self._asked_for.add(block)
+                start = block * _BLOCK
+                length = min(_BLOCK, len(self._map) - start)
+                self._map.madvise(mmap.MADV_WILLNEED, start, length)
+        pages = torch.frombuffer(
+            self._map, dtype=torch.uint8, offset=entry.start, count=entry.nbytes
+        )
+        pages[:: mmap.PAGESIZE].amax()
 
     def _entries(self, header: bytes, data_start: int) -> dict[str, Entry]:
         try:

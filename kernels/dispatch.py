@@ -17,6 +17,7 @@ from baton.kernels.attention import (
     kv_write_native,
     paged_attn_decode,
     paged_attn_decode_native,
+    paged_attn_prefill,
 )
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.conv1d import gated_conv_step, gated_conv_step_native
@@ -42,6 +43,7 @@ from baton.kernels.elementwise import (
     select_rows,
     select_rows_native,
     sigmoid_gated,
+    sigmoid_gated_native,
     swiglu,
     swiglu_native,
 )
@@ -55,7 +57,7 @@ from baton.kernels.mamba2 import (
     plan_mamba2_prefill,
     plan_mamba2_prefill_native,
 )
-from baton.kernels.mla import mla_decode
+from baton.kernels.mla import latent_write, mla_decode
 from baton.kernels.moe import (
     experts_relu2,
     experts_relu2_native,
@@ -70,6 +72,8 @@ from baton.kernels.native.library import load
 from baton.kernels.native.recorder import Native
 from baton.kernels.norm import rms_norm, rms_norm_native
 from baton.kernels.rope import apply_rope, apply_rope_native
+from baton.kernels.sampling import add_token_counts, apply_penalties, sample_tokens
+from baton.kernels.state_copy import copy_slots
 
 
 class KernelChoice(StrEnum):
@@ -81,8 +85,11 @@ class KernelChoice(StrEnum):
 class Kernels:
     """One implementation of each kernel that a model calls; see the function of that name.
 
+    needs_cpu_seq_lens: an attention of these plans by the lengths of the KV on the host; where none
+            does, the lengths there are empty
     native: set where these are the native ones; activations are then float32, whatever the
             weights' dtype
+    replayable: decode launches the same whatever the lengths are, so that a graph of it serves all
     """
 
     embedding: Callable[[Tensor, Weight], Tensor]
@@ -98,6 +105,13 @@ class Kernels:
     select_rows: Callable[[Tensor, Tensor], Tensor]
     apply_rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    latent_write: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    paged_attn_prefill: Callable[
+        [
+            Tensor, Tensor, Tensor, Tensor, Tensor, tuple[int, ...], Tensor, tuple[int, ...], float,
+        ],
+        Tensor,
+    ]  # fmt: skip
     paged_attn_decode: Callable[
         [Tensor, Tensor, Tensor, Tensor, Tensor, tuple[int, ...], float], Tensor
     ]
@@ -123,6 +137,14 @@ class Kernels:
     plan_delta_prefill: Callable[
         [Sequence[int], Sequence[int], int, SnapshotPlan | None], HostPlan[DeltaRows]
     ]
+    add_token_counts: Callable[[Tensor, Tensor, Tensor], None]
+    apply_penalties: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    sample_tokens: Callable[
+        [Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor, Tensor] | None], Tensor
+    ]
+    copy_slots: Callable[[Tensor, Tensor, Tensor], None]
+    replayable: bool
+    needs_cpu_seq_lens: bool = True
     native: Native | None = None
 
 
@@ -140,6 +162,8 @@ TORCH = Kernels(
     select_rows=select_rows,
     apply_rope=apply_rope,
     kv_write=kv_write,
+    latent_write=latent_write,
+    paged_attn_prefill=paged_attn_prefill,
     paged_attn_decode=paged_attn_decode,
     mla_decode=mla_decode,
     route_softmax_topk=route_softmax_topk,
@@ -151,6 +175,11 @@ TORCH = Kernels(
     plan_mamba2_prefill=plan_mamba2_prefill,
     gated_delta_step=gated_delta_step,
     plan_delta_prefill=plan_delta_prefill,
+    add_token_counts=add_token_counts,
+    apply_penalties=apply_penalties,
+    sample_tokens=sample_tokens,
+    copy_slots=copy_slots,
+    replayable=False,
 )
 
 
@@ -163,13 +192,15 @@ def native_kernels(native: Native) -> Kernels:
         swiglu=partial(swiglu_native, native),
         geglu=partial(geglu_native, native),
         relu2=partial(relu2_native, native),
-        sigmoid_gated=sigmoid_gated,
+        sigmoid_gated=partial(sigmoid_gated_native, native),
         add_scaled=partial(add_scaled_native, native),
         scaled=partial(scaled_native, native),
         beside=partial(beside_native, native),
         select_rows=partial(select_rows_native, native),
         apply_rope=partial(apply_rope_native, native),
         kv_write=partial(kv_write_native, native),
+        latent_write=latent_write,
+        paged_attn_prefill=paged_attn_prefill,
         paged_attn_decode=partial(paged_attn_decode_native, native),
         mla_decode=mla_decode,
         route_softmax_topk=partial(route_softmax_topk_native, native),
@@ -181,6 +212,11 @@ def native_kernels(native: Native) -> Kernels:
         plan_mamba2_prefill=partial(plan_mamba2_prefill_native, native),
         gated_delta_step=partial(gated_delta_step_native, native),
         plan_delta_prefill=plan_delta_prefill,
+        add_token_counts=add_token_counts,
+        apply_penalties=apply_penalties,
+        sample_tokens=sample_tokens,
+        copy_slots=copy_slots,
+        replayable=False,
         native=native,
     )
 
@@ -188,8 +224,14 @@ def native_kernels(native: Native) -> Kernels:
 def select(device: torch.device, dtype: torch.dtype, choice: KernelChoice) -> Kernels:
     """The kernels for a model of weights in `dtype` on `device`.
 
-    On a CPU the native ones, where they can be built; a warning says so where they cannot.
+    On a GPU Triton's. On a CPU the native ones, where they can be built; a warning says so where
+    they cannot.
     """
+    if device.type == "cuda" and choice is KernelChoice.AUTO:
+        # Triton comes with its compiler, which a CPU's processes should not load.
+        from baton.kernels.triton.table import TRITON
+
+        return TRITON
     handled = device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
     if choice is KernelChoice.TORCH or not handled:
         return TORCH

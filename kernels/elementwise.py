@@ -65,6 +65,25 @@ def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
     return (x.float() * sigmoid(gate)).to(x.dtype)
 
 
+def sigmoid_gated_native(native: Native, x: Tensor, gate: Tensor) -> Tensor:
+    """The same, for contiguous float32 x and gates whose channels lie end to end."""
+    rows, width = x.shape
+    out = native.empty(rows, width)
+    native.call(
+        signatures.SigmoidGated(
+            x.data_ptr(),
+            gate.data_ptr(),
+            out.data_ptr(),
+            rows,
+            width,
+            gate.stride(0),
+            int(gate.shape[1] == 1),
+        ),
+        small=out.numel() < SMALL,
+    )
+    return out
+
+
 def add_scaled(x: Tensor, y: Tensor, alpha: float) -> Tensor:
     """x + alpha * y, both of one shape and dtype."""
     return torch.add(x, y, alpha=alpha)

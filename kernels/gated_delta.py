@@ -151,7 +151,7 @@ def _without_state(
         q_and_keys=torch.cat((q_tile * entry, solved[..., V:]), dim=2),
         values=solved[..., :V],
         scores=q_scores.tril_(),
-        written=k_tile.mul_(_decay(logs[:, :, -1:] - logs)),
+        written=k_tile * _decay(logs[:, :, -1:] - logs),
         decay=entry[:, :, -1, :, None],
     )
 

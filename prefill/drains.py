@@ -1,8 +1,9 @@
 """Which tickets this worker may still be writing under, and who must be told when it is not."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from baton.transfer.channel import Writing
 
@@ -43,7 +44,11 @@ class Drains:
             then()
             self.closed(ticket)
 
-        task = asyncio.ensure_future(wait())
+        self.end(wait())
+
+    def end(self, ending: Coroutine[Any, Any, None]) -> None:
+        """See it through, whoever is cancelled meanwhile."""
+        task = asyncio.ensure_future(ending)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -56,5 +61,6 @@ class Drains:
             waiting.append(say)
 
     async def wait(self) -> None:
-        """Until every drain is over."""
-        await asyncio.gather(*self._tasks)
+        """Until all of it is over; it goes on if whoever waits is cancelled."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)

@@ -67,8 +67,8 @@ class DecodePeer:
         finally:
             for handoff in list(self._handoffs.values()):
                 handoff.expire(reason)
-            await self.way.drains.wait()
-            await self.way.close()
+            # Not awaited here: where the rank's connection breaks, gRPC cancels this task.
+            self.way.drains.end(self.way.close())
 
     async def _read(self, messages: AsyncIterator[handoff_pb2.DecodeMessage]) -> None:
         async for message in messages:

@@ -62,7 +62,7 @@ class Way:
             self._choosing.result().connection.heard()
 
     async def close(self) -> None:
-        """Every hand-off has drained."""
+        """Every hand-off has been cancelled; it has drained when this returns."""
         with contextlib.suppress(ChannelError):
             await (await self._chosen()).connection.close()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from baton.router.errors import ConfigError
 from baton.router.policies import POLICIES
+from baton.text.model_folder import model_name
 
 
 @dataclass(frozen=True)
@@ -12,7 +13,7 @@ class RouterConfig:
     """Set once, at start, from the command line."""
 
     model: Path  # the folder that tokenizer and chat template are read from
-    served_model_name: str | None = None  # None: the folder's name
+    served_model_name: str | None = None  # None: the folder's name, or the id on the hub
     host: str = "127.0.0.1"
     http_port: int = 0  # 0: any free one
     grpc_port: int = 0
@@ -51,7 +52,7 @@ class RouterConfig:
     @property
     def model_id(self) -> str:
         """The name that clients ask for."""
-        return self.served_model_name or self.model.resolve().name
+        return self.served_model_name or model_name(self.model)
 
     @property
     def lease_s(self) -> float:

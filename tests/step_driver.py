@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,9 +29,17 @@ class Row:
 class StepDriver:
     """Everything that no row owns holds NaN, the padding slot and page too."""
 
-    def __init__(self, model: Model, slots: int = 12, pages: int = 128, page_size: int = 16):
-        config, device = model.config, torch.device("cpu")
+    def __init__(
+        self,
+        model: Model,
+        slots: int = 12,
+        pages: int = 128,
+        page_size: int = 16,
+        device: torch.device | None = None,
+    ):
+        config, device = model.config, device or torch.device("cpu")
         self.model = model
+        self.device = device
         self.page_size = page_size
         slot_layout = SlotLayout(config.recurrent, config.conv_dtype, config.ssm_dtype)
         self.states = StatePool(slot_layout, slots, device)
@@ -125,23 +134,21 @@ class StepDriver:
             kv_lens=tuple(seq.computed + count for seq, count in rows),
             has_initial=tuple(seq.computed > 0 for seq, _ in rows),
         )
+        wanted = range(cu_seqlens[-1]) if logit_tokens is None else logit_tokens
+        put = partial(torch.tensor, device=self.device)
         return ForwardBatch(
-            token_ids=torch.tensor(tokens),
-            positions=torch.tensor(positions),
-            cu_seqlens=torch.tensor(cu_seqlens),
-            kv_lens=torch.tensor(host.kv_lens),
-            read_slots=torch.tensor([seq.read_slot for seq, _ in rows]),
-            write_slots=torch.tensor([seq.slot for seq, _ in rows]),
-            has_initial=torch.tensor(host.has_initial),
-            block_tables=torch.tensor(
-                [seq.pages + [0] * (widest - len(seq.pages)) for seq, _ in rows]
-            ),
-            token_pages=torch.tensor(token_pages),
-            token_offsets=torch.tensor([place % self.page_size for place in positions]),
-            logit_tokens=torch.tensor(
-                range(cu_seqlens[-1]) if logit_tokens is None else logit_tokens
-            ),
+            token_ids=put(tokens),
+            positions=put(positions),
+            cu_seqlens=put(cu_seqlens),
+            kv_lens=put(host.kv_lens),
+            read_slots=put([seq.read_slot for seq, _ in rows]),
+            write_slots=put([seq.slot for seq, _ in rows]),
+            has_initial=put(host.has_initial),
+            block_tables=put([seq.pages + [0] * (widest - len(seq.pages)) for seq, _ in rows]),
+            token_pages=put(token_pages),
+            token_offsets=put([place % self.page_size for place in positions]),
+            logit_tokens=put(wanted),
             decode_rows=decode_rows,
             host=host,
-            index=self.model.plan(host, decode_rows, None).on(torch.device("cpu")),
+            index=self.model.plan(host, decode_rows, None).on(self.device),
         )

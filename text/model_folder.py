@@ -1,4 +1,4 @@
-"""Reading the JSON files of a Hugging Face model folder."""
+"""A Hugging Face model folder: its name, and reading its JSON files."""
 
 import json
 from collections.abc import Mapping
@@ -6,6 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from baton.text.errors import TokenizerFileError
+
+# Folders of the hub library's cache are models--owner--name/snapshots/commit.
+_CACHED_PREFIX = "models--"
+
+
+def model_name(folder: Path) -> str:
+    """What people call the model in `folder`: its id where it lies in the hub library's cache,
+    else the folder's name."""
+    whole = folder.resolve()
+    repository = whole.parent.parent.name
+    if whole.parent.name == "snapshots" and repository.startswith(_CACHED_PREFIX):
+        return repository.removeprefix(_CACHED_PREFIX).replace("--", "/", 1)
+    return whole.name
 
 
 def read_text(path: Path) -> str:

@@ -73,7 +73,7 @@ class Connection(Protocol):
         ...
 
     async def close(self) -> None:
-        """Every writing has drained."""
+        """Every writing has been cancelled, and has drained when it returns."""
         ...
 
 

@@ -11,6 +11,7 @@ from baton.engine.engine import Engine
 from baton.engine.memory.owners import Owner
 from baton.engine.status import EngineStatus
 from baton.proto import worker_pb2
+from baton.text.model_folder import model_name
 from baton.worker.context import RoleService, WorkerContext
 from baton.worker.settings import engine_settings
 
@@ -72,7 +73,7 @@ class Reporter:
         config = context.config.engine
         return worker_pb2.WorkerStatus(
             worker=context.hello.worker,
-            model=config.model.name,
+            model=model_name(config.model),
             running=status.running,
             waiting=status.waiting,
             max_running=status.max_running,

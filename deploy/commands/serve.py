@@ -15,6 +15,7 @@ from baton.deploy.greeting import greet
 from baton.deploy.options import cluster_options, config_from
 from baton.deploy.preflight import check_model
 from baton.deploy.progress import shown
+from baton.deploy.ray_lost import end_if_ray_is_lost
 from baton.deploy.scaling import handle_scale
 from baton.deploy.since_start import seconds_since_command
 from baton.deploy.state_file import control_path, published
@@ -41,7 +42,7 @@ def serve(
     )
     check_model(config.engine)
     try:
-        with stop_on_signals(), ExitStack() as stack:
+        with stop_on_signals(), end_if_ray_is_lost(), ExitStack() as stack:
             with shown(console) as progress:
                 cluster = stack.enter_context(Cluster(config, progress))
             model = str(config.engine.model)

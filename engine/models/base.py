@@ -10,6 +10,7 @@ from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.recurrent_index import RecurrentIndex
 from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.dispatch import Kernels
 from baton.kernels.host_plan import HostPlan
 
 
@@ -18,6 +19,16 @@ class Model(Protocol):
 
     @property
     def config(self) -> ModelConfig: ...
+
+    @property
+    def kernels(self) -> Kernels:
+        """Those that its device and options call for; sampling and state copies use them too."""
+        ...
+
+    @property
+    def needs_cpu_seq_lens(self) -> bool:
+        """Whether an attention backend plans by the lengths of the KV on the host."""
+        ...
 
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None

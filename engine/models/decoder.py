@@ -67,6 +67,10 @@ class Decoder:
     def weight_bytes(self) -> int:
         return self.tally.nbytes
 
+    @property
+    def needs_cpu_seq_lens(self) -> bool:
+        return self.kernels.needs_cpu_seq_lens
+
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
     ) -> HostPlan[RecurrentIndex]:

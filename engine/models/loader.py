@@ -9,6 +9,7 @@ from baton.engine.config import EngineConfig, LoadFormat, ModelConfig, WeightFor
 from baton.engine.models.base import Model
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.families import FAMILIES, read_config
+from baton.engine.models.graphs import CudaCapture, GraphedModel
 from baton.engine.models.replay import ReplayedModel
 from baton.engine.models.scope import Scope
 from baton.engine.weights import (
@@ -29,18 +30,25 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
     """
     model = read_config(config.model, config.dtype, config.ssm_dtype)
     if config.load_format is LoadFormat.DUMMY:
-        return _ready(model, DummyWeights(), config)
+        return ready_model(model, DummyWeights(), config)
     checkpoint = Checkpoint(model.folder, progress)
     check_weights(model, checkpoint)
-    return _ready(model, checkpoint, config)
+    return ready_model(model, checkpoint, config)
 
 
-def _ready(model: ModelConfig, source: WeightSource, config: EngineConfig) -> Model:
-    """On the kernels that the device and the options call for."""
+def ready_model(model: ModelConfig, source: WeightSource, config: EngineConfig) -> Model:
+    """The model with the tensors of `source`, on the kernels that the device and the options call
+    for, its decode steps recorded where that can be."""
     device = torch.device(config.device)
     kernels = select(device, model.dtype, config.kernels)
     built = build_model(model, source, device, kernels=kernels, weight_format=config.weight_format)
-    return built if kernels.native is None else ReplayedModel(built, kernels.native)
+    if kernels.native is not None:
+        return ReplayedModel(built, kernels.native)
+    if device.type == "cuda" and kernels.replayable:
+        longest = min(config.max_model_len or model.max_model_len, model.max_model_len)
+        pages = -(-longest // config.page_size)
+        return GraphedModel(built, device, config.max_running, pages, CudaCapture())
+    return built
 
 
 def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> None:

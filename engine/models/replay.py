@@ -13,6 +13,7 @@ from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
 from baton.engine.recurrent_index import RecurrentIndex
 from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.dispatch import Kernels
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.native.recorder import Native, NotRecordableError, Recording
 
@@ -73,8 +74,16 @@ class ReplayedModel:
         return self._model.config
 
     @property
+    def kernels(self) -> Kernels:
+        return self._model.kernels
+
+    @property
     def weight_bytes(self) -> int:
         return self._model.weight_bytes
+
+    @property
+    def needs_cpu_seq_lens(self) -> bool:
+        return self._model.needs_cpu_seq_lens
 
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None

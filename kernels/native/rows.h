@@ -126,6 +126,23 @@ void relu2(const Relu2& a, Team& team) {
   });
 }
 
+struct SigmoidGated {
+  const float* x;     // [rows, width]
+  const float* gate;  // [rows, width], or [rows, 1] where it is `single`; rows gate_stride apart
+  float* out;         // [rows, width]; x * sigmoid(gate)
+  int64_t rows, width, gate_stride, single;
+};
+
+void sigmoid_gated(const SigmoidGated& a, Team& team) {
+  team.each(a.rows, [&](int64_t row) {
+    const float* gate = a.gate + row * a.gate_stride;
+    runs(a.width, [&](int64_t i, int64_t n) {
+      const Vec open = sigmoid(a.single ? splat(*gate) : load_run(gate + i, n));
+      store_run(a.out + row * a.width + i, load_run(a.x + row * a.width + i, n) * open, n);
+    });
+  });
+}
+
 struct AddScaled {
   const float *x, *y;  // [size]
   float* out;          // [size]; x + alpha * y (or alpha * y where x is null)

@@ -58,6 +58,11 @@ class Relu2(Arguments):
     _fields_ = _fields("x out", "size")
 
 
+class SigmoidGated(Arguments):
+    operation = "sigmoid_gated"
+    _fields_ = _fields("x gate out", "rows width gate_stride single")
+
+
 class AddScaled(Arguments):
     operation = "add_scaled"
     _fields_ = _fields("x y out", "size", "alpha")
@@ -161,6 +166,7 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     GeGlu,
     Beside,
     Relu2,
+    SigmoidGated,
     AddScaled,
     SelectRows,
     Rope,

@@ -129,7 +129,7 @@ class Run:
         case, cluster = self._case, self._cluster
         victim, watch = cluster[case.victim], cluster[case.watch]
         if watch is victim and case.fault in (Fault.SPOIL, Fault.LATE):
-            await watch.ask("go")  # it must be able to answer; what it is sent still comes
+            watch.go()  # it must be able to answer; what it is sent still comes
         match case.fault:
             case Fault.KILL if case.act is Act.WAIT:
                 victim.kill()
@@ -143,7 +143,7 @@ class Run:
             case Fault.LATE:
                 await victim.ask("hold")
         if case.act is Act.WAIT:
-            await watch.ask("go")
+            watch.go()
         match case.fault:
             case Fault.HICCUP:
                 await asyncio.sleep(SHORT * self._lease_s)
@@ -180,7 +180,10 @@ class Run:
         case, cluster = self._case, self._cluster
         if not case.away and case.fault is not Fault.LATE:
             return False
-        await cluster.settled("d0" if case.fault is Fault.LATE else PEER[case.victim])
+        survivor = cluster["d0" if case.fault is Fault.LATE else PEER[case.victim]]
+        # What maps its peers' memory may write for as long as it lives, or says that it does not.
+        open_end = case.fault in (Fault.STOP, Fault.LATE) and cluster.maps_peers
+        await survivor.settled(quarantine=open_end)
         if case.fault is Fault.KILL or (case.away and case.victim == "d0"):
             return False
         taken: bool = await cluster["d0"].ask("reissue", self._ask.request_id)

@@ -99,6 +99,10 @@ class Node:
         self.reached.clear()
         await self.ask("arm", Point(request_id, state, act))
 
+    def go(self) -> None:
+        """On from its fault point; if it is stopped, once it is resumed."""
+        self._pipe.send((0, "go", ()))
+
     async def books(self) -> Books:
         found: Books = await self.ask("books")
         return found
@@ -133,12 +137,13 @@ class Node:
     def states_of(self, request_id: str) -> list[HandoffState]:
         return [move.state for move in self.moves if move.request_id == request_id]
 
-    async def settled(self) -> Books:
-        """Wait until it owns nothing but its cache and has nothing under way; audit each time."""
+    async def settled(self, *, quarantine: bool = False) -> Books:
+        """Wait until it owns nothing but its cache and has nothing under way; audit each time.
+        quarantine: there may be memory that waits for a proof."""
         books = await self.books()
         try:
             async with asyncio.timeout(DEADLINE_S):
-                while not books.settled:
+                while not books.settled or (books.quarantined and not quarantine):
                     assert not books.findings, f"{self.name}: {books.findings}"
                     await asyncio.sleep(0.01)
                     books = await self.books()

@@ -17,18 +17,19 @@ from chaos.ballast_model import BallastModel
 from chaos.fault_point import FaultPoint
 from chaos.netns import enter
 from chaos.reissue import Reissue
-from chaos.wire import Wire
+from chaos.spoiler import Spoiler
 from engine.engines import make_engine
 
 from baton.decode.service import DecodeService
 from baton.engine.engine import Engine
 from baton.engine.memory.owners import Owner
 from baton.prefill.service import PrefillService
-from baton.transfer.grpc_channel import GRPC
+from baton.transfer.handoff import HandoffState
 from baton.worker.config import Role, WorkerConfig
 from baton.worker.runtime import WorkerRuntime
 
 KEPT = (Owner.FREE, Owner.CACHE)
+QUARANTINED = {f"{what} {Owner.QUARANTINE}" for what in ("slots", "pages")}
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class NodePlan:
     env: dict[str, str] = field(default_factory=dict)
     moves: bool = True  # tell of every move
     ballast_kib: int = 2048
-    engine: dict[str, Any] = field(default_factory=dict)  # options of `make_engine`
+    options: dict[str, Any] = field(default_factory=dict)  # further ones of `WorkerConfig`
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,15 @@ class Books:
 
     @property
     def settled(self) -> bool:
-        return not (self.findings or self.owned or self.handoffs or self.busy or self.requests)
+        """Nothing is owned or under way, but for what is in quarantine."""
+        owned = {owner for owner in self.owned if owner not in QUARANTINED}
+        moving = {state for state in self.handoffs if state != HandoffState.QUARANTINED}
+        return not (self.findings or owned or moving or self.busy or self.requests)
+
+    @property
+    def quarantined(self) -> int:
+        """Hand-offs whose memory waits for the proof that nobody writes there any more."""
+        return self.handoffs.get(HandoffState.QUARANTINED, 0)
 
 
 @dataclass(frozen=True)
@@ -89,12 +98,11 @@ class Node:
         self._sending = threading.Lock()
         self._ended = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
-        tickets = {"tickets": 4} if plan.role is Role.DECODE else {}
-        model = BallastModel(plan.ballast_kib)
-        self._engine = make_engine(model, **tickets | plan.engine)  # type: ignore[arg-type]
+        self._engine = make_engine(BallastModel(plan.ballast_kib), tickets=4)
         self._service: Any = None
         self._context: Any = None
         self._reissue: Reissue | None = None
+        self._spoiler: Spoiler | None = None
 
     async def run(self) -> None:
         plan = self._plan
@@ -105,10 +113,12 @@ class Node:
             host=plan.host,
             lease_ms=plan.lease_ms,
             channel=plan.channel,
+            **plan.options,
         )
         runtime = WorkerRuntime(config, self._engine, self._make_role)
         started = await runtime.start()
-        await self._wire.serve()
+        if self._spoiler is not None:
+            await self._spoiler.wire.serve()
         threading.Thread(
             target=self._listen, args=(asyncio.get_running_loop(),), daemon=True
         ).start()
@@ -121,13 +131,10 @@ class Node:
         self._point = FaultPoint(context.handoffs, self._tell, moves=self._plan.moves)
         prefills = self._plan.role is Role.PREFILL
         self._service = PrefillService(context) if prefills else DecodeService(context)
-        # Peers send state by way of a proxy, which a test may hold up.
-        self._wire = Wire(context.hello.worker.address)
         if not prefills:
             self._reissue = Reissue(self._engine, context.port, self._service)
-            for source in self._service._inlets._sources:
-                if source.name == GRPC:
-                    source._address = self._wire.address
+            address = context.hello.worker.address
+            self._spoiler = Spoiler(context.memory, address, self._service)
         return self._service
 
     def _tell(self, what: str, *values: object) -> None:
@@ -140,7 +147,6 @@ class Node:
                 number, name, values = self._conn.recv()
                 if name == "go":  # the loop may stand at its point
                     self._point.go()
-                    self._tell("answer", number, None)
                 else:
                     loop.call_soon_threadsafe(self._handle, number, name, values)
         except EOFError:  # the test is gone
@@ -164,16 +170,20 @@ class Node:
         self._point.disarm()
 
     async def do_hold(self) -> None:
-        self._wire.hold()
+        assert self._spoiler is not None
+        self._spoiler.hold()
 
     async def do_held(self) -> bool:
-        return self._wire.holds
+        assert self._spoiler is not None
+        return self._spoiler.holds
 
     async def do_let_go(self) -> None:
-        await self._wire.let_go()
+        assert self._spoiler is not None
+        await self._spoiler.let_go()
 
     async def do_spoil(self) -> None:
-        self._wire.spoil()
+        assert self._spoiler is not None
+        self._spoiler.spoil()
 
     async def do_end(self) -> None:
         self._ended.set()

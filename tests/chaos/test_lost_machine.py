@@ -33,7 +33,7 @@ async def test_the_connections_to_a_lost_machine_are_closed(lost: str) -> None:
         await cluster["p0"].reached.wait()
         assert cluster.net is not None
         cluster.net.cut(lost)
-        await cluster["p0"].ask("go")
+        cluster["p0"].go()
         await cluster[lost].end()
         await cluster.settled(*others)
         async with asyncio.timeout(DEADLINE_S):

@@ -27,6 +27,8 @@ class Gated:
         self._model = load_model(EngineConfig(model=folder))
         self.config = self._model.config
         self.plan = self._model.plan
+        self.kernels = self._model.kernels
+        self.needs_cpu_seq_lens = self._model.needs_cpu_seq_lens
         self.weight_bytes = 0  # the test sizes the pools
         self.gate = Gate()
 

@@ -18,6 +18,7 @@ from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.recurrent_index import NO_INDEX, RecurrentIndex
 from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.dispatch import TORCH
 from baton.kernels.host_plan import HostPlan
 
 VOCAB = 97
@@ -62,6 +63,8 @@ class HashModel:
     """peak: the logit scale; the likeliest token is clear, but others can be drawn."""
 
     weight_bytes = 0
+    kernels = TORCH
+    needs_cpu_seq_lens = True
 
     def __init__(self, config: ModelConfig | None = None, peak: float = 8.0) -> None:
         self.config = config or hash_config()
@@ -126,7 +129,7 @@ class HashModel:
         assert 0 not in batch.token_pages.tolist(), "a real token writes the padding page"
         positions = [
             p
-            for start, end in zip(batch.host.prefix_lens, batch.host.kv_lens, strict=True)
+            for start, end in zip(batch.host.prefix_lens, batch.kv_lens.tolist(), strict=True)
             for p in range(start, end)
         ]
         assert positions == batch.positions.tolist()

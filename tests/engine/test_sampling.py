@@ -22,6 +22,7 @@ from baton.engine.request import RequestSpec
 from baton.engine.runner import ModelRunner
 from baton.engine.sampling_params import SamplingParams
 from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.dispatch import TORCH
 from baton.kernels.host_plan import HostPlan
 
 
@@ -95,6 +96,8 @@ class Wave:
 
     config = HashModel().config
     weight_bytes = 0
+    kernels = TORCH
+    needs_cpu_seq_lens = False
 
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None

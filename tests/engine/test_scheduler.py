@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from engine.engines import assert_clean, finish_of, greedy, make_engine, random_prompt, run
 from engine.hash_model import HashModel
 from hypothesis import given
@@ -65,6 +66,20 @@ def test_rows_that_decode_come_first_and_prompt_tokens_keep_to_the_budget(
         assert len(lengths) <= 6
         mixed += 0 < step.decode_rows < len(lengths)
     assert mixed, "prompts were to be computed beside rows that decode"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_lengths_stay_on_the_device_unless_an_attention_asks_for_them(
+    seeded: random.Random, asked: bool
+) -> None:
+    model = Witness()
+    model.needs_cpu_seq_lens = asked
+    engine = make_engine(model)
+    engine.submit(RequestSpec("a", random_prompt(seeded), greedy(4)))
+    run(engine)
+    for step in model.steps:
+        on_device = tuple(step.kv_lens.tolist())
+        assert step.host.kv_lens == (on_device if asked else ())
 
 
 def test_a_step_scores_a_bounded_number_of_prompt_tokens(seeded: random.Random) -> None:

@@ -41,6 +41,7 @@ class Sizes:
 SIZES = [
     Sizes(3, 3, 5, 7),
     Sizes(2, 6, 16, 8),
+    Sizes(1, 2, 8, 9),
     Sizes(3, 3, 7, 5, channelwise=True),
     Sizes(2, 2, 16, 16, channelwise=True),
 ]

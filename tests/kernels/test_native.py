@@ -24,6 +24,7 @@ from baton.kernels.elementwise import (
     relu2_native,
     scaled_native,
     select_rows_native,
+    sigmoid_gated_native,
     swiglu_native,
 )
 from baton.kernels.linear import Int8Weight, embedding_native, linear_native
@@ -156,6 +157,9 @@ def test_what_layers_do_in_between(native, rng, rows, width):
     assert_near(scaled_native(native, x, alpha), x.double() * alpha, 2e-6)
     assert scaled_native(native, x, 1.0) is x
     assert_near(relu2_native(native, x), F.relu(x.double()).square(), 2e-6)
+    for gate in (strided(rows, width, rng), strided(rows, 1, rng)):
+        wanted = x.double() * gate.double().sigmoid()
+        assert_near(sigmoid_gated_native(native, x, gate), wanted, 2e-6)
     both = torch.cat((x, y), dim=1)
     assert_near(swiglu_native(native, both), F.silu(x.double()) * y.double(), 2e-6)
     assert_near(geglu_native(native, both), F.gelu(x.double()) * y.double(), 2e-6, scale=1.0)

@@ -14,7 +14,6 @@ from baton.engine.models.layers.linear import ColumnLinear, Linear, RowLinear
 from baton.engine.models.layers.norm import norm_weight
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
-from baton.kernels.attention import paged_attn_prefill
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class Attention:
         if step.prefill is not None:
             ragged = step.prefill
             parts.append(
-                paged_attn_prefill(
+                self.kernels.paged_attn_prefill(
                     q[step.decode_tokens :].contiguous(),
                     k_pool,
                     v_pool,

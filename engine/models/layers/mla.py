@@ -10,7 +10,7 @@ from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear, WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import DecodeRows, Step
-from baton.kernels.mla import from_latent, latent_write, mla_prefill, to_latent
+from baton.kernels.mla import from_latent, mla_prefill, to_latent
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Mla:
         turned = self._rotated(turned, step.positions)
         pool = step.pages.latents[self.index]
         entry = torch.cat((latent, turned[:, -1]), dim=1)
-        latent_write(entry, pool, step.token_pages, step.token_offsets)
+        self.kernels.latent_write(entry, pool, step.token_pages, step.token_offsets)
         step.kv_written(self.index)
         plain, turned = q[..., : sizes.plain], turned[:, :-1]
         done = step.decode_tokens

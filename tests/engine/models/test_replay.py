@@ -105,8 +105,8 @@ def test_bfloat16_is_nearer_to_the_exact_model_than_torch_is(
     assert native <= plain and native < 0.03 * wanted.std()
 
 
-# Latent attention and gated delta nets have no native kernels: their steps run as they are.
-OTHERS = ("deepseek", "kimi_linear", "qwen3_5", "qwen3_next")
+# Latent attention has no native kernel: its steps run as they are.
+OTHERS = ("deepseek", "kimi_linear")
 NATIVE = [name for name, spec in SPECS.items() if not spec.model_type.startswith(OTHERS)]
 
 

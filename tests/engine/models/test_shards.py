@@ -121,7 +121,38 @@ ZAMBA: dict[str, Any] = {
     "use_shared_attention_adapter": True,
     "add_bias_linear": True,
 }
-FAMILIES = (GRANITE, BAMBA, QWEN, MAMBA, NEMOTRON, FALCON, LFM2, DEEPSEEK, ZAMBA)
+QWEN_NEXT: dict[str, Any] = {
+    **SMALL,
+    "model_type": "qwen3_next",
+    "head_dim": 16,
+    "attention_bias": True,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 24,
+    "decoder_sparse_step": 2,
+}
+QWEN_3_5: dict[str, Any] = {**QWEN_NEXT, "model_type": "qwen3_5", "tie_word_embeddings": True}
+KIMI: dict[str, Any] = {
+    **DEEPSEEK,
+    "model_type": "kimi_linear",
+    "num_experts": 4,
+    "linear_attn_config": {
+        "full_attn_layers": [2],
+        "kda_layers": [1],
+        "head_dim": 8,
+        "num_heads": 4,
+        "short_conv_kernel_size": 3,
+    },
+}
+FAMILIES = (
+    GRANITE, BAMBA, QWEN, MAMBA, NEMOTRON, FALCON, LFM2, DEEPSEEK, ZAMBA, QWEN_NEXT, QWEN_3_5, KIMI
+)  # fmt: skip
 
 
 class ThreadComm:

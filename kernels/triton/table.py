@@ -1,0 +1,46 @@
+"""The kernels of a GPU; what is not named here is torch's, whole matrix products above all."""
+
+from dataclasses import replace
+
+from baton.kernels.dispatch import TORCH, Kernels
+from baton.kernels.triton.attention_decode import paged_attn_decode
+from baton.kernels.triton.attention_prefill import paged_attn_prefill
+from baton.kernels.triton.conv1d import gated_conv_step
+from baton.kernels.triton.delta_mixer import gated_delta_step, plan_delta_prefill
+from baton.kernels.triton.elementwise import relu2, swiglu
+from baton.kernels.triton.kv_write import kv_write, latent_write
+from baton.kernels.triton.mamba2 import mamba2_step, plan_mamba2_prefill
+from baton.kernels.triton.mla import mla_decode
+from baton.kernels.triton.moe import experts_relu2, experts_swiglu
+from baton.kernels.triton.moe_routing import route_sigmoid_grouped, route_softmax_topk
+from baton.kernels.triton.norm import rms_norm
+from baton.kernels.triton.rope import apply_rope
+from baton.kernels.triton.sampling import add_token_counts, apply_penalties, sample_tokens
+from baton.kernels.triton.state_copy import copy_slots
+
+TRITON: Kernels = replace(
+    TORCH,
+    rms_norm=rms_norm,
+    swiglu=swiglu,
+    relu2=relu2,
+    apply_rope=apply_rope,
+    kv_write=kv_write,
+    latent_write=latent_write,
+    paged_attn_prefill=paged_attn_prefill,
+    paged_attn_decode=paged_attn_decode,
+    mla_decode=mla_decode,
+    route_softmax_topk=route_softmax_topk,
+    route_sigmoid_grouped=route_sigmoid_grouped,
+    experts_swiglu=experts_swiglu,
+    experts_relu2=experts_relu2,
+    gated_conv_step=gated_conv_step,
+    mamba2_step=mamba2_step,
+    plan_mamba2_prefill=plan_mamba2_prefill,
+    gated_delta_step=gated_delta_step,
+    plan_delta_prefill=plan_delta_prefill,
+    add_token_counts=add_token_counts,
+    apply_penalties=apply_penalties,
+    sample_tokens=sample_tokens,
+    copy_slots=copy_slots,
+    replayable=True,
+)

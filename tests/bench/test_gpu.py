@@ -1,0 +1,40 @@
+"""The script for a GPU machine, as far as a machine without one can run it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it runs for real, not in a test")
+def test_a_dry_run_gets_through_every_section():
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "gpu.py"), "--dry-run"],
+        cwd=ROOT,
+        env=os.environ | threads | {"PYTHONPATH": str(ROOT / ".types")},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    table = done.stdout[done.stdout.rindex("dry run") :]
+    assert "failed" not in table and "no time left" not in table
+    for section in ("parity tests", "steps without a wait", "tiny mamba2_prefill", "first token"):
+        assert section in table
+
+
+def test_without_a_gpu_it_says_what_it_can_do():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = subprocess.run(
+        [sys.executable, "-m", "baton.bench.gpu"], cwd=ROOT, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / ".types")}, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "--dry-run" in done.stderr

@@ -1,0 +1,69 @@
+"""A signal to the process group, which ends Ray as well: we do not wait for it."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+DEADLINE_S = 30.0
+SCRIPT = """
+import signal, subprocess, sys, time
+from baton.deploy.ray_lost import end_if_ray_is_lost
+
+class Stop(Exception): pass
+
+def stop(*_):
+    if sys.argv[2] == "raise":
+        raise Stop
+
+signal.signal(signal.SIGTERM, stop)
+quiet = subprocess.DEVNULL
+child = subprocess.Popen([sys.argv[1], "60"], stdout=quiet, stderr=quiet)
+try:
+    with end_if_ray_is_lost(grace_s=0.5):
+        print(child.pid, flush=True)
+        while True:
+            time.sleep(60)
+except Stop:
+    print("stopped", flush=True)
+"""
+
+
+@contextmanager
+def started(tmp_path: Path, then: str) -> Iterator[tuple["subprocess.Popen[str]", psutil.Process]]:
+    """A process that holds a child which is called as Ray's is, and that child."""
+    raylet = tmp_path / "raylet"
+    shutil.copy(shutil.which("sleep") or "", raylet)
+    words = [sys.executable, "-c", SCRIPT, str(raylet), then]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        child = psutil.Process(int(process.stdout.readline()))
+        try:
+            yield process, child
+        finally:
+            if child.is_running():
+                child.kill()
+
+
+def test_what_waits_for_a_lost_ray_is_ended(tmp_path: Path) -> None:
+    with started(tmp_path, "wait for ever") as (process, _):
+        os.killpg(process.pid, signal.SIGTERM)
+        _, said = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 130
+        assert said == "stopped: the signal has ended Ray too, so no request could end\n"
+
+
+def test_with_ray_still_there_we_stop_as_ever(tmp_path: Path) -> None:
+    with started(tmp_path, "raise") as (process, child):
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=DEADLINE_S)
+        assert (process.returncode, said) == (0, "stopped\n")
+        assert child.is_running() and child.status() != psutil.STATUS_ZOMBIE
