@@ -10,8 +10,8 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 SHORTEST_S, LONGEST_S = 50e-6, 500e-6
-"""Between two looks at what is under way but does not move: an eighth of how long it has not, within
-these. A look costs a core, and the interpreter lock, that who moves the bytes may need."""
+"""Between two looks at what is under way but does not move: an eighth of how long it has not,
+within these. A look costs a core, and the interpreter lock, that who moves the bytes may need."""
 
 
 class Work(Enum):
