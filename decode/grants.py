@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.engine.engine import Engine
@@ -18,7 +18,8 @@ class Want:
     """One hand-off that waits for memory."""
 
     engine_id: str
-    token_ids: Sequence[int]  # whose state will come
+    tokens: int
+    key: bytes  # those tokens, as the prefix cache knows them: made once, asked for often
     granted: Callable[[Reservation], None]
     refused: Callable[[RequestError], None]
 
@@ -84,8 +85,7 @@ def _reserve_all(
     answers: list[tuple[Want, Reservation | RequestError | None]] = []
     for want in wants:
         try:
-            ids = want.token_ids
-            answers.append((want, engine.reserve(want.engine_id, len(ids), ids)))
+            answers.append((want, engine.reserve(want.engine_id, want.tokens, want.key)))
         except RequestError as error:
             answers.append((want, error))
     return answers

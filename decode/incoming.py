@@ -9,6 +9,7 @@ from baton.decode.prefill_link import PrefillLink
 from baton.decode.quarantine import Held, Quarantine
 from baton.decode.way_back import WayBack
 from baton.engine.errors import RequestError
+from baton.engine.prefix_cache import token_key
 from baton.engine.request import Reservation
 from baton.proto import common_pb2, handoff_pb2
 from baton.transfer.errors import TransferError
@@ -132,8 +133,8 @@ class IncomingHandoff:
             )
             self.fail(make_error(common_pb2.INTERNAL, self._origin, message))
             return
-        prompt = self._request.prompt_ids
-        want = Want(self._engine_id, prompt, self._granted, self._refused)
+        key = token_key(self._request.prompt_ids)
+        want = Want(self._engine_id, wanted.tokens, key, self._granted, self._refused)
         self._rank.grants.want(want)
 
     def _granted(self, reservation: Reservation) -> None:

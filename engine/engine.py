@@ -220,12 +220,11 @@ class Engine:
             raise RequestError(f"request {request_id} is {request.state}, not held")
         self._results.finish(request, Stop(FinishReason.STOP))
 
-    def reserve(
-        self, request_id: str, tokens: int, prefix: Sequence[int] = ()
-    ) -> Reservation | None:
+    def reserve(self, request_id: str, tokens: int, key: bytes = b"") -> Reservation | None:
         """A slot and pages for the state of `tokens` tokens, for a peer to write.
 
-        prefix: the ids of those tokens; what the prefix cache holds of their KV need not be sent.
+        key: those tokens (see `token_key`); what the prefix cache holds of their KV need not be
+        sent.
         None when there is no room now. Raises TooLargeError when there never could be.
         """
         self._check_new(request_id)
@@ -236,7 +235,7 @@ class Engine:
         if len(self._reservations) + beyond >= self.config.tickets or self._scheduler.preempted:
             return None
         headroom = self._scheduler.headroom + len(self._reservations)
-        reservation = self._memory.reserve(request_id, tokens, headroom, prefix)
+        reservation = self._memory.reserve(request_id, tokens, headroom, key)
         if reservation is not None:
             self._reservations[request_id] = reservation
         return reservation

@@ -13,7 +13,7 @@ from baton.engine.errors import InvariantError
 from baton.engine.memory.owners import Owner
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.prefix_cache import Match, PrefixCache, token_key
+from baton.engine.prefix_cache import TOKEN_BYTES, Match, PrefixCache
 from baton.engine.request import Request, Reservation
 
 
@@ -253,15 +253,15 @@ class RequestMemory:
     # Hand-off ------------------------------------------------------------------------------
 
     def reserve(
-        self, request_id: str, tokens: int, headroom: int, prefix: Sequence[int] = ()
+        self, request_id: str, tokens: int, headroom: int, key: bytes = b""
     ) -> Reservation | None:
         """A slot and pages for a peer's writes, if `headroom` pages stay free beside them.
 
-        prefix: the ids of those tokens, as far as they are known; pages that hold their KV already
-        are the cache's, and stay locked until the reservation is over. A channel is outside the
+        key: those tokens, as far as they are known; pages that hold their KV already are the
+        cache's, and stay locked until the reservation is over. A channel is outside the
         forwards' order, so only ids that no forward may touch will do for the others.
         """
-        node, cached = self.cache.hold_kv(token_key(prefix[:tokens] if self._caching else ()))
+        node, cached = self.cache.hold_kv(key[: tokens * TOKEN_BYTES] if self._caching else b"")
         needed = self.pages_for(tokens) - len(cached)
         taken = self._take_for_ticket(needed, headroom)
         if taken is None:

@@ -9,6 +9,7 @@ from grpc import aio
 
 from baton.engine.engine import Engine
 from baton.engine.errors import BatonError
+from baton.engine.prefix_cache import token_key
 from baton.engine.request import Reservation
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.transfer.errors import TransferError
@@ -176,4 +177,4 @@ def _reserve(engine: Engine, name: str, token_ids: tuple[int, ...]) -> Reservati
     """On the engine's thread."""
     if engine.prefixes.state_tokens(token_ids) == len(token_ids):
         return Outcome.HERE
-    return engine.reserve(name, len(token_ids), token_ids) or Outcome.NO_ROOM
+    return engine.reserve(name, len(token_ids), token_key(token_ids)) or Outcome.NO_ROOM

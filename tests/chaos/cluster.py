@@ -15,12 +15,14 @@ from chaos.node_main import NodePlan
 from engine.engines import greedy, random_prompt
 from engine.hash_model import HashModel, expected_tokens
 
-from baton.worker.config import Role
+from baton.worker.config import Role, SendSnapshots, StateReturn
 
 ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
 PAIRS = [(p, d) for p in ("p0", "p1") for d in ("d0", "d1")]
 LEASE_MS = 1000
 UCX_TCP = {"UCX_TLS": "tcp"}
+# What is off by default: more that moves, both ways.
+RETURNING = {"state_return": StateReturn.EAGER, "send_snapshots": SendSnapshots.LAST}
 _MODEL = HashModel()
 
 
@@ -109,9 +111,9 @@ class Cluster:
     async def serve(self, ask: Ask, prefill: str, rank: str) -> None:
         """One request by this pair, which nothing may disturb."""
         reply = await (await self.begin(ask, [prefill], rank)).end()
-        if reply.lost is not None and not reply.token_ids:
-            # On a full machine this process may have been silent for its own session's lease.
-            reply = await (await self.begin(ask, [prefill], rank, attempt=2)).end()
+        if reply.lost_by_us:
+            await self.serve(Ask(new_request_id(), ask.prompt, ask.tokens), prefill, rank)
+            return
         where = f"{ask.request_id} by {prefill} and {rank}"
         assert reply.whole, f"{where}: {reply.finished or reply.lost}"
         assert reply.token_ids == ask.answer, where

@@ -45,7 +45,7 @@ class NodePlan:
     env: dict[str, str] = field(default_factory=dict)
     moves: bool = True  # tell of every move
     ballast_kib: int = 2048
-    engine: dict[str, Any] = field(default_factory=dict)  # options of `make_engine`
+    options: dict[str, Any] = field(default_factory=dict)  # further ones of `WorkerConfig`
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,7 @@ class Node:
         self._sending = threading.Lock()
         self._ended = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
-        tickets = {"tickets": 4} if plan.role is Role.DECODE else {}
-        model = BallastModel(plan.ballast_kib)
-        self._engine = make_engine(model, **tickets | plan.engine)  # type: ignore[arg-type]
+        self._engine = make_engine(BallastModel(plan.ballast_kib), tickets=4)
         self._service: Any = None
         self._context: Any = None
         self._reissue: Reissue | None = None
@@ -115,6 +113,7 @@ class Node:
             host=plan.host,
             lease_ms=plan.lease_ms,
             channel=plan.channel,
+            **plan.options,
         )
         runtime = WorkerRuntime(config, self._engine, self._make_role)
         started = await runtime.start()

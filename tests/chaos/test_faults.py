@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from chaos.case import Case, Fault, Run, table
-from chaos.cluster import UCX_TCP, Cluster, plan, running_cluster
+from chaos.cluster import RETURNING, UCX_TCP, Cluster, plan, running_cluster
 from chaos.netns import unavailable
 
 from baton.transfer.handoff import HandoffState
@@ -30,12 +30,19 @@ CORE = [
     Case(S.RESERVED, "p0", "d0", Fault.SPOIL),
     Case(S.WRITING, "p0", "d0", Fault.LATE),
 ]
-PLANS = {"grpc": plan("grpc"), "nixl": plan("nixl"), "nixl-tcp": plan("nixl", env=UCX_TCP)}
+PLANS = {
+    "grpc": plan("grpc"),
+    "nixl": plan("nixl"),
+    "nixl-tcp": plan("nixl", env=UCX_TCP),
+    "returning": plan("grpc", options=RETURNING),
+}
+CI = pytest.mark.parametrize("cluster", ["grpc", "nixl", "nixl-tcp"], indirect=True)
+EVERY = pytest.mark.parametrize("cluster", PLANS, indirect=True)
 SEEDS = range(10)  # of each channel
-MANY_SEEDS = range(10, 180)
+MANY_SEEDS = range(10, 135)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=PLANS)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
     async with running_cluster(PLANS[request.param], linked=True) as running:
         yield running
@@ -55,23 +62,27 @@ def fresh_seed() -> int:
     return random.SystemRandom().randrange(1 << 32)
 
 
+@CI
 @pytest.mark.parametrize("case", CORE, ids=str)
 async def test_a_fault_leaves_right_tokens_and_clean_books(case: Case, cluster: Cluster) -> None:
     await suffer(cluster, case, fresh_seed())
 
 
+@CI
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_random_fault(seed: int, cluster: Cluster) -> None:
     await suffer(cluster, random.Random(seed).choice(TABLE), seed)
 
 
 @pytest.mark.chaos
+@EVERY
 @pytest.mark.parametrize("case", TABLE, ids=str)
 async def test_every_fault_at_every_state(case: Case, cluster: Cluster) -> None:
     await suffer(cluster, case, fresh_seed())
 
 
 @pytest.mark.chaos
+@EVERY
 @pytest.mark.parametrize("seed", MANY_SEEDS)
 async def test_many_random_faults(seed: int, cluster: Cluster) -> None:
     await suffer(cluster, random.Random(seed).choice(TABLE), seed)

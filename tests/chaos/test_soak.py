@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from chaos.client import Reply
-from chaos.cluster import ROLES, Ask, Cluster, plan, running_cluster
+from chaos.cluster import RETURNING, ROLES, Ask, Cluster, plan, running_cluster
 from chaos.node_main import Weight
 
 from baton.proto import common_pb2
@@ -22,11 +22,15 @@ OBJECTS = 200  # of Python's: how far a worker's count may wander; a leak has on
 RSS = 1.05  # of a warm worker's
 
 
+PLANS = {
+    "grpc": plan("grpc", lease_ms=5000, moves=False, ballast_kib=64),
+    "auto": plan("auto", lease_ms=5000, moves=False, ballast_kib=64, options=RETURNING),
+}
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster() -> AsyncIterator[Cluster]:
-    async with running_cluster(
-        plan(lease_ms=5000, moves=False, ballast_kib=64), linked=False
-    ) as running:
+async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    async with running_cluster(PLANS[request.param], linked=False) as running:
         yield running
 
 
@@ -79,8 +83,17 @@ def assert_nothing_grew(before: dict[str, Weight], after: dict[str, Weight], req
         assert now.rss <= was.rss * RSS, name
 
 
+LONG = [pytest.mark.chaos, pytest.mark.timeout(3000)]
+
+
 @pytest.mark.parametrize(
-    "requests", [200, pytest.param(10_000, marks=[pytest.mark.chaos, pytest.mark.timeout(1800)])]
+    ("cluster", "requests"),
+    [
+        ("auto", 200),
+        pytest.param("auto", 10_000, marks=LONG),
+        pytest.param("grpc", 3000, marks=LONG),
+    ],
+    indirect=["cluster"],
 )
 async def test_nothing_grows_however_many_requests_come_and_go(
     requests: int, cluster: Cluster

@@ -10,15 +10,26 @@ from oracle.reference import Oracle
 from oracle.specs import SPECS
 from worker.cluster import decode_worker, prefill_worker, running, session
 
+from baton.transfer.local_channel import LocalHub
 from baton.worker.config import SendSnapshots, StateReturn
 
 TURNS, STEPS = 3, 24
 
 
-@pytest.mark.parametrize("name", ["granite_moe_rope", "nemotron_latent", "llama_stretched"])
-@pytest.mark.parametrize("returns", [StateReturn.OFF, StateReturn.DEMAND])
+@pytest.mark.parametrize(
+    ("name", "channel", "returns"),
+    [
+        ("granite_moe_rope", "grpc", StateReturn.OFF),
+        ("granite_moe_rope", "grpc", StateReturn.DEMAND),
+        ("granite_moe_rope", "nixl", StateReturn.DEMAND),
+        ("granite_moe_rope", "local", StateReturn.DEMAND),
+        ("nemotron_latent", "grpc", StateReturn.DEMAND),
+        ("nemotron_latent", "nixl", StateReturn.OFF),
+        ("llama_stretched", "grpc", StateReturn.DEMAND),
+    ],
+)
 async def test_every_turn_of_a_conversation_is_as_if_it_were_the_first(
-    oracle: Oracle, name: str, returns: StateReturn, seeded: random.Random
+    oracle: Oracle, name: str, channel: str, returns: StateReturn, seeded: random.Random
 ) -> None:
     folder = oracle.checkpoint(name)
     vocab = SPECS[name].config["vocab_size"]
@@ -29,6 +40,8 @@ async def test_every_turn_of_a_conversation_is_as_if_it_were_the_first(
         "pages": 5000,
         "cached_snapshots": 40,
         "layer_group_bytes": 1,
+        "channel": channel,
+        "hub": LocalHub() if channel == "local" else None,
         "worker": {"state_return": returns, "send_snapshots": SendSnapshots.LAST},
     }
     prefill = prefill_worker(model=Gated(folder), tickets=2, **options)

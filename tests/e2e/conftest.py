@@ -14,6 +14,7 @@ from baton.deploy.cluster import Cluster
 from baton.deploy.cluster_config import ClusterConfig
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.worker.config import StateReturn
 
 CHECKPOINT = "granite_dense_nope"
 
@@ -39,7 +40,8 @@ def engine(engine_config: EngineConfig) -> Engine:
 
 @pytest.fixture(scope="session")
 def running_cluster(engine_config: EngineConfig) -> Iterator[Cluster]:
-    with Cluster(ClusterConfig(engine_config, decode_dp=2)) as cluster:
+    config = ClusterConfig(engine_config, decode_dp=2, state_return=StateReturn.DEMAND)
+    with Cluster(config) as cluster:
         yield cluster
 
 

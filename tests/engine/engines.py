@@ -12,6 +12,7 @@ from baton.engine.engine import Engine
 from baton.engine.events import Event, Finished, TokenSampled
 from baton.engine.forward_stream import ForwardStream
 from baton.engine.memory.plan import MemoryPlan
+from baton.engine.prefix_cache import token_key
 from baton.engine.request import RequestSpec, Reservation
 from baton.engine.sampling_params import SamplingParams
 from baton.text.tokenizer import Tokenizer
@@ -127,7 +128,9 @@ def copy_state(source: Engine, request_id: str, target: Engine, into: Reservatio
 def hand_over(source: Engine, target: Engine, spec: RequestSpec, first: tuple[int, ...]) -> None:
     """Move held request `spec`, whose output so far is `first`, into `target`."""
     computed = source.holding(spec.request_id).computed
-    reservation = target.reserve(spec.request_id, computed, (*spec.prompt_ids, *first[:-1]))
+    reservation = target.reserve(
+        spec.request_id, computed, token_key((*spec.prompt_ids, *first[:-1]))
+    )
     assert reservation is not None
     copy_state(source, spec.request_id, target, reservation)
     target.adopt(replace(spec, output_ids=first, hold=False), reservation)

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from baton.engine.engine import Engine
 from baton.engine.events import Event, Finished, FinishReason, PrefillHeld, TokenSampled
 from baton.engine.memory.owners import Owner
+from baton.engine.prefix_cache import token_key
 from baton.engine.request import RequestSpec, Reservation
 
 TOKENS = st.integers(0, 95)  # not the end of sequence, which the model may still sample
@@ -85,7 +86,7 @@ class Disaggregated(RuleBasedStateMachine):
         if name in self.reserved:
             return
         prompt = self.specs[name].prompt_ids
-        reservation = self.target.reserve(name, len(prompt), prompt)
+        reservation = self.target.reserve(name, len(prompt), token_key(prompt))
         if reservation is not None:
             self.reserved[name] = reservation
 

@@ -9,6 +9,7 @@ from engine.hash_model import HashModel, expected_tokens
 from baton.engine.engine import Engine
 from baton.engine.errors import RequestError
 from baton.engine.memory.owners import Owner
+from baton.engine.prefix_cache import token_key
 from baton.engine.prefix_share import Loan
 from baton.engine.request import RequestSpec, Reservation
 
@@ -34,7 +35,7 @@ def passed(source: Engine, target: Engine, token_ids: tuple[int, ...]) -> Reserv
     loan = source.prefixes.lend(token_ids)
     assert loan is not None
     prefix = token_ids[: loan.tokens]
-    reservation = target.reserve("prefix", loan.tokens, prefix)
+    reservation = target.reserve("prefix", loan.tokens, token_key(prefix))
     assert reservation is not None
     assert_clean(source)
     copy(source, loan, target, reservation)
@@ -89,7 +90,7 @@ def test_what_came_twice_is_kept_once(seeded: random.Random) -> None:
     loan = source.prefixes.lend(tokens)
     assert loan is not None
     prefix = tokens[: loan.tokens]
-    reservation = target.reserve("prefix", loan.tokens, prefix)
+    reservation = target.reserve("prefix", loan.tokens, token_key(prefix))
     assert reservation is not None and reservation.kv_from == 0
     answered(target, tokens, 1)
     copy(source, loan, target, reservation)

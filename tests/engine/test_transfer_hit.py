@@ -20,6 +20,7 @@ from engine.hash_model import VOCAB, HashModel, expected_tokens
 from baton.engine.engine import Engine
 from baton.engine.events import Event
 from baton.engine.memory.owners import Owner
+from baton.engine.prefix_cache import token_key
 from baton.engine.request import RequestSpec, Reservation
 
 
@@ -52,7 +53,7 @@ def test_a_second_prompt_brings_only_what_differs(seeded: random.Random, shared:
     second = (*first[:shared], other, *random_prompt(seeded, 5, 30))
     assert _answer(source, target, "first", first) == expected_tokens(HashModel(), first, 12)
     spec, events = _held(second, "second", source)
-    wanted = target.reserve("second", len(second), second)
+    wanted = target.reserve("second", len(second), token_key(second))
     assert wanted is not None and wanted.kv_from == shared // PAGE * PAGE
     assert len(wanted.owned) == len(wanted.pages) - shared // PAGE
     assert target.status().pages[Owner.TICKET] == len(wanted.owned)
@@ -69,7 +70,7 @@ def test_pages_are_there_for_others_as_soon_as_they_have_come(seeded: random.Ran
     prompt = random_prompt(seeded, 48, 48)
     spec, events = _held(prompt, "first", source)
     hand_over(source, target, spec, _tokens(events, "first"))
-    again = target.reserve("second", len(prompt), prompt)
+    again = target.reserve("second", len(prompt), token_key(prompt))
     assert again is not None and again.kv_from == len(prompt) and not again.owned
     second, more = _held(prompt, "second", source)
     copy_state(source, "second", target, again)
@@ -83,7 +84,7 @@ def test_what_a_reservation_counts_on_is_not_evicted(seeded: random.Random) -> N
     source, target = make_engine(chunk=64), _rank(pages=20)
     prompt = random_prompt(seeded, 64, 64)
     _answer(source, target, "first", prompt)
-    wanted = target.reserve("second", len(prompt), prompt)
+    wanted = target.reserve("second", len(prompt), token_key(prompt))
     assert wanted is not None and wanted.kv_from == len(prompt)
     target.flush_cache()
     target.generate([random_prompt(seeded, 60, 60) for _ in range(3)], greedy(20))
@@ -102,7 +103,7 @@ def test_a_reservation_that_is_given_back_leaves_the_cache_as_it_was(
     prompt = random_prompt(seeded, 40, 60)
     _answer(source, target, "first", prompt)
     before = target.status().pages
-    wanted = target.reserve("second", len(prompt), prompt)
+    wanted = target.reserve("second", len(prompt), token_key(prompt))
     assert wanted is not None and wanted.kv_from
     target.abandon(wanted)
     assert_clean(target)
@@ -114,7 +115,9 @@ def test_pages_that_are_there_need_no_room(seeded: random.Random) -> None:
     source, target = make_engine(chunk=64), _rank(pages=13)
     prompt = random_prompt(seeded, 64, 64)
     _answer(source, target, "first", prompt)
-    wanted = [target.reserve(f"r{i}", len(prompt) + 9, (*prompt, *[i] * 9)) for i in range(3)]
+    wanted = [
+        target.reserve(f"r{i}", len(prompt) + 9, token_key((*prompt, *[i] * 9))) for i in range(3)
+    ]
     both = [w for w in wanted if isinstance(w, Reservation)]
     assert len(both) == 2, "two pages each beside the eight that they share, of thirteen"
     assert target.reserve("more", 64) is None
@@ -128,6 +131,6 @@ def test_without_a_prefix_cache_everything_is_sent(seeded: random.Random) -> Non
     source, target = make_engine(chunk=64), _rank(prefix_caching=False)
     prompt = random_prompt(seeded, 40, 60)
     _answer(source, target, "first", prompt)
-    wanted = target.reserve("second", len(prompt), prompt)
+    wanted = target.reserve("second", len(prompt), token_key(prompt))
     assert wanted is not None and wanted.kv_from == 0 and wanted.owned == wanted.pages
     assert not target.status().pages[Owner.CACHE]

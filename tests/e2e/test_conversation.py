@@ -1,0 +1,36 @@
+"""Two turns through the whole cluster: the second begins where the first has ended, on a worker
+that has never computed its answer."""
+
+import random
+
+import pytest
+from e2e.clients import DEADLINE_S, prompts_of
+
+from baton.bench.stream_client import Answer, complete
+from baton.deploy.cluster import Cluster
+from baton.engine.engine import Engine
+from baton.engine.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.cluster
+
+ANSWER = 300  # tokens: past the first snapshot of a row that decodes
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_second_turn_hits_the_answer_of_the_first(
+    cluster: Cluster, engine: Engine, rng: random.Random, rank: int
+) -> None:
+    prompt, more = prompts_of(rng, [70, 20])
+    first = await _ask(cluster, prompt, ANSWER, rank)
+    second = [*prompt, *first.token_ids, *more]
+    answer = await _ask(cluster, second, 12, rank)
+    assert answer.cached_tokens >= engine.config.mamba_track_interval > len(prompt)
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    (cold,) = engine.generate([second], greedy)
+    assert list(answer.token_ids) == list(cold.token_ids)
+
+
+async def _ask(cluster: Cluster, prompt: list[int], tokens: int, rank: int) -> Answer:
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+            "return_token_ids": True, "routed_dp_rank": rank}  # fmt: skip
+    return await complete(cluster.http_url, body, DEADLINE_S)
