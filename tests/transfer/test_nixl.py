@@ -119,16 +119,24 @@ def test_a_writer_that_was_stopped_cannot_write_once_its_peers_agent_is_gone(
         try:
             writer.stdin.write(agent.metadata.hex() + "\n")
             writer.stdin.flush()
-            deadline = time.monotonic() + DEADLINE_S
-            while not memory.any():
-                assert time.monotonic() < deadline
-                agent.notes()
-            assert writer.poll() is None
+            look_until_written(agent, memory)
+            os.kill(writer.pid, signal.SIGSTOP)
+            memory.fill_(1)
+            os.kill(writer.pid, signal.SIGCONT)
+            look_until_written(agent, memory)  # what a teardown is to prevent
             os.kill(writer.pid, signal.SIGSTOP)
             agent.close()
             memory.fill_(1)
             os.kill(writer.pid, signal.SIGCONT)
-            time.sleep(STOPPED_S)
+            time.sleep(CHANCE_S)
             assert (memory == 1).all()
         finally:
             writer.kill()
+
+
+def look_until_written(agent: NixlAgent, memory: torch.Tensor) -> None:
+    """Make progress until the writer's sevens are there."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (memory == 7).any():
+        assert time.monotonic() < deadline
+        agent.notes()
