@@ -7,7 +7,6 @@ import click
 import torch
 
 from baton.bench.contract import (
-    Peer,
     Report,
     json_option,
     repeats_option,
@@ -16,9 +15,9 @@ from baton.bench.contract import (
     summarise,
 )
 from baton.bench.in_process import TimedEngine
-from baton.bench.model_options import LLAMA_CPP, Subject, model_options
+from baton.bench.model_options import Subject, model_options
+from baton.bench.peers import Runnable
 from baton.bench.roofline import Machine
-from baton.bench.transformers_peer import TransformersPeer
 from baton.engine.engine import Engine
 from baton.kernels.dispatch import KernelChoice, select
 
@@ -39,22 +38,18 @@ def decode(steps: int, json_wanted: bool, **given: Any) -> None:
     subject = Subject.of(given)
     engine = subject.load()
     timed = TimedEngine(engine, random.Random(subject.seed))
-    peer = subject.load_peer()
+    peers = subject.load_peers()
     ours: list[dict[str, float]] = []
     limits: list[dict[str, float]] = []
-    theirs: list[dict[str, float]] = []
     for batch in subject.batches:  # what is built at first use is built now
         timed.decode_step(batch, subject.prompt_len, 1)
     for _ in range(subject.repeats):
         result, limit = _round(subject, engine, timed, steps)
         ours.append(result)
         limits.append(limit)
-        if isinstance(peer, TransformersPeer):
-            theirs.append(_peer_round(subject, peer, timed, steps))
-    peers: dict[str, Peer] = {"llama_cpp": LLAMA_CPP}
-    peers["transformers"] = peer if not isinstance(peer, TransformersPeer) else summarise(theirs)
+        peers.measure(lambda peer: _peer_round(subject, peer, timed, steps))
     settings = {**subject.settings(), "batches": list(subject.batches), "steps": steps}
-    show(Report("decode", settings, summarise(ours), summarise(limits), peers), json_wanted)
+    show(Report("decode", settings, summarise(ours), summarise(limits), peers.close()), json_wanted)
 
 
 def _round(
@@ -78,7 +73,7 @@ def _round(
 
 
 def _peer_round(
-    subject: Subject, peer: TransformersPeer, timed: TimedEngine, steps: int
+    subject: Subject, peer: Runnable, timed: TimedEngine, steps: int
 ) -> dict[str, float]:
     results: dict[str, float] = {}
     for batch in subject.batches:

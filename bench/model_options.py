@@ -10,13 +10,15 @@ import click
 import torch
 
 from baton.bench.contract import Peer
+from baton.bench.llama_cpp_peer import start
 from baton.bench.machine import cores
+from baton.bench.peers import Peers
 from baton.bench.transformers_peer import TransformersPeer, missing
 from baton.engine.config import EngineConfig, WeightFormat
 from baton.engine.engine import Engine
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-LLAMA_CPP: Peer = {"skipped": "llama.cpp needs the checkpoint as GGUF, which is not made here"}
+_GGUF_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int8: "q8_0"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Subject:
     prompt_len: int
     repeats: int
     seed: int
+    llama_cpp: Path | None
+    llama_cpp_source: Path | None
 
     @staticmethod
     def of(given: dict[str, Any]) -> "Subject":
@@ -47,6 +51,8 @@ class Subject:
             prompt_len=given["prompt_len"],
             repeats=given["repeats"],
             seed=seed,
+            llama_cpp=given["llama_cpp"],
+            llama_cpp_source=given["llama_cpp_source"],
         )
 
     @property
@@ -73,11 +79,19 @@ class Subject:
             )
         )
 
-    def load_peer(self) -> TransformersPeer | Peer:
-        """transformers, or why it is left out."""
+    def load_peers(self) -> Peers:
+        """Those that can run here."""
         if not self.peers:
-            return {"skipped": "--no-peers"}
-        return missing() or TransformersPeer(self.model, self.torch_dtype)
+            skipped: Peer = {"skipped": "--no-peers"}
+            return Peers({"llama_cpp": skipped, "transformers": skipped})
+        kind = _GGUF_KINDS[self.weight_dtype]
+        where = (self.llama_cpp, self.llama_cpp_source)
+        return Peers(
+            {
+                "llama_cpp": start(*where, self.model, kind, self.threads),
+                "transformers": missing() or TransformersPeer(self.model, self.torch_dtype),
+            }
+        )
 
     def settings(self) -> dict[str, object]:
         return {
@@ -103,7 +117,11 @@ def model_options(
                      show_default=True),
         click.option("--weight-format", type=formats, default="model", show_default=True),
         click.option("--threads", type=click.IntRange(1), default=None, help="All cores."),
-        click.option("--peers/--no-peers", default=True, help="transformers beside ours."),
+        click.option("--peers/--no-peers", default=True, help="Others beside ours."),
+        click.option("--llama-cpp", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                     help="A Python that has llama_cpp."),
+        click.option("--llama-cpp-source", type=folder,
+                     help="llama.cpp's sources, for the conversion to GGUF."),
         click.option("--batch", default=batches, show_default=True, help="Sizes, by commas."),
         click.option("--prompt-len", type=click.IntRange(1), default=prompt_len,
                      show_default=True),

@@ -7,7 +7,6 @@ import click
 import torch
 
 from baton.bench.contract import (
-    Peer,
     Report,
     json_option,
     repeats_option,
@@ -16,9 +15,9 @@ from baton.bench.contract import (
     summarise,
 )
 from baton.bench.in_process import TimedEngine
-from baton.bench.model_options import LLAMA_CPP, Subject, model_options
+from baton.bench.model_options import Subject, model_options
+from baton.bench.peers import Runnable
 from baton.bench.roofline import Machine
-from baton.bench.transformers_peer import TransformersPeer
 from baton.engine.engine import Engine
 from baton.kernels.dispatch import KernelChoice, select
 
@@ -39,21 +38,19 @@ def prefill(json_wanted: bool, **given: Any) -> None:
     subject = Subject.of(given)
     engine = subject.load()
     timed = TimedEngine(engine, random.Random(subject.seed))
-    peer = subject.load_peer()
+    peers = subject.load_peers()
     timed.prefill(1, subject.prompt_len)
     ours: list[dict[str, float]] = []
     limits: list[dict[str, float]] = []
-    theirs: list[dict[str, float]] = []
     for _ in range(subject.repeats):
         result, limit = _round(subject, engine, timed)
         ours.append(result)
         limits.append(limit)
-        if isinstance(peer, TransformersPeer):
-            theirs.append(_peer_round(subject, peer, timed))
-    peers: dict[str, Peer] = {"llama_cpp": LLAMA_CPP}
-    peers["transformers"] = peer if not isinstance(peer, TransformersPeer) else summarise(theirs)
+        peers.measure(lambda peer: _peer_round(subject, peer, timed))
     settings = {**subject.settings(), "batches": list(subject.batches)}
-    show(Report("prefill", settings, summarise(ours), summarise(limits), peers), json_wanted)
+    show(
+        Report("prefill", settings, summarise(ours), summarise(limits), peers.close()), json_wanted
+    )
 
 
 def _round(
@@ -74,7 +71,7 @@ def _round(
     return results, limits
 
 
-def _peer_round(subject: Subject, peer: TransformersPeer, timed: TimedEngine) -> dict[str, float]:
+def _peer_round(subject: Subject, peer: Runnable, timed: TimedEngine) -> dict[str, float]:
     results: dict[str, float] = {}
     for batch in subject.batches:
         prompts = [timed.prompt(subject.prompt_len) for _ in range(batch)]

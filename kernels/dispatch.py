@@ -57,7 +57,18 @@ from baton.kernels.mamba2 import (
     plan_mamba2_prefill,
     plan_mamba2_prefill_native,
 )
-from baton.kernels.mla import latent_write, mla_decode
+from baton.kernels.mla import (
+    from_latent,
+    from_latent_native,
+    latent_write,
+    latent_write_native,
+    mla_decode,
+    mla_decode_native,
+    mla_query,
+    mla_query_native,
+    rotate_tails,
+    rotate_tails_native,
+)
 from baton.kernels.moe import (
     experts_relu2,
     experts_relu2_native,
@@ -65,6 +76,8 @@ from baton.kernels.moe import (
     experts_swiglu_native,
     route_sigmoid_grouped,
     route_sigmoid_grouped_native,
+    route_softmax_grouped,
+    route_softmax_grouped_native,
     route_softmax_topk,
     route_softmax_topk_native,
 )
@@ -115,7 +128,11 @@ class Kernels:
     paged_attn_decode: Callable[
         [Tensor, Tensor, Tensor, Tensor, Tensor, tuple[int, ...], float], Tensor
     ]
+    rotate_tails: Callable[[Tensor, int, Tensor, Tensor, bool], Tensor]
+    mla_query: Callable[[Tensor, Tensor, Tensor], Tensor]
+    from_latent: Callable[[Tensor, Tensor, int], Tensor]
     mla_decode: Callable[[Tensor, Tensor, Tensor, Tensor, tuple[int, ...], int, float], Tensor]
+    route_softmax_grouped: Callable[[Tensor, int, int, int, bool, float], tuple[Tensor, Tensor]]
     route_softmax_topk: Callable[[Tensor, int], tuple[Tensor, Tensor]]
     route_sigmoid_grouped: Callable[
         [Tensor, Tensor, int, int, int, bool, float], tuple[Tensor, Tensor]
@@ -165,7 +182,11 @@ TORCH = Kernels(
     latent_write=latent_write,
     paged_attn_prefill=paged_attn_prefill,
     paged_attn_decode=paged_attn_decode,
+    rotate_tails=rotate_tails,
+    mla_query=mla_query,
+    from_latent=from_latent,
     mla_decode=mla_decode,
+    route_softmax_grouped=route_softmax_grouped,
     route_softmax_topk=route_softmax_topk,
     route_sigmoid_grouped=route_sigmoid_grouped,
     experts_swiglu=experts_swiglu,
@@ -199,10 +220,14 @@ def native_kernels(native: Native) -> Kernels:
         select_rows=partial(select_rows_native, native),
         apply_rope=partial(apply_rope_native, native),
         kv_write=partial(kv_write_native, native),
-        latent_write=latent_write,
+        latent_write=partial(latent_write_native, native),
         paged_attn_prefill=paged_attn_prefill,
         paged_attn_decode=partial(paged_attn_decode_native, native),
-        mla_decode=mla_decode,
+        rotate_tails=partial(rotate_tails_native, native),
+        mla_query=partial(mla_query_native, native),
+        from_latent=partial(from_latent_native, native),
+        mla_decode=partial(mla_decode_native, native),
+        route_softmax_grouped=partial(route_softmax_grouped_native, native),
         route_softmax_topk=partial(route_softmax_topk_native, native),
         route_sigmoid_grouped=partial(route_sigmoid_grouped_native, native),
         experts_swiglu=partial(experts_swiglu_native, native),

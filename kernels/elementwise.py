@@ -120,11 +120,12 @@ def beside(x: Tensor, y: Tensor) -> Tensor:
 
 
 def beside_native(native: Native, x: Tensor, y: Tensor) -> Tensor:
-    """The same, for contiguous float32."""
+    """The same, for float32."""
     rows, x_width, y_width = x.shape[0], x.shape[1], y.shape[1]
     out = native.empty(rows, x_width + y_width)
     pointers = (x.data_ptr(), y.data_ptr(), out.data_ptr())
-    arguments = signatures.Beside(*pointers, rows, x_width, y_width)
+    strides = (x.stride(0), y.stride(0))
+    arguments = signatures.Beside(*pointers, rows, x_width, y_width, *strides)
     native.call(arguments, small=out.numel() < SMALL)
     return out
 

@@ -4,7 +4,7 @@ A token's cache is one row of W = rank + R values that all heads share: a normed
 rotated channels of its key. Head h's key is [up_k[h] latent | rotated] and its value up_v[h]
 latent, where `up` [H, N + V, rank] holds up_k's N rows, then up_v's V rows.
 
-Decode works on the latents themselves: `to_latent` takes the query through up_k, once a token,
+Decode works on the latents themselves: `mla_query` takes the query through up_k, once a token,
 instead of every cached token's key through it, and `from_latent` takes the mean latent through
 up_v. Prefill expands keys and values, which is fewer operations where queries are many.
 
@@ -12,13 +12,16 @@ Position `p` of a row lies in page `block_tables[row, p // page_size]` at offset
 a pool [pages, page_size, W] that is strided over pages. Page 0 is padding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.attention import gather_seen
+from baton.kernels.native import signatures
+from baton.kernels.native.recorder import SMALL, Native
+from baton.kernels.rope import apply_rope
 
 # Values of expanded keys that exist at once: heads are expanded some at a time past that.
 _EXPANDED = 1 << 23
@@ -35,15 +38,116 @@ def latent_write(latents: Tensor, pool: Tensor, token_pages: Tensor, token_offse
     pool.index_put_((token_pages, token_offsets), latents.to(pool.dtype))
 
 
-def to_latent(q: Tensor, up: Tensor) -> Tensor:
-    """Queries as products with latents see them: up_k[h]^T q.
+def latent_write_native(
+    native: Native, latents: Tensor, pool: Tensor, token_pages: Tensor, token_offsets: Tensor
+) -> None:
+    """The same, for float32 latents; pools in float32 or bfloat16."""
+    tokens, width = latents.shape
+    native.call(
+        signatures.LatentWrite(
+            latents.data_ptr(),
+            pool.data_ptr(),
+            token_pages.data_ptr(),
+            token_offsets.data_ptr(),
+            tokens,
+            width,
+            latents.stride(0),
+            pool.stride(0),
+            signatures.DTYPES[pool.dtype],
+        ),
+        small=latents.numel() < SMALL,
+    )
 
-    q:       [T, H, N] float, may be strided
-    up:      [H, N + V, rank] float
-    returns  [T, H, rank], dtype of q
+
+def rotate_tails(
+    x: Tensor,
+    rotated: int,
+    cache: Tensor,
+    positions: Tensor,
+    interleaved: bool,
+    rope: Callable[[Tensor, Tensor, Tensor], Tensor] = apply_rope,
+) -> Tensor:
+    """The last `rotated` channels of every head, rotated by its token's position.
+
+    Pairs come out half the width apart: keys and queries alike, so their products are what they
+    would be.
+
+    x:           [T, H, D] float, may be strided
+    cache:       [max_positions, rotated] float32, from rope_cache
+    positions:   [T] int64
+    interleaved: channels 2 i and 2 i + 1 are a pair, not i and i + rotated / 2
+    returns      [T, H, rotated], dtype of x
     """
-    keys = up[:, : q.shape[2]].to(q.dtype)
-    return torch.bmm(q.transpose(0, 1), keys).transpose(0, 1)
+    tail = x[..., x.shape[2] - rotated :]
+    if interleaved:
+        tail = tail.reshape(*tail.shape[:2], rotated // 2, 2).transpose(2, 3).flatten(2)
+    return rope(tail.contiguous(), cache, positions)
+
+
+def rotate_tails_native(
+    native: Native, x: Tensor, rotated: int, cache: Tensor, positions: Tensor, interleaved: bool
+) -> Tensor:
+    """The same, for float32 x."""
+    rows, heads = x.shape[:2]
+    tail = x[..., x.shape[2] - rotated :]
+    out = native.empty(rows, heads, rotated)
+    native.call(
+        signatures.RotateTails(
+            tail.data_ptr(),
+            cache.data_ptr(),
+            positions.data_ptr(),
+            out.data_ptr(),
+            rows,
+            heads,
+            rotated,
+            x.stride(0),
+            x.stride(1),
+            int(interleaved),
+        ),
+        small=out.numel() < SMALL,
+    )
+    return out
+
+
+def mla_query(plain: Tensor, rotated: Tensor, up: Tensor) -> Tensor:
+    """Queries as products with what is cached: up_k[h]^T plain, then the rotated channels.
+
+    plain:   [T, H, N] float, may be strided
+    rotated: [T, H, R], dtype of plain, may be strided
+    up:      [H, N + V, rank] float
+    returns  [T, H, W], dtype of plain
+    """
+    keys = up[:, : plain.shape[2]].to(plain.dtype)
+    met = torch.bmm(plain.transpose(0, 1), keys).transpose(0, 1)
+    return torch.cat((met, rotated), dim=-1)
+
+
+def mla_query_native(native: Native, plain: Tensor, rotated: Tensor, up: Tensor) -> Tensor:
+    """The same, for float32 queries; up in float32 or bfloat16."""
+    rows, heads, keys = plain.shape
+    tail, rank = rotated.shape[2], up.shape[2]
+    out = native.empty(rows, heads, rank + tail)
+    native.call(
+        signatures.MlaQuery(
+            plain.data_ptr(),
+            rotated.data_ptr(),
+            up.data_ptr(),
+            out.data_ptr(),
+            rows,
+            heads,
+            keys,
+            up.shape[1] - keys,
+            rank,
+            tail,
+            plain.stride(0),
+            plain.stride(1),
+            rotated.stride(0),
+            rotated.stride(1),
+            signatures.DTYPES[up.dtype],
+        ),
+        small=rows * heads * keys * rank < SMALL,
+    )
+    return out
 
 
 def from_latent(mean: Tensor, up: Tensor, key_rows: int) -> Tensor:
@@ -58,6 +162,20 @@ def from_latent(mean: Tensor, up: Tensor, key_rows: int) -> Tensor:
     return torch.bmm(mean.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
 
 
+def from_latent_native(native: Native, mean: Tensor, up: Tensor, key_rows: int) -> Tensor:
+    """The same, for contiguous float32 means; up in float32 or bfloat16."""
+    rows, heads, rank = mean.shape
+    values = up.shape[1] - key_rows
+    out = native.empty(rows, heads, values)
+    dtype = signatures.DTYPES[up.dtype]
+    pointers = (mean.data_ptr(), up.data_ptr(), out.data_ptr())
+    native.call(
+        signatures.FromLatent(*pointers, rows, heads, key_rows, values, rank, dtype),
+        small=rows * heads * values * rank < SMALL,
+    )
+    return out
+
+
 def mla_decode(
     q: Tensor,
     pool: Tensor,
@@ -70,7 +188,7 @@ def mla_decode(
 ) -> Tensor:
     """Attention of each row's Q newest tokens over all its tokens, whose latents are in the pool.
 
-    q:            [B, Q, H, W] float: to_latent's queries, then their rotated channels
+    q:            [B, Q, H, W] float, as mla_query makes them
     pool:         [pages, page_size, W], strided over pages
     block_tables: [B, max_pages] int, pages of each row, padded with 0
     kv_lens:      [B] int64 on the device, tokens of each row including the new ones; 0 for padding
@@ -96,6 +214,41 @@ def mla_decode(
         q.flatten(1, 2)[:, None], kv, kv, attn_mask=mask[:, None], scale=scale
     )
     return out.view(rows, queries, heads, width)[..., :rank]
+
+
+def mla_decode_native(
+    native: Native,
+    q: Tensor,
+    pool: Tensor,
+    block_tables: Tensor,
+    kv_lens: Tensor,
+    kv_lens_host: Sequence[int],
+    rank: int,
+    scale: float,
+) -> Tensor:
+    """The same, for one new token a row, contiguous float32 q and int64 block tables; pools in
+    float32 or bfloat16. It reads the lengths where they lie."""
+    rows, _, heads, width = q.shape
+    out = native.empty(rows, 1, heads, rank)
+    native.call(
+        signatures.MlaDecode(
+            q.data_ptr(),
+            pool.data_ptr(),
+            block_tables.data_ptr(),
+            kv_lens.data_ptr(),
+            out.data_ptr(),
+            rows,
+            heads,
+            width,
+            rank,
+            pool.shape[1],
+            pool.stride(0),
+            block_tables.stride(0),
+            signatures.DTYPES[pool.dtype],
+            scale,
+        )
+    )
+    return out
 
 
 def mla_prefill(

@@ -94,6 +94,36 @@ def route_softmax_grouped(
     return weights * factor, experts
 
 
+def route_softmax_grouped_native(
+    native: Native,
+    router_logits: Tensor,
+    top_k: int,
+    groups: int = 1,
+    top_groups: int = 1,
+    normalised: bool = False,
+    factor: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """The same, for contiguous logits; of equal scores the first are chosen."""
+    rows, experts = router_logits.shape
+    weights, chosen = _choices(native, rows, top_k)
+    native.call(
+        signatures.RouteSoftmaxGrouped(
+            router_logits.data_ptr(),
+            weights.data_ptr(),
+            chosen.data_ptr(),
+            rows,
+            experts,
+            top_k,
+            groups,
+            top_groups,
+            int(normalised),
+            factor,
+        ),
+        small=router_logits.numel() * top_k < SMALL,
+    )
+    return weights, chosen
+
+
 def _within(grouped: Tensor, worth: Tensor, top_groups: int) -> Tensor:
     """[T, E]: the scores [T, groups, experts of one] of the groups that are worth most; -inf in
     the others. worth: [T, groups]"""

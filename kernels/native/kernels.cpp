@@ -17,6 +17,7 @@
 #include "linear.h"
 #include "mamba2.h"
 #include "mamba2_prompts.h"
+#include "mla.h"
 #include "moe.h"
 #include "rows.h"
 #include "team.h"
@@ -44,6 +45,12 @@ OPERATION(relu2, Relu2)
 OPERATION(sigmoid_gated, SigmoidGated)
 OPERATION(route_softmax, RouteSoftmax)
 OPERATION(route_grouped, RouteGrouped)
+OPERATION(route_softmax_grouped, RouteSoftmaxGrouped)
+OPERATION(rotate_tails, RotateTails)
+OPERATION(latent_write, LatentWrite)
+OPERATION(mla_query, MlaQuery)
+OPERATION(mla_decode, MlaDecode)
+OPERATION(from_latent, FromLatent)
 OPERATION(experts, Experts)
 OPERATION(conv_step, ConvStep)
 OPERATION(delta_step, DeltaStep)

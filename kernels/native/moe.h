@@ -66,10 +66,20 @@ inline float best_two(const float* values, int64_t size) {
   return first + second;
 }
 
+// All but the groups that are worth most are ranked last.
+inline void keep_best(float* ranked, const float* worth, int64_t groups, int64_t kept,
+                      int64_t size) {
+  struct Groups {};
+  int64_t* best = scratch<int64_t, Groups>(groups);
+  largest(worth, groups, groups, best);
+  for (int64_t g = kept; g < groups; g++) {
+    for (int64_t e = 0; e < size; e++) ranked[best[g] * size + e] = -INFINITY;
+  }
+}
+
 void route_grouped(const RouteGrouped& a, Team& team) {
   team.each(a.rows, [&](int64_t row) {
     struct Scores {};
-    struct Groups {};
     const int64_t size = a.experts / a.groups;
     float* scores = scratch<float, Scores>(2 * a.experts + a.groups);
     float* ranked = scores + a.experts;
@@ -80,11 +90,7 @@ void route_grouped(const RouteGrouped& a, Team& team) {
     }
     if (a.top_groups < a.groups) {
       for (int64_t g = 0; g < a.groups; g++) worth[g] = best_two(ranked + g * size, size);
-      int64_t* best = scratch<int64_t, Groups>(a.groups);
-      largest(worth, a.groups, a.groups, best);
-      for (int64_t g = a.top_groups; g < a.groups; g++) {
-        for (int64_t e = 0; e < size; e++) ranked[best[g] * size + e] = -INFINITY;
-      }
+      keep_best(ranked, worth, a.groups, a.top_groups, size);
     }
     float* weights = a.weights + row * a.top_k;
     int64_t* chosen = a.chosen + row * a.top_k;
@@ -92,6 +98,45 @@ void route_grouped(const RouteGrouped& a, Team& team) {
     float total = 1e-20f;
     for (int64_t k = 0; k < a.top_k; k++) total += weights[k] = scores[chosen[k]];
     const float factor = static_cast<float>(a.factor) / (a.normalised ? total : 1.0f);
+    for (int64_t k = 0; k < a.top_k; k++) weights[k] *= factor;
+  });
+}
+
+struct RouteSoftmaxGrouped {
+  const float* logits;  // [rows, experts]
+  float* weights;       // [rows, top_k]
+  int64_t* chosen;      // [rows, top_k]
+  int64_t rows, experts, top_k, groups, top_groups, normalised;
+  double factor;
+};
+
+void route_softmax_grouped(const RouteSoftmaxGrouped& a, Team& team) {
+  team.each(a.rows, [&](int64_t row) {
+    struct Ranked {};
+    const int64_t size = a.experts / a.groups;
+    const float* logits = a.logits + row * a.experts;
+    float* ranked = scratch<float, Ranked>(a.experts + a.groups);
+    float* worth = ranked + a.experts;
+    float top = -INFINITY;
+    for (int64_t e = 0; e < a.experts; e++) top = logits[e] > top ? logits[e] : top;
+    float total = 0.0f;
+    for (int64_t e = 0; e < a.experts; e++) total += ranked[e] = expf(logits[e] - top);
+    for (int64_t e = 0; e < a.experts; e++) ranked[e] /= total;
+    if (a.top_groups < a.groups) {
+      for (int64_t g = 0; g < a.groups; g++) {
+        worth[g] = -INFINITY;
+        for (int64_t e = 0; e < size; e++) {
+          worth[g] = ranked[g * size + e] > worth[g] ? ranked[g * size + e] : worth[g];
+        }
+      }
+      keep_best(ranked, worth, a.groups, a.top_groups, size);
+    }
+    float* weights = a.weights + row * a.top_k;
+    int64_t* chosen = a.chosen + row * a.top_k;
+    largest(ranked, a.experts, a.top_k, chosen);
+    float kept = 1e-20f;
+    for (int64_t k = 0; k < a.top_k; k++) kept += weights[k] = ranked[chosen[k]];
+    const float factor = static_cast<float>(a.factor) / (a.normalised ? kept : 1.0f);
     for (int64_t k = 0; k < a.top_k; k++) weights[k] *= factor;
   });
 }

@@ -96,16 +96,16 @@ void geglu(const GeGlu& a, Team& team) {
 }
 
 struct Beside {
-  const float *x, *y;  // [rows, x_width], [rows, y_width]
+  const float *x, *y;  // [rows, x_width], [rows, y_width], rows apart by their strides
   float* out;          // [rows, x_width + y_width]
-  int64_t rows, x_width, y_width;
+  int64_t rows, x_width, y_width, x_stride, y_stride;
 };
 
 void beside(const Beside& a, Team& team) {
   team.each(a.rows, [&](int64_t row) {
     float* out = a.out + row * (a.x_width + a.y_width);
-    memcpy(out, a.x + row * a.x_width, a.x_width * sizeof(float));
-    memcpy(out + a.x_width, a.y + row * a.y_width, a.y_width * sizeof(float));
+    memcpy(out, a.x + row * a.x_stride, a.x_width * sizeof(float));
+    memcpy(out + a.x_width, a.y + row * a.y_stride, a.y_width * sizeof(float));
   });
 }
 

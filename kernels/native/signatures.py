@@ -50,7 +50,7 @@ class GeGlu(Arguments):
 
 class Beside(Arguments):
     operation = "beside"
-    _fields_ = _fields("x y out", "rows x_width y_width")
+    _fields_ = _fields("x y out", "rows x_width y_width x_stride y_stride")
 
 
 class Relu2(Arguments):
@@ -106,6 +106,48 @@ class RouteGrouped(Arguments):
         "rows experts top_k groups top_groups normalised",
         "factor",
     )
+
+
+class RouteSoftmaxGrouped(Arguments):
+    operation = "route_softmax_grouped"
+    _fields_ = _fields(
+        "logits weights chosen", "rows experts top_k groups top_groups normalised", "factor"
+    )
+
+
+class RotateTails(Arguments):
+    operation = "rotate_tails"
+    _fields_ = _fields(
+        "x cache positions out", "rows heads rotated x_stride head_stride interleaved"
+    )
+
+
+class LatentWrite(Arguments):
+    operation = "latent_write"
+    _fields_ = _fields("latents pool pages offsets", "tokens width latent_stride page_stride dtype")
+
+
+class MlaQuery(Arguments):
+    operation = "mla_query"
+    _fields_ = _fields(
+        "plain rotated up out",
+        "rows heads keys values rank tail plain_stride plain_head rotated_stride rotated_head "
+        "dtype",
+    )
+
+
+class MlaDecode(Arguments):
+    operation = "mla_decode"
+    _fields_ = _fields(
+        "q pool tables kv_lens out",
+        "rows heads width rank page_size page_stride table_stride dtype",
+        "scale",
+    )
+
+
+class FromLatent(Arguments):
+    operation = "from_latent"
+    _fields_ = _fields("mean up out", "rows heads keys values rank dtype")
 
 
 class Experts(Arguments):
@@ -174,6 +216,12 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     AttnDecode,
     RouteSoftmax,
     RouteGrouped,
+    RouteSoftmaxGrouped,
+    RotateTails,
+    LatentWrite,
+    MlaQuery,
+    MlaDecode,
+    FromLatent,
     Experts,
     ConvStep,
     DeltaStep,

@@ -1,8 +1,10 @@
 """The kernels of a GPU; what is not named here is torch's, whole matrix products above all."""
 
 from dataclasses import replace
+from functools import partial
 
 from baton.kernels.dispatch import TORCH, Kernels
+from baton.kernels.mla import rotate_tails
 from baton.kernels.triton.attention_decode import paged_attn_decode
 from baton.kernels.triton.attention_prefill import paged_attn_prefill
 from baton.kernels.triton.conv1d import gated_conv_step
@@ -26,6 +28,7 @@ TRITON: Kernels = replace(
     apply_rope=apply_rope,
     kv_write=kv_write,
     latent_write=latent_write,
+    rotate_tails=partial(rotate_tails, rope=apply_rope),
     paged_attn_prefill=paged_attn_prefill,
     paged_attn_decode=paged_attn_decode,
     mla_decode=mla_decode,

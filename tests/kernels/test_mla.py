@@ -11,12 +11,21 @@ from torch import Tensor
 from baton.kernels import mla
 from baton.kernels.mla import (
     from_latent,
+    from_latent_native,
     latent_write,
+    latent_write_native,
     mla_decode,
+    mla_decode_native,
     mla_prefill,
+    mla_query,
+    mla_query_native,
     mla_ref,
-    to_latent,
+    rotate_tails,
+    rotate_tails_native,
 )
+from baton.kernels.native.library import load
+from baton.kernels.native.recorder import Native
+from baton.kernels.rope import rope_cache
 
 RANK, ROTATED, KEY, SCALE = 10, 4, 6, 0.3  # KEY: channels of a key that are not rotated
 
@@ -40,11 +49,27 @@ class LatentBatch:
 
     def decode(self, queries: int = 1, tree: Tensor | None = None) -> Tensor:
         """Its projections before and after; `queries` tokens in every row."""
-        query = torch.cat((to_latent(self.q[..., :KEY], self.up), self.q[..., KEY:]), dim=-1)
+        query = mla_query(self.q[..., :KEY], self.q[..., KEY:], self.up)
         lens = (torch.tensor(self.kv_lens_host), self.kv_lens_host)
         query = query.unflatten(0, (-1, queries))
         mean = mla_decode(query, self.pool, self.block_tables, *lens, RANK, SCALE, tree)
         return from_latent(mean.flatten(0, 1), self.up, KEY)
+
+    def native(self, native: Native) -> Tensor:
+        """Decode, on the native kernels."""
+        query = mla_query_native(native, self.q[..., :KEY], self.q[..., KEY:], self.up)
+        lens = (torch.tensor(self.kv_lens_host), self.kv_lens_host)
+        place = (self.pool, self.block_tables, *lens)
+        mean = mla_decode_native(native, query[:, None], *place, RANK, SCALE)
+        return from_latent_native(native, mean[:, 0], self.up, KEY)
+
+
+@pytest.fixture(scope="module")
+def native() -> Native:
+    library = load()
+    if library is None:
+        pytest.skip("no C++ compiler")
+    return Native(library)
 
 
 def latent_batch(
@@ -144,3 +169,56 @@ def test_a_write_touches_only_the_named_places():
     for page in range(5):
         for offset in range(3):
             assert bool(pool[page, offset].isnan().all()) == ((page, offset) not in written)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 19])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("prefixes, page_size", [([0], 16), ([30, 7, 0, 8, 3], 8), ([4, 0], 1)])
+def test_native_decode_matches_the_reference(native, prefixes, page_size, heads, dtype):
+    rng = seeded(heads + page_size)
+    batch = latent_batch([1] * len(prefixes), prefixes, heads, page_size, rng)
+    stored = {"pool": batch.pool.to(dtype), "up": batch.up.to(dtype)}
+    batch = LatentBatch(**{**vars(batch), **stored})
+    torch.testing.assert_close(
+        batch.native(native).double(), batch.reference(), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_native_decode_gives_padding_rows_zeros_and_no_rows_nothing(native):
+    batch = latent_batch([1, 1], [9, 3], 3, 4, seeded(1))
+    padding = {
+        "q": torch.cat((batch.q, torch.randn(1, *batch.q.shape[1:]))),
+        "block_tables": torch.cat((batch.block_tables, torch.zeros_like(batch.block_tables[:1]))),
+        "kv_lens_host": [*batch.kv_lens_host, 0],
+    }
+    padded = LatentBatch(**{**vars(batch), **padding}).native(native)
+    assert torch.equal(padded[:2], batch.native(native))
+    assert torch.equal(padded[2], torch.zeros_like(padded[2]))
+    nothing = {"q": batch.q[:0], "block_tables": batch.block_tables[:0], "kv_lens_host": []}
+    assert LatentBatch(**{**vars(batch), **nothing}).native(native).shape[0] == 0
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("rows, heads, rotated", [(0, 2, 4), (5, 3, 2), (4, 1, 36)])
+def test_tails_are_rotated_alike_natively(native, rows, heads, rotated, interleaved):
+    seeded(rows)
+    x = torch.randn(rows, heads, rotated + 9)[..., 2:]  # strided
+    cache, positions = rope_cache(torch.rand(rotated // 2), 50), torch.randint(50, (rows,))
+    wanted = rotate_tails(x, rotated, cache, positions, interleaved)
+    got = rotate_tails_native(native, x, rotated, cache, positions, interleaved)
+    torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-6)
+    # Pairs keep their length, wherever they end up.
+    tail = x[..., -rotated:]
+    pairs = tail.unflatten(-1, (-1, 2)) if interleaved else tail.unflatten(-1, (2, -1)).mT
+    torch.testing.assert_close(got.unflatten(-1, (2, -1)).norm(dim=-2), pairs.norm(dim=-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_native_write_is_torch_s(native, dtype):
+    seeded(5)
+    ours, theirs = (torch.full((5, 2, 3, 21), torch.nan, dtype=dtype)[:, 1] for _ in range(2))
+    latents = torch.randn(4, 30)[:, 4:25]
+    places = (torch.tensor([3, 3, 1, 0]), torch.tensor([1, 2, 0, 0]))
+    latent_write_native(native, latents, ours, *places)
+    latent_write(latents, theirs, *places)
+    torch.testing.assert_close(ours, theirs, atol=0, rtol=0, equal_nan=True)

@@ -18,6 +18,7 @@ from baton.kernels.moe import (
     route_sigmoid_grouped_native,
     route_sigmoid_grouped_ref,
     route_softmax_grouped,
+    route_softmax_grouped_native,
     route_softmax_grouped_ref,
     route_softmax_topk,
     route_softmax_topk_native,
@@ -119,10 +120,14 @@ def test_native_softmax_routing_is_torch_s(native, rows, experts, top_k):
 def test_native_grouped_routing(native, experts, top_k, groups, top_groups, normalised):
     logits, correction = torch.randn(30, experts), torch.randn(experts) * 0.3
     options = (top_k, groups, top_groups, normalised, 2.5)
-    weights, chosen = route_sigmoid_grouped_native(native, logits, correction, *options)
-    wanted_weights, wanted = route_sigmoid_grouped_ref(logits, correction, *options)
-    assert torch.equal(chosen, wanted)
-    torch.testing.assert_close(weights.double(), wanted_weights, atol=1e-6, rtol=1e-5)
+    corrected = route_sigmoid_grouped_native(native, logits, correction, *options)
+    plain = route_softmax_grouped_native(native, logits, *options)
+    for (weights, chosen), (wanted_weights, wanted) in (
+        (corrected, route_sigmoid_grouped_ref(logits, correction, *options)),
+        (plain, route_softmax_grouped_ref(logits, *options)),
+    ):
+        assert torch.equal(chosen, wanted)
+        torch.testing.assert_close(weights.double(), wanted_weights, atol=1e-6, rtol=1e-5)
 
 
 def test_native_routing_of_padding_names_experts_that_exist(native):
@@ -131,6 +136,8 @@ def test_native_routing_of_padding_names_experts_that_exist(native):
     _, chosen = route_softmax_topk_native(native, nothing, 3)
     assert chosen.tolist() == [[0, 1, 2], [4, 0, 1]]
     _, chosen = route_sigmoid_grouped_native(native, nothing, torch.zeros(6), 2, 3, 1)
+    assert ((chosen >= 0) & (chosen < 6)).all()
+    _, chosen = route_softmax_grouped_native(native, nothing, 2, 3, 1)
     assert ((chosen >= 0) & (chosen < 6)).all()
 
 

@@ -19,7 +19,8 @@ from baton.kernels.mla import (
     latent_write,
     mla_decode,
     mla_prefill,
-    to_latent,
+    mla_query,
+    rotate_tails,
 )
 from baton.kernels.moe import moe_forward
 from baton.kernels.norm import gated_rms_norm, rms_norm
@@ -113,7 +114,8 @@ def test_latent_attention_reads_nothing_back():
     with NoHostReads():
         latent_write(torch.randn(4, 8), pool, torch.tensor([2, 2, 2, 3]), torch.arange(4))
         mla_prefill(q, pool, up, tables, cu_seqlens, [0, 3, 4], kv_lens, [7, 2], 0.3)
-        query = torch.cat((to_latent(q[..., :5], up), q[..., 5:]), dim=-1).unflatten(0, (2, 2))
+        turned = rotate_tails(q, 2, rope_cache(torch.rand(1), 8), torch.arange(4), True)
+        query = mla_query(q[..., :5], turned, up).unflatten(0, (2, 2))
         mean = mla_decode(query, pool, tables, kv_lens, [7, 2], 6, 0.3, tree)
         from_latent(mean.flatten(0, 1), up, 5)
 

@@ -10,7 +10,7 @@ from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear, WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import DecodeRows, Step
-from baton.kernels.mla import from_latent, mla_prefill, to_latent
+from baton.kernels.mla import mla_prefill
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,13 @@ class Mla:
         q = self._queries(x)
         compressed = self.down(x)
         latent = self.kernels.rms_norm(compressed[:, : sizes.rank], self.norm, sizes.norm_eps)
-        # A token's key is rotated in the same call as the queries: it is one more head.
-        turned = torch.cat((q[..., sizes.plain :], compressed[:, None, sizes.rank :]), dim=1)
-        turned = self._rotated(turned, step.positions)
+        key = compressed.view(x.shape[0], 1, -1)
+        turned, own = self._rotated(q, step.positions), self._rotated(key, step.positions)
         pool = step.pages.latents[self.index]
-        entry = torch.cat((latent, turned[:, -1]), dim=1)
+        entry = self.kernels.beside(latent, own[:, 0])
         self.kernels.latent_write(entry, pool, step.token_pages, step.token_offsets)
         step.kv_written(self.index)
-        plain, turned = q[..., : sizes.plain], turned[:, :-1]
+        plain = q[..., : sizes.plain]
         done = step.decode_tokens
         parts = []
         if step.decode is not None:
@@ -127,17 +126,15 @@ class Mla:
         return self.q_up(x).view(x.shape[0], -1, self.sizes.plain + self.sizes.rotated)
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x: [T, heads + 1, rotated] -> the same, channels that are rotated together half the
-        width apart: keys and queries alike, so that their products are what they were."""
+        """x: [T, heads, any + rotated] -> [T, heads, rotated]: its tails, told where they are."""
+        rotated = self.sizes.rotated
         if self.rope is None:
-            return x
-        if self.sizes.interleaved:
-            x = x.view(*x.shape[:2], -1, 2).transpose(2, 3).flatten(2)
-        return self.kernels.apply_rope(x, self.rope, positions)
+            return x[..., x.shape[2] - rotated :]
+        return self.kernels.rotate_tails(x, rotated, self.rope, positions, self.sizes.interleaved)
 
     def _decode(self, plain: Tensor, turned: Tensor, pool: Tensor, rows: DecodeRows) -> Tensor:
         """plain: [D, heads, plain], turned: [D, heads, rotated] -> [D, heads, value]"""
-        query = torch.cat((to_latent(plain, self.up), turned), dim=-1)
+        query = self.kernels.mla_query(plain, turned, self.up)
         mean = self.kernels.mla_decode(
             query[:, None],
             pool,
@@ -147,4 +144,4 @@ class Mla:
             self.sizes.rank,
             self.sizes.scale,
         )
-        return from_latent(mean[:, 0], self.up, self.sizes.plain)
+        return self.kernels.from_latent(mean[:, 0], self.up, self.sizes.plain)

@@ -11,7 +11,6 @@ from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
-from baton.kernels.moe import route_softmax_grouped
 
 
 class SoftmaxTopKMoe:
@@ -99,7 +98,7 @@ class SoftmaxRouter:
         logits = self.kernels.linear(x.float(), self.weight, None)
         if choice.normalised and choice.groups == 1 and choice.factor == 1.0:
             return self.kernels.route_softmax_topk(logits, choice.top_k)  # comes to the same
-        return route_softmax_grouped(
+        return self.kernels.route_softmax_grouped(
             logits,
             choice.top_k,
             choice.groups,

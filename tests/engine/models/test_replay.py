@@ -105,12 +105,7 @@ def test_bfloat16_is_nearer_to_the_exact_model_than_torch_is(
     assert native <= plain and native < 0.03 * wanted.std()
 
 
-# Latent attention has no native kernel: its steps run as they are.
-OTHERS = ("deepseek", "kimi_linear")
-NATIVE = [name for name, spec in SPECS.items() if not spec.model_type.startswith(OTHERS)]
-
-
-@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("name", SPECS)
 @torch.inference_mode()  # as the runner does it
 def test_decode_of_every_family_is_replayed_bit_for_bit(
     oracle: Oracle, name: str, rng: random.Random

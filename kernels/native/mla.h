@@ -1,0 +1,188 @@
+// Latent attention: what is done to queries before, over pages of latents, and after; see mla.py.
+#pragma once
+#include "team.h"
+#include "vectors.h"
+
+namespace {
+
+struct RotateTails {
+  const float* x;            // [rows, heads, rotated], rows and heads apart by their strides
+  const float* cache;        // [positions, rotated]: cosines, then sines
+  const int64_t* positions;  // [rows]
+  float* out;                // [rows, heads, rotated]
+  int64_t rows, heads, rotated, x_stride, head_stride;
+  int64_t interleaved;  // channels 2 i and 2 i + 1 are a pair, not i and i + rotated / 2
+};
+
+void rotate_tails(const RotateTails& a, Team& team) {
+  const int64_t half = a.rotated / 2;
+  const int64_t step = a.interleaved ? 2 : 1, apart = a.interleaved ? 1 : half;
+  team.each(a.rows, [&](int64_t row) {
+    const float* cos = a.cache + a.positions[row] * a.rotated;
+    const float* sin = cos + half;
+    for (int64_t head = 0; head < a.heads; head++) {
+      const float* x = a.x + row * a.x_stride + head * a.head_stride;
+      float* out = a.out + (row * a.heads + head) * a.rotated;
+      for (int64_t i = 0; i < half; i++) {
+        const float first = x[step * i], second = x[step * i + apart];
+        out[i] = first * cos[i] - second * sin[i];
+        out[half + i] = second * cos[i] + first * sin[i];
+      }
+    }
+  });
+}
+
+struct LatentWrite {
+  const float* latents;  // [tokens, width], tokens latent_stride apart
+  void* pool;            // [pages, page_size, width], pages page_stride apart (in values)
+  const int64_t *pages, *offsets;  // [tokens]
+  int64_t tokens, width, latent_stride, page_stride, dtype;
+};
+
+template <class T>
+void latent_write_as(const LatentWrite& a, Team& team) {
+  team.each(a.tokens, [&](int64_t t) {
+    T* to = static_cast<T*>(a.pool) + a.pages[t] * a.page_stride + a.offsets[t] * a.width;
+    runs(a.width, [&](int64_t i, int64_t n) {
+      store_run(to + i, load_run(a.latents + t * a.latent_stride + i, n), n);
+    });
+  });
+}
+
+void latent_write(const LatentWrite& a, Team& team) {
+  a.dtype == FLOAT32 ? latent_write_as<float>(a, team) : latent_write_as<Bf16>(a, team);
+}
+
+struct MlaQuery {
+  const float *plain, *rotated;  // [rows, heads, keys], [rows, heads, tail], strided
+  const void* up;                // [heads, keys + values, rank]
+  float* out;                    // [rows, heads, rank + tail]
+  int64_t rows, heads, keys, values, rank, tail;
+  int64_t plain_stride, plain_head, rotated_stride, rotated_head, dtype;
+};
+
+template <class T>
+void mla_query_as(const MlaQuery& a, Team& team) {
+  const int64_t width = a.rank + a.tail;
+  team.each(a.heads, [&](int64_t head) {
+    const T* up = static_cast<const T*>(a.up) + head * (a.keys + a.values) * a.rank;
+    for (int64_t row = 0; row < a.rows; row++) {
+      const float* q = a.plain + row * a.plain_stride + head * a.plain_head;
+      float* out = a.out + (row * a.heads + head) * width;
+      runs(a.rank, [&](int64_t i, int64_t n) {
+        Vec total = {};
+        for (int64_t k = 0; k < a.keys; k++) total += q[k] * load_run(up + k * a.rank + i, n);
+        store_run(out + i, total, n);
+      });
+      const float* tail = a.rotated + row * a.rotated_stride + head * a.rotated_head;
+      memcpy(out + a.rank, tail, a.tail * sizeof(float));
+    }
+  });
+}
+
+void mla_query(const MlaQuery& a, Team& team) {
+  a.dtype == FLOAT32 ? mla_query_as<float>(a, team) : mla_query_as<Bf16>(a, team);
+}
+
+struct MlaDecode {
+  const float* q;         // [rows, heads, width]
+  const void* pool;       // [pages, page_size, width], pages page_stride apart (in values)
+  const int64_t* tables;  // [rows, any], rows table_stride apart
+  const int64_t* kv_lens;  // [rows]; 0 for padding rows
+  float* out;              // [rows, heads, rank]
+  int64_t rows, heads, width, rank, page_size, page_stride, table_stride, dtype;
+  double scale;
+};
+
+constexpr int64_t MLA_HEADS = 8;  // that one thread takes over a row's latents together
+
+template <class T>
+void mla_attend(const MlaDecode& a, int64_t row, int64_t first_head, int64_t heads) {
+  struct Scores {};
+  const int64_t count = a.kv_lens[row];
+  const float* q = a.q + (row * a.heads + first_head) * a.width;
+  float* out = a.out + (row * a.heads + first_head) * a.rank;
+  float* scores = scratch<float, Scores>(heads * count);
+  const int64_t* table = a.tables + row * a.table_stride;
+  auto latent = [&](int64_t position) {
+    return static_cast<const T*>(a.pool) + table[position / a.page_size] * a.page_stride +
+           position % a.page_size * a.width;
+  };
+  for (int64_t i = 0; i < count; i++) {
+    const T* key = latent(i);
+    for (int64_t h = 0; h < heads; h++) {
+      Vec total = {};
+      runs(a.width, [&](int64_t d, int64_t n) {
+        total += load_run(q + h * a.width + d, n) * load_run(key + d, n);
+      });
+      scores[h * count + i] = sum(total) * static_cast<float>(a.scale);
+    }
+  }
+  for (int64_t h = 0; h < heads; h++) {
+    float* s = scores + h * count;
+    float top = count ? s[0] : 0.0f;
+    for (int64_t i = 1; i < count; i++) top = s[i] > top ? s[i] : top;
+    Vec total = {};
+    runs(count, [&](int64_t i, int64_t n) {
+      store_run(s + i, exp(load_run(s + i, n) - top), n);
+      total += load_run(s + i, n);
+    });
+    const float share = 1.0f / sum(total);
+    runs(count, [&](int64_t i, int64_t n) { store_run(s + i, load_run(s + i, n) * share, n); });
+  }
+  memset(out, 0, heads * a.rank * sizeof(float));
+  for (int64_t i = 0; i < count; i++) {
+    const T* value = latent(i);
+    for (int64_t h = 0; h < heads; h++) {
+      const float weight = scores[h * count + i];
+      runs(a.rank, [&](int64_t d, int64_t n) {
+        float* o = out + h * a.rank + d;
+        store_run(o, load_run(o, n) + weight * load_run(value + d, n), n);
+      });
+    }
+  }
+}
+
+void mla_decode(const MlaDecode& a, Team& team) {
+  const int64_t groups = (a.heads + MLA_HEADS - 1) / MLA_HEADS;
+  team.each(a.rows * groups, [&](int64_t job) {
+    const int64_t row = job / groups, first = job % groups * MLA_HEADS;
+    const int64_t heads = a.heads - first < MLA_HEADS ? a.heads - first : MLA_HEADS;
+    if (a.dtype == FLOAT32) {
+      mla_attend<float>(a, row, first, heads);
+    } else {
+      mla_attend<Bf16>(a, row, first, heads);
+    }
+  });
+}
+
+struct FromLatent {
+  const float* mean;  // [rows, heads, rank]
+  const void* up;     // [heads, keys + values, rank]
+  float* out;         // [rows, heads, values]
+  int64_t rows, heads, keys, values, rank, dtype;
+};
+
+template <class T>
+void from_latent_as(const FromLatent& a, Team& team) {
+  team.each(a.heads, [&](int64_t head) {
+    const T* up = static_cast<const T*>(a.up) + (head * (a.keys + a.values) + a.keys) * a.rank;
+    for (int64_t row = 0; row < a.rows; row++) {
+      const float* mean = a.mean + (row * a.heads + head) * a.rank;
+      float* out = a.out + (row * a.heads + head) * a.values;
+      for (int64_t v = 0; v < a.values; v++) {
+        Vec total = {};
+        runs(a.rank, [&](int64_t i, int64_t n) {
+          total += load_run(mean + i, n) * load_run(up + v * a.rank + i, n);
+        });
+        out[v] = sum(total);
+      }
+    }
+  });
+}
+
+void from_latent(const FromLatent& a, Team& team) {
+  a.dtype == FLOAT32 ? from_latent_as<float>(a, team) : from_latent_as<Bf16>(a, team);
+}
+
+}  // namespace

@@ -1,0 +1,100 @@
+"""A cluster on a Ray that somebody else runs: it serves there, and leaves it as it was."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from baton.deploy.state_file import ClusterState
+
+pytestmark = pytest.mark.chaos  # by its length: two starts of Ray
+
+DEADLINE_S = 150.0
+ENV = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@pytest.fixture
+def head(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """The address of a Ray with 5 CPUs in its books, and its process group's leader."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    words = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block",
+             "--node-ip-address", "127.0.0.1", "--port", str(port), "--num-cpus", "5",
+             "--include-dashboard", "false", "--object-store-memory", str(80 << 20)]  # fmt: skip
+    process = subprocess.Popen(
+        words, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        yield f"127.0.0.1:{port}", process
+    finally:
+        ours = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(DEADLINE_S)
+        for child in ours:
+            if child.is_running():
+                child.kill()
+
+
+def _state(folder: Path, serve: "subprocess.Popen[str]") -> ClusterState:
+    """What it published, once it serves."""
+    until = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until:
+        for path in folder.glob("baton-*/*.json"):
+            return ClusterState(**json.loads(path.read_text()))
+        assert serve.poll() is None, serve.communicate()
+        time.sleep(0.2)
+    raise AssertionError("it did not serve in time")
+
+
+def _actors(process: "subprocess.Popen[bytes]") -> list[str]:
+    """Workers and routers under that Ray, by the names that Ray gives their processes."""
+    names = [" ".join(p.cmdline()) for p in psutil.Process(process.pid).children(recursive=True)]
+    return [name for name in names if name.startswith(("ray::Host", "ray::WorkerHost"))]
+
+
+def test_a_cluster_serves_grows_and_goes_on_a_joined_ray(
+    head: tuple[str, "subprocess.Popen[bytes]"], tiny: Path, tmp_path: Path
+) -> None:
+    address, ray = head
+    # Ray's own files lie under /tmp whatever this says: a socket's path must be short.
+    env = ENV | {"TMPDIR": str(tmp_path)}
+    baton = [sys.executable, "-m", "baton.deploy.cli"]
+    words = ["serve", "--model", str(tiny), "--ray-address", address, "--memory-gb", "0.25",
+             "--threads", "1", "--http-port", "0", "--grpc-port", "0"]  # fmt: skip
+    until = time.monotonic() + DEADLINE_S
+    while socket.socket().connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))):
+        assert time.monotonic() < until, "Ray's head does not come up"
+        time.sleep(0.2)
+    with subprocess.Popen(
+        baton + words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as serve:
+        url = _state(tmp_path, serve).http_url
+        body = json.dumps({"prompt": [5, 6, 7], "max_tokens": 3}).encode()
+        asked = urllib.request.Request(f"{url}/v1/completions", body)
+        with urllib.request.urlopen(asked, timeout=DEADLINE_S) as reply:
+            assert json.load(reply)["usage"]["completion_tokens"] == 3
+        grown = subprocess.run(
+            [*baton, "scale", "decode=2"], env=env, capture_output=True, text=True,
+            timeout=DEADLINE_S, check=True,
+        )  # fmt: skip
+        assert grown.stdout.endswith("decode: 2 (decode-0, decode-1)\n")
+        assert len(_actors(ray)) == 4
+        serve.send_signal(signal.SIGTERM)
+        said, _ = serve.communicate(timeout=DEADLINE_S)
+    assert serve.returncode == 0 and said.endswith("stopped\n")
+    until = time.monotonic() + DEADLINE_S
+    while _actors(ray):
+        assert time.monotonic() < until, "it left actors behind"
+        time.sleep(0.2)
+    assert ray.poll() is None
