@@ -327,8 +327,9 @@ async def test_a_prompts_last_snapshot_follows_it_and_is_counted_apart(
 ) -> None:
     p, d = prefill(), decode(snapshots=SendSnapshots.LAST, returns=StateReturn.OFF)
     async with running(p, d), session(d) as router:
-        prompt = random_prompt(seeded, 40, 60)
-        depth = len(prompt) // GRID * GRID
+        # Past the grid: a prompt that ends on it could not use its last snapshot.
+        prompt = random_prompt(seeded, 3 * GRID + 1, 60)
+        depth = 3 * GRID
         _, answer = await router.start(prompt, greedy(3), [p])
         await assert_three(answer, prompt)
         await until(lambda: fetches(d, Outcome.FETCHED) == 1)
