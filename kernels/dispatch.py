@@ -18,6 +18,7 @@ from baton.kernels.attention import (
     paged_attn_decode,
     paged_attn_decode_native,
     paged_attn_prefill,
+    paged_attn_prefill_native,
 )
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.conv1d import gated_conv_step, gated_conv_step_native
@@ -200,7 +201,7 @@ def native_kernels(native: Native) -> Kernels:
         apply_rope=partial(apply_rope_native, native),
         kv_write=partial(kv_write_native, native),
         latent_write=latent_write,
-        paged_attn_prefill=paged_attn_prefill,
+        paged_attn_prefill=partial(paged_attn_prefill_native, native),
         paged_attn_decode=partial(paged_attn_decode_native, native),
         mla_decode=mla_decode,
         route_softmax_topk=partial(route_softmax_topk_native, native),
