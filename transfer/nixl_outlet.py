@@ -152,14 +152,14 @@ class NixlConnection:
         if reach is None:
             return
         reach.agent.close()
-        posts = [*self._posted.values(), *self._waiting]
+        posts = list(self._posted.values())
         self._posted.clear()
-        self._waiting.clear()
         self._loop.call_soon_threadsafe(self._dropped, posts, why)
 
     def _dropped(self, posts: list[Post], why: ChannelError) -> None:
+        """Those who wait are the loop's to tell: it adds to them meanwhile."""
         self._error = why
-        for post in (*posts, *self._waiting):  # and what came since
+        for post in (*posts, *self._waiting):
             post.writing.ended(post, why)
         self._waiting.clear()
         self._lost.set()

@@ -137,7 +137,7 @@ class Run:
                 victim.stop()
             case Fault.CUT:
                 assert cluster.net is not None
-                cluster.net.cut(case.victim)
+                await cluster.net.cut(case.victim)
             case Fault.SPOIL:
                 await victim.ask("spoil")
             case Fault.LATE:
@@ -203,7 +203,7 @@ class Run:
                 victim.resume()
             case Fault.CUT:
                 assert cluster.net is not None
-                cluster.net.mend(case.victim)
+                await cluster.net.mend(case.victim)
             case Fault.LATE:
                 cluster["p0"].resume()
 
@@ -223,7 +223,8 @@ class Run:
             assert error.code in CLEAR and error.message, f"{case}: {reply.finished}"
             self._may_end_so(error, mine=mine)
         else:
-            assert case.victim == "d0" and case.away, f"{case}: d0 was lost: {reply.lost}"
+            gone = case.victim == "d0" and case.away
+            assert gone or reply.lost_by_us, f"{case}: d0 was lost: {reply.lost}"
         if mine and case.fault in (Fault.CANCEL, Fault.LATE):
             return
         again = await self._cluster.begin(ask, ["p0", "p1"], "d1", attempt=2, outputs=came)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.transfer.grpc_options import OPTIONS
 from baton.worker.convert import sampling_to_proto
 
+OWN_FAULT = "this process was held up"
 _ids = itertools.count(1)
 
 
@@ -35,6 +37,11 @@ class Reply:
     @property
     def over(self) -> bool:
         return self.finished is not None or self.lost is not None
+
+    @property
+    def lost_by_us(self) -> bool:
+        """It was this process that kept silent."""
+        return self.lost is not None and OWN_FAULT in self.lost
 
     @property
     def whole(self) -> bool:
@@ -73,6 +80,7 @@ class RankClient:
         self._beat_s = beat_s
         self._replies: dict[str, Reply] = {}
         self._writing = asyncio.Lock()
+        self._latest_s = 0.0  # the longest that a heartbeat came late
         self.lost: str | None = None
         self._tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._beat())]
 
@@ -138,12 +146,16 @@ class RankClient:
             beat = worker_pb2.RouterMessage()
             beat.heartbeat.sequence = sequence
             await self._write(beat)
+            began = time.monotonic()
             await asyncio.sleep(self._beat_s)
+            self._latest_s = max(self._latest_s, time.monotonic() - began - self._beat_s)
 
     def _lose(self, why: str) -> None:
-        self.lost = self.lost or why
+        # On a full machine this process may have been silent for its own lease.
+        own = f"; {OWN_FAULT}" if self._latest_s > self._beat_s else ""
+        self.lost = self.lost or why + own
         for reply in self._replies.values():
-            reply.lose(why)
+            reply.lose(self.lost)
         self._replies.clear()
 
 

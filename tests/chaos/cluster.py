@@ -111,9 +111,9 @@ class Cluster:
     async def serve(self, ask: Ask, prefill: str, rank: str) -> None:
         """One request by this pair, which nothing may disturb."""
         reply = await (await self.begin(ask, [prefill], rank)).end()
-        if reply.lost is not None and not reply.token_ids:
-            # On a full machine this process may have been silent for its own session's lease.
-            reply = await (await self.begin(ask, [prefill], rank, attempt=2)).end()
+        if reply.lost_by_us:
+            await self.serve(Ask(new_request_id(), ask.prompt, ask.tokens), prefill, rank)
+            return
         where = f"{ask.request_id} by {prefill} and {rank}"
         assert reply.whole, f"{where}: {reply.finished or reply.lost}"
         assert reply.token_ids == ask.answer, where

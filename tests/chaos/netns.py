@@ -1,5 +1,6 @@
 """Network namespaces joined by a bridge, and their links, to be cut. Linux, root, `ip`."""
 
+import asyncio
 import ctypes
 import itertools
 import os
@@ -72,12 +73,12 @@ class Network:
         _ip("-n", namespace, "link", "set", "eth0", "up")
         _ip("-n", namespace, "link", "set", "lo", "up")
 
-    def cut(self, worker: str) -> None:
+    async def cut(self, worker: str) -> None:
         """Nothing passes, and nobody is told."""
-        _ip("link", "set", self._link(worker), "nomaster")
+        await asyncio.to_thread(_ip, "link", "set", self._link(worker), "nomaster")
 
-    def mend(self, worker: str) -> None:
-        _ip("link", "set", self._link(worker), "master", self.bridge)
+    async def mend(self, worker: str) -> None:
+        await asyncio.to_thread(_ip, "link", "set", self._link(worker), "master", self.bridge)
 
     def _link(self, worker: str) -> str:
         return f"{self.bridge}{worker}"[-15:]

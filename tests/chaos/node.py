@@ -67,7 +67,7 @@ class Node:
     async def start(self) -> None:
         self._pipe, theirs = _context.Pipe()
         self._process = _context.Process(target=main, args=(theirs, self.plan), daemon=True)
-        self._process.start()
+        await asyncio.to_thread(self._process.start)
         theirs.close()
         asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._read)
         async with asyncio.timeout(DEADLINE_S):

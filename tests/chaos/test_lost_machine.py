@@ -32,7 +32,7 @@ async def test_the_connections_to_a_lost_machine_are_closed(lost: str) -> None:
         await cluster.begin(ask, ["p0"], "d0")
         await cluster["p0"].reached.wait()
         assert cluster.net is not None
-        cluster.net.cut(lost)
+        await cluster.net.cut(lost)
         cluster["p0"].go()
         await cluster[lost].end()
         await cluster.settled(*others)

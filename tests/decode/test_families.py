@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from engine.engines import greedy
 from oracle.reference import Oracle
-from oracle.specs import SPECS
+from oracle.specs import ONE_OF_EACH, SPECS
 from torch import Tensor
 from worker.cluster import Gate, decode_worker, prefill_worker, running, session
 
@@ -17,7 +17,6 @@ from baton.transfer.handoff import HandoffState
 from baton.transfer.segments import bytes_needed
 
 STEPS = 24
-ONE_OF_EACH = list({spec.model_type: name for name, spec in SPECS.items()}.values())
 
 
 class Gated:

@@ -7,7 +7,7 @@ import pytest
 from engine.engines import greedy, make_engine, random_prompt, run, tokens_of
 from engine.hash_model import HashModel, LayeredHashModel, expected_tokens
 from oracle.reference import Oracle
-from oracle.specs import SPECS
+from oracle.specs import ONE_OF_EACH
 from torch import Tensor
 
 from baton.engine.config import EngineConfig
@@ -18,8 +18,6 @@ from baton.engine.models.loader import load_model
 from baton.engine.request import RequestSpec
 from baton.transfer.regions import EngineMemory, Holder
 from baton.transfer.segments import Segment, cut_kv, cut_state
-
-ONE_OF_EACH = list({spec.model_type: name for name, spec in SPECS.items()}.values())
 
 
 class Watched:

@@ -14,7 +14,7 @@ import pytest
 from engine.engines import assert_clean, greedy, run, tokens_of
 from guards import HostUploads, NoHostReads
 from oracle.reference import Oracle
-from oracle.specs import SPECS
+from oracle.specs import ONE_OF_EACH, SPECS
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -24,12 +24,9 @@ from baton.engine.request import RequestSpec
 from baton.engine.sampling_params import SamplingParams
 from baton.kernels.dispatch import KernelChoice
 
-# Of every family one; those with experts where there are any.
-NAMES = {spec.model_type: name for name, spec in SPECS.items()}.values()
-
 # Torch's kernels are those that a device runs; the native ones hide their reads from the guard.
-CASES = [(name, KernelChoice.TORCH) for name in NAMES]
-CASES += [(name, KernelChoice.AUTO) for name in NAMES if not SPECS[name].dense]
+CASES = [(name, KernelChoice.TORCH) for name in ONE_OF_EACH]
+CASES += [(name, KernelChoice.AUTO) for name in ONE_OF_EACH if not SPECS[name].dense]
 
 
 class CountedGuard:

@@ -21,6 +21,11 @@ class Spec:
     gain: float = 1.5  # of its matrices: less where a layer would magnify rounding
     deep: bool = False  # the tests of every schedule run on it, not those of each family alone
 
+    @property
+    def family(self) -> str:
+        """The model type, but for Qwen3.5, which has one for each of its kinds."""
+        return self.model_type.removesuffix("_text").removesuffix("_moe")
+
 
 _TOKENS: dict[str, Any] = {
     "vocab_size": 320,
@@ -740,3 +745,5 @@ _ALL = (
 SPECS = {spec.name: spec for spec in _ALL}
 DEEP = [spec.name for spec in _ALL if spec.deep]
 DENSE = [spec.name for spec in _ALL if spec.dense]
+# The last of each family: with experts, where it has any.
+ONE_OF_EACH = list({spec.family: name for name, spec in SPECS.items()}.values())
