@@ -17,6 +17,10 @@ BENCHES = {
         "baton.bench.prefill:prefill",
         "One engine's prompts and time to first token, against arithmetic and transformers.",
     ),
+    "transfer": (
+        "baton.bench.transfer:transfer",
+        "State between two processes by each channel, against raw NIXL, raw gRPC and a copy.",
+    ),
     "load": (
         "baton.bench.loading:load",
         "A sharded checkpoint, from files to memory, against the disk; and its peak memory.",

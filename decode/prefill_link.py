@@ -63,7 +63,7 @@ class PrefillLink:
         self._quarantine = quarantine
         self._inlet: Inlet | None = None
         self.writer = Writer(peer, common_pb2.HostProcess())  # whole once it has said Hello
-        self.channel = ""  # what the prefill worker has chosen
+        self.channel = ""  # what the prefill worker has chosen, and why
         self._lease_s = lease_s
         self._on_end = on_end
         self._origin = hello.worker.worker_id
@@ -185,7 +185,7 @@ class PrefillLink:
                 leg.on_message(message)
 
     def _chosen(self, word: handoff_pb2.ChannelChosen, inlet: Inlet) -> None:
-        self.channel = word.channel
+        self.channel = f"{word.channel}: {word.reason}"
         inlet.chosen(word.channel)
         log.info(
             "channel chosen",

@@ -62,6 +62,9 @@ class DecodeService(worker_pb2_grpc.RankServicer):
     def peers(self) -> list[common_pb2.WorkerIdentity]:
         return [link.peer for link in self._links.values()]
 
+    def channels(self) -> dict[str, str]:
+        return {link.peer.worker_id: link.channel for link in self._links.values()}
+
     def link_to(self, peer: common_pb2.WorkerIdentity) -> PrefillLink:
         """The one link to `peer`, made at its first use."""
         link = self._links.get(peer.address)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from baton.deploy.errors import StartError
 from baton.deploy.member import Member
 from baton.engine.config import EngineConfig
-from baton.worker.config import Role, SendSnapshots, StateReturn
+from baton.worker.config import AUTO, Role, SendSnapshots, StateReturn
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,8 @@ class ClusterConfig:
     decode_dp: int = 1  # ranks of each group: a worker each, with an engine of its own
     threads: int | None = None  # compute threads of each worker; None: the cores, shared evenly
     policy: str = "round_robin"
+    channel: str = AUTO  # how state travels
+    verify: bool | None = None  # checksums of what travels; None: where they cost little
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF
     served_model_name: str | None = None  # None: the folder's name, or the id on the hub

@@ -32,6 +32,9 @@ class LocalRole:
     def peers(self) -> list[common_pb2.WorkerIdentity]:
         return self._inner.peers() if self._inner is not None else []
 
+    def channels(self) -> dict[str, str]:
+        return self._inner.channels() if self._inner is not None else {}
+
     def on_batch(self, batch: EventBatch) -> None:
         self._backend.on_batch(batch)
         if self._inner is not None:

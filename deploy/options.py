@@ -15,7 +15,7 @@ from baton.engine.grids import Strategy
 from baton.engine.hub import find_model
 from baton.kernels.dispatch import KernelChoice
 from baton.router.policies import POLICIES
-from baton.worker.config import SendSnapshots, StateReturn
+from baton.worker.config import AUTO, CHANNELS, SendSnapshots, StateReturn
 
 DTYPES = {
     "float32": torch.float32,
@@ -67,6 +67,13 @@ _ENGINE = (
                  help="Check that slots and pages hold what each step believes: for debugging."),
 )  # fmt: skip
 
+_TRANSFER = (
+    click.option("--channel", type=click.Choice(CHANNELS), default=AUTO, show_default=True,
+                 help="How state travels between workers; auto: the best that both ends have."),
+    click.option("--verify", type=click.Choice(["off", "full"]), default=None,
+                 help="Checksums of what travels; full when left out, but off between GPUs."),
+)  # fmt: skip
+
 _CLUSTER = (
     click.option("--prefill", type=click.IntRange(1), default=1, show_default=True,
                  help="Workers that read prompts."),
@@ -96,7 +103,7 @@ _CLUSTER = (
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add them all; `config_from` reads what they gave."""
-    for option in reversed(_ENGINE + _CLUSTER):
+    for option in reversed(_ENGINE + _TRANSFER + _CLUSTER):
         command = option(command)
     return command
 
@@ -106,6 +113,18 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_ENGINE):
         command = option(command)
     return command
+
+
+def transfer_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How state travels; `verify_from` reads one of them."""
+    for option in reversed(_TRANSFER):
+        command = option(command)
+    return command
+
+
+def verify_from(given: str | None) -> bool | None:
+    """--verify: None where it was left out."""
+    return None if given is None else given == "full"
 
 
 def engine_from(given: dict[str, Any]) -> EngineConfig:
@@ -145,6 +164,8 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         decode_dp=given["decode_dp"],
         threads=given["threads"],
         policy=given["policy"],
+        channel=given["channel"],
+        verify=verify_from(given["verify"]),
         state_return=StateReturn(given["state_return"]),
         send_snapshots=SendSnapshots(given["send_snapshots"]),
         served_model_name=given["served_model_name"],

@@ -30,7 +30,7 @@ def _workers(workers: list[Mapping[str, Any]]) -> Table:
         table.add_column(column, no_wrap=True)
     for column in ("run", "wait"):
         table.add_column(column, justify="right", no_wrap=True)
-    for column in ("slots", "pages", "hand-offs", "life"):
+    for column in ("slots", "pages", "hand-offs", "channel", "life"):
         table.add_column(column, no_wrap=True)
     for worker in workers:
         table.add_row(
@@ -43,6 +43,7 @@ def _workers(workers: list[Mapping[str, Any]]) -> Table:
             _counts(worker["slots"]),
             _counts(worker["pages"]),
             _counts({k: v for k, v in worker["handoffs"].items() if k not in _QUIET}) or "-",
+            _channels(worker["channels"]),
             f"{worker['incarnation'] & 0xFFFFFF:06x}",  # enough to see that it changed
         )
     return table
@@ -56,6 +57,11 @@ def _state(worker: Mapping[str, Any]) -> Text:
 def _counts(counts: Mapping[str, int]) -> str:
     """A line an owner or state; those with nothing are left out."""
     return "\n".join(f"{count} {name}" for name, count in counts.items() if count)
+
+
+def _channels(channels: Mapping[str, str]) -> str:
+    """Each that is in use, once; /server_info says with whom, and why."""
+    return "\n".join(sorted({channel.partition(":")[0] for channel in channels.values()} - {""}))
 
 
 def _duration(seconds: float) -> str:

@@ -68,6 +68,8 @@ class Wiring:
             dp_group=self.config.group_of(member.number) if decodes else 0,
             dp_rank=member.number if decodes else 0,
             routers=(self.grpc_address,),
+            channel=self.config.channel,
+            verify=self.config.verify,
             state_return=self.config.state_return,
             send_snapshots=self.config.send_snapshots,
         )

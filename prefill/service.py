@@ -52,6 +52,9 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
     def peers(self) -> list[common_pb2.WorkerIdentity]:
         return [peer.identity for peer in self._peers]
 
+    def channels(self) -> dict[str, str]:
+        return {peer.identity.worker_id: peer.way.channel for peer in self._peers}
+
     def on_batch(self, batch: EventBatch) -> None:
         for event in batch.events:
             handoff = self._handoffs.get(event.request_id)

@@ -68,9 +68,11 @@ class Way:
 
     @property
     def channel(self) -> str:
-        """The one that was chosen; empty until then."""
-        chosen = self._choosing.done() and self._choosing.exception() is None
-        return self._choosing.result().channel if chosen else ""
+        """The one that was chosen, and why; empty until then."""
+        if not self._choosing.done() or self._choosing.exception() is not None:
+            return ""
+        chosen = self._choosing.result()
+        return f"{chosen.channel}: {chosen.reason}"
 
     def ticket(self, ticket_id: int, generation: int) -> WrittenTicket:
         return WrittenTicket(self.rank.worker_id, self.rank.incarnation, ticket_id, generation)

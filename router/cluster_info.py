@@ -35,6 +35,7 @@ def worker_info(worker: Worker, *, ready: bool, placed: int) -> dict[str, object
         "pid": status.pid,
         "metrics_address": status.metrics_address,
         "peers": [peer.worker_id for peer in status.peers],
+        "channels": dict(status.channels),
         "settings": {name: json.loads(value) for name, value in status.settings.items()},
         "fingerprint": dict(worker.fingerprint),
     }

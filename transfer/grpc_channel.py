@@ -202,20 +202,25 @@ class GrpcWriting:
         self._on_bytes = on_bytes
         self._opening: bytes | None = frames.encode_opening(claim)
         self._reply = asyncio.ensure_future(call.read())
+        self._sending: asyncio.Future[None] | None = None  # the last message
 
     async def write(self, segment: Segment, holder: Holder) -> None:
-        """The payload is copied into the message before the first await."""
+        """The payload is copied into the message before the first await; the message goes out while
+        the next one is made."""
         message = frames.encode_segment(segment, self._memory.read(segment, holder), self._verify)
         if self._opening is not None:
             opening, self._opening = self._opening, None
             await self._send(opening)
-        await self._send(message)
+        await self._sent()
+        self._sending = asyncio.ensure_future(self._send(message))
+        self._sending.add_done_callback(_heard)
         self._on_bytes(segment.kind, len(message))
 
     async def flush(self) -> None:
         """Nothing: each message is a copy."""
 
     async def finish(self) -> Received:
+        await self._sent()
         return await self._within_deadline(self._finish())
 
     def cancel(self) -> None:
@@ -224,6 +229,12 @@ class GrpcWriting:
 
     async def drained(self) -> None:
         """Nothing: the receiver writes, and never into a closed ticket."""
+
+    async def _sent(self) -> None:
+        """The last message has gone. Raises what kept it from going."""
+        if self._sending is not None:
+            await self._sending
+            self._sending = None
 
     async def _send(self, message: bytes) -> None:
         if self._reply.done():  # before the end there is nothing but a refusal to reply
@@ -259,3 +270,9 @@ class GrpcWriting:
         except TransferError:
             self.cancel()
             raise
+
+
+def _heard(sending: "asyncio.Future[None]") -> None:
+    """What went wrong is raised where the next message waits; after a cancel nobody waits."""
+    if not sending.cancelled():
+        sending.exception()

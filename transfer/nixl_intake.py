@@ -122,10 +122,10 @@ class NixlIntake:
             def check(holder: Holder) -> None:
                 if header.checksum is not None:
                     header.check(memory.read(segment, holder))
+                wire = cut(segment, memory.slots, memory.pages).nbytes + len(note)
+                self._on_bytes(segment.kind, wire)
 
             self._tickets.take(claim, segment, nbytes(segment, memory.pages), check)
-            wire = cut(segment, memory.slots, memory.pages).nbytes + len(note)
-            self._on_bytes(segment.kind, wire)
         except TicketError as late:
             log.info("a write landed after its ticket's end: %s", late)
         except TransferError as error:

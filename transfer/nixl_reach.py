@@ -12,7 +12,7 @@ from baton.transfer.nixl_plan import PAGES, SLOTS, Cut
 from baton.transfer.regions import EngineMemory, Holder, Span
 
 PROBE_BYTES = 64
-PROBE_S = 1.0
+PROBE_S = 5.0
 
 
 class Reach:

@@ -9,9 +9,9 @@ from typing import Protocol
 
 log = logging.getLogger(__name__)
 
-PAUSE_S = 50e-6
-"""Between two looks at what is under way but does not move: a look costs a microsecond and the
-interpreter lock."""
+SHORTEST_S, LONGEST_S = 50e-6, 500e-6
+"""Between two looks at what is under way but does not move: an eighth of how long it has not,
+within these. A look costs a core, and the interpreter lock, that who moves the bytes may need."""
 
 
 class Work(Enum):
@@ -62,10 +62,12 @@ class Poller:
         self._thread.join()
 
     def _run(self) -> None:
+        moved_s = time.monotonic()
         while True:
             with self._condition:
                 while not (self._polled or self._calls or self._stopped):
                     self._condition.wait()
+                    moved_s = time.monotonic()
                 calls, self._calls = self._calls, []
                 polled, stopped = tuple(self._polled), self._stopped
             for fn in calls:
@@ -73,8 +75,11 @@ class Poller:
             if stopped:
                 return
             found = self._look(polled)
-            if polled and Work.MOVING not in found:
-                time.sleep(PAUSE_S)
+            now = time.monotonic()
+            if Work.MOVING in found:
+                moved_s = now
+            elif polled:
+                time.sleep(min(max((now - moved_s) / 8, SHORTEST_S), LONGEST_S))
 
     def _look(self, polled: tuple[Polled, ...]) -> set[Work]:
         found: set[Work] = set()

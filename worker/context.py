@@ -51,6 +51,10 @@ class RoleService(EngineBatchHandler, Protocol):
         """The workers that a stream is open with."""
         ...
 
+    def channels(self) -> dict[str, str]:
+        """Of each peer, by its worker id, the channel that was chosen and why."""
+        ...
+
     async def close(self) -> None:
         """End every stream and everything that is under way."""
         ...

@@ -87,6 +87,7 @@ class Reporter:
             pid=os.getpid(),
             metrics_address=self._metrics_address,
             peers=self._role.peers(),
+            channels=self._role.channels(),
             settings=self._settings,
         )
 

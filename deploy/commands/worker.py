@@ -11,7 +11,7 @@ from rich.console import Console
 
 from baton.deploy.errors import StartError
 from baton.deploy.local_worker import LocalWorker
-from baton.deploy.options import engine_from, engine_options
+from baton.deploy.options import engine_from, engine_options, transfer_options, verify_from
 from baton.deploy.preflight import check_model
 from baton.deploy.resident import keep_what_is_loaded
 from baton.deploy.wiring import MOST_TICKETS
@@ -24,6 +24,7 @@ from baton.worker.config import Role, WorkerConfig
 
 @click.command()
 @engine_options
+@transfer_options
 @click.option("--role", type=click.Choice([role.value for role in Role]), default=Role.BOTH.value,
               show_default=True, help="Its part in a cluster; both: it stands alone.")  # fmt: skip
 @click.option("--http", "http_port", type=click.IntRange(0, 65535), default=8000,
@@ -50,6 +51,8 @@ def worker(
     served_model_name: str | None,
     threads: int | None,
     drain: float,
+    channel: str,
+    verify: str | None,
     **given: Any,
 ) -> None:
     """One worker in this process, without Ray, until Ctrl-C or SIGTERM. It answers its own clients
@@ -67,6 +70,8 @@ def worker(
             host=host,
             grpc_port=grpc_port,
             routers=routers,
+            channel=channel,
+            verify=verify_from(verify),
         )
         local = LocalWorker(
             config,

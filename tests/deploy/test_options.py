@@ -76,3 +76,15 @@ def test_one_engine_is_described_by_the_same_options() -> None:
     result = CliRunner().invoke(command, ["--model", "m", "--page-size", "32"])
     assert result.exit_code == 0, result.output
     assert found == [EngineConfig(Path("m"), page_size=32)]
+
+
+def test_how_state_travels_is_told_to_every_worker() -> None:
+    for words, channel, verify in (
+        ((), "auto", None),
+        (("--channel", "nixl", "--verify", "off"), "nixl", False),
+        (("--channel", "grpc", "--verify", "full"), "grpc", True),
+    ):
+        wiring = Wiring(parse_cluster(*words), http_port=1, grpc_port=2, threads=1)
+        for role in (Role.PREFILL, Role.DECODE):
+            worker = wiring.worker(Member(role, 0))
+            assert (worker.channel, worker.verify) == (channel, verify)

@@ -58,6 +58,7 @@ def test_the_status_table_names_owners_that_own_something() -> None:
         "uptime_s": 75.0, "running": 3, "max_running": 16, "waiting": 2, "incarnation": 0xAB_CDEF01,
         "slots": {"free": 12, "live": 3, "ticket": 0}, "pages": {"free": 7, "live": 1},
         "handoffs": {"writing": 2, "complete": 40},
+        "channels": {"decode-0": "nixl: the first of ours", "decode-1": ""},
     }  # fmt: skip
     router = {"model": "m", "policy": "round_robin", "uptime_s": 3700.0, "active": 5,
               "capacity": 16, "queued": 1}  # fmt: skip
@@ -66,7 +67,7 @@ def test_the_status_table_names_owners_that_own_something() -> None:
     text = out.getvalue()
     assert "requests 5 of 16, queued 1" in text and "1h01m" in text and "1m15s" in text
     assert "12 free" in text and "3 live" in text and "ticket" not in text
-    assert "2 writing" in text and "complete" not in text
+    assert "2 writing" in text and "complete" not in text and "nixl" in text
     assert "cdef01" in text and "draining 1m15s" in text
 
 

@@ -256,6 +256,18 @@ def test_a_prompt_in_chunks_is_attended_to_the_same_bits(native, rng, options):
     assert torch.equal(torch.cat(chunks), attended(0, length))
 
 
+def test_a_prompt_sees_nothing_of_what_was_computed_before_it(native, rng):
+    poison = paged_batch([70], [0], 4, 2, 16, rng)
+    batch = paged_batch([9, 3], [40, 0], 4, 2, 16, rng)
+    for one in (poison, batch):
+        if one is poison:
+            one.k_pool.fill_(torch.nan), one.v_pool.fill_(torch.nan)
+        tables = one.block_tables.long()
+        arguments = {**one.prefill_arguments(), "block_tables": tables, "scale": 0.3}
+        out = paged_attn_prefill_native(native, **arguments)
+    assert_near(out, paged_attn_ref(**arguments), 5e-6)
+
+
 def test_attention_gives_padding_rows_zeros(native, rng):
     batch = paged_batch([1, 1], [9, 3], 4, 2, 4, rng)
     out = paged_attn_decode_native(

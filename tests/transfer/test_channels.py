@@ -56,7 +56,7 @@ async def test_state_and_tokens_arrive_as_they_were(
         assert sent.bytes_state == SLOTS.state_bytes
         needed = bytes_needed(SLOTS, PAGES, TOKENS, kv_from)
         assert sent.bytes_state + sent.bytes_kv == needed
-        assert wire.sent == wire.applied
+        await until(lambda: wire.sent == wire.applied)
         assert equal_state(wire)
         target = tokens_of(wire.target, TARGET, kv_from, TOKENS)
         assert same(target, tokens_of(wire.source, SOURCE, kv_from, TOKENS))

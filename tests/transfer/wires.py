@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -110,18 +110,17 @@ async def connected(
         LocalOutlet(hub, source.memory, **options),
         GrpcOutlet(source.memory, deadline_s=lease_s, **options),
     ])  # fmt: skip
-    wire.inlet = await Inlets([sources[channel]]).open()
-    chosen = await wire.outlets.connect(wire.inlet.offers, "d0")
-    assert chosen.channel == channel
-    wire.inlet.chosen(channel)
-    wire.connection = chosen.connection
-    try:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, poller.stop)
+        stack.push_async_callback(server.stop, None)
+        wire.inlet = await Inlets([sources[channel]]).open()
+        stack.push_async_callback(wire.inlet.close)
+        chosen = await wire.outlets.connect(wire.inlet.offers, "d0")
+        assert chosen.channel == channel
+        wire.inlet.chosen(channel)
+        wire.connection = chosen.connection
+        stack.push_async_callback(wire.connection.close)
         yield wire
-    finally:
-        await wire.connection.close()
-        await wire.inlet.close()
-        await server.stop(None)
-        await asyncio.to_thread(poller.stop)
 
 
 async def until(ready: Callable[[], bool]) -> None:
