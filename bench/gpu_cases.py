@@ -79,6 +79,11 @@ TINY = replace(
     ),
     decode_rows=3, context=40, prompt=20, page_size=8,
 )  # fmt: skip
+# Triton takes an argument of one for a constant: what kernels do with arguments must work on both.
+ONES = replace(
+    TINY, name="ones", mamba=(1, 6, 1, 7), delta=(1, 1, 10, 6), attention=(1, 1, 12),
+    latent=(1, 20, 8), moe=(2, 1, 16), decode_rows=1, context=1, prompt=1,
+)  # fmt: skip
 TINY_CHANNELS = replace(TINY, name="tiny KDA", delta=(2, 2, 10, 6), channel_decay=True)
 
 

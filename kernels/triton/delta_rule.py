@@ -89,8 +89,8 @@ def gated_delta_prompts(
             g.stride(0), beta.stride(0), heads, K if channels else 1,
             CHUNK=CHUNK, BLOCK=part, num_warps=4,
         )  # fmt: skip
-        keys = (q, k, terms.logs, terms.scores, chunks.starts, q.stride(0), k.stride(0), heads)
-        rest = (per_key_head, chunks.count, K, K**-0.5)
+        keys = (q, k, terms.logs, *terms.scores, chunks.starts, q.stride(0), k.stride(0), heads)
+        rest = (per_key_head, K, K**-0.5)
         if channels:
             _channel_scores[(CHUNK // SOLVED.value, *grid)](
                 *keys, *rest, BLOCK_K=BLOCK_K, CHUNK=CHUNK, num_warps=8
@@ -174,13 +174,13 @@ def _scores(
     q,
     k,
     logs,
-    scores,
+    q_scores,
+    k_scores,
     starts,
     q_stride,
     k_stride,
     heads,
     per_key_head,
-    count,
     K: tl.constexpr,
     scale,
     BLOCK_K: tl.constexpr,
@@ -198,11 +198,10 @@ def _scores(
     key_head = head // per_key_head
     keys = narrow(_unit_rows(k, token, k_stride, key_head, inside, K, BLOCK_K), dtype)
     place = (chunk * heads + head) * CHUNK * CHUNK + j[:, None] * CHUNK + j[None, :]
-    below = count.to(tl.int64) * heads * CHUNK * CHUNK
-    tl.store(scores + below + place, dot(keys, tl.trans(keys)) * decay, mask=inside[:, None])
+    tl.store(k_scores + place, dot(keys, tl.trans(keys)) * decay, mask=inside[:, None])
     queries = _unit_rows(q, token, q_stride, key_head, inside, K, BLOCK_K) * scale
     products = dot(narrow(queries, dtype), tl.trans(keys)) * decay
-    tl.store(scores + place, products, mask=inside[:, None])
+    tl.store(q_scores + place, products, mask=inside[:, None])
 
 
 @triton.jit
@@ -210,13 +209,13 @@ def _channel_scores(
     q,
     k,
     logs,
-    scores,
+    q_scores,
+    k_scores,
     starts,
     q_stride,
     k_stride,
     heads,
     per_key_head,
-    count,
     K: tl.constexpr,
     scale,
     BLOCK_K: tl.constexpr,
@@ -248,7 +247,7 @@ def _channel_scores(
         since = tl.exp(tl.minimum(own_logs - first[None, :], 0.0))
         until = all_k * tl.exp(tl.minimum(first[None, :] - all_logs, 0.0))
         until = tl.trans(tl.where(before[:, None], until, 0.0))
-        q_scores, k_scores = dot(own_q * since, until), dot(own_k * since, until)
+        own_queries, own_keys = dot(own_q * since, until), dot(own_k * since, until)
         for other in range(SOLVED):
             one = begin + other
             if one < end:
@@ -257,13 +256,12 @@ def _channel_scores(
                 log = tl.load(logs + (one * heads + head) * K + c, mask=in_k, other=0.0)
                 decayed = key[None, :] * tl.exp(tl.minimum(own_logs - log[None, :], 0.0))
                 here = (source == one)[None, :]
-                q_scores += tl.where(here, tl.sum(own_q * decayed, axis=1)[:, None], 0.0)
-                k_scores += tl.where(here, tl.sum(own_k * decayed, axis=1)[:, None], 0.0)
+                own_queries += tl.where(here, tl.sum(own_q * decayed, axis=1)[:, None], 0.0)
+                own_keys += tl.where(here, tl.sum(own_k * decayed, axis=1)[:, None], 0.0)
         place = (chunk * heads + head) * CHUNK * CHUNK
         place += (token - start)[:, None] * CHUNK + j[None, :]
-        tl.store(scores + place, q_scores, mask=inside[:, None])
-        scores += count.to(tl.int64) * heads * CHUNK * CHUNK
-        tl.store(scores + place, k_scores, mask=inside[:, None])
+        tl.store(q_scores + place, own_queries, mask=inside[:, None])
+        tl.store(k_scores + place, own_keys, mask=inside[:, None])
 
 
 @triton.jit

@@ -122,8 +122,7 @@ def _multiply(
             part = tl.load(matrix + h[:, None], mask=mask, other=0.0)
             if ACTIVATION == _SWIGLU:
                 gate += dot(values, part)
-                half = width.to(tl.int64) * weight_stride
-                part = tl.load(matrix + half + h[:, None], mask=mask, other=0.0)
+                part = tl.load(matrix + width * weight_stride + h[:, None], mask=mask, other=0.0)
             up += dot(values, part)
         if ACTIVATION == _SWIGLU:
             up = gate * sigmoid(gate) * up

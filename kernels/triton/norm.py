@@ -23,13 +23,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centred: bool = False) 
     return out
 
 
-def gated_rms_norm(
-    y: Tensor, z: Tensor, weight: Tensor, eps: float, group_size: int, norm_before_gate: bool
-) -> Tensor:
-    """As baton.kernels.norm.gated_rms_norm."""
-    return gated_norm(y, z, weight, eps, group_size, norm_before_gate)
-
-
 def gated_norm(
     y: Tensor,
     z: Tensor,
@@ -39,7 +32,7 @@ def gated_norm(
     norm_before_gate: bool,
     silu: bool = True,
 ) -> Tensor:
-    """Norm of each group of channels and gate, in one launch.
+    """baton.kernels.norm.gated_rms_norm, and its kin without a norm or with another gate.
 
     y, z:   [T, C] float, may be strided over T
     weight: [C] float32, or [group_size]: the same for every group; None: only the gate

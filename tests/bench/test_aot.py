@@ -1,10 +1,20 @@
 """Every GPU kernel compiles for a Hopper at the sizes of real models, and fits on it."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
+from step_driver import StepDriver
 
 from baton.bench.aot import HOPPER, compile_for
-from baton.bench.gpu_cases import KIMI_LINEAR, MODELS, NEMOTRON_9B, QWEN3_NEXT, Maker, cases
+from baton.bench.gpu_cases import KIMI_LINEAR, MODELS, NEMOTRON_9B, ONES, QWEN3_NEXT, Maker, cases
+from baton.bench.gpu_models import MODELS as ENGINE_MODELS
+from baton.bench.gpu_models import write_config
+from baton.engine.models.families import read_config
+from baton.engine.models.loader import build_model
+from baton.engine.weights import DeclaredWeights
+from baton.kernels.triton.table import TRITON
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="where there is a GPU, running a kernel compiles it"
@@ -16,6 +26,7 @@ FEW = {
     NEMOTRON_9B: {"mamba2_step", "mamba2_prefill", "attn_decode", "attn_prefill", "sample"},
     QWEN3_NEXT: {"delta_step", "delta_prefill", "moe_decode"},
     KIMI_LINEAR: {"mla_decode"},
+    ONES: {"delta_prefill"},
 }
 
 
@@ -32,8 +43,26 @@ def test_kernels_fit_in_shared_memory_and_spill_nothing():
 @pytest.mark.chaos
 def test_all_of_them_do_at_the_sizes_of_every_model():
     with compile_for(HOPPER) as compiled:
-        for sizes in MODELS:
+        for sizes in (*MODELS, ONES, replace(ONES, channel_decay=True)):
             for case in cases(sizes, MAKE):
                 case.run()
     assert len({kernel.name for kernel in compiled}) >= 35
     assert not [str(kernel) for kernel in compiled if not kernel.fits]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", ENGINE_MODELS)
+def test_whole_models_launch_without_a_look_at_the_device(name: str, tmp_path: Path) -> None:
+    """At their real sizes, on tensors without data: whatever read one would raise."""
+    folder = write_config(tmp_path / "model", ENGINE_MODELS[name], small=False)
+    config = read_config(folder, torch.bfloat16, torch.float32)
+    meta = torch.device("meta")
+    with compile_for(HOPPER) as compiled:
+        model = build_model(config, DeclaredWeights(), meta, kernels=TRITON)
+        driver = StepDriver(model, pages=300, page_size=64, device=meta)
+        rows = [driver.start([5] * length) for length in (700, 64, 3)]
+        driver.step(prefill=[(row, len(row.tokens)) for row in rows])
+        for row in rows:
+            row.tokens.append(3)
+        driver.step(decode=rows)
+    assert compiled and not [str(kernel) for kernel in compiled if not kernel.fits]

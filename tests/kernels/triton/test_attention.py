@@ -16,7 +16,7 @@ from baton.kernels.rope import rope_cache
 from baton.kernels.triton.attention_decode import paged_attn_decode
 from baton.kernels.triton.attention_prefill import paged_attn_prefill
 from baton.kernels.triton.kv_write import kv_write, latent_write
-from baton.kernels.triton.norm import gated_rms_norm, rms_norm
+from baton.kernels.triton.norm import gated_norm, rms_norm
 from baton.kernels.triton.rope import apply_rope
 
 
@@ -139,6 +139,6 @@ def test_norms_match_torchs(dtype):
     out = rms_norm(here(heads), here(weight[:48].view(4, 12)), 1e-5)
     assert_near(out, torch_rms_norm(heads, weight[:48].view(4, 12), 1e-5), BOUND[dtype])
     for before in (False, True):
-        out = gated_rms_norm(here(x), here(z), here(weight), 1e-5, 20, before)
+        out = gated_norm(here(x), here(z), here(weight), 1e-5, 20, before)
         expected = torch_gated_rms_norm(x, z, weight, 1e-5, 20, before)
         assert_near(out, expected, BOUND[dtype])
