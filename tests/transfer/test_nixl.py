@@ -24,9 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WRITER = Path(__file__).with_name("late_writer.py")
 SIZE = 32 << 20
 DEADLINE_S = 30.0
-STOPPED_S = (
-    0.2  # a stop, and a resumed writer's chance to do harm; no test waits for more than that
-)
+CHANCE_S = 0.3  # for a resumed writer to do harm
 
 
 class Clock:
