@@ -133,9 +133,12 @@ def small(stream: ThreadStream | None, **options: object) -> Engine:
 
 
 def told(events: list[Event], name: str) -> list[Event]:
-    """What was told of a request; cached tokens depend on who came first, so they are left out."""
+    """What was told of a request; what the cache had or kept of it depends on who came first, so
+    that is left out."""
     mine = [e for e in events if e.request_id == name and type(e).__name__ != "Scheduled"]
-    return [replace(e, cached_tokens=0) if isinstance(e, Finished) else e for e in mine]
+    return [
+        replace(e, cached_tokens=0, state_tokens=0) if isinstance(e, Finished) else e for e in mine
+    ]
 
 
 @pytest.mark.parametrize("snapshots", [1, 4])
