@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from baton.deploy.errors import StartError
 from baton.deploy.member import Member
 from baton.engine.config import EngineConfig
+from baton.transfer.tls import Tls
 from baton.worker.config import AUTO, Role, SendSnapshots, StateReturn
 
 
@@ -19,6 +20,7 @@ class ClusterConfig:
     threads: int | None = None  # compute threads of each worker; None: the cores, shared evenly
     policy: str = "round_robin"
     channel: str = AUTO  # how state travels
+    tls: Tls | None = None  # of the gRPC channel
     verify: bool | None = None  # checksums of what travels; None: where they cost little
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF

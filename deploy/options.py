@@ -15,6 +15,7 @@ from baton.engine.grids import Strategy
 from baton.engine.hub import find_model
 from baton.kernels.dispatch import KernelChoice
 from baton.router.policies import POLICIES
+from baton.transfer.tls import Tls
 from baton.worker.config import AUTO, CHANNELS, SendSnapshots, StateReturn
 
 DTYPES = {
@@ -67,9 +68,13 @@ _ENGINE = (
                  help="Check that slots and pages hold what each step believes: for debugging."),
 )  # fmt: skip
 
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TRANSFER = (
     click.option("--channel", type=click.Choice(CHANNELS), default=AUTO, show_default=True,
                  help="How state travels between workers; auto: the best that both ends have."),
+    click.option("--tls-cert", type=_FILE, help="PEM, of every worker: for the gRPC channel."),
+    click.option("--tls-key", type=_FILE, help="PEM, of the certificate."),
+    click.option("--tls-ca", type=_FILE, help="PEM, whose signature both ends must show."),
     click.option("--verify", type=click.Choice(["off", "full"]), default=None,
                  help="Checksums of what travels; full when left out, but off between GPUs."),
 )  # fmt: skip
@@ -122,6 +127,16 @@ def transfer_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def tls_from(given: dict[str, Any]) -> Tls | None:
+    """Raises StartError where only some of the three are given."""
+    files = given["tls_cert"], given["tls_key"], given["tls_ca"]
+    if not any(files):
+        return None
+    if not all(files):
+        raise StartError("--tls-cert, --tls-key and --tls-ca belong together: give all three")
+    return Tls(*files)
+
+
 def verify_from(given: str | None) -> bool | None:
     """--verify: None where it was left out."""
     return None if given is None else given == "full"
@@ -166,6 +181,7 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         policy=given["policy"],
         channel=given["channel"],
         verify=verify_from(given["verify"]),
+        tls=tls_from(given),
         state_return=StateReturn(given["state_return"]),
         send_snapshots=SendSnapshots(given["send_snapshots"]),
         served_model_name=given["served_model_name"],

@@ -70,6 +70,7 @@ class Wiring:
             routers=(self.grpc_address,),
             channel=self.config.channel,
             verify=self.config.verify,
+            tls=self.config.tls,
             state_return=self.config.state_return,
             send_snapshots=self.config.send_snapshots,
         )

@@ -24,6 +24,7 @@ from baton.transfer.grpc_options import DATA_OPTIONS
 from baton.transfer.regions import EngineMemory, Holder
 from baton.transfer.segments import MESSAGE_BYTES, Kind, Segment
 from baton.transfer.tickets import Claim, Received, Ticket, TicketTable
+from baton.transfer.tls import Tls
 
 GRPC = "grpc"
 SERVICE = "baton.v1.StateChannel"
@@ -123,9 +124,16 @@ class GrpcOutlet:
     name = GRPC
 
     def __init__(
-        self, memory: EngineMemory, *, verify: bool, deadline_s: float, on_bytes: OnBytes
+        self,
+        memory: EngineMemory,
+        *,
+        verify: bool,
+        deadline_s: float,
+        on_bytes: OnBytes,
+        tls: Tls | None = None,
     ) -> None:
         """deadline_s: how long one message may wait for the peer to take it."""
+        self._tls = tls
         self._memory = memory
         self._verify = verify
         self._deadline_s = deadline_s
@@ -134,7 +142,12 @@ class GrpcOutlet:
     async def connect(self, endpoint: bytes) -> "GrpcConnection":
         """Does not wait: where nobody listens, the first hand-off says so."""
         return GrpcConnection(
-            endpoint.decode(), self._memory, self._verify, self._deadline_s, self._on_bytes
+            endpoint.decode(),
+            self._memory,
+            self._verify,
+            self._deadline_s,
+            self._on_bytes,
+            self._tls,
         )
 
 
@@ -150,13 +163,17 @@ class GrpcConnection:
         verify: bool,
         deadline_s: float,
         on_bytes: OnBytes,
+        tls: Tls | None,
     ) -> None:
         self._address = address
         self._memory = memory
         self._verify = verify
         self._deadline_s = deadline_s
         self._on_bytes = on_bytes
-        self._channel = aio.insecure_channel(address, options=DATA_OPTIONS)
+        if tls is None:
+            self._channel = aio.insecure_channel(address, options=DATA_OPTIONS)
+        else:
+            self._channel = aio.secure_channel(address, tls.client(), options=DATA_OPTIONS)
 
     def open(self, claim: Claim, target: Holder, on_moving: OnMoving) -> "GrpcWriting":
         """target: the receiver knows it by the ticket."""

@@ -59,7 +59,13 @@ def _outlet(name: str, context: WorkerContext) -> Outlet:
             _agent_name(context), memory, context.poller, verify, context.lease_s, on_bytes
         )
         return NixlOutlet(settings)
-    return GrpcOutlet(memory, verify=verify, deadline_s=context.lease_s, on_bytes=on_bytes)
+    return GrpcOutlet(
+        memory,
+        verify=verify,
+        deadline_s=context.lease_s,
+        on_bytes=on_bytes,
+        tls=context.config.tls,
+    )
 
 
 def _source(name: str, context: WorkerContext, tickets: TicketTable) -> IntakeSource:
@@ -69,7 +75,7 @@ def _source(name: str, context: WorkerContext, tickets: TicketTable) -> IntakeSo
         return LocalSource(context.hub, Landing(tickets, memory, on_bytes))
     if name == NIXL:
         return NixlSource(_agent_name(context), memory, tickets, context.poller, on_bytes)
-    return GrpcSource(context.hello.worker.address)
+    return GrpcSource(context.data_address)
 
 
 def _agent_name(context: WorkerContext) -> str:

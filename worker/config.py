@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from baton.engine.config import EngineConfig
 from baton.engine.errors import ConfigError
+from baton.transfer.tls import Tls
 
 AUTO = "auto"
 CHANNELS = (AUTO, "nixl", "grpc", "local")
@@ -46,6 +47,7 @@ class WorkerConfig:
     routers: tuple[str, ...] = ()  # host:port of each router's gRPC server
     lease_ms: int = 3000  # a peer that is silent for longer is lost
     channel: str = AUTO  # how state travels; auto: the best that both ends have
+    tls: Tls | None = None  # of the gRPC channel; None: in the clear
     verify: bool | None = None  # checksums of what travels; None: where they cost little
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF

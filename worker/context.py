@@ -22,6 +22,7 @@ class WorkerContext:
     engine: Engine  # only what never changes may be read here: the engine's thread owns the rest
     port: EnginePort
     memory: EngineMemory
+    data_address: str  # host:port where the gRPC channel's receiver listens
     hello: common_pb2.Hello  # this worker's, sent first on every stream
     metrics: WorkerMetrics
     handoffs: HandoffBook

@@ -43,7 +43,7 @@ class PrefixFetcher:
         self._deadline_s = context.lease_s
         self._hello = common_pb2.Hello()
         self._hello.CopyFrom(context.hello)
-        self._hello.channels.add(channel=GRPC, endpoint=context.hello.worker.address.encode())
+        self._hello.channels.add(channel=GRPC, endpoint=context.data_address.encode())
         self._under_way: dict[tuple[int, int], asyncio.Task[Outcome]] = {}  # by length and hash
         self._names = itertools.count(1)
 

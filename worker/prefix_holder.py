@@ -33,6 +33,7 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
             verify=context.config.verifies(GRPC),
             deadline_s=context.lease_s,
             on_bytes=context.metrics.count_sent,
+            tls=context.config.tls,
         )
 
     async def Fetch(

@@ -138,6 +138,17 @@ class WorkerRuntime:
             ) from error
         return port
 
+    def _listen_for_data(self, address: str) -> str:
+        """With certificates, a port of its own; else where all else is served."""
+        tls = self._config.tls
+        if tls is None:
+            return address
+        try:
+            port: int = self._server.add_secure_port(f"{self._config.host}:0", tls.server())
+        except OSError as error:
+            raise ConfigError(f"cannot read a certificate: {error}") from error
+        return f"{self._config.host}:{port}"
+
     async def _serve_metrics(self) -> int:
         self._metrics_server = MetricsServer(self._context.metrics.registry)
         port = self._config.metrics_port
@@ -156,6 +167,7 @@ class WorkerRuntime:
             engine=engine,
             port=EnginePort(engine, metrics.observe_step),
             memory=EngineMemory(engine.states, engine.pages),
+            data_address=self._listen_for_data(address),
             hello=common_pb2.Hello(
                 protocol_major=PROTOCOL_MAJOR,
                 protocol_minor=PROTOCOL_MINOR,

@@ -11,7 +11,13 @@ from rich.console import Console
 
 from baton.deploy.errors import StartError
 from baton.deploy.local_worker import LocalWorker
-from baton.deploy.options import engine_from, engine_options, transfer_options, verify_from
+from baton.deploy.options import (
+    engine_from,
+    engine_options,
+    tls_from,
+    transfer_options,
+    verify_from,
+)
 from baton.deploy.preflight import check_model
 from baton.deploy.resident import keep_what_is_loaded
 from baton.deploy.wiring import MOST_TICKETS
@@ -72,6 +78,7 @@ def worker(
             routers=routers,
             channel=channel,
             verify=verify_from(verify),
+            tls=tls_from(given),
         )
         local = LocalWorker(
             config,

@@ -587,7 +587,7 @@ _ALL = (
             "use_mem_rope": True,
         },
         final_norm="model.final_layernorm.weight",
-        gain=0.9,
+        gain=0.85,
         deep=True,
     ),
     Spec(
