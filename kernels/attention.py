@@ -109,6 +109,50 @@ def paged_attn_prefill(
     return out
 
 
+def paged_attn_prefill_native(
+    native: Native,
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    block_tables: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_q_host: Sequence[int],
+    kv_lens: Tensor,
+    kv_lens_host: Sequence[int],
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """The same, for float32 q whose heads lie end to end and int64 block tables; pools in float32
+    or bfloat16. A token's result is the same bits however its prompt is cut into chunks."""
+    tokens, heads, head_dim = q.shape
+    out = native.empty(tokens, heads, head_dim)
+    native.call(
+        signatures.AttnPrefill(
+            q.data_ptr(),
+            k_pool.data_ptr(),
+            v_pool.data_ptr(),
+            block_tables.data_ptr(),
+            cu_seqlens_q.data_ptr(),
+            kv_lens.data_ptr(),
+            out.data_ptr(),
+            len(kv_lens_host),
+            heads,
+            k_pool.shape[2],
+            head_dim,
+            k_pool.shape[1],
+            q.stride(0),
+            k_pool.stride(0),
+            block_tables.stride(0),
+            signatures.DTYPES[k_pool.dtype],
+            window or 0,
+            scale,
+            softcap or 0.0,
+        )
+    )
+    return out
+
+
 def paged_attn_decode(
     q: Tensor,
     k_pool: Tensor,

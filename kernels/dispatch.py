@@ -18,6 +18,7 @@ from baton.kernels.attention import (
     paged_attn_decode,
     paged_attn_decode_native,
     paged_attn_prefill,
+    paged_attn_prefill_native,
 )
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.conv1d import gated_conv_step, gated_conv_step_native
@@ -221,7 +222,7 @@ def native_kernels(native: Native) -> Kernels:
         apply_rope=partial(apply_rope_native, native),
         kv_write=partial(kv_write_native, native),
         latent_write=partial(latent_write_native, native),
-        paged_attn_prefill=paged_attn_prefill,
+        paged_attn_prefill=partial(paged_attn_prefill_native, native),
         paged_attn_decode=partial(paged_attn_decode_native, native),
         rotate_tails=partial(rotate_tails_native, native),
         mla_query=partial(mla_query_native, native),

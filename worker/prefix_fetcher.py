@@ -8,7 +8,7 @@ from enum import StrEnum
 from grpc import aio
 
 from baton.engine.engine import Engine
-from baton.engine.errors import BatonError
+from baton.engine.errors import BatonError, RequestError
 from baton.engine.prefix_cache import token_key
 from baton.engine.request import Reservation
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
@@ -121,18 +121,26 @@ class PrefixFetcher:
         reservation: Reservation,
     ) -> int:
         """Tokens that the source has; when that is all of them, they are in the cache now."""
-        kept = False
+        keep = False
         try:
             reply, whole = await self._call(source, token_ids, reservation)
-            if reply.tokens == len(token_ids) and whole:
-                kept = True
-                await self._context.port.call(lambda engine: engine.keep(reservation, token_ids))
-            elif reply.tokens == len(token_ids):
+            keep = reply.tokens == len(token_ids) and whole
+            if reply.tokens == len(token_ids) and not whole:
                 raise TransferError(f"{source.worker_id} says that it sent all; it has not come")
-            return reply.tokens
         finally:
-            if not kept:
+            if not keep:
                 self._abandon(reservation)
+        if keep:
+            await self._keep(reservation, token_ids)
+        return reply.tokens
+
+    async def _keep(self, reservation: Reservation, token_ids: tuple[int, ...]) -> None:
+        """Once asked of the engine, it is done, whoever waits for it."""
+        try:
+            await self._context.port.call(lambda engine: engine.keep(reservation, token_ids))
+        except RequestError:
+            self._abandon(reservation)
+            raise
 
     async def _call(
         self,

@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "attention.h"
+#include "attention_prompts.h"
 #include "conv.h"
 #include "delta.h"
 #include "linear.h"
@@ -41,6 +42,7 @@ OPERATION(select_rows, SelectRows)
 OPERATION(rope, Rope)
 OPERATION(kv_write, KvWrite)
 OPERATION(attn_decode, AttnDecode)
+OPERATION(attn_prefill, AttnPrefill)
 OPERATION(relu2, Relu2)
 OPERATION(sigmoid_gated, SigmoidGated)
 OPERATION(route_softmax, RouteSoftmax)

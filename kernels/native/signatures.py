@@ -94,6 +94,15 @@ class AttnDecode(Arguments):
     )
 
 
+class AttnPrefill(Arguments):
+    operation = "attn_prefill"
+    _fields_ = _fields(
+        "q k_pool v_pool tables starts kv_lens out",
+        "rows heads kv_heads head_dim page_size q_stride page_stride table_stride dtype window",
+        "scale softcap",
+    )
+
+
 class RouteSoftmax(Arguments):
     operation = "route_softmax"
     _fields_ = _fields("logits weights chosen", "rows experts top_k")
@@ -214,6 +223,7 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     Rope,
     KvWrite,
     AttnDecode,
+    AttnPrefill,
     RouteSoftmax,
     RouteGrouped,
     RouteSoftmaxGrouped,

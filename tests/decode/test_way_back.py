@@ -327,8 +327,9 @@ async def test_a_prompts_last_snapshot_follows_it_and_is_counted_apart(
 ) -> None:
     p, d = prefill(), decode(snapshots=SendSnapshots.LAST, returns=StateReturn.OFF)
     async with running(p, d), session(d) as router:
-        prompt = random_prompt(seeded, 40, 60)
-        depth = len(prompt) // GRID * GRID
+        # Past the grid: a prompt that ends on it could not use its last snapshot.
+        prompt = random_prompt(seeded, 3 * GRID + 1, 60)
+        depth = 3 * GRID
         _, answer = await router.start(prompt, greedy(3), [p])
         await assert_three(answer, prompt)
         await until(lambda: fetches(d, Outcome.FETCHED) == 1)
@@ -346,3 +347,18 @@ async def test_a_prompts_last_snapshot_follows_it_and_is_counted_apart(
 async def assert_three(answer: Answer, prompt: tuple[int, ...]) -> None:
     await answer.end()
     assert answer.token_ids == expected_tokens(HashModel(), prompt, 3)
+
+
+async def test_a_hint_that_makes_no_sense_costs_nothing(seeded: random.Random) -> None:
+    """More tokens than there are, or a depth inside of a page."""
+    p, d, other = prefill(), decode(), decode("d1")
+    async with running(p, d, other), session(d) as first, session(other) as router:
+        second, kept = await first_turn(first, p, seeded)
+        for tokens in (kept - 3, 10_000, 1):
+            at = common_pb2.StateAt(worker=d.identity, tokens=tokens)
+            prompt = (*second, *random_prompt(seeded, 1, 9))
+            _, answer = await router.start(prompt, greedy(9), [p], state_at=at)
+            await answer.end()
+            assert answer.token_ids == expected_tokens(HashModel(), prompt, 9)
+        for worker in (p, d, other):
+            await worker.clean()

@@ -1,6 +1,7 @@
 """Every native operation against float64, with results in poisoned memory."""
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -14,6 +15,7 @@ from baton.kernels.attention import (
     kv_write,
     kv_write_native,
     paged_attn_decode_native,
+    paged_attn_prefill_native,
     paged_attn_ref,
 )
 from baton.kernels.conv1d import gated_conv_step, gated_conv_step_native
@@ -214,6 +216,56 @@ def test_attention(native, rng, prefixes, page_size, query_heads, kv_heads, opti
     out = paged_attn_decode_native(native, **batch.decode_arguments(), scale=0.3, **options)
     expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.3, **options)
     assert_near(out, expected, 5e-6)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("query_heads, kv_heads", [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize(
+    "lengths, prefixes, page_size",
+    [([1], [0], 16), ([5, 1, 90, 0, 17], [0, 63, 3, 4, 150], 4), ([6, 2], [1, 0], 1)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_of_prompts(
+    native, rng, lengths, prefixes, page_size, query_heads, kv_heads, options, dtype
+):
+    batch = paged_batch(lengths, prefixes, query_heads, kv_heads, page_size, rng)
+    batch = dataclasses.replace(
+        batch,
+        k_pool=batch.k_pool.to(dtype),
+        v_pool=batch.v_pool.to(dtype),
+        block_tables=batch.block_tables.long(),
+    )
+    out = paged_attn_prefill_native(native, **batch.prefill_arguments(), scale=0.3, **options)
+    expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.3, **options)
+    assert_near(out, expected, 5e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 40}])
+def test_a_prompt_in_chunks_is_attended_to_the_same_bits(native, rng, options):
+    length = rng.randrange(130, 200)
+    batch = paged_batch([length], [0], 6, 2, 16, rng)
+    tables = batch.block_tables.long()
+
+    def attended(first: int, end: int) -> Tensor:
+        ints = torch.tensor([0, end - first]), [0, end - first], torch.tensor([end]), [end]
+        pools = batch.k_pool, batch.v_pool, tables
+        return paged_attn_prefill_native(native, batch.q[first:end], *pools, *ints, 0.3, **options)
+
+    cuts = [0, *sorted(rng.sample(range(1, length), 3)), length]
+    chunks = [attended(first, end) for first, end in itertools.pairwise(cuts)]
+    assert torch.equal(torch.cat(chunks), attended(0, length))
+
+
+def test_a_prompt_sees_nothing_of_what_was_computed_before_it(native, rng):
+    poison = paged_batch([70], [0], 4, 2, 16, rng)
+    batch = paged_batch([9, 3], [40, 0], 4, 2, 16, rng)
+    for one in (poison, batch):
+        if one is poison:
+            one.k_pool.fill_(torch.nan), one.v_pool.fill_(torch.nan)
+        tables = one.block_tables.long()
+        arguments = {**one.prefill_arguments(), "block_tables": tables, "scale": 0.3}
+        out = paged_attn_prefill_native(native, **arguments)
+    assert_near(out, paged_attn_ref(**arguments), 5e-6)
 
 
 def test_attention_gives_padding_rows_zeros(native, rng):

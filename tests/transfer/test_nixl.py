@@ -1,0 +1,140 @@
+"""What is NIXL's own: leases of writers, agents that end, and a writer that was stopped."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transfer.layouts import SLOTS
+from transfer.wires import SOURCE, connected, until
+
+from baton.transfer.errors import ChannelError
+from baton.transfer.nixl_agent import NixlAgent
+from baton.transfer.regions import Span
+from baton.transfer.segments import cut_state
+from baton.transfer.writer_lease import SHARE, WriterLease
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITER = Path(__file__).with_name("late_writer.py")
+SIZE = 32 << 20
+DEADLINE_S = 30.0
+CHANCE_S = 0.3  # for a resumed writer to do harm
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_writers_lease_is_renewed_by_every_word_and_ends_before_its_peers() -> None:
+    clock = Clock()
+    lease = WriterLease(2.0, clock)
+    begun = lease.lapses
+    for _ in range(5):
+        clock.now += 2.0 * SHARE - 0.01
+        assert lease.allows(begun)
+        lease.heard()
+    clock.now += 2.0 * SHARE
+    assert not lease.allows(begun)
+
+
+def test_what_is_read_after_a_stop_renews_nothing_that_was_begun_before_it() -> None:
+    clock = Clock()
+    lease = WriterLease(2.0, clock)
+    begun = lease.lapses
+    clock.now += 10.0  # stopped
+    lease.heard()  # what the peer had said before it gave up
+    assert not lease.allows(begun)
+    assert lease.allows(lease.lapses), "a hand-off that begins now has nothing to do with it"
+
+
+async def test_past_its_lease_a_writer_posts_nothing_more() -> None:
+    async with connected("nixl", lease_s=0.2) as wire:
+        ticket = wire.grant()
+        writing = wire.open(ticket)
+        first, *rest = cut_state(SLOTS, 40)
+        await writing.write(first, SOURCE)
+        await writing.flush()
+        await until(lambda: wire.tickets.received(ticket.claim).segments == 1)
+        await asyncio.sleep(0.2)  # nobody is heard of meanwhile
+        before = wire.target_bytes()
+        wire.connection.heard()
+        with pytest.raises(ChannelError, match="past the lease"):
+            for segment in rest:
+                await writing.write(segment, SOURCE)
+            await writing.flush()
+        writing.cancel()
+        await writing.drained()
+        assert wire.target_bytes() == before
+
+
+async def test_a_severed_connection_ends_what_is_under_way_and_says_so() -> None:
+    async with connected("nixl") as wire:
+        writing = wire.open(wire.grant())
+        wire.connection.sever(ChannelError("the peer is gone"))
+        await wire.connection.lost()
+        with pytest.raises(ChannelError, match="the peer is gone"):
+            for segment in cut_state(SLOTS, 40):
+                await writing.write(segment, SOURCE)
+            await writing.finish()
+        writing.cancel()
+        await writing.drained()
+
+
+def test_agents_that_end_leave_no_descriptors_and_no_threads() -> None:
+    memory = torch.zeros(4096, dtype=torch.uint8)
+    span = Span(memory.data_ptr(), 4096, 1, None)
+    NixlAgent("warm", [span]).close()
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for number in range(3):
+        agent = NixlAgent(f"short-{number}", [span])
+        agent.prepare(span, None)
+        agent.close()
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+def test_a_writer_that_was_stopped_cannot_write_once_its_peers_agent_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over the network alone; the kernel's copies between processes would go on."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    memory = torch.zeros(SIZE, dtype=torch.uint8)
+    agent = NixlAgent(f"receiver-{os.getpid()}", [Span(memory.data_ptr(), SIZE, 1, None)])
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}/.types"}
+    words = [sys.executable, str(WRITER), str(memory.data_ptr()), str(SIZE)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          env=environment) as writer:  # fmt: skip
+        assert writer.stdin and writer.stdout
+        try:
+            writer.stdin.write(agent.metadata.hex() + "\n")
+            writer.stdin.flush()
+            look_until_written(agent, memory)
+            os.kill(writer.pid, signal.SIGSTOP)
+            memory.fill_(1)
+            os.kill(writer.pid, signal.SIGCONT)
+            look_until_written(agent, memory)  # what a teardown is to prevent
+            os.kill(writer.pid, signal.SIGSTOP)
+            agent.close()
+            memory.fill_(1)
+            os.kill(writer.pid, signal.SIGCONT)
+            time.sleep(CHANCE_S)
+            assert (memory == 1).all()
+        finally:
+            writer.kill()
+
+
+def look_until_written(agent: NixlAgent, memory: torch.Tensor) -> None:
+    """Make progress until the writer's sevens are there."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (memory == 7).any():
+        assert time.monotonic() < deadline
+        agent.notes()
