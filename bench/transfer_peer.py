@@ -95,7 +95,8 @@ class Peer:
                 return self._ticket.claim
             case "moving", (name, under_way, segments):
                 assert self._ticket is not None
-                self._inlets[name].moving(self._ticket, under_way, segments)
+                ticket = self._ticket
+                self._inlets[name].moving(ticket.ticket_id, ticket.generation, under_way, segments)
             case "landed", (segments,):
                 return await self._all(segments)
             case "raw", (on,):

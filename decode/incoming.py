@@ -88,9 +88,6 @@ class IncomingHandoff:
                 self._owner.on_scores(message.scores.logprobs)
             case "progress":
                 self._scheduled()
-            case "moving":
-                if self._ticket is not None:
-                    self._link.moving(self._ticket, message.moving)
             case "done":
                 self._done = message.done
                 self._layers_s = time.monotonic() - message.done.tail_us / 1e6

@@ -14,7 +14,6 @@ from baton.transfer.channel import Inlet
 from baton.transfer.errors import ChannelError
 from baton.transfer.grpc_options import OPTIONS
 from baton.transfer.inlets import Inlets
-from baton.transfer.tickets import Ticket
 from baton.worker.errors import (
     PeerSilentError,
     WorkerError,
@@ -86,11 +85,6 @@ class PrefillLink:
     def one_sided(self) -> bool:
         """See `Inlet`."""
         return self._inlet is not None and self._inlet.one_sided
-
-    def moving(self, ticket: Ticket, word: handoff_pb2.Moving) -> None:
-        """The writer's word on a ticket that is open."""
-        if self._inlet is not None:
-            self._inlet.moving(ticket, word.under_way, word.segments)
 
     async def close(self) -> None:
         """The rank is stopping. Legs are not told: they have ended."""
@@ -175,6 +169,10 @@ class PrefillLink:
                 continue
             if kind == "channel":
                 self._chosen(message.channel, inlet)
+                continue
+            if kind == "moving":  # heard also when the hand-off is over: it ends the looking
+                word = message.moving
+                inlet.moving(word.ticket_id, word.generation, word.under_way, word.segments)
                 continue
             if kind == "drained":
                 self._quarantine.drained(message.drained.ticket_id, message.drained.generation)

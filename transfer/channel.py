@@ -10,7 +10,7 @@ from typing import Protocol
 
 from baton.transfer.regions import Holder
 from baton.transfer.segments import Kind, Segment
-from baton.transfer.tickets import Claim, Received, Ticket
+from baton.transfer.tickets import Claim, Received
 
 OnBytes = Callable[[Kind, int], None]
 """(kind, bytes): counts what moved, headers included. Called on any thread."""
@@ -95,8 +95,9 @@ class Inlet(Protocol):
         until a channel is chosen, where any on offer is such a one."""
         ...
 
-    def moving(self, ticket: Ticket, under_way: bool, segments: int) -> None:
-        """The writer's word: see OnMoving."""
+    def moving(self, ticket_id: int, generation: int, under_way: bool, segments: int) -> None:
+        """The writer's word: see OnMoving. Of a ticket that is closed, too: what a cancelled
+        hand-off has under way may need this side to end."""
         ...
 
     async def close(self) -> None:

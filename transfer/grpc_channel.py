@@ -23,7 +23,7 @@ from baton.transfer.errors import (
 from baton.transfer.grpc_options import DATA_OPTIONS
 from baton.transfer.regions import EngineMemory, Holder
 from baton.transfer.segments import MESSAGE_BYTES, Kind, Segment
-from baton.transfer.tickets import Claim, Received, Ticket, TicketTable
+from baton.transfer.tickets import Claim, Received, TicketTable
 from baton.transfer.tls import Tls
 
 GRPC = "grpc"
@@ -99,7 +99,7 @@ class GrpcIntake:
     def chosen(self) -> None:
         """Nothing: the receiver serves whoever has a ticket."""
 
-    def moving(self, ticket: Ticket, under_way: bool, segments: int) -> None:
+    def moving(self, ticket_id: int, generation: int, under_way: bool, segments: int) -> None:
         """Nothing: gRPC makes progress by itself."""
 
     async def close(self) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from baton.transfer.errors import ChannelError
-from baton.transfer.tickets import Ticket
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +23,7 @@ class Intake(Protocol):
         """The writer writes by this one."""
         ...
 
-    def moving(self, ticket: Ticket, under_way: bool, segments: int) -> None: ...
+    def moving(self, ticket_id: int, generation: int, under_way: bool, segments: int) -> None: ...
 
     async def close(self) -> None:
         """What ties the peer to this worker's memory is torn down when it returns."""
@@ -62,9 +61,9 @@ class OfferedInlet:
         for intake in self._intakes.values():
             intake.chosen()
 
-    def moving(self, ticket: Ticket, under_way: bool, segments: int) -> None:
+    def moving(self, ticket_id: int, generation: int, under_way: bool, segments: int) -> None:
         for intake in self._intakes.values():
-            intake.moving(ticket, under_way, segments)
+            intake.moving(ticket_id, generation, under_way, segments)
 
     async def close(self) -> None:
         intakes = self._intakes.values()

@@ -9,7 +9,7 @@ from baton.transfer.errors import ChannelError
 from baton.transfer.frames import Header, checksum_of
 from baton.transfer.regions import EngineMemory, Holder
 from baton.transfer.segments import Segment, nbytes
-from baton.transfer.tickets import Claim, Received, Ticket, TicketTable
+from baton.transfer.tickets import Claim, Received, TicketTable
 
 LOCAL = "local"
 SEGMENT_BYTES = 4 << 20
@@ -70,7 +70,7 @@ class LocalIntake:
     def chosen(self) -> None:
         """Nothing: the writer has found what it needs."""
 
-    def moving(self, ticket: Ticket, under_way: bool, segments: int) -> None:
+    def moving(self, ticket_id: int, generation: int, under_way: bool, segments: int) -> None:
         """Nothing: the writer's thread copies."""
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from baton.transfer.nixl_reach import to_proto
 from baton.transfer.poller import Poller, Work
 from baton.transfer.regions import EngineMemory, Holder
 from baton.transfer.segments import nbytes
-from baton.transfer.tickets import Claim, Ticket, TicketTable
+from baton.transfer.tickets import Claim, TicketTable
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class NixlIntake:
         self._on_bytes = on_bytes
         self._lock = threading.Lock()
         self._probing = True
-        self._moving: dict[Ticket, tuple[bool, int]] = {}
+        self._moving: dict[tuple[int, int], tuple[bool, int]] = {}  # by ticket and generation
         self.endpoint = handoff_pb2.NixlEndpoint(
             metadata=agent.metadata,
             agent=agent.name,
@@ -78,9 +78,9 @@ class NixlIntake:
     def chosen(self) -> None:
         self._probing = False
 
-    def moving(self, ticket: Ticket, under_way: bool, segments: int) -> None:
+    def moving(self, ticket_id: int, generation: int, under_way: bool, segments: int) -> None:
         with self._lock:
-            self._moving[ticket] = (under_way, segments)
+            self._moving[ticket_id, generation] = (under_way, segments)
         self._poller.wake(self)
 
     async def close(self) -> None:
@@ -136,14 +136,8 @@ class NixlIntake:
     def _awaited(self) -> bool:
         """Whether anything is under way; forgets what is not."""
         with self._lock:
-            for ticket, (under_way, segments) in list(self._moving.items()):
-                if not under_way and self._has(ticket, segments):
-                    del self._moving[ticket]
+            for name, (under_way, segments) in list(self._moving.items()):
+                here = self._tickets.segments(*name)
+                if not under_way and (here is None or here >= segments):
+                    del self._moving[name]
             return bool(self._moving)
-
-    def _has(self, ticket: Ticket, segments: int) -> bool:
-        """So many are here, or nobody waits for them any more."""
-        try:
-            return self._tickets.received(ticket.claim).segments >= segments
-        except TicketError:
-            return True

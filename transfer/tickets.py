@@ -192,6 +192,15 @@ class TicketTable:
         with entry.lock:
             return entry.received
 
+    def segments(self, ticket_id: int, generation: int) -> int | None:
+        """How many have arrived; None once the ticket is closed."""
+        with self._lock:
+            entry = self._entries.get(ticket_id)
+        if entry is None or entry.ticket.generation != generation:
+            return None
+        with entry.lock:
+            return entry.received.segments
+
     def complete(self, ticket: Ticket) -> bool:
         """Whether every byte of the state, and of the KV from `kv_from` on, is here.
 

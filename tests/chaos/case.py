@@ -227,10 +227,20 @@ class Run:
             assert gone or reply.lost_by_us, f"{case}: d0 was lost: {reply.lost}"
         if mine and case.fault in (Fault.CANCEL, Fault.LATE):
             return
-        again = await self._cluster.begin(ask, ["p0", "p1"], "d1", attempt=2, outputs=came)
-        await again.end()
+        again = await self._replayed(ask, came)
         assert again.whole, f"{case}: replayed on d1: {again.finished or again.lost}"
         assert came + again.token_ids == right, f"{case}: wrong tokens after the replay"
+
+    async def _replayed(self, ask: Ask, came: list[int]) -> Reply:
+        """As a router replays: on another rank, with the output so far."""
+        for attempt in range(2, 5):
+            again = await self._cluster.begin(
+                ask, ["p0", "p1"], "d1", attempt=attempt, outputs=came
+            )
+            await again.end()
+            if not again.lost_by_us:
+                break
+        return again
 
     def _may_end_so(self, error: common_pb2.Error, *, mine: bool) -> None:
         case = self._case

@@ -123,6 +123,14 @@ class Cluster:
         for name in names or tuple(self.nodes):
             await self[name].settled()
 
+    async def renew(self) -> None:
+        """After a test that failed: everybody and every link new."""
+        await self.close()
+        for name in ROLES:
+            if self.net is not None:
+                await self.net.mend(name)
+            await self.start(name)
+
     async def close(self) -> None:
         for rank in list(self._clients):
             await self._drop(rank)

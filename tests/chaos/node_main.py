@@ -57,13 +57,15 @@ class Books:
     handoffs: dict[str, int]
     busy: int
     requests: int  # that the engine knows
+    polled: int  # ends of channels that its poller looks at again and again
 
     @property
     def settled(self) -> bool:
         """Nothing is owned or under way, but for what is in quarantine."""
         owned = {owner for owner in self.owned if owner not in QUARANTINED}
         moving = {state for state in self.handoffs if state != HandoffState.QUARANTINED}
-        return not (self.findings or owned or moving or self.busy or self.requests)
+        working = self.busy or self.requests or self.polled
+        return not (self.findings or owned or moving or working)
 
     @property
     def quarantined(self) -> int:
@@ -223,6 +225,7 @@ class Node:
             self._context.handoffs.counts,
             self._service.busy,
             requests,
+            len(self._context.poller._polled),
         )
 
 

@@ -11,6 +11,7 @@ import pytest_asyncio
 from chaos.case import Case, Fault, Run, table
 from chaos.cluster import RETURNING, UCX_TCP, Cluster, plan, running_cluster
 from chaos.netns import unavailable
+from chaos.node import NodeGone
 
 from baton.transfer.handoff import HandoffState
 
@@ -54,7 +55,11 @@ async def suffer(cluster: Cluster, case: Case, seed: int) -> None:
             pytest.skip(f"no link to cut: {why}")
         if cluster.maps_peers:
             pytest.skip("what maps its peers' memory does not use the link: nixl-tcp cuts it")
-    told = await Run(cluster, case, random.Random(seed)).run()
+    try:
+        told = await Run(cluster, case, random.Random(seed)).run()
+    except (AssertionError, TimeoutError, NodeGone):
+        await cluster.renew()  # what failed here may not fail the next
+        raise
     print(f"{case}, seed {seed}: {told}")
 
 

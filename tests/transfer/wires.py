@@ -63,7 +63,9 @@ class Wire:
         return self.connection.open(
             claim or ticket.claim,
             TARGET,
-            lambda under_way, segments: self.inlet.moving(ticket, under_way, segments),
+            lambda under_way, segments: self.inlet.moving(
+                ticket.ticket_id, ticket.generation, under_way, segments
+            ),
         )
 
     def target_bytes(self) -> bytes:
