@@ -141,7 +141,7 @@ class StepDriver:
             token_ids=put(tokens),
             positions=put(positions),
             cu_seqlens=put(cu_seqlens),
-            kv_lens=put(host.kv_lens),
+            kv_lens=put(kv_lens),
             read_slots=put([seq.read_slot for seq, _ in rows]),
             write_slots=put([seq.slot for seq, _ in rows]),
             has_initial=put(host.has_initial),
