@@ -95,12 +95,19 @@ class KernelChoice(StrEnum):
     TORCH = "torch"
 
 
+class AttentionKind(StrEnum):
+    """What an attention reads: pages of keys and values, or of latents."""
+
+    PAGED = "paged"
+    LATENT = "latent"
+
+
 @dataclass(frozen=True)
 class Kernels:
     """One implementation of each kernel that a model calls; see the function of that name.
 
-    needs_cpu_seq_lens: an attention of these plans by the lengths of the KV on the host; where none
-            does, the lengths there are empty
+    needs_cpu_seq_lens: the attentions of these that plan by the lengths of the KV on the host; a
+            model that has none of them gets no lengths there
     native: set where these are the native ones; activations are then float32, whatever the
             weights' dtype
     replayable: decode launches the same whatever the lengths are, so that a graph of it serves all
@@ -162,7 +169,7 @@ class Kernels:
     ]
     copy_slots: Callable[[Tensor, Tensor, Tensor], None]
     replayable: bool
-    needs_cpu_seq_lens: bool = True
+    needs_cpu_seq_lens: frozenset[AttentionKind] = frozenset(AttentionKind)
     native: Native | None = None
 
 

@@ -128,10 +128,11 @@ class StepDriver:
             tokens += seq.tokens[seq.computed : end]
             token_pages += [seq.pages[place // self.page_size] for place in places]
         widest = max(len(seq.pages) for seq, _ in rows)
+        kv_lens = tuple(seq.computed + count for seq, count in rows)
         host = HostLengths(
             cu_seqlens=tuple(cu_seqlens),
             prefix_lens=tuple(seq.computed for seq, _ in rows),
-            kv_lens=tuple(seq.computed + count for seq, count in rows),
+            kv_lens=kv_lens if self.model.needs_cpu_seq_lens else (),
             has_initial=tuple(seq.computed > 0 for seq, _ in rows),
         )
         wanted = range(cu_seqlens[-1]) if logit_tokens is None else logit_tokens
@@ -140,7 +141,7 @@ class StepDriver:
             token_ids=put(tokens),
             positions=put(positions),
             cu_seqlens=put(cu_seqlens),
-            kv_lens=put(host.kv_lens),
+            kv_lens=put(kv_lens),
             read_slots=put([seq.read_slot for seq, _ in rows]),
             write_slots=put([seq.slot for seq, _ in rows]),
             has_initial=put(host.has_initial),

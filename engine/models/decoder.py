@@ -8,6 +8,7 @@ from torch import Tensor
 
 from baton.engine.config import ModelConfig
 from baton.engine.forward_batch import ForwardBatch, HostLengths
+from baton.engine.memory.layout import LatentShape
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.layers.base import Layer
@@ -16,7 +17,7 @@ from baton.engine.models.scope import Tally
 from baton.engine.models.step import Step
 from baton.engine.recurrent_index import RecurrentIndex, plan_recurrent
 from baton.kernels.chunks import SnapshotPlan
-from baton.kernels.dispatch import Kernels
+from baton.kernels.dispatch import AttentionKind, Kernels
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.linear import Weight
 
@@ -69,7 +70,9 @@ class Decoder:
 
     @property
     def needs_cpu_seq_lens(self) -> bool:
-        return self.kernels.needs_cpu_seq_lens
+        latent = (isinstance(shape, LatentShape) for shape in self.config.attention)
+        kinds = {AttentionKind.LATENT if found else AttentionKind.PAGED for found in latent}
+        return not kinds.isdisjoint(self.kernels.needs_cpu_seq_lens)
 
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None

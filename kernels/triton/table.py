@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from baton.kernels.dispatch import TORCH, Kernels
+from baton.kernels.dispatch import TORCH, AttentionKind, Kernels
 from baton.kernels.mla import rotate_tails
 from baton.kernels.triton.attention_decode import paged_attn_decode
 from baton.kernels.triton.attention_prefill import paged_attn_prefill
@@ -22,6 +22,7 @@ from baton.kernels.triton.state_copy import copy_slots
 
 TRITON: Kernels = replace(
     TORCH,
+    needs_cpu_seq_lens=frozenset({AttentionKind.LATENT}),  # of MLA's prompts, which are torch's
     rms_norm=rms_norm,
     swiglu=swiglu,
     relu2=relu2,
