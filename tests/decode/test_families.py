@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import pytest
+from decode.test_channels import CHANNELS
 from engine.engines import greedy
 from oracle.reference import Oracle
 from oracle.specs import ONE_OF_EACH, SPECS
@@ -12,8 +13,9 @@ from worker.cluster import Gate, decode_worker, prefill_worker, running, session
 
 from baton.engine.config import EngineConfig
 from baton.engine.models.loader import load_model
-from baton.transfer.frames import HEADER_BYTES
+from baton.transfer.frames import HEADER_BYTES, NOTE_BYTES
 from baton.transfer.handoff import HandoffState
+from baton.transfer.local_channel import LocalHub
 from baton.transfer.segments import bytes_needed
 
 STEPS = 24
@@ -35,16 +37,18 @@ class Gated:
         return self._model.forward(*args)
 
 
+@pytest.mark.parametrize("channel", CHANNELS)
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 async def test_the_tokens_are_those_of_transformers(
-    oracle: Oracle, name: str, seeded: random.Random
+    oracle: Oracle, name: str, channel: str, seeded: random.Random
 ) -> None:
     folder = oracle.checkpoint(name)
     vocab = SPECS[name].config["vocab_size"]
     prompts = [tuple(seeded.randrange(3, vocab) for _ in range(n)) for n in (3, 53)]
     options = {"page_size": 16, "chunk": 32, "max_model_len": 256, "pages": 5000}
-    prefill = prefill_worker(model=Gated(folder), **options)
-    decode = decode_worker(model=Gated(folder), **options)
+    hub = LocalHub()
+    prefill = prefill_worker(model=Gated(folder), channel=channel, hub=hub, **options)
+    decode = decode_worker(model=Gated(folder), channel=channel, hub=hub, **options)
     async with running(prefill, decode), session(decode) as router:
         started = [await router.start(p, greedy(STEPS), [prefill]) for p in prompts]
         for prompt, (_, answer) in zip(prompts, started, strict=True):
@@ -68,4 +72,5 @@ async def test_the_tokens_are_those_of_transformers(
         )
     assert decode.been_in(HandoffState.ACTIVE) == len(prompts)
     needed = sum(bytes_needed(plan.slot_layout, plan.page_layout, len(p)) for p in prompts)
-    assert needed < moved <= needed + 8 * HEADER_BYTES, "a model's bytes, and a header a segment"
+    header = {"grpc": HEADER_BYTES, "local": 0, "nixl": NOTE_BYTES}[channel]
+    assert needed <= moved <= needed + 8 * header, "a model's bytes, and a header a segment"

@@ -38,9 +38,18 @@ def engine(engine_config: EngineConfig) -> Engine:
     return Engine.load(engine_config)
 
 
-@pytest.fixture(scope="session")
-def running_cluster(engine_config: EngineConfig) -> Iterator[Cluster]:
-    config = ClusterConfig(engine_config, decode_dp=2, state_return=StateReturn.DEMAND)
+@pytest.fixture(scope="session", params=["auto"])
+def running_cluster(
+    request: pytest.FixtureRequest, engine_config: EngineConfig
+) -> Iterator[Cluster]:
+    """Its parameter is the channel: `auto` (it finds NIXL) has one prefill worker, others two."""
+    config = ClusterConfig(
+        engine_config,
+        prefill=1 if request.param == "auto" else 2,
+        decode_dp=2,
+        state_return=StateReturn.DEMAND,
+        channel=request.param,
+    )
     with Cluster(config) as cluster:
         yield cluster
 

@@ -14,7 +14,10 @@ from baton.engine.engine import Engine
 from baton.engine.sampling_params import SamplingParams
 from baton.text.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.cluster
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.parametrize("running_cluster", ["auto", "grpc"], indirect=True, scope="session"),
+]
 
 # Round pages (16), prefill chunks (64) and kernel chunks (32), and well past them.
 LENGTHS = (1, 15, 16, 17, 63, 64, 65, 300)
