@@ -220,6 +220,7 @@ def _experts_native(
     down, down_scale = weight_parts(w_out)
     gathered, activated = (native.empty(rows * top_k, -(-n // 32) * 32) for n in (width, inner))
     outer, y = native.empty(rows * top_k, width), native.empty(rows, width)
+    order = native.empty(rows * top_k + 2 * count + 2, dtype=torch.int64)
     native.call(
         signatures.Experts(
             x.data_ptr(),
@@ -232,6 +233,7 @@ def _experts_native(
             gathered.data_ptr(),
             activated.data_ptr(),
             outer.data_ptr(),
+            order.data_ptr(),
             y.data_ptr(),
             rows,
             width,

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from baton.engine.comm import Comm, Shard
 from baton.engine.weights import Shape, WeightSource
+from baton.kernels import huge_pages
 from baton.kernels.dispatch import TORCH, Kernels
 from baton.kernels.linear import Int8Weight, Weight
 
@@ -23,7 +24,8 @@ class Tally:
 class Scope:
     """Tensor names are relative to `prefix`; tensors come in `dtype` on `device`.
 
-    A tensor that needs no change stays mapped from the file; any other is copied once.
+    A tensor that needs no change stays mapped from the file, but for native kernels, which read
+    copies faster; any other is copied once.
     """
 
     source: WeightSource
@@ -66,7 +68,7 @@ class Scope:
         """
         full = self._whole(name, shape)
         sharded = _divide(full, blocks, dim, self.shard, self.prefix + name)
-        own = sharded.to(self.device, dtype or self.dtype).contiguous()
+        own = self._kept(sharded, dtype or self.dtype)
         if own is not full:
             self.source.release(self.prefix + name)
         self.tally.nbytes += own.nbytes
@@ -91,7 +93,7 @@ class Scope:
             shape = (sum(blocks), *columns)
             return self.part(f"{name}.{suffix}", shape, blocks, dtype=dtype, then=then.get(name))
         total = sum(self.shard.part(block, name) for name in parts for block in parts[name])
-        fused = torch.empty((total, *columns), dtype=dtype or self.dtype, device=self.device)
+        fused = huge_pages.empty((total, *columns), dtype or self.dtype, self.device)
         first = 0
         for name, blocks in parts.items():
             full = self._whole(f"{name}.{suffix}", (sum(blocks), *columns))
@@ -120,7 +122,7 @@ class Scope:
                 rows = own.shape[0]
                 if not place and not turn:
                     whole = (len(names), len(group) * rows, *own.shape[1:])
-                    stacked = torch.empty(whole, dtype=self.dtype, device=self.device)
+                    stacked = huge_pages.empty(whole, self.dtype, self.device)
                 stacked[place, turn * rows : (turn + 1) * rows] = own
                 self.source.release(self.prefix + name)
         self.tally.nbytes += stacked.nbytes
@@ -138,6 +140,12 @@ class Scope:
         """A tensor that the model made for itself, on the device, its bytes counted."""
         self.tally.nbytes += tensor.nbytes
         return tensor.to(self.device)
+
+    def _kept(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        """As the model keeps it. Native kernels read huge pages, which files are not mapped by."""
+        if tensor.is_meta or self.kernels.native is None:
+            return tensor.to(self.device, dtype).contiguous()
+        return huge_pages.empty(tensor.shape, dtype, self.device).copy_(tensor)
 
     def _whole(self, name: str, shape: Shape) -> Tensor:
         return self.source.tensor(self.prefix + name, shape)

@@ -40,7 +40,7 @@ inline void tile(const float* x, int64_t x_stride, const W* w, int64_t w_stride,
     Vec weights[R];
     UNROLL for (int r = 0; r < R; r++) {
       weights[r] = load(w + r * w_stride + k);
-      __builtin_prefetch(w + ((NB == 1 ? 2 : 1) * R + r) * w_stride + k);  // of a tile to come
+      if (NB > 1) __builtin_prefetch(w + (R + r) * w_stride + k);  // of a tile to come
     }
     UNROLL for (int b = 0; b < NB; b++) {
       Vec values = load(x + b * x_stride + k);
@@ -69,7 +69,7 @@ inline void tile_bf16(const Bf16* x, int64_t x_stride, const Bf16* w, int64_t in
     __m512bh weights[R];
     UNROLL for (int r = 0; r < R; r++) {
       weights[r] = weight(w + r * in + k);
-      __builtin_prefetch(w + ((NB == 1 ? 2 : 1) * R + r) * in + k);  // of a tile to come
+      if (NB > 1) __builtin_prefetch(w + (R + r) * in + k);  // of a tile to come
     }
     UNROLL for (int b = 0; b < NB; b++) {
       __m512bh values = (__m512bh)_mm512_loadu_si512(x + b * x_stride + k);
@@ -145,8 +145,8 @@ void linear_part(const Linear& a, const typename Tile::Value* x, int64_t x_strid
     block.y = a.y + row * a.out;
     const auto* values = x + row * x_stride;
     int64_t o = first;
-    if (a.rows == 1)  // more weight rows at a time, or too little of them is under way
-      for (; o + 16 <= end; o += 16) weight_rows<Tile, 16, 1>(block, values, x_stride, o);
+    if (a.rows == 1)  // one weight row after another, as they lie: that is read fastest
+      for (; o < end; o++) weight_rows<Tile, 1, 1>(block, values, x_stride, o);
     for (; o + 4 <= end; o += 4) weight_rows<Tile, 4, 6>(block, values, x_stride, o);
     for (; o < end; o++) weight_rows<Tile, 1, 6>(block, values, x_stride, o);
   }

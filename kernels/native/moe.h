@@ -150,28 +150,32 @@ struct Experts {
   const float *up_scale, *down_scale;  // of int8 weights: [experts, their rows]
   float *gathered, *activated;  // [rows * top_k, width and inner, rounded up to 32], scratch
   float* outer;                 // [rows * top_k, width], scratch
+  int64_t* order;               // [rows * top_k + 2 experts + 2], scratch
   float* y;                     // [rows, width]
   int64_t rows, width, inner, experts, top_k, x_stride, dtype, gated;
 };
 
-// The (row, choice) pairs in order of their experts. Every thread makes it for itself.
+// The (row, choice) pairs in order of their experts, in `order`.
+//
+// What `chosen` and `order` hold may be read inside of loops alone: a thread that comes late, when
+// all of this is done, finds something else there.
 struct ByExpert {
   int64_t* places;  // [rows * top_k], where each pair lies
   int64_t* starts;  // [experts + 1], first place of each expert
   int64_t* active;  // experts with any
-  int64_t count;    // of those
+  int64_t* count;   // [1], of those
 
-  explicit ByExpert(const Experts& a) {
-    struct Memory {};
+  explicit ByExpert(const Experts& a)
+      : places(a.order), starts(places + a.rows * a.top_k), active(starts + a.experts + 1),
+        count(active + a.experts) {}
+
+  void make(const Experts& a) {
     const int64_t pairs = a.rows * a.top_k;
-    places = scratch<int64_t, Memory>(pairs + 2 * a.experts + 1);
-    starts = places + pairs;
-    active = starts + a.experts + 1;
     memset(starts, 0, (a.experts + 1) * sizeof(int64_t));
     for (int64_t i = 0; i < pairs; i++) places[i] = starts[a.chosen[i] + 1]++;
-    count = 0;
+    *count = 0;
     for (int64_t e = 0; e < a.experts; e++) {
-      if (starts[e + 1]) active[count++] = e;
+      if (starts[e + 1]) active[(*count)++] = e;
       starts[e + 1] += starts[e];
     }
     for (int64_t i = 0; i < pairs; i++) places[i] += starts[a.chosen[i]];
@@ -219,16 +223,19 @@ void expert_up(const Experts& a, const ByExpert& pairs, int64_t expert, int64_t 
 template <class Tile>
 void experts_as(const Experts& a, Team& team) {
   typedef typename Tile::Value Value;
-  const ByExpert pairs(a);
+  ByExpert pairs(a);
   const int64_t x_stride = padded_width(a.width), stride = padded_width(a.inner);
+  const int64_t most = a.experts < a.rows * a.top_k ? a.experts : a.rows * a.top_k;
   auto each_part = [&](int64_t outputs, auto body) {
     const int64_t parts = (outputs + WEIGHT_PART - 1) / WEIGHT_PART;
-    team.each(pairs.count * parts, [&](int64_t job) {
+    team.each(most * parts, [&](int64_t job) {
+      if (job / parts >= *pairs.count) return;
       const int64_t first = job % parts * WEIGHT_PART;
       const int64_t end = first + WEIGHT_PART < outputs ? first + WEIGHT_PART : outputs;
       body(pairs.active[job / parts], first, end);
     });
   };
+  team.each(1, [&](int64_t) { pairs.make(a); });
   team.each(a.rows * a.top_k, [&](int64_t i) {
     Value* to = reinterpret_cast<Value*>(a.gathered) + pairs.places[i] * x_stride;
     convert_row(a.x + i / a.top_k * a.x_stride, to, a.width, x_stride);

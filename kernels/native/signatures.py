@@ -162,7 +162,7 @@ class FromLatent(Arguments):
 class Experts(Arguments):
     operation = "experts"
     _fields_ = _fields(
-        "x weights chosen up down up_scale down_scale gathered activated outer y",
+        "x weights chosen up down up_scale down_scale gathered activated outer order y",
         "rows width inner experts top_k x_stride dtype gated",
     )
 

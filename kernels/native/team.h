@@ -17,6 +17,9 @@ struct alignas(128) Loop {
 // A loop ends when its work is done, not when all threads have come to its end: a thread that the
 // system holds up between two pieces of work holds up nobody. (OpenMP's barrier waits for it, and
 // where cores are shared with other processes a step of 300 barriers took ten times as long.)
+//
+// So a thread may come to an operation when it is long done, and its inputs and scratch belong to
+// others: outside of loops it may read nothing but the arguments themselves.
 class Team {
  public:
   Team(Loop* loops) : loop_(loops) {}

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,13 +73,33 @@ def decode(driver: StepDriver, rows: list[Row], tokens: list[list[int]]) -> torc
     return torch.stack(steps)
 
 
-def decode_logits(config: EngineConfig, seed: int) -> torch.Tensor:
+def decode_logits(config: EngineConfig, seed: int, vocab: int = 512) -> torch.Tensor:
     """[steps, rows, vocab] float32, after ragged prompts."""
     rng = random.Random(seed)
     driver = StepDriver(load_model(config))
-    rows = [driver.start(prompt) for prompt in prompts(rng, 5)]
+    rows = [driver.start(prompt) for prompt in prompts(rng, 5, vocab)]
     driver.step(prefill=[(row, len(row.tokens)) for row in rows])
-    return decode(driver, rows, [[rng.randrange(3, 512) for _ in rows] for _ in range(40)])
+    return decode(driver, rows, [[rng.randrange(3, vocab) for _ in rows] for _ in range(40)])
+
+
+@pytest.fixture
+def many_threads() -> Iterator[None]:
+    """More than there are cores: some come to an operation when it is long done."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(6)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_threads_that_come_late_change_nothing(
+    oracle: Oracle, rng: random.Random, request: pytest.FixtureRequest
+) -> None:
+    folder, seed = oracle.checkpoint("kimi_moe"), rng.randrange(1 << 30)
+    config = EngineConfig(model=folder)
+    alone = decode_logits(config, seed, vocab=SPECS["kimi_moe"].config["vocab_size"])
+    request.getfixturevalue("many_threads")
+    many = decode_logits(config, seed, vocab=SPECS["kimi_moe"].config["vocab_size"])
+    assert torch.equal(alone, many)
 
 
 def test_decode_logits_are_those_of_torch(folder: Path, rng: random.Random) -> None:

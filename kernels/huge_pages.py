@@ -1,0 +1,27 @@
+"""Memory that the system may back with huge pages.
+
+A decode step of one row reads every weight once, one after another: from pages of 4 KiB at two
+thirds of the speed that it reaches on pages of 2 MiB, since each page's address is looked up anew.
+"""
+
+import mmap
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+_HUGE = 2 << 20
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """torch.empty; where it is large, on Linux and for a CPU, on huge pages."""
+    nbytes = prod(shape) * dtype.itemsize
+    if device.type != "cpu" or nbytes < 2 * _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(shape, dtype=dtype, device=device)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, nbytes + _HUGE, flags=flags)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -whole.data_ptr() % _HUGE
+    memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes // _HUGE * _HUGE)  # its end on small ones
+    return whole[start : start + nbytes].view(dtype).view(*shape)
