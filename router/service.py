@@ -258,6 +258,7 @@ class RouterBackend:
             worker,
             ready=reachable and not worker.leaving,
             placed=self._placer.placed[worker.worker_id],
+            heard_s=self._table.heard_s(worker),
         )
 
     def _on_change(self, change: Change) -> None:
