@@ -16,6 +16,7 @@ from baton.transfer.channel import Inlet
 from baton.transfer.errors import ChannelError
 from baton.transfer.grpc_options import OPTIONS
 from baton.transfer.inlets import Inlets
+from baton.transfer.nixl_outlet import NIXL
 from baton.worker.errors import (
     PeerSilentError,
     WorkerError,
@@ -24,7 +25,7 @@ from baton.worker.errors import (
     make_error,
 )
 from baton.worker.handshake import check_hello
-from baton.worker.host_process import may_write_without_us
+from baton.worker.host_process import has_died, may_write_without_us, unprovable
 from baton.worker.streams import Lease, Outbox, first_of
 
 log = logging.getLogger(__name__)
@@ -169,7 +170,12 @@ class PrefillLink:
                     f"{self.peer.worker_id} {self.peer.incarnation}"
                 )
             )
-        self.writer = Writer(theirs, first.hello.process)
+        ours, process = self._hello.process, first.hello.process
+        if has_died(ours, process):
+            process.pid = 0  # it speaks: our /proc does not show it, now and later
+        if unprovable(ours, process) is not None:
+            inlet.bar(NIXL)  # the writer says why
+        self.writer = Writer(theirs, process)
 
     async def _read(self, call: aio.StreamStreamCall, lease: Lease, inlet: Inlet) -> None:
         while (message := await call.read()) is not aio.EOF:

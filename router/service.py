@@ -168,20 +168,26 @@ class RouterBackend:
             raise
 
     async def _place(self, live: LiveRequest) -> tuple[Placement, RankSession]:
-        """Wait for a worker of each role, but no longer than `worker_wait_s`."""
+        """Wait for a worker of each role, but no longer than `worker_wait_s`. An answer that has
+        begun on the rank that it is bound to, and was lost there, waits as long for that rank to
+        come back; then any other goes on with it."""
         deadline = self._clock() + self._config.worker_wait_s
+        pinned = live.request.routed_dp_rank
         while True:
             if live.refusal is not None:
                 raise live.refusal
             self._live.check_open()
-            placement = self._placer.place(live.request.routed_dp_rank, live.lost_on)
+            placement = self._placer.place(pinned, live.lost_on)
             session = None if placement is None else self._ranks.session(placement.rank)
             if placement is not None and session is not None:
                 return placement, session
             left = deadline - self._clock()
-            if left <= 0:
+            if left > 0:
+                await self.changed.wait(left)
+            elif pinned is not None and live.attempt:
+                pinned = None
+            else:
                 raise self._nowhere(live.request)
-            await self.changed.wait(left)
 
     def _dispatch(
         self, live: LiveRequest, placement: Placement, session: RankSession
@@ -238,8 +244,9 @@ class RouterBackend:
     def _nowhere(self, request: GenerateRequest) -> ApiError:
         error = self._placer.missing() or ApiError(
             ErrorCode.UNAVAILABLE,
-            f"decode rank {request.routed_dp_rank} is not ready; leave routed_dp_rank out to "
-            "use any other",
+            f"decode rank {request.routed_dp_rank} was lost and is not back after "
+            f"{self._config.worker_wait_s:g} s; send it again later, or leave routed_dp_rank out "
+            "to use any other",
             param="routed_dp_rank",
         )
         error.retry_after_s = self._config.retry_after_s
@@ -251,6 +258,7 @@ class RouterBackend:
             worker,
             ready=reachable and not worker.leaving,
             placed=self._placer.placed[worker.worker_id],
+            heard_s=self._table.heard_s(worker),
         )
 
     def _on_change(self, change: Change) -> None:

@@ -183,5 +183,12 @@ def maps_peers() -> bool:
     return not named <= _NETWORK or named == {""}
 
 
+def maps_namespaces(*, on_device: bool) -> bool:
+    """Whether it may do so across pid namespaces too. CMA may not: it names processes by pid, and
+    UCX takes the two for out of reach. CUDA IPC, XPMEM and KNEM may."""
+    modules = any(os.path.exists(device) for device in ("/dev/xpmem", "/dev/knem"))
+    return maps_peers() and (on_device or modules)
+
+
 def _memory(span: Span) -> str:
     return "DRAM" if span.device is None else "VRAM"

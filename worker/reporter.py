@@ -20,7 +20,11 @@ LEAST_S = 0.05  # between two reports, however often the load changes
 
 
 class Reporter:
-    """Asks the engine for its status every half second, and soon after the load has changed."""
+    """Asks the engine for its status every half second, and soon after the load has changed.
+
+    An engine answers between two steps. While a long one runs, the last answer is reported again,
+    and for how long there has been no other: a router takes a silent worker for lost.
+    """
 
     def __init__(self, context: WorkerContext, role: RoleService, metrics_address: str) -> None:
         self._context = context
@@ -43,10 +47,13 @@ class Reporter:
         """Until cancelled, or until the engine's loop has ended."""
         while True:
             self._changed.clear()
-            self._latest = await self.status()
-            async with self._fresh:
-                self._reports += 1
-                self._fresh.notify_all()
+            look = asyncio.ensure_future(self.status())
+            try:
+                await self._report_while(look)
+            finally:
+                look.cancel()
+            self._latest = look.result()
+            await self._report()
             await asyncio.sleep(LEAST_S)
             try:
                 async with asyncio.timeout(PERIOD_S - LEAST_S):
@@ -63,12 +70,30 @@ class Reporter:
 
     async def status(self) -> worker_pb2.WorkerStatus:
         """As of now. Waits for the step under way."""
+        asked = time.monotonic()
         found, counters = await self._context.port.call(_look)
+        lag_s = time.monotonic() - asked
         self._context.metrics.set_status(found)
         self._context.metrics.set_counters(counters)
-        return self._to_proto(found)
+        self._context.metrics.set_lag(lag_s)
+        return self._to_proto(found, lag_s)
 
-    def _to_proto(self, status: EngineStatus) -> worker_pb2.WorkerStatus:
+    async def _report_while(self, look: "asyncio.Task[worker_pb2.WorkerStatus]") -> None:
+        """Until it is over."""
+        asked = time.monotonic()
+        while not (await asyncio.wait({look}, timeout=PERIOD_S))[0]:
+            lag_s = time.monotonic() - asked
+            self._context.metrics.set_lag(lag_s)
+            self._latest.lag_us = round(lag_s * 1e6)
+            if self._reports:
+                await self._report()
+
+    async def _report(self) -> None:
+        async with self._fresh:
+            self._reports += 1
+            self._fresh.notify_all()
+
+    def _to_proto(self, status: EngineStatus, lag_s: float) -> worker_pb2.WorkerStatus:
         context = self._context
         config = context.config.engine
         return worker_pb2.WorkerStatus(
@@ -89,6 +114,7 @@ class Reporter:
             peers=self._role.peers(),
             channels=self._role.channels(),
             settings=self._settings,
+            lag_us=round(lag_s * 1e6),
         )
 
 

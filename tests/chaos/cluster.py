@@ -58,9 +58,14 @@ class Cluster:
         self._meeting = asyncio.Lock()
 
     @property
+    def needs_no_link(self) -> bool:
+        """Its channel goes by this machine's memory, not by the network."""
+        return self._plan.channel == "nixl" and self._plan.env != UCX_TCP
+
+    @property
     def maps_peers(self) -> bool:
         """Its channel writes into other processes of this machine without their help."""
-        return self._plan.channel == "nixl" and self._plan.env != UCX_TCP
+        return self.needs_no_link and not self._plan.apart
 
     @property
     def lease_s(self) -> float:

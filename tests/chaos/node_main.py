@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 import uvloop
+from chaos import netns, pidns
 from chaos.ballast_model import BallastModel
 from chaos.fault_point import FaultPoint
-from chaos.netns import enter
 from chaos.reissue import Reissue
 from chaos.spoiler import Spoiler
 from engine.engines import make_engine
@@ -42,6 +42,7 @@ class NodePlan:
     lease_ms: int
     channel: str
     netns: str | None = None
+    apart: bool = False  # in a pid namespace of its own
     env: dict[str, str] = field(default_factory=dict)
     moves: bool = True  # tell of every move
     ballast_kib: int = 2048
@@ -86,17 +87,24 @@ class Weight:
 
 def main(conn: Connection, plan: NodePlan) -> None:
     os.environ.update(plan.env)
+    if plan.apart:
+        pidns.enter(conn)
+    pid = pidns.pid_in_proc()
+    if plan.apart:
+        pidns.mount_proc()
     if plan.netns is not None:
-        enter(plan.netns)
-    uvloop.run(Node(conn, plan).run())
+        netns.enter(plan.netns)
+    uvloop.run(Node(conn, plan, pid).run())
 
 
 class Node:
     """Commands come in by name, on a thread; each is answered once, on the loop."""
 
-    def __init__(self, conn: Connection, plan: NodePlan) -> None:
+    def __init__(self, conn: Connection, plan: NodePlan, pid: int) -> None:
+        """pid: as the test knows this process."""
         self._conn = conn
         self._plan = plan
+        self._pid = pid
         self._sending = threading.Lock()
         self._ended = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
@@ -124,7 +132,8 @@ class Node:
         threading.Thread(
             target=self._listen, args=(asyncio.get_running_loop(),), daemon=True
         ).start()
-        self._tell("started", started, self._context.hello.worker.SerializeToString())
+        identity = self._context.hello.worker.SerializeToString()
+        self._tell("started", started, identity, self._pid)
         await self._ended.wait()
         await runtime.stop(0.0)
 

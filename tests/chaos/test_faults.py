@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from chaos import netns, pidns
 from chaos.case import Case, Fault, Run, table
 from chaos.cluster import RETURNING, UCX_TCP, Cluster, plan, running_cluster
-from chaos.netns import unavailable
 from chaos.node import NodeGone
 
 from baton.transfer.handoff import HandoffState
@@ -35,6 +35,7 @@ PLANS = {
     "grpc": plan("grpc"),
     "nixl": plan("nixl"),
     "nixl-tcp": plan("nixl", env=UCX_TCP),
+    "nixl-apart": plan("nixl", apart=True),
     "returning": plan("grpc", options=RETURNING),
 }
 CI = pytest.mark.parametrize("cluster", ["grpc", "nixl", "nixl-tcp"], indirect=True)
@@ -45,16 +46,19 @@ MANY_SEEDS = range(10, 135)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    async with running_cluster(PLANS[request.param], linked=True) as running:
+    wanted = PLANS[request.param]
+    if wanted.apart and (why := pidns.unavailable()) is not None:
+        pytest.skip(f"no namespaces: {why}")
+    async with running_cluster(wanted, linked=True) as running:
         yield running
 
 
 async def suffer(cluster: Cluster, case: Case, seed: int) -> None:
     if case.fault is Fault.CUT:
-        if (why := unavailable()) is not None:
+        if (why := netns.unavailable()) is not None:
             pytest.skip(f"no link to cut: {why}")
-        if cluster.maps_peers:
-            pytest.skip("what maps its peers' memory does not use the link: nixl-tcp cuts it")
+        if cluster.needs_no_link:
+            pytest.skip("what goes by this machine's memory uses no link: nixl-tcp cuts it")
     try:
         told = await Run(cluster, case, random.Random(seed)).run()
     except (AssertionError, TimeoutError, NodeGone):

@@ -117,6 +117,16 @@ def test_a_named_rank_that_was_lost_is_waited_for() -> None:
     assert setup.placer.place(only_rank=1) is None
 
 
+def test_a_named_rank_that_has_left_ends_no_request_that_it_had_begun() -> None:
+    setup = Setup(prefills=1, ranks=2)
+    begun = {setup.workers["d1"].registration}
+    setup.report("d1", leaving=True)
+    placement = setup.placer.place(1, begun)
+    assert placement is not None and placement.rank.worker_id == "d0"
+    with pytest.raises(ApiError, match="the decode ranks are 0"):
+        setup.placer.place(1)
+
+
 def test_a_rank_that_lost_the_request_is_used_only_where_there_is_no_other() -> None:
     setup = Setup(prefills=1, ranks=2)
     lost_on = {setup.workers["d0"].registration}
