@@ -40,8 +40,8 @@ PLANS = {
 }
 CI = pytest.mark.parametrize("cluster", ["grpc", "nixl", "nixl-tcp"], indirect=True)
 EVERY = pytest.mark.parametrize("cluster", PLANS, indirect=True)
-SEEDS = range(10)  # of each channel
-MANY_SEEDS = range(10, 110)
+SEEDS = range(10)  # of each channel, as the next
+MANY_SEEDS = range(10, 110)  # 500 in all
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
