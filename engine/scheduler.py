@@ -133,6 +133,10 @@ class Scheduler:
                 match = self._memory.resume(
                     request, self._planner.resume_limit(request), self._grid
                 )
+                if not self._memory.free_slots:
+                    # The one slot that it could have holds the state that it would resume from.
+                    self._memory.release(request)
+                    match = self._memory.resume(request, 0, self._grid)
                 end = self._chunk_end(request, budget, first=not prefill)
                 if end == request.computed:
                     self._memory.release(request)

@@ -14,7 +14,9 @@
 #include "attention.h"
 #include "attention_prompts.h"
 #include "conv.h"
+#include "conv_prompts.h"
 #include "delta.h"
+#include "delta_prompts.h"
 #include "linear.h"
 #include "mamba2.h"
 #include "mamba2_prompts.h"
@@ -55,7 +57,9 @@ OPERATION(mla_decode, MlaDecode)
 OPERATION(from_latent, FromLatent)
 OPERATION(experts, Experts)
 OPERATION(conv_step, ConvStep)
+OPERATION(conv_prefill, ConvPrefill)
 OPERATION(delta_step, DeltaStep)
+OPERATION(delta_prefill, DeltaPrefill)
 OPERATION(mamba2_step, Mamba2Step)
 OPERATION(mamba2_prefill, Mamba2Prefill)
 

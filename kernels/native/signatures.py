@@ -175,12 +175,33 @@ class ConvStep(Arguments):
     )
 
 
+class ConvPrefill(Arguments):
+    operation = "conv_prefill"
+    _fields_ = _fields(
+        "x before after taps bias pool read_slots write_slots has_initial starts "
+        "row_snapshots snapshot_ends snapshot_slots out",
+        "rows tokens channels x_stride width pool_stride dtype silu",
+    )
+
+
 class DeltaStep(Arguments):
     operation = "delta_step"
     _fields_ = _fields(
         "qkv z b a conv_weight A dt_bias norm_weight conv_pool state_pool "
         "read_slots write_slots has_initial convolved y",
         "rows qkv_stride z_stride b_stride a_stride key_heads heads key_dim value_dim width "
+        "conv_stride state_stride conv_dtype state_dtype channelwise silu_gate",
+        "eps",
+    )
+
+
+class DeltaPrefill(Arguments):
+    operation = "delta_prefill"
+    _fields_ = _fields(
+        "qkv z b a conv_weight A dt_bias norm_weight conv_pool state_pool "
+        "read_slots write_slots has_initial starts row_snapshots snapshot_ends snapshot_slots "
+        "row_chunks chunk_starts chunk_slots y",
+        "rows tokens qkv_stride z_stride b_stride a_stride key_heads heads key_dim value_dim width "
         "conv_stride state_stride conv_dtype state_dtype channelwise silu_gate",
         "eps",
     )
@@ -234,7 +255,9 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     FromLatent,
     Experts,
     ConvStep,
+    ConvPrefill,
     DeltaStep,
+    DeltaPrefill,
     Mamba2Step,
     Mamba2Prefill,
 )

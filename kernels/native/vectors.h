@@ -173,12 +173,16 @@ inline Vec relu2(Vec x) {  // a NaN stays one
   return x * x;
 }
 
-// Memory of the calling thread that lasts until its next call with the same Tag.
+// Memory of the calling thread that lasts until its next call with the same Tag. It begins with a
+// line of the cache: a vector that lies across two of them is loaded half as fast.
 template <class T, class Tag>
 inline T* scratch(int64_t size) {
-  thread_local std::vector<T> memory;
-  if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
-  return memory.data();
+  constexpr int64_t LINE = sizeof(Vec);
+  thread_local std::vector<char> memory;
+  const int64_t bytes = size * static_cast<int64_t>(sizeof(T)) + LINE;
+  if (static_cast<int64_t>(memory.size()) < bytes) memory.resize(bytes);
+  const int64_t at = reinterpret_cast<int64_t>(memory.data());
+  return reinterpret_cast<T*>((at + LINE - 1) / LINE * LINE);
 }
 
 }  // namespace
