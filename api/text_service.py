@@ -94,6 +94,7 @@ class TextService:
 
     def answer(self, params: SamplingParams, skip_special_tokens: bool = True) -> AnswerText:
         """A fresh text for one answer, under the stop rules that the engine follows too."""
+        ends = frozenset() if params.ignore_eos else self.tokenizer.stop_ids
         return AnswerText(
             self.tokenizer,
             params.stop,
