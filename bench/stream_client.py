@@ -106,7 +106,9 @@ async def _exchange(base_url: str, payload: bytes) -> Exchange:
     """Send one request on a connection of its own and read until the server closes it."""
     where = urlsplit(base_url)
     loop = asyncio.get_running_loop()
-    transport, reader = await loop.create_connection(_Reader, where.hostname, where.port)
+    transport, reader = await loop.create_connection(
+        _Reader, where.hostname or "", where.port or 80
+    )
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {where.netloc}\r\n"
         "Content-Type: application/json\r\nConnection: close\r\n"

@@ -6,7 +6,7 @@ import tokenizers
 
 
 class ByteTable(dict[int, bytes]):
-    """`table[token_id]`; made at the first look, so a vocabulary of any size costs nothing at start.
+    """`table[token_id]`; made at the first look, so a large vocabulary costs nothing at start.
 
     A byte-level decoder joins its tokens' bytes and looks at no neighbours: GPT-2's alphabet where
     a piece is spelt in it, else (an added token) the piece as it stands.
