@@ -101,10 +101,7 @@ class TextService:
             include_stop=params.include_stop,
             min_tokens=params.min_tokens,
             skip_special_tokens=skip_special_tokens,
-            end_ids=(
-                *params.stop_token_ids,
-                *(() if params.ignore_eos else self.tokenizer.stop_ids),
-            ),
+            end_ids=ends.union(params.stop_token_ids),
         )
 
     async def _run(self, work: Callable[[], T], size: int, param: str) -> T:

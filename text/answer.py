@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from baton.text.detokenizer import Detokenizer
+from baton.text.detokenizer import make_detokenizer
 from baton.text.stops import StopMatch, StopMatcher
 from baton.text.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ class AnswerText:
         self._tokenizer = tokenizer
         self._end_ids = frozenset() if include_stop else frozenset(end_ids)
         self._newest: list[int] = []  # one of them, not pushed yet
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens)
+        self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens)
         self._matcher = StopMatcher(stops, include_stop)
         self._unarmed = max(min_tokens - 1, 0)  # tokens that cannot end the answer
 
@@ -43,10 +43,12 @@ class AnswerText:
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next ids; the text that is certain, without what may become a stop string."""
-        if self._end_ids and ids:
+        if self._newest or (ids and ids[-1] in self._end_ids):
             ids = [*self._newest, *ids]
             certain = len(ids) - (ids[-1] in self._end_ids)
             ids, self._newest = ids[:certain], ids[certain:]
+        if not self._unarmed:
+            return self._matcher.push(self._detokenizer.push(ids))
         early = ids[: self._unarmed]
         self._unarmed -= len(early)
         out = ""

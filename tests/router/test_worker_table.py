@@ -149,11 +149,13 @@ def test_a_worker_may_come_back_with_another_fingerprint_when_it_is_alone(
 
 def test_another_major_protocol_is_turned_away(watched: Watched) -> None:
     theirs = hello()
-    theirs.protocol_major = PROTOCOL_MAJOR + 1
+    theirs.protocol_major += 1
     with pytest.raises(Refused) as refused:
         watched.table.register(theirs)
-    said = refused.value.error.expected, refused.value.error.actual
-    assert said == (str(PROTOCOL_MAJOR), str(PROTOCOL_MAJOR + 1))
+    assert (refused.value.error.expected, refused.value.error.actual) == (
+        str(PROTOCOL_MAJOR),
+        str(PROTOCOL_MAJOR + 1),
+    )
 
 
 @pytest.mark.parametrize(
