@@ -129,6 +129,8 @@ class _Call(Generic[T]):
             self.future.set_result(self.fn(engine))
         except Exception as error:  # whatever it is, it belongs to the caller
             self.future.set_exception(error)
+            if isinstance(error, InvariantError):
+                raise  # the books do not balance: nothing more can be built on them
 
     def refuse(self) -> None:
         if self.future.set_running_or_notify_cancel():
