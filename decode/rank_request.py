@@ -8,9 +8,8 @@ from typing import Protocol
 
 from baton.decode.incoming import IncomingHandoff, Rank
 from baton.decode.prefill_link import PrefillLink
-from baton.engine.engine import Engine
 from baton.engine.errors import RequestError
-from baton.engine.events import Event, Finished, TokenSampled
+from baton.engine.events import Event, Finished, Scheduled, TokenSampled
 from baton.engine.request import RequestSpec, Reservation
 from baton.proto import common_pb2, handoff_pb2, worker_pb2
 from baton.worker.convert import finished_to_proto, logprob_to_proto, sampling_from_proto
@@ -69,7 +68,7 @@ class RankRequest:
         self._scored_to = 0  # prompt positions below have gone out
         self._cached = 0
         self._timings = common_pb2.Timings()
-        self._first_s = self._complete_s = self._adopted_s = time.monotonic()
+        self._first_s = self._complete_s = self._launched_s = time.monotonic()
         self._layers_s = self._first_s  # when the prefill's last layer ended
         self._stepped = False  # its first decode step has ended
         self._cancelled: str | None = None
@@ -153,7 +152,7 @@ class RankRequest:
             self.engine_id, tuple(self._start.prompt_ids), sampling, tuple(self._output)
         )
         self._rank.context.port.request(
-            lambda engine: _adopt(engine, spec, reservation),
+            lambda engine: engine.adopt(spec, reservation),
             self._adopted,
             lambda error: self._not_adopted(error, reservation),
         )
@@ -171,6 +170,8 @@ class RankRequest:
         if self._phase is Phase.OVER:
             return
         match event:
+            case Scheduled():
+                self._launched(at_s)
             case TokenSampled():
                 self._sampled(event, at_s)
             case Finished():
@@ -202,20 +203,13 @@ class RankRequest:
         self._handoff = IncomingHandoff(self._rank, self._link, request, self.engine_id, self)
         self._handoff.begin()
 
-    def _adopted(self, at_s: float) -> None:
-        """at_s: when the engine took it over; its next step begins there."""
+    def _adopted(self, _: None) -> None:
         handoff, self._handoff = self._handoff, None
         if handoff is not None:
             handoff.activated()
         self._rank.grants.memory_freed()  # a ticket, if no memory
         if self._phase is Phase.ADOPTING:
             self._phase = Phase.DECODING
-            self._adopted_s = at_s
-            self._timings.decode_wait_us = _us(at_s - self._complete_s)
-            self._timings.prefill_to_decode_us = _us(at_s - self._layers_s)
-            metrics = self._rank.context.metrics
-            metrics.decode_wait.observe(at_s - self._complete_s)
-            metrics.prefill_to_decode.observe(at_s - self._layers_s)
 
     def _not_adopted(self, error: BaseException, reservation: Reservation) -> None:
         self._rank.grants.give_back(reservation)
@@ -226,14 +220,22 @@ class RankRequest:
             else:
                 self.cancel(self._cancelled)
 
+    def _launched(self, at_s: float) -> None:
+        """Its first decode step is planned, and starts."""
+        self._launched_s = at_s
+        self._timings.decode_wait_us = _us(at_s - self._complete_s)
+        self._timings.prefill_to_decode_us = _us(at_s - self._layers_s)
+        metrics = self._rank.context.metrics
+        metrics.decode_wait.observe(at_s - self._complete_s)
+        metrics.prefill_to_decode.observe(at_s - self._layers_s)
+
     def _sampled(self, event: TokenSampled, at_s: float) -> None:
         metrics = self._rank.context.metrics
         metrics.count_tokens("output", 1)
         if not self._stepped:
-            # The step after the adoption is its first, unless the batch was full.
             self._stepped = True
-            self._timings.first_decode_step_us = _us(at_s - self._adopted_s)
-            metrics.first_decode_step.observe(at_s - self._adopted_s)
+            self._timings.first_decode_step_us = _us(at_s - self._launched_s)
+            metrics.first_decode_step.observe(at_s - self._launched_s)
         self._output.append(event.token_id)
         tokens = worker_pb2.RequestTokens(
             request_id=self.request_id,
@@ -288,11 +290,6 @@ class RankRequest:
         return worker_pb2.RequestTokens(
             request_id=self.request_id, attempt=self.attempt, first_index=len(self._output)
         )
-
-
-def _adopt(engine: Engine, spec: RequestSpec, reservation: Reservation) -> float:
-    engine.adopt(spec, reservation)
-    return time.monotonic()
 
 
 def _us(seconds: float) -> int:

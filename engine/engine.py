@@ -287,7 +287,6 @@ class Engine:
         except RequestError:
             self._reservations[reservation.request_id] = reservation
             raise
-        request.announced = True
         self._memory.adopt(request, reservation)
         if self._canary is not None:
             self._canary.adopted(request)

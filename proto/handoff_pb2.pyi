@@ -146,7 +146,7 @@ class Destination(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., slot: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., kv_from: _Optional[int] = ..., lease_ms: _Optional[int] = ..., prompt_hash: _Optional[int] = ..., sampling_hash: _Optional[int] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_id", "logprob", "cached_tokens", "prefill_queue_us", "prefill_us", "finished")
+    __slots__ = ("request_id", "attempt", "token_id", "logprob", "cached_tokens", "prefill_queue_us", "prefill_us", "finished", "done")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class FirstToken(_message.Message):
     PREFILL_QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     PREFILL_US_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     token_id: int
@@ -163,7 +164,8 @@ class FirstToken(_message.Message):
     prefill_queue_us: int
     prefill_us: int
     finished: _common_pb2.Finished
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[_Union[_common_pb2.TokenLogprob, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., finished: _Optional[_Union[_common_pb2.Finished, _Mapping]] = ...) -> None: ...
+    done: Done
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[_Union[_common_pb2.TokenLogprob, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., finished: _Optional[_Union[_common_pb2.Finished, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
 
 class PromptScores(_message.Message):
     __slots__ = ("request_id", "attempt", "logprobs")

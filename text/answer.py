@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from baton.text.detokenizer import Detokenizer
+from baton.text.detokenizer import make_detokenizer
 from baton.text.stops import StopMatch, StopMatcher
 from baton.text.tokenizer import Tokenizer
 
@@ -24,7 +24,7 @@ class AnswerText:
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens)
+        self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens)
         self._matcher = StopMatcher(stops, include_stop)
         self._unarmed = max(min_tokens - 1, 0)  # tokens that cannot end the answer
 
@@ -35,6 +35,8 @@ class AnswerText:
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next ids; the text that is certain, without what may become a stop string."""
+        if not self._unarmed:
+            return self._matcher.push(self._detokenizer.push(ids))
         early = ids[: self._unarmed]
         self._unarmed -= len(early)
         out = ""

@@ -80,6 +80,9 @@ class StopMatcher:
         length is not stopped, nor stopped later by what it said then. After a match nothing more
         comes; what was held is in `flush`.
         """
+        if not self._root.children:
+            self.shown += len(text)
+            return text
         seen = self.shown + len(self._held)
         self._held += text
         if self.match is None:
