@@ -10,7 +10,7 @@ from baton.engine.comm import Comm, Shard
 from baton.engine.weights import Shape, WeightSource
 from baton.kernels import huge_pages
 from baton.kernels.dispatch import TORCH, Kernels
-from baton.kernels.linear import Int8Weight, Weight
+from baton.kernels.linear import Int8Weight, Matrix, Weight, packed
 
 
 @dataclass
@@ -135,6 +135,15 @@ class Scope:
         rounded = Int8Weight.of(tensor)
         self.tally.nbytes += rounded.nbytes - tensor.nbytes
         return rounded
+
+    def product(self, tensor: Tensor) -> Matrix:
+        """A matrix of this scope that is multiplied with and never read otherwise."""
+        weight = self.matrix(tensor)
+        if tensor.is_meta:
+            return weight
+        fastest = packed(self.kernels.native, weight)
+        self.tally.nbytes += fastest.nbytes - weight.nbytes
+        return fastest
 
     def own(self, tensor: Tensor) -> Tensor:
         """A tensor that the model made for itself, on the device, its bytes counted."""
