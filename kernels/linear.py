@@ -77,13 +77,18 @@ class PackedWeight:
 
     @staticmethod
     def of(weight: Tensor) -> "PackedWeight":
-        """weight: [O, K] bfloat16"""
+        """weight: [O, K] bfloat16, which is read once and may be mapped from a file"""
         rows, columns = weight.shape
         panels, pairs = -(-rows // 16), -(-columns // 2)
         values = huge_pages.empty((panels, pairs, 16, 2), weight.dtype, weight.device)
-        if (rows, columns) != (panels * 16, pairs * 2):
-            weight = F.pad(weight, (0, pairs * 2 - columns, 0, panels * 16 - rows))
-        values.copy_(weight.view(panels, 16, pairs, 2).transpose(1, 2))
+        if columns % 2:
+            weight = F.pad(weight, (0, 1))
+        full, rest = rows // 16, rows % 16
+        # A pair as one value: torch turns those over six times as fast as pairs of halves.
+        pairs_of, turned = weight.contiguous().view(torch.int32), values.view(torch.int32)[..., 0]
+        turned[:full] = pairs_of[: full * 16].view(full, 16, pairs).transpose(1, 2)
+        if rest:
+            turned[full] = F.pad(pairs_of[full * 16 :], (0, 0, 0, 16 - rest)).T
         return PackedWeight(values, torch.Size((rows, columns)))
 
     def dense(self) -> Tensor:
@@ -96,12 +101,9 @@ Weight = Tensor | Int8Weight
 Matrix = Weight | PackedWeight  # of a product, and nothing else
 
 
-def packed(native: Native | None, weight: Weight) -> Matrix:
-    """[O, K] as products with it are fastest: packed, where the CPU multiplies bfloat16 itself."""
-    dots = native is not None and native.library.dots_bf16
-    if dots and isinstance(weight, Tensor) and weight.dtype == torch.bfloat16:
-        return PackedWeight.of(weight)
-    return weight
+def packs(native: Native | None, dtype: torch.dtype) -> bool:
+    """Whether products with packed weights are the fastest: the CPU multiplies bfloat16 itself."""
+    return native is not None and native.library.dots_bf16 and dtype == torch.bfloat16
 
 
 def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
