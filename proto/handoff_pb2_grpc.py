@@ -116,6 +116,11 @@ class PrefixesStub:
                 request_serializer=baton_dot_proto_dot_handoff__pb2.FetchPrefix.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_handoff__pb2.FetchedPrefix.FromString,
                 _registered_method=True)
+        self.Lend = channel.stream_stream(
+                '/baton.v1.Prefixes/Lend',
+                request_serializer=baton_dot_proto_dot_handoff__pb2.FetchPrefix.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_handoff__pb2.LentPrefix.FromString,
+                _registered_method=True)
 
 
 class PrefixesServicer:
@@ -129,6 +134,14 @@ class PrefixesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Lend(self, request_iterator, context):
+        """By NIXL, where both have it: who wants the prefix reads it where it lies. The caller ends its
+        side when it has read all; only then, and if it was lent all the while, comes `held`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefixesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -136,6 +149,11 @@ def add_PrefixesServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=baton_dot_proto_dot_handoff__pb2.FetchPrefix.FromString,
                     response_serializer=baton_dot_proto_dot_handoff__pb2.FetchedPrefix.SerializeToString,
+            ),
+            'Lend': grpc.stream_stream_rpc_method_handler(
+                    servicer.Lend,
+                    request_deserializer=baton_dot_proto_dot_handoff__pb2.FetchPrefix.FromString,
+                    response_serializer=baton_dot_proto_dot_handoff__pb2.LentPrefix.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -167,6 +185,33 @@ class Prefixes:
             '/baton.v1.Prefixes/Fetch',
             baton_dot_proto_dot_handoff__pb2.FetchPrefix.SerializeToString,
             baton_dot_proto_dot_handoff__pb2.FetchedPrefix.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lend(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/baton.v1.Prefixes/Lend',
+            baton_dot_proto_dot_handoff__pb2.FetchPrefix.SerializeToString,
+            baton_dot_proto_dot_handoff__pb2.LentPrefix.FromString,
             options,
             channel_credentials,
             insecure,
