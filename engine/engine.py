@@ -84,7 +84,7 @@ class Engine:
             self._memory,
             RowPlanner(model.config.vocab_size, tracker),
             max_running=config.max_running,
-            chunked_prefill_size=config.chunked_prefill_size,
+            chunked_prefill_size=self.plan.chunked_prefill_size,
             grid=grids.checkpoint,
             held_fraction=config.held_fraction,
         )

@@ -101,8 +101,9 @@ class StopChecker:
         )
 
     def _last_chars(self, output: Sequence[int]) -> int:
-        """Characters that the last token adds to the text."""
+        """Characters that the last token adds to the text. None where it completes a character
+        that others began: two marks of broken bytes may become one letter."""
         tokenizer = self._tokenizer
         if tokenizer is None or not tokenizer.with_text(output[-1:]):
             return 0
-        return len(tokenizer.decode(output)) - len(tokenizer.decode(output[:-1]))
+        return max(0, len(tokenizer.decode(output)) - len(tokenizer.decode(output[:-1])))
