@@ -102,7 +102,7 @@ class Handoff:
 
 class PrefixesStub:
     """Served by every worker: prefixes move between prefix caches. Who wants one reserves memory and
-    calls; who has it writes under the caller's ticket, and answers when every byte has arrived.
+    calls; who has it writes under the caller's ticket and answers when every byte has arrived, or lends it.
     """
 
     def __init__(self, channel):
@@ -125,7 +125,7 @@ class PrefixesStub:
 
 class PrefixesServicer:
     """Served by every worker: prefixes move between prefix caches. Who wants one reserves memory and
-    calls; who has it writes under the caller's ticket, and answers when every byte has arrived.
+    calls; who has it writes under the caller's ticket and answers when every byte has arrived, or lends it.
     """
 
     def Fetch(self, request, context):
@@ -165,7 +165,7 @@ def add_PrefixesServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Prefixes:
     """Served by every worker: prefixes move between prefix caches. Who wants one reserves memory and
-    calls; who has it writes under the caller's ticket, and answers when every byte has arrived.
+    calls; who has it writes under the caller's ticket and answers when every byte has arrived, or lends it.
     """
 
     @staticmethod
