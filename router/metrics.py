@@ -5,6 +5,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from baton.api.backend import Timings, Usage
+from baton.router.latency_histogram import LatencyHistogram
 from baton.router.worker_table import Role, Worker
 
 # Three buckets a decade from 100 us to 500 s: a small model's whole decode step is 1 ms.
@@ -73,7 +74,9 @@ class RouterMetrics:
         # `labels` looks its child up under a lock: once here rather than at every request.
         self._ttft_parts = [ttft_part.labels(part) for part in TTFT_PARTS]
         self._second_parts = [second_part.labels(part) for part in SECOND_TOKEN_PARTS]
-        self._itl = self._seconds("baton_itl_seconds", "Between one output token and the next.")
+        self._itl = LatencyHistogram(
+            "baton_itl_seconds", "Between one output token and the next.", BUCKETS, self.registry
+        )
         self._e2e = self._seconds("baton_e2e_seconds", "Arrival to finish.")
         for role in Role:
             self._workers.labels(role.value).set(0)
@@ -100,8 +103,7 @@ class RouterMetrics:
 
     def between_tokens(self, seconds: float, tokens: int) -> None:
         """`tokens` came together, `seconds` after the one before them."""
-        for _ in range(tokens):
-            self._itl.observe(seconds / tokens)
+        self._itl.observe(seconds / tokens, tokens)
 
     def dispatched(self, queue_s: float) -> None:
         self._queue.observe(queue_s)

@@ -9,9 +9,10 @@ from typing import Protocol
 
 log = logging.getLogger(__name__)
 
-SHORTEST_S, LONGEST_S = 50e-6, 500e-6
-"""Between two looks at what is under way but does not move: an eighth of how long it has not,
-within these. A look costs a core, and the interpreter lock, that who moves the bytes may need."""
+SHORTEST_S, LONGEST_S, SHARE = 50e-6, 500e-6, 1 / 64
+"""Between two looks at what is under way but does not move: a share of how long it has not, within
+these, so that waiting adds little to what is waited for. A look costs a core, and the interpreter
+lock, that who moves the bytes may need."""
 
 
 class Work(Enum):
@@ -79,7 +80,7 @@ class Poller:
             if Work.MOVING in found:
                 moved_s = now
             elif polled:
-                time.sleep(min(max((now - moved_s) / 8, SHORTEST_S), LONGEST_S))
+                time.sleep(min(max((now - moved_s) * SHARE, SHORTEST_S), LONGEST_S))
 
     def _look(self, polled: tuple[Polled, ...]) -> set[Work]:
         found: set[Work] = set()

@@ -230,7 +230,12 @@ def test_adopted_requests_past_max_running_take_their_turn(seeded: random.Random
         hand_over(source, target, spec, tuple(tokens_of(events, spec.request_id)))
         assert_clean(target)
     assert target.status().running == 5
-    events += run(target)
+    begun = [e.request_id for e in target.plan_step() if isinstance(e, Scheduled)]
+    assert begun == ["r0", "r1"], "told of when their first step is planned, not when adopted"
+    stepped = run(target)
+    begun += [e.request_id for e in stepped if isinstance(e, Scheduled)]
+    assert begun == [spec.request_id for spec in specs], "once each"
+    events += stepped
     for spec in specs:
         expected = expected_tokens(HashModel(), spec.prompt_ids, 8)
         assert tokens_of(events, spec.request_id) == expected

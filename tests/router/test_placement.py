@@ -4,6 +4,7 @@ import pytest
 
 from baton.api.errors import ApiError, ErrorCode
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
+from baton.proto.version import PROTOCOL_MAJOR
 from baton.proto.worker_pb2 import WorkerStatus
 from baton.router.placement import Placer
 from baton.router.worker_table import Worker, WorkerTable
@@ -21,7 +22,7 @@ class Setup:
                 identity = WorkerIdentity(
                     worker_id=f"{letter}{i}", address="a:1", role=role, rank=i
                 )
-                worker = self.table.register(Hello(protocol_major=1, worker=identity))
+                worker = self.table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
                 self.workers[worker.worker_id] = worker
         self.placer = Placer(self.table, self.reachable, policy, prefill_fallbacks=1)
 
