@@ -113,13 +113,13 @@ def merged(
 async def _several(
     streams: Sequence[AsyncGenerator[AnswerDelta, None]],
 ) -> AsyncGenerator[AnswerDelta, None]:
-    ready: asyncio.Queue[AnswerDelta | ApiError] = asyncio.Queue(_AHEAD)
+    ready: asyncio.Queue[AnswerDelta | Exception] = asyncio.Queue(_AHEAD)
     pumps = [asyncio.create_task(_pump(stream, ready)) for stream in streams]
     running = len(pumps)
     try:
         while running:
             item = await ready.get()
-            if isinstance(item, ApiError):
+            if isinstance(item, Exception):
                 raise item
             running -= item.finished is not None
             yield item
@@ -130,13 +130,13 @@ async def _several(
 
 
 async def _pump(
-    stream: AsyncGenerator[AnswerDelta, None], ready: "asyncio.Queue[AnswerDelta | ApiError]"
+    stream: AsyncGenerator[AnswerDelta, None], ready: "asyncio.Queue[AnswerDelta | Exception]"
 ) -> None:
     try:
         async with aclosing(stream):
             async for delta in stream:
                 await ready.put(delta)
-    except ApiError as err:
+    except Exception as err:  # a fault of ours too: whoever reads would wait for ever
         await ready.put(err)
 
 

@@ -94,12 +94,14 @@ class TextService:
 
     def answer(self, params: SamplingParams, skip_special_tokens: bool = True) -> AnswerText:
         """A fresh text for one answer, under the stop rules that the engine follows too."""
+        ends = frozenset() if params.ignore_eos else self.tokenizer.stop_ids
         return AnswerText(
             self.tokenizer,
             params.stop,
             include_stop=params.include_stop,
             min_tokens=params.min_tokens,
             skip_special_tokens=skip_special_tokens,
+            end_ids=ends.union(params.stop_token_ids),
         )
 
     async def _run(self, work: Callable[[], T], size: int, param: str) -> T:

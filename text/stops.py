@@ -92,6 +92,10 @@ class StopMatcher:
         held = 0 if self._include else self._node.undecided
         return self._release(self.shown + len(self._held) - held)
 
+    def hold(self, text: str) -> None:
+        """Take the last piece of an answer of which it is known how much is shown."""
+        self._held += text
+
     def flush(self, keep: int) -> str:
         """What is held, up to character `keep` of the text; text once shown stays shown."""
         return self._release(keep)

@@ -66,26 +66,54 @@ inline Vec conv_input(const ConvPrefill& a, int64_t token, int64_t channel, int6
   return a.before ? x * load_run(a.before + place, n) : x;
 }
 
-// Tokens begin .. end of a row, to rows of `out` that lie `stride` apart.
+// What the sums become: channels i .. i + n of a part at a token.
+inline void finish_sums(const ConvPrefill& a, int64_t t, int64_t channel, Vec sums, float* to,
+                        int64_t n) {
+  if (a.silu) sums = silu(sums);
+  if (a.after) sums *= load_run(a.after + t * a.x_stride + channel, n);
+  store_run(to, sums, n);
+}
+
+// Tokens begin .. end of a row, to rows of `out` that lie `stride` apart. W: taps, or 0 for any
+// number; where it is known, the inputs of the last tokens are kept in registers.
+template <int W>
 void convolve_tokens(const ConvPrefill& a, int64_t row, int64_t begin, int64_t end,
                      const ConvPart& part, float* out, int64_t stride) {
-  const int64_t lead = a.lead(), start = a.starts[row], count = part.count;
-  for (int64_t t = begin; t < end; t++) {
-    float* to = out + (t - begin) * stride;
-    runs(count, [&](int64_t i, int64_t n) {
-      Vec total = a.bias ? load_run(a.bias + part.first + i, n) : Vec{};
-      for (int64_t tap = 0; tap < a.width; tap++) {
-        const int64_t from = t - lead + tap;
-        const Vec x = from >= start
-                          ? conv_input(a, from, part.first + i, n)
-                          : load_run(part.window + (from - start + lead) * count + i, n);
-        total += x * load_run(part.taps + tap * count + i, n);
+  const int64_t start = a.starts[row], width = W ? W : a.width, lead = width - 1;
+  auto input = [&](int64_t from, int64_t i, int64_t n) {
+    return from >= start ? conv_input(a, from, part.first + i, n)
+                         : load_run(part.window + (from - start + lead) * part.count + i, n);
+  };
+  runs(part.count, [&](int64_t i, int64_t n) {
+    const Vec bias = a.bias ? load_run(a.bias + part.first + i, n) : Vec{};
+    auto weight = [&](int64_t tap) { return load_run(part.taps + tap * part.count + i, n); };
+    float* to = out + i;
+    if constexpr (W > 0) {
+      Vec taps[W], inputs[W];
+      UNROLL for (int tap = 0; tap < W; tap++) taps[tap] = weight(tap);
+      UNROLL for (int tap = 1; tap < W; tap++) inputs[tap] = input(begin - W + tap, i, n);
+      for (int64_t t = begin; t < end; t++, to += stride) {
+        UNROLL for (int tap = 1; tap < W; tap++) inputs[tap - 1] = inputs[tap];
+        inputs[W - 1] = conv_input(a, t, part.first + i, n);
+        Vec sums = bias;
+        UNROLL for (int tap = 0; tap < W; tap++) sums += inputs[tap] * taps[tap];
+        finish_sums(a, t, part.first + i, sums, to, n);
       }
-      if (a.silu) total = silu(total);
-      if (a.after) total *= load_run(a.after + t * a.x_stride + part.first + i, n);
-      store_run(to + i, total, n);
-    });
-  }
+    } else {
+      for (int64_t t = begin; t < end; t++, to += stride) {
+        Vec sums = bias;
+        for (int64_t tap = 0; tap < width; tap++) sums += input(t - lead + tap, i, n) * weight(tap);
+        finish_sums(a, t, part.first + i, sums, to, n);
+      }
+    }
+  });
+}
+
+void convolve_tokens(const ConvPrefill& a, int64_t row, int64_t begin, int64_t end,
+                     const ConvPart& part, float* out, int64_t stride) {
+  if (a.width == 4) return convolve_tokens<4>(a, row, begin, end, part, out, stride);
+  if (a.width == 3) return convolve_tokens<3>(a, row, begin, end, part, out, stride);
+  convolve_tokens<0>(a, row, begin, end, part, out, stride);
 }
 
 // The window after the tokens of a row before `end`, into a slot.

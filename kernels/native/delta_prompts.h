@@ -58,19 +58,6 @@ inline ConvPrefill convolution(const DeltaPrefill& a) {
 constexpr int64_t STRIP = LANES;
 constexpr int64_t PANEL = 2 * LANES;  // columns
 
-// log(1 + exp(x)): the logarithm of 1 + u as 2 artanh(u / (2 + u)), for u of at most one.
-inline Vec softplus(Vec x) {
-  const Vec u = exp(x < 0.0f ? x : -x), z = u / (2.0f + u), w = z * z;
-  Vec p = w * (1.0f / 17.0f) + 1.0f / 15.0f;
-  p = p * w + 1.0f / 13.0f;
-  p = p * w + 1.0f / 11.0f;
-  p = p * w + 1.0f / 9.0f;
-  p = p * w + 1.0f / 7.0f;
-  p = p * w + 1.0f / 5.0f;
-  p = p * w + 1.0f / 3.0f;
-  return (x < 0.0f ? Vec{} : x) + 2.0f * (p * w * z + z);
-}
-
 // c [STRIP, PANEL] += a b, of a [STRIP, depth] and b [depth, PANEL].
 inline void add_panel(const float* a, int64_t depth, const float* b, float* c, int64_t c_stride) {
   constexpr int HALF = STRIP / 2;

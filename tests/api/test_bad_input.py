@@ -128,6 +128,15 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
         "response_format",
         "objct",
     ),
+    (
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 9_000}}]}
+            ]
+        },
+        "messages",
+        "the arguments of a tool call are no JSON",
+    ),
     ({"messages": USER, "regex": "[a-"}, "regex", "unclosed character class"),
     ({"messages": USER, "ebnf": "root = a"}, "ebnf", "the ebnf cannot be used"),
     ({"messages": USER, "ebnf": "a", "regex": "a"}, "ebnf", "expected one of them"),

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton.api.backend import GenerateRequest, TokenEvent
 from baton.api.sampling import SamplingParams
 from baton.proto import inference_pb2, inference_pb2_grpc
+from baton.text.tokenizer import Tokenizer
 from baton.worker.config import Role
 
 
@@ -168,6 +169,24 @@ async def test_several_answers_share_their_prompt_and_differ_by_seed(
     texts = [tuple(reply["output_ids"]) for reply in first]
     assert len(set(texts)) == 3
     assert [tuple(reply["output_ids"]) for reply in again] == texts
+
+
+async def test_the_token_that_ends_an_answer_is_not_shown(tiny: Path, rng: random.Random) -> None:
+    tokenizer = Tokenizer.from_folder(tiny)
+    async with served(tiny) as client:
+        before, last = "", 0
+        while not before or "\ufffd" in before + tokenizer.decode([last]):  # halves of letters
+            ids = prompt(rng, 5)
+            first, last = (await client.generate(ids, 2))["output_ids"]
+            before = "" if first == last else tokenizer.decode([first])
+        body = {"prompt": ids, "temperature": 0, "ignore_eos": True, "stop_token_ids": [last]}
+        for include, text in ((False, before), (True, tokenizer.decode([first, last]))):
+            body["include_stop_str_in_output"] = include
+            reply = (await client.http.post("/v1/completions", json=body)).json()["choices"][0]
+            assert (reply["text"], reply["finish_reason"]) == (text, "stop")
+            streamed = await client.http.post("/v1/completions", json=body | {"stream": True})
+            events = [line[6:] for line in streamed.text.splitlines() if line.startswith("data: {")]
+            assert "".join(json.loads(e)["choices"][0]["text"] for e in events) == text
 
 
 async def test_bad_input_is_refused_and_the_worker_goes_on(tiny: Path, rng: random.Random) -> None:
