@@ -29,7 +29,7 @@ from baton.kernels.elementwise import (
     sigmoid_gated_native,
     swiglu_native,
 )
-from baton.kernels.linear import Int8Weight, embedding_native, linear_native
+from baton.kernels.linear import Int8Weight, PackedWeight, embedding_native, linear_native
 from baton.kernels.mamba2 import Mamba2Weights, mamba2_step, mamba2_step_native
 from baton.kernels.native import recorder
 from baton.kernels.native.library import load
@@ -60,6 +60,13 @@ def rng() -> random.Random:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     return seeded(seed)
+
+
+def stored(weight: Tensor, kind: str) -> Tensor | Int8Weight | PackedWeight:
+    """A matrix in float32, as a model of that kind keeps it."""
+    if kind == "packed":
+        return PackedWeight.of(weight.bfloat16())
+    return Int8Weight.of(weight) if kind == "int8" else weight.to(getattr(torch, kind))
 
 
 def strided(rows: int, width: int, rng: random.Random) -> Tensor:
@@ -96,15 +103,35 @@ def test_linear(native, rng, rows, columns, outputs, kind):
         assert_near(linear_native(native, x, weight, b), wanted, 2e-6)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 5, 6, 7, 13, 33, 49, 150])
+@pytest.mark.parametrize(
+    "columns, outputs", [(1, 1), (31, 5), (64, 64), (100, 131), (33, 47), (768, 37)]
+)
+def test_a_packed_weight_multiplies_as_it_did_before(native, rng, rows, columns, outputs):
+    x, bias = strided(rows, columns, rng), torch.randn(outputs)
+    weight = torch.randn(outputs, columns).bfloat16()
+    pack = PackedWeight.of(weight)
+    assert pack.shape == weight.shape and torch.equal(pack.dense(), weight)
+    rounded, before = x.bfloat16().double(), torch.get_num_threads()
+    for b, threads in ((None, 1), (bias, 2), (bias, 6)):
+        wanted = F.linear(rounded, weight.double(), None if b is None else b.double())
+        try:
+            torch.set_num_threads(threads)
+            y = linear_native(native, x, pack, b)
+        finally:
+            torch.set_num_threads(before)
+        assert_near(y, wanted, 2e-6)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "packed"])
 def test_a_row_is_the_same_bits_in_every_batch_and_on_every_number_of_threads(native, rng, kind):
     columns, outputs = rng.randrange(20, 200), rng.randrange(40, 300)
-    x, weight = torch.randn(40, columns), torch.randn(outputs, columns)
-    weight = Int8Weight.of(weight) if kind == "int8" else weight.to(getattr(torch, kind))
+    x, weight = torch.randn(120, columns), torch.randn(outputs, columns)
+    weight = stored(weight, kind)
     whole = linear_native(native, x, weight)
     threads = torch.get_num_threads()
     try:
-        for rows in (1, 2, 3, 4, 6, 9, 17):
+        for rows in (1, 2, 3, 4, 6, 9, 17, 64):
             torch.set_num_threads(rng.randrange(1, 4))
             assert torch.equal(linear_native(native, x[:rows], weight), whole[:rows])
     finally:
