@@ -28,6 +28,11 @@ class Linear(Arguments):
     _fields_ = _fields("x weight scale bias y rounded", "rows columns outputs x_stride dtype")
 
 
+class PackedLinear(Arguments):
+    operation = "packed_linear"
+    _fields_ = _fields("x weight bias y rounded", "rows columns outputs x_stride")
+
+
 class Embedding(Arguments):
     operation = "embedding"
     _fields_ = _fields("ids table scale out", "rows width dtype")
@@ -232,6 +237,7 @@ class Mamba2Prefill(Arguments):
 
 OPERATIONS: tuple[type[Arguments], ...] = (
     Linear,
+    PackedLinear,
     Embedding,
     RmsNorm,
     SwiGlu,
