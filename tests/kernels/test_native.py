@@ -20,6 +20,7 @@ from baton.kernels.linear import Int8Weight, PackedWeight, embedding_native, lin
 from baton.kernels.native import recorder
 from baton.kernels.native.library import load
 from baton.kernels.native.recorder import Native, NotRecordableError
+from baton.kernels.native.workspace import Workspace
 from baton.kernels.norm import rms_norm, rms_norm_native
 from baton.kernels.rope import apply_rope, apply_rope_native, rope_cache
 
@@ -196,3 +197,25 @@ def test_the_arena_hands_out_what_was_dropped_and_nothing_that_lives():
     assert arena.empty((4, 8), torch.float32).data_ptr() != place  # the view still looks at it
     del view
     assert arena.empty((2, 16), torch.float32).data_ptr() == place
+
+
+def test_a_workspace_gives_a_dropped_block_to_what_fits_and_keeps_what_lives():
+    workspace = Workspace()
+    first = workspace.empty((256, 100), torch.float32)
+    place = first.data_ptr()
+    view = first[1:3, 2:]
+    del first
+    other = workspace.empty((256, 100), torch.float32)
+    assert other.data_ptr() != place  # the view still looks at it
+    del view
+    assert workspace.empty((50_000,), torch.bfloat16).data_ptr() == place  # half as large
+    assert workspace.empty((100, 200), torch.float32).shape == (100, 200)
+    for values in (0, 1, 20_000, 1 << 20):
+        assert workspace.empty((values,), torch.float32).fill_(1.0).sum() == values
+
+
+def test_a_workspace_spares_its_large_blocks_for_large_tensors():
+    workspace = Workspace()
+    place = workspace.empty((1 << 20,), torch.float32).data_ptr()
+    assert workspace.empty((1 << 15,), torch.float32).data_ptr() != place
+    assert workspace.empty((1 << 19,), torch.float32).data_ptr() == place
