@@ -92,12 +92,13 @@ async def load(cluster: Cluster, rng: random.Random, over: asyncio.Event) -> lis
 @pytest.mark.parametrize("seed", [0])
 async def test_a_storm_loses_no_answer_and_leaves_nothing(seed: int, cluster: Cluster) -> None:
     rng, over = random.Random(seed), asyncio.Event()
-    loads = [asyncio.ensure_future(load(cluster, rng, over)) for _ in range(AT_ONCE)]
-    async with asyncio.TaskGroup() as storms:
-        for names in (("p0", "p1"), ("d0", "d1")):
-            storms.create_task(storm(cluster, rng, names))
-    over.set()
-    attempts = [each for one in await asyncio.gather(*loads) for each in one]
+    async with asyncio.TaskGroup() as clients:
+        loads = [clients.create_task(load(cluster, rng, over)) for _ in range(AT_ONCE)]
+        async with asyncio.TaskGroup() as storms:
+            for names in (("p0", "p1"), ("d0", "d1")):
+                storms.create_task(storm(cluster, rng, names))
+        over.set()
+    attempts = [each for one in loads for each in one.result()]
     again = sum(1 for each in attempts if each > 1)
     print(f"{len(attempts)} answers, {again} by more than one attempt, {max(attempts)} at the most")
     assert again
