@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from baton.api.backend import (
     Backend,
@@ -21,11 +22,11 @@ _AHEAD = 64
 """Deltas that wait for a slow client before its backend streams are read no further."""
 
 
-@dataclass(frozen=True)
-class AnswerDelta:
-    """What one event adds to one answer."""
+class AnswerDelta(NamedTuple):
+    """What one event adds to one answer. A tuple: one is made for each token."""
 
-    index: int  # which of the stream's requests
+    # Which of the stream's requests; it hides a method of tuples that nobody misses.
+    index: int  # type: ignore[assignment]
     text: str  # certain text; may trail the tokens, never precedes them
     first_index: int  # output position of token_ids[0]
     token_ids: tuple[int, ...] = ()
@@ -87,7 +88,7 @@ def _raise_if_failed(finished: Finished) -> None:
         raise finished.error or ApiError(ErrorCode.INTERNAL, "the request failed; no reason given")
 
 
-async def stream_answers(
+def stream_answers(
     backend: Backend,
     text: TextService,
     requests: Sequence[GenerateRequest],
@@ -99,27 +100,26 @@ async def stream_answers(
         stream_answer(backend, text, request, index=i, skip_special_tokens=skip_special_tokens)
         for i, request in enumerate(requests)
     ]
-    async with aclosing(merged(streams)) as deltas:
-        async for delta in deltas:
-            yield delta
+    return merged(streams)
 
 
-async def merged(
+def merged(
     streams: Sequence[AsyncGenerator[AnswerDelta, None]],
 ) -> AsyncGenerator[AnswerDelta, None]:
     """The deltas of all streams as they come; the first failure cancels the others."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for delta in only:
-                yield delta
-        return
-    ready: asyncio.Queue[AnswerDelta | ApiError] = asyncio.Queue(_AHEAD)
+    return streams[0] if len(streams) == 1 else _several(streams)
+
+
+async def _several(
+    streams: Sequence[AsyncGenerator[AnswerDelta, None]],
+) -> AsyncGenerator[AnswerDelta, None]:
+    ready: asyncio.Queue[AnswerDelta | Exception] = asyncio.Queue(_AHEAD)
     pumps = [asyncio.create_task(_pump(stream, ready)) for stream in streams]
     running = len(pumps)
     try:
         while running:
             item = await ready.get()
-            if isinstance(item, ApiError):
+            if isinstance(item, Exception):
                 raise item
             running -= item.finished is not None
             yield item
@@ -130,13 +130,13 @@ async def merged(
 
 
 async def _pump(
-    stream: AsyncGenerator[AnswerDelta, None], ready: "asyncio.Queue[AnswerDelta | ApiError]"
+    stream: AsyncGenerator[AnswerDelta, None], ready: "asyncio.Queue[AnswerDelta | Exception]"
 ) -> None:
     try:
         async with aclosing(stream):
             async for delta in stream:
                 await ready.put(delta)
-    except ApiError as err:
+    except Exception as err:  # a fault of ours too: whoever reads would wait for ever
         await ready.put(err)
 
 

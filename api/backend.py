@@ -7,7 +7,7 @@ stop strings on the way in and the name of the one that matched on the way out.
 import enum
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baton.api.errors import ApiError
 from baton.api.sampling import SamplingParams
@@ -22,7 +22,7 @@ class GenerateRequest:
     sampling: SamplingParams
     client_id: str | None = None  # the caller's own id: a label for logs
     priority: int = 0  # higher goes first where the backend orders its queue
-    routed_dp_rank: int | None = None  # place it on this decode rank and no other
+    routed_dp_rank: int | None = None  # begin it on this decode rank and no other
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class PromptLogprobs:
     tokens: tuple[TokenLogprob, ...]
 
 
-@dataclass(frozen=True)
-class TokenEvent:
-    """The next output tokens. `logprobs` has one entry a token, or none where not asked for."""
+class TokenEvent(NamedTuple):
+    """The next output tokens. `logprobs` has one entry a token, or none where not asked for. A
+    tuple: one is made for each token."""
 
     first_index: int  # output position of token_ids[0]; equals the number given before
     token_ids: tuple[int, ...]  # empty in an event that only brings prompt logprobs

@@ -127,6 +127,6 @@ def _with_object(call: Any) -> Any:
         return call
     try:
         arguments = json.loads(function["arguments"])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise refused("messages", f"the arguments of a tool call are no JSON: {error}") from error
     return call | {"function": function | {"arguments": arguments}}

@@ -1,10 +1,10 @@
 """Server-sent events as OpenAI's clients read them."""
 
-import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -54,7 +54,7 @@ class EventStream(Response):
 
 def event(data: Mapping[str, Any]) -> bytes:
     """One `data:` event; JSON has no raw newline, so one line is enough."""
-    return b"data: %b\n\n" % json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+    return b"data: %b\n\n" % orjson.dumps(data)
 
 
 async def _send_part(send: Send, body: bytes, last: bool = False) -> None:

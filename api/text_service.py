@@ -79,7 +79,8 @@ class TextService:
             ids = self.tokenizer.encode(prompt, add_special_tokens=False)
             return ChatPrompt(tuple(ids), thinking)
 
-        size = sum(len(str(message.get("content"))) for message in messages)
+        # Calls of tools and their schemas may be far longer than what is said.
+        size = sum(len(str(part)) for part in (messages, tools, variables))
         return await self._run(work, size, "messages")
 
     async def decode(self, ids: Sequence[int]) -> str:
@@ -94,12 +95,14 @@ class TextService:
 
     def answer(self, params: SamplingParams, skip_special_tokens: bool = True) -> AnswerText:
         """A fresh text for one answer, under the stop rules that the engine follows too."""
+        ends = frozenset() if params.ignore_eos else self.tokenizer.stop_ids
         return AnswerText(
             self.tokenizer,
             params.stop,
             include_stop=params.include_stop,
             min_tokens=params.min_tokens,
             skip_special_tokens=skip_special_tokens,
+            end_ids=ends.union(params.stop_token_ids),
         )
 
     async def _run(self, work: Callable[[], T], size: int, param: str) -> T:

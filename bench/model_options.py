@@ -73,7 +73,6 @@ class Subject:
                 weight_format=self.weight_format,
                 threads=self.threads,
                 max_running=most,
-                chunked_prefill_size=max(2048, min(most, 8) * self.prompt_len),
                 max_model_len=self.prompt_len + 512,
                 prefix_caching=False,
             )

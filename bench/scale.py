@@ -1,6 +1,5 @@
 """`baton bench scale`: one decode rank and several, beside as many bare engines."""
 
-import asyncio
 import random
 import tempfile
 from collections.abc import Iterator
@@ -120,7 +119,7 @@ class _Rounds:
         prompts = [prompt for _ in range(ranks) for prompt in self._prompts()]
         pinned = [{"routed_dp_rank": i // self.shape.requests} for i in range(len(prompts))]
         wanted = Load(len(prompts), len(prompts), self.shape.input_len, self.shape.output_len)
-        answers = asyncio.run(load.run(url, wanted, prompts, more=pinned))
+        answers = load.play(url, wanted, prompts, more=pinned)
         return load.measure(wanted, answers)["output_tok_s"]
 
     def _bare(self, processes: list[BareProcess]) -> float:

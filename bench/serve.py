@@ -1,6 +1,5 @@
 """`baton bench serve`: a whole cluster under streaming requests."""
 
-import asyncio
 import random
 import time
 from collections.abc import Mapping
@@ -130,7 +129,7 @@ class _Measured:
 
 def _start_seconds(cluster: Cluster, shape: Load, prompts: list[list[int]]) -> float:
     """From this process's creation to the first token of the first answer."""
-    answers = asyncio.run(load.run(cluster.http_url, shape, prompts))
+    answers = load.play(cluster.http_url, shape, prompts)
     since = time.perf_counter() - answers[0].token_times[0]
     return seconds_since_command() - since
 
@@ -152,4 +151,4 @@ def _ours(cluster: Cluster, shape: Load, prompts: list[list[int]]) -> dict[str, 
 
 
 def _round(url: str, shape: Load, prompts: list[list[int]]) -> dict[str, float]:
-    return load.measure(shape, asyncio.run(load.run(url, shape, prompts)))
+    return load.measure(shape, load.play(url, shape, prompts))

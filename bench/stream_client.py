@@ -1,6 +1,7 @@
 """A streaming HTTP client that costs little: on two cores its own work would be measured too.
 
-Bytes are kept as they come, each read with its time, and parsed when the run is over.
+Bytes are kept as they come, each read with its time, without a task that wakes for them, and parsed
+when the run is over.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 _EVENT = re.compile(rb"^data: (\{.*\})\r?$", re.MULTILINE)
@@ -45,29 +46,69 @@ class Answer:
         return self.token_times[-1]
 
 
-@dataclass(frozen=True)
-class _Read:
+class Read(NamedTuple):
+    """A tuple: one is made for each token."""
+
     at: float
     data: bytes
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """What came back for one request."""
+
+    sent: float
+    reads: Sequence[Read]
+
+    def answer(self) -> Answer:
+        """Raises RequestFailed where it is not a stream of tokens."""
+        return _parse(self.sent, self.reads)
+
+
 async def complete(base_url: str, body: Mapping[str, Any], deadline_s: float) -> Answer:
     """POST `body` to /v1/completions with streaming on. Raises RequestFailed."""
+    return (await exchange(base_url, body, deadline_s)).answer()
+
+
+async def exchange(base_url: str, body: Mapping[str, Any], deadline_s: float) -> Exchange:
+    """The same, but not parsed yet: others may still be reading. Raises RequestFailed where the
+    connection fails."""
     wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
     try:
         async with asyncio.timeout(deadline_s):
-            sent, reads = await _exchange(base_url, json.dumps(wanted).encode())
+            return await _exchange(base_url, json.dumps(wanted).encode())
     except TimeoutError as err:
         raise RequestFailed(f"no whole answer within {deadline_s:g} s") from err
     except OSError as err:
         raise RequestFailed(f"{base_url}: {err}") from err
-    return _parse(sent, reads)
 
 
-async def _exchange(base_url: str, payload: bytes) -> tuple[float, list[_Read]]:
+class _Reader(asyncio.Protocol):
+    """Keeps what comes until the server closes the connection; wakes nobody before."""
+
+    def __init__(self) -> None:
+        self.reads: list[Read] = []
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self.reads.append(Read(time.perf_counter(), data))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.closed.done():
+            return
+        if error is None:
+            self.closed.set_result(None)
+        else:
+            self.closed.set_exception(error)
+
+
+async def _exchange(base_url: str, payload: bytes) -> Exchange:
     """Send one request on a connection of its own and read until the server closes it."""
     where = urlsplit(base_url)
-    reader, writer = await asyncio.open_connection(where.hostname, where.port)
+    loop = asyncio.get_running_loop()
+    transport, reader = await loop.create_connection(
+        _Reader, where.hostname or "", where.port or 80
+    )
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {where.netloc}\r\n"
         "Content-Type: application/json\r\nConnection: close\r\n"
@@ -75,16 +116,14 @@ async def _exchange(base_url: str, payload: bytes) -> tuple[float, list[_Read]]:
     )
     try:
         sent = time.perf_counter()
-        writer.write(head.encode() + payload)
-        reads: list[_Read] = []
-        while data := await reader.read(1 << 16):
-            reads.append(_Read(time.perf_counter(), data))
-        return sent, reads
+        transport.write(head.encode() + payload)
+        await reader.closed
+        return Exchange(sent, reader.reads)
     finally:
-        writer.close()
+        transport.close()
 
 
-def _parse(sent: float, reads: Sequence[_Read]) -> Answer:
+def _parse(sent: float, reads: Sequence[Read]) -> Answer:
     times: list[float] = []
     ids: list[int] = []
     cached = 0
@@ -104,7 +143,7 @@ def _parse(sent: float, reads: Sequence[_Read]) -> Answer:
     return Answer(sent, tuple(times), tuple(ids), cached, timings)
 
 
-def _events(reads: Sequence[_Read]) -> list[tuple[float, dict[str, Any]]]:
+def _events(reads: Sequence[Read]) -> list[tuple[float, dict[str, Any]]]:
     """Each server-sent event with the time of the read that completed it.
 
     Servers send each event as one HTTP chunk, so chunk sizes stand between events, not in them.

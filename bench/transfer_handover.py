@@ -1,6 +1,5 @@
 """From the last layer at the prefill worker to the first decode step, in a real cluster."""
 
-import asyncio
 import random
 import tempfile
 from pathlib import Path
@@ -33,7 +32,7 @@ def _round(cluster: Cluster, shape: Load, rng: random.Random) -> dict[str, float
     cluster.router.flush_cache()
     before = _sample(metrics, "sum"), _sample(metrics, "count")
     prompts = shape.draw(rng, GRANITE_SMALL["vocab_size"])
-    asyncio.run(load.run(cluster.http_url, shape, prompts))
+    load.play(cluster.http_url, shape, prompts)
     took, count = _sample(metrics, "sum") - before[0], _sample(metrics, "count") - before[1]
     return {"prefill_to_decode_ms": 1e3 * took / count}
 

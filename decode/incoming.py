@@ -31,7 +31,7 @@ class HandoffOwner(Protocol):
     def on_complete(self, reservation: Reservation, layers_s: float) -> None:
         """Every byte is there and checked. The reservation is the owner's now; so is the last
         move, by `activated` or `fail`. layers_s: when the prefill's last layer ended, by this
-        process's monotonic clock, but for the time that one message took."""
+        process's monotonic clock."""
         ...
 
     def on_failed(self, error: common_pb2.Error) -> None:
@@ -89,9 +89,7 @@ class IncomingHandoff:
             case "progress":
                 self._scheduled()
             case "done":
-                self._done = message.done
-                self._layers_s = time.monotonic() - message.done.tail_us / 1e6
-                self._check_complete()
+                self._posted(message.done)
             case "failed":
                 self._end(HandoffState.FAILED, message.failed.error.message)
                 self._owner.on_failed(message.failed.error)
@@ -171,6 +169,14 @@ class IncomingHandoff:
         if first.HasField("finished"):
             self._end(HandoffState.COMPLETE, "ended at its first token")
         self._owner.on_first_token(first)
+        if first.HasField("done"):
+            self._posted(first.done)
+
+    def _posted(self, done: handoff_pb2.Done) -> None:
+        """The prefill has no more to write. What it took to say so is guessed from heartbeats."""
+        self._done = done
+        self._layers_s = time.monotonic() - done.tail_us / 1e6 - self._link.flight_s
+        self._check_complete()
 
     def _received(self, ticket: Ticket) -> None:
         self._writing()

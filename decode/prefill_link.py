@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import logging
+import math
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -14,6 +16,7 @@ from baton.transfer.channel import Inlet
 from baton.transfer.errors import ChannelError
 from baton.transfer.grpc_options import OPTIONS
 from baton.transfer.inlets import Inlets
+from baton.transfer.nixl_outlet import NIXL
 from baton.worker.errors import (
     PeerSilentError,
     WorkerError,
@@ -22,7 +25,7 @@ from baton.worker.errors import (
     make_error,
 )
 from baton.worker.handshake import check_hello
-from baton.worker.host_process import may_write_without_us
+from baton.worker.host_process import has_died, may_write_without_us, unprovable
 from baton.worker.streams import Lease, Outbox, first_of
 
 log = logging.getLogger(__name__)
@@ -64,6 +67,8 @@ class PrefillLink:
         self.writer = Writer(peer, common_pb2.HostProcess())  # whole once it has said Hello
         self.channel = ""  # what the prefill worker has chosen, and why
         self._lease_s = lease_s
+        self._beats_s: dict[int, float] = {}  # when those that have no answer yet were sent
+        self._round_s = math.inf
         self._on_end = on_end
         self._origin = hello.worker.worker_id
         self._legs: dict[tuple[str, int], Leg] = {}
@@ -85,6 +90,12 @@ class PrefillLink:
     def one_sided(self) -> bool:
         """See `Inlet`."""
         return self._inlet is not None and self._inlet.one_sided
+
+    @property
+    def flight_s(self) -> float:
+        """What a message from the peer takes: half of a heartbeat's fastest round. 0 until one is
+        known."""
+        return self._round_s / 2 if math.isfinite(self._round_s) else 0.0
 
     async def close(self) -> None:
         """The rank is stopping. Legs are not told: they have ended."""
@@ -159,13 +170,22 @@ class PrefillLink:
                     f"{self.peer.worker_id} {self.peer.incarnation}"
                 )
             )
-        self.writer = Writer(theirs, first.hello.process)
+        ours, process = self._hello.process, first.hello.process
+        if has_died(ours, process):
+            process.pid = 0  # it speaks: our /proc does not show it, now and later
+        if unprovable(ours, process) is not None:
+            inlet.bar(NIXL)  # the writer says why
+        self.writer = Writer(theirs, process)
 
     async def _read(self, call: aio.StreamStreamCall, lease: Lease, inlet: Inlet) -> None:
         while (message := await call.read()) is not aio.EOF:
             lease.heard()
             kind = message.WhichOneof("kind")
-            if kind is None or kind in ("hello", "heartbeat"):
+            if kind is None or kind == "hello":
+                continue
+            if kind == "heartbeat":
+                sent_s = self._beats_s.pop(message.heartbeat.sequence, -math.inf)
+                self._round_s = min(self._round_s, time.monotonic() - sent_s)
                 continue
             if kind == "channel":
                 self._chosen(message.channel, inlet)
@@ -195,6 +215,7 @@ class PrefillLink:
         )
 
     def _beat(self, sequence: int) -> None:
+        self._beats_s[sequence] = time.monotonic()
         self.send(handoff_pb2.DecodeMessage(heartbeat=common_pb2.Heartbeat(sequence=sequence)))
 
     def _unavailable(self, why: str) -> common_pb2.Error:

@@ -8,9 +8,8 @@ from typing import Protocol
 
 from baton.decode.incoming import IncomingHandoff, Rank
 from baton.decode.prefill_link import PrefillLink
-from baton.engine.engine import Engine
 from baton.engine.errors import RequestError
-from baton.engine.events import Event, Finished, TokenSampled
+from baton.engine.events import Event, Finished, Scheduled, TokenSampled
 from baton.engine.request import RequestSpec, Reservation
 from baton.proto import common_pb2, handoff_pb2, worker_pb2
 from baton.worker.convert import finished_to_proto, logprob_to_proto, sampling_from_proto
@@ -48,16 +47,17 @@ class RankRequest:
         rank: Rank,
         links: Links,
         start: worker_pb2.StartRequest,
-        send: Callable[[worker_pb2.RequestTokens], None],
+        add: Callable[[], worker_pb2.RequestTokens],
         on_over: Callable[["RankRequest"], None],
     ) -> None:
+        """add: a part of the message that goes to the router next, to be filled at once."""
         self.request_id = start.request_id
         self.attempt = start.attempt
         self.engine_id = ""  # its name in the engine: of its newest hand-off
         self._rank = rank
         self._links = links
         self._start = start
-        self._send = send
+        self._add = add
         self._on_over = on_over
         self._phase = Phase.HANDOFF
         self._origin = rank.context.worker_id
@@ -69,7 +69,7 @@ class RankRequest:
         self._scored_to = 0  # prompt positions below have gone out
         self._cached = 0
         self._timings = common_pb2.Timings()
-        self._first_s = self._complete_s = self._adopted_s = time.monotonic()
+        self._first_s = self._complete_s = self._launched_s = time.monotonic()
         self._layers_s = self._first_s  # when the prefill's last layer ended
         self._stepped = False  # its first decode step has ended
         self._cancelled: str | None = None
@@ -125,8 +125,6 @@ class RankRequest:
         if ended:
             tokens.finished.CopyFrom(first.finished)
             self._over(tokens)
-        else:
-            self._send(tokens)
 
     def on_scores(self, logprobs: common_pb2.PromptLogprobs) -> None:
         """A second hand-off says what the first has said: that is dropped."""
@@ -138,7 +136,6 @@ class RankRequest:
         tokens = self._tokens()
         tokens.prompt_logprobs.start = logprobs.start + fresh
         tokens.prompt_logprobs.tokens.extend(logprobs.tokens[fresh:])
-        self._send(tokens)
 
     def on_complete(self, reservation: Reservation, layers_s: float) -> None:
         self._layers_s = layers_s
@@ -153,7 +150,7 @@ class RankRequest:
             self.engine_id, tuple(self._start.prompt_ids), sampling, tuple(self._output)
         )
         self._rank.context.port.request(
-            lambda engine: _adopt(engine, spec, reservation),
+            lambda engine: engine.adopt(spec, reservation),
             self._adopted,
             lambda error: self._not_adopted(error, reservation),
         )
@@ -170,11 +167,12 @@ class RankRequest:
     def on_event(self, event: Event, at_s: float) -> None:
         if self._phase is Phase.OVER:
             return
-        match event:
-            case TokenSampled():
-                self._sampled(event, at_s)
-            case Finished():
-                self._finished(event)
+        if isinstance(event, TokenSampled):  # nearly all are
+            self._sampled(event, at_s)
+        elif isinstance(event, Scheduled):
+            self._launched(at_s)
+        elif isinstance(event, Finished):
+            self._finished(event)
 
     def _next_prefill(self, why: common_pb2.Error) -> None:
         """The next in the router's list; `why` goes back when it is spent."""
@@ -202,20 +200,13 @@ class RankRequest:
         self._handoff = IncomingHandoff(self._rank, self._link, request, self.engine_id, self)
         self._handoff.begin()
 
-    def _adopted(self, at_s: float) -> None:
-        """at_s: when the engine took it over; its next step begins there."""
+    def _adopted(self, _: None) -> None:
         handoff, self._handoff = self._handoff, None
         if handoff is not None:
             handoff.activated()
         self._rank.grants.memory_freed()  # a ticket, if no memory
         if self._phase is Phase.ADOPTING:
             self._phase = Phase.DECODING
-            self._adopted_s = at_s
-            self._timings.decode_wait_us = _us(at_s - self._complete_s)
-            self._timings.prefill_to_decode_us = _us(at_s - self._layers_s)
-            metrics = self._rank.context.metrics
-            metrics.decode_wait.observe(at_s - self._complete_s)
-            metrics.prefill_to_decode.observe(at_s - self._layers_s)
 
     def _not_adopted(self, error: BaseException, reservation: Reservation) -> None:
         self._rank.grants.give_back(reservation)
@@ -226,24 +217,26 @@ class RankRequest:
             else:
                 self.cancel(self._cancelled)
 
-    def _sampled(self, event: TokenSampled, at_s: float) -> None:
+    def _launched(self, at_s: float) -> None:
+        """Its first decode step is planned, and starts."""
+        self._launched_s = at_s
+        self._timings.decode_wait_us = _us(at_s - self._complete_s)
+        self._timings.prefill_to_decode_us = _us(at_s - self._layers_s)
         metrics = self._rank.context.metrics
-        metrics.count_tokens("output", 1)
+        metrics.decode_wait.observe(at_s - self._complete_s)
+        metrics.prefill_to_decode.observe(at_s - self._layers_s)
+
+    def _sampled(self, event: TokenSampled, at_s: float) -> None:
         if not self._stepped:
-            # The step after the adoption is its first, unless the batch was full.
             self._stepped = True
-            self._timings.first_decode_step_us = _us(at_s - self._adopted_s)
-            metrics.first_decode_step.observe(at_s - self._adopted_s)
+            self._timings.first_decode_step_us = _us(at_s - self._launched_s)
+            self._rank.context.metrics.first_decode_step.observe(at_s - self._launched_s)
+        tokens = self._tokens()
+        tokens.first_index = event.index
+        tokens.token_ids.append(event.token_id)
         self._output.append(event.token_id)
-        tokens = worker_pb2.RequestTokens(
-            request_id=self.request_id,
-            attempt=self.attempt,
-            first_index=event.index,
-            token_ids=[event.token_id],
-        )
         if event.logprob is not None:
             tokens.logprobs.append(logprob_to_proto(event.logprob))
-        self._send(tokens)
 
     def _finished(self, event: Finished) -> None:
         finished = finished_to_proto(event, self._origin)
@@ -276,7 +269,6 @@ class RankRequest:
         last.finished.timings.CopyFrom(self._timings)
         reason = common_pb2.FinishReason.Name(last.finished.reason)
         self._rank.context.metrics.count_request(reason.lower())
-        self._send(last)
         self._on_over(self)
 
     def _cancel_in_engine(self, reason: str) -> None:
@@ -284,15 +276,12 @@ class RankRequest:
         self._rank.context.port.post(lambda engine: engine.cancel(engine_id, reason), "cancel")
 
     def _tokens(self) -> worker_pb2.RequestTokens:
-        """Nothing yet, from the next output index on."""
-        return worker_pb2.RequestTokens(
-            request_id=self.request_id, attempt=self.attempt, first_index=len(self._output)
-        )
-
-
-def _adopt(engine: Engine, spec: RequestSpec, reservation: Reservation) -> float:
-    engine.adopt(spec, reservation)
-    return time.monotonic()
+        """Nothing yet, from the next output index on; on its way to the router."""
+        tokens = self._add()
+        tokens.request_id = self.request_id
+        tokens.attempt = self.attempt
+        tokens.first_index = len(self._output)
+        return tokens
 
 
 def _us(seconds: float) -> int:

@@ -8,6 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+_SILENT_S = 1.0
+"""Without a report, of which there are two a second: worth showing."""
 _QUIET = ("complete", "active", "failed", "cancelled", "expired")  # hand-offs that are over
 
 
@@ -28,7 +30,7 @@ def _workers(workers: list[Mapping[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     for column in ("worker", "role", "group", "state"):
         table.add_column(column, no_wrap=True)
-    for column in ("run", "wait"):
+    for column in ("lag", "run", "wait"):
         table.add_column(column, justify="right", no_wrap=True)
     for column in ("slots", "pages", "hand-offs", "channel", "life"):
         table.add_column(column, no_wrap=True)
@@ -38,6 +40,7 @@ def _workers(workers: list[Mapping[str, Any]]) -> Table:
             worker["role"],
             "" if worker["dp_group"] is None else str(worker["dp_group"]),
             _state(worker),
+            _lag(worker),
             f"{worker['running']}/{worker['max_running']}",
             str(worker["waiting"]),
             _counts(worker["slots"]),
@@ -52,6 +55,16 @@ def _workers(workers: list[Mapping[str, Any]]) -> Table:
 def _state(worker: Mapping[str, Any]) -> Text:
     colour = {"ready": "green", "draining": "yellow"}.get(worker["state"], "red")
     return Text(f"{worker['state']} {_duration(worker['uptime_s'])}", colour)
+
+
+def _lag(worker: Mapping[str, Any]) -> Text:
+    """What its engine takes to answer: the step under way, and whatever else is queued. Of one
+    that has not reported for a while: for how long."""
+    if worker["heard_s"] > _SILENT_S:
+        return Text(f"silent {worker['heard_s']:.1f}s", "red")
+    lag_ms = worker["lag_ms"]
+    text = f"{lag_ms:.1f}ms" if lag_ms < 1000 else f"{lag_ms / 1000:.1f}s"
+    return Text(text, "yellow" if lag_ms >= 1000 else "")
 
 
 def _counts(counts: Mapping[str, int]) -> str:

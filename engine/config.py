@@ -78,7 +78,7 @@ class EngineConfig:
     weight_format: WeightFormat = WeightFormat.MODEL
     page_size: int = 64
     max_running: int = 16  # requests that decode at once
-    chunked_prefill_size: int = 2048  # prompt tokens a step
+    chunked_prefill_size: int | None = None  # prompt tokens a step; None: by device
     max_model_len: int | None = None  # None: the model's
     memory_bytes: int | None = None  # budget for weights, pools and activations; None: by fraction
     memory_fraction: float = 0.8  # of what the machine has free at start

@@ -84,7 +84,7 @@ class Engine:
             self._memory,
             RowPlanner(model.config.vocab_size, tracker),
             max_running=config.max_running,
-            chunked_prefill_size=config.chunked_prefill_size,
+            chunked_prefill_size=self.plan.chunked_prefill_size,
             grid=grids.checkpoint,
             held_fraction=config.held_fraction,
         )
@@ -287,7 +287,6 @@ class Engine:
         except RequestError:
             self._reservations[reservation.request_id] = reservation
             raise
-        request.announced = True
         self._memory.adopt(request, reservation)
         if self._canary is not None:
             self._canary.adopted(request)

@@ -29,7 +29,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """The request's first chunk has been planned. The hand-off asks for its destination now."""
+    """The request's first chunk has been planned (the hand-off asks for its destination now), or
+    the first step of one that was adopted."""
 
     request_id: str
     cached_tokens: int = 0  # prompt tokens that need not be computed

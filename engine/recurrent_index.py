@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from baton.engine.config import Mixer, ModelConfig
 from baton.kernels.chunks import SnapshotPlan
-from baton.kernels.conv1d import ConvIndex, conv_index
+from baton.kernels.conv1d import GatedConvRows
 from baton.kernels.delta_mixer import DeltaRows
 from baton.kernels.dispatch import Kernels
 from baton.kernels.host_plan import HostPlan
@@ -16,7 +16,7 @@ from baton.kernels.mamba2 import Mamba2Rows
 class RecurrentIndex:
     """Built from the step's one copy to the device; the same in every layer."""
 
-    conv: ConvIndex | None = None  # where recurrent layers are convolutions alone
+    conv: GatedConvRows | None = None  # where recurrent layers are convolutions alone
     mamba2: Mamba2Rows | None = None  # where they are Mamba-2
     delta: DeltaRows | None = None  # where they are gated delta nets
 
@@ -39,7 +39,7 @@ def plan_recurrent(
     lens = (cu_seqlens_host, prefix_lens_host)
     width = config.recurrent[0].conv[1] + 1
     if Mixer.SHORT_CONV in config.mixers:
-        conv = conv_index(*lens, width, snapshots)
+        conv = kernels.plan_gated_conv_prefill(*lens, width, snapshots)
         return HostPlan(conv.lists, lambda parts: RecurrentIndex(conv=conv.build(parts)))
     if config.mixers & {Mixer.GATED_DELTA_NET, Mixer.KDA}:
         delta = kernels.plan_delta_prefill(*lens, width, snapshots)

@@ -30,6 +30,9 @@ class RequestMemory:
         self._caching = caching
         self._counters = counters
         self._launched = 0
+        self._completed = 0
+        # Of tickets that wait for a forward: its number, and the pages that were made free.
+        self._promised: dict[str, tuple[int, int]] = {}
         self.cache = PrefixCache(self.page_size, self.stateful, self._evicted)
 
     def launch(self, sequence: int) -> None:
@@ -38,8 +41,12 @@ class RequestMemory:
 
     def complete(self, sequence: int) -> None:
         """Forward `sequence` has finished on the device."""
+        self._completed = sequence
         self._slots.complete(sequence)
         self._pages.complete(sequence)
+        if self._promised:
+            waiting = self._promised.items()
+            self._promised = {name: each for name, each in waiting if each[0] > sequence}
 
     # Room ----------------------------------------------------------------------------------
 
@@ -263,7 +270,7 @@ class RequestMemory:
         """
         node, cached = self.cache.hold_kv(key[: tokens * TOKEN_BYTES] if self._caching else b"")
         needed = self.pages_for(tokens) - len(cached)
-        taken = self._take_for_ticket(needed, headroom)
+        taken = self._take_for_ticket(request_id, needed, headroom)
         if taken is None:
             self.cache.unlock_pages(node)
             return None
@@ -272,16 +279,24 @@ class RequestMemory:
             request_id, slot, (*cached, *own), tokens, len(cached) * self.page_size, node, own
         )
 
-    def _take_for_ticket(self, needed: int, headroom: int) -> tuple[int, tuple[int, ...]] | None:
-        """A slot and `needed` pages; None, and nothing taken, when there is no room."""
+    def _take_for_ticket(
+        self, request_id: str, needed: int, headroom: int
+    ) -> tuple[int, tuple[int, ...]] | None:
+        """A slot and `needed` pages; None, and nothing taken, when there is no room.
+
+        What the cache lets go may be of use only after the forward in flight. Tickets ask again
+        and again until then, and must not cost the cache more each time.
+        """
         slots, pages = self._slots, self._pages
-        if self.free_pages - needed < headroom:
+        promised = sum(count for _, count in self._promised.values())
+        if request_id in self._promised or self.free_pages - promised - needed < headroom:
             return None
-        if not slots.available_to_channels:
+        if slots.available <= len(self._promised):
             self.cache.evict_snapshots(1)
-        if pages.available_to_channels < needed:
-            self.cache.evict_pages(needed - pages.available_to_channels)
+        self.cache.evict_pages(promised + needed - pages.available)
         if not slots.available_to_channels or pages.available_to_channels < needed:
+            if self._launched > self._completed:
+                self._promised[request_id] = (self._launched, needed)
             return None
         slot = slots.take(Owner.TICKET)
         taken = pages.take_many(needed, Owner.TICKET)

@@ -90,13 +90,14 @@ class Scheduler:
     @property
     def preempted(self) -> bool:
         """A request that had begun waits for memory; such stand first in the queue."""
-        return bool(self.waiting) and next(iter(self.waiting.values())).announced
+        return bool(self.waiting) and next(iter(self.waiting.values())).admissions > 0
 
     def plan(self, outbox: list[Event]) -> Batch | None:
         """The next step, or None when nothing can run. Moves ids and lengths, touches no tensor."""
         decode: list[Row] = []
         prefill: list[Row] = []
-        budget = self._plan_running(decode, prefill)
+        self._planner.begin()
+        budget = self._plan_running(decode, prefill, outbox)
         if budget and self._next_admissible() is not None:
             self._plan_waiting(prefill, budget, outbox)
         if not decode and not prefill:
@@ -105,7 +106,7 @@ class Scheduler:
         self._memory.launch(self._sequence)
         return Batch(self._sequence, (*decode, *prefill), len(decode))
 
-    def _plan_running(self, decode: list[Row], prefill: list[Row]) -> int:
+    def _plan_running(self, decode: list[Row], prefill: list[Row], outbox: list[Event]) -> int:
         """Rows of running requests; returns what is left of the budget of prompt tokens."""
         budget = self._chunk
         running, grow, decode_row = _RUNNING, self._memory.grow, self._planner.decode_row
@@ -119,6 +120,8 @@ class Scheduler:
                 end = request.computed + 1
                 if grow(request, end) or self._make_room(request, end):
                     decode.append(decode_row(request))
+                    if not request.announced:
+                        _announce(request, outbox)
                 continue
             end = self._chunk_end(request, budget, first=not prefill)
             if end > request.computed and self._make_room(request, end):
@@ -133,6 +136,10 @@ class Scheduler:
                 match = self._memory.resume(
                     request, self._planner.resume_limit(request), self._grid
                 )
+                if not self._memory.free_slots:
+                    # The one slot that it could have holds the state that it would resume from.
+                    self._memory.release(request)
+                    match = self._memory.resume(request, 0, self._grid)
                 end = self._chunk_end(request, budget, first=not prefill)
                 if end == request.computed:
                     self._memory.release(request)
@@ -147,9 +154,7 @@ class Scheduler:
                 request.move(RequestState.RUNNING)
                 self._insert(request)
                 if not request.announced:
-                    request.announced = True
-                    name, held = request.request_id, request.spec.hold
-                    outbox.append(Scheduled(name, request.cached_tokens, held))
+                    _announce(request, outbox)
                 budget -= end - request.computed
                 prefill.append(self._planner.row(request, end))
 
@@ -208,3 +213,8 @@ class Scheduler:
         while index and self.running[index - 1].serial > request.serial:
             index -= 1
         self.running.insert(index, request)
+
+
+def _announce(request: Request, outbox: list[Event]) -> None:
+    request.announced = True
+    outbox.append(Scheduled(request.request_id, request.cached_tokens, request.spec.hold))

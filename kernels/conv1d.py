@@ -6,18 +6,20 @@ from the window of its read slot, or from zeros where it has no initial state, a
 window in its write slot; a read slot that differs from the write slot is never written.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.chunks import RaggedRows, SnapshotPlan
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import SMALL, Native
+from baton.kernels.prompt_plan import PromptPlan, plan_prompts
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,94 @@ def gated_conv_step_native(
         small=out.numel() * width < SMALL,
     )
     return out
+
+
+# What a plan makes of one layer's bcx [T, 3 C], weight, bias and conv_pool (as in gated_conv_step):
+# C * convolution(B * x) [T, C], dtype of bcx.
+GatedConvPrefill = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
+# The same for the rows of a batch, once they are on the device.
+GatedConvRows = Callable[[RaggedRows], GatedConvPrefill]
+
+
+def plan_gated_conv_prefill(
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    width: int,
+    snapshots: SnapshotPlan | None,
+) -> HostPlan[GatedConvRows]:
+    """Plan the prompts of a batch once, for all layers that are gated convolutions alone.
+
+    cu_seqlens_host: [B + 1], packed token where each row begins
+    prefix_lens_host: [B], absolute depth of each row's first token
+    width:     taps of the convolution
+    snapshots: windows to keep at inner depths, in slots of their own
+    """
+    index = conv_index(cu_seqlens_host, prefix_lens_host, width, snapshots)
+    return HostPlan(index.lists, lambda parts: partial(_gated_prefill_of, index.build(parts)))
+
+
+def _gated_prefill_of(index: ConvIndex, rows: RaggedRows) -> GatedConvPrefill:
+    lens = (rows.cu_seqlens, rows.cu_seqlens_host, rows.prefix_lens_host)
+    slots = (rows.read_slots, rows.write_slots, rows.has_initial)
+
+    def prefill(bcx: Tensor, weight: Tensor, bias: Tensor | None, conv_pool: Tensor) -> Tensor:
+        before, after, x = bcx.chunk(3, dim=-1)
+        return after * causal_conv1d_varlen(
+            before * x, weight, bias, *lens, conv_pool, *slots, index=index, silu=False
+        )
+
+    return prefill
+
+
+def plan_gated_conv_prefill_native(
+    native: Native,
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    width: int,
+    snapshots: SnapshotPlan | None,
+) -> HostPlan[GatedConvRows]:
+    """The same in one call a layer, for float32 bcx; the pool in float32 or bfloat16."""
+    plan = plan_prompts(cu_seqlens_host, prefix_lens_host, snapshots)
+    return HostPlan(
+        plan.lists, lambda parts: partial(_native_prefill_of, native, plan.build(parts))
+    )
+
+
+def _native_prefill_of(native: Native, plan: PromptPlan, rows: RaggedRows) -> GatedConvPrefill:
+    def prefill(bcx: Tensor, weight: Tensor, bias: Tensor | None, conv_pool: Tensor) -> Tensor:
+        channels, width = weight.shape
+        before, after, x = bcx.chunk(3, dim=-1)
+        out = native.empty(bcx.shape[0], channels)
+        native.call(
+            signatures.ConvPrefill(
+                x.data_ptr(),
+                before.data_ptr(),
+                after.data_ptr(),
+                weight.data_ptr(),
+                None if bias is None else bias.data_ptr(),
+                conv_pool.data_ptr(),
+                rows.read_slots.data_ptr(),
+                rows.write_slots.data_ptr(),
+                rows.has_initial.data_ptr(),
+                plan.starts.data_ptr(),
+                plan.row_snapshots.data_ptr(),
+                plan.snapshot_ends.data_ptr(),
+                plan.snapshot_slots.data_ptr(),
+                out.data_ptr(),
+                plan.rows,
+                bcx.shape[0],
+                channels,
+                bcx.stride(0),
+                width,
+                conv_pool.stride(0),
+                signatures.DTYPES[conv_pool.dtype],
+                0,
+            ),
+            small=out.numel() * width < SMALL,
+        )
+        return out
+
+    return prefill
 
 
 def causal_conv1d_varlen_ref(

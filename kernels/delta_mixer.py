@@ -20,6 +20,7 @@ from baton.kernels.host_plan import HostPlan
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import Native
 from baton.kernels.norm import rms_norm
+from baton.kernels.prompt_plan import ChunkedPromptPlan, plan_chunked_prompts
 from baton.kernels.ssd import discretise
 
 _NO_LIMIT = (0.0, float("inf"))
@@ -214,5 +215,75 @@ def _prefill_of(conv_plan: ConvIndex, chunks: ChunkIndex, rows: RaggedRows) -> D
         g, beta = weights.log_decay(inputs.a), sigmoid(inputs.b)
         o = gated_delta_prefill(q, k, v, g, beta, *lens, state_pool, *slots, index=chunks)
         return weights.gated_norm(o, inputs.z)
+
+    return prefill
+
+
+def plan_delta_prefill_native(
+    native: Native,
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    width: int,
+    snapshots: SnapshotPlan | None,
+) -> HostPlan[DeltaRows]:
+    """The same in one call a layer, for float32 inputs; pools in float32 or bfloat16."""
+    plan = plan_chunked_prompts(cu_seqlens_host, prefix_lens_host, CHUNK, snapshots)
+    return HostPlan(
+        plan.lists, lambda parts: partial(_native_prefill_of, native, plan.build(parts))
+    )
+
+
+def _native_prefill_of(native: Native, plan: ChunkedPromptPlan, rows: RaggedRows) -> DeltaPrefill:
+    prompts = plan.prompts
+
+    def prefill(
+        weights: DeltaWeights, inputs: DeltaInputs, conv_pool: Tensor, state_pool: Tensor
+    ) -> Tensor:
+        tokens = inputs.qkv.shape[0]
+        y = native.empty(tokens, weights.heads * weights.value_dim)
+        native.call(
+            signatures.DeltaPrefill(
+                inputs.qkv.data_ptr(),
+                inputs.z.data_ptr(),
+                inputs.b.data_ptr(),
+                inputs.a.data_ptr(),
+                weights.conv_weight.data_ptr(),
+                weights.A.data_ptr(),
+                weights.dt_bias.data_ptr(),
+                weights.norm_weight.data_ptr(),
+                conv_pool.data_ptr(),
+                state_pool.data_ptr(),
+                rows.read_slots.data_ptr(),
+                rows.write_slots.data_ptr(),
+                rows.has_initial.data_ptr(),
+                prompts.starts.data_ptr(),
+                prompts.row_snapshots.data_ptr(),
+                prompts.snapshot_ends.data_ptr(),
+                prompts.snapshot_slots.data_ptr(),
+                plan.row_chunks.data_ptr(),
+                plan.chunk_starts.data_ptr(),
+                plan.chunk_slots.data_ptr(),
+                y.data_ptr(),
+                prompts.rows,
+                tokens,
+                inputs.qkv.stride(0),
+                inputs.z.stride(0),
+                inputs.b.stride(0),
+                inputs.a.stride(0),
+                weights.key_heads,
+                weights.heads,
+                weights.key_dim,
+                weights.value_dim,
+                weights.conv_weight.shape[1],
+                conv_pool.stride(0),
+                state_pool.stride(0),
+                signatures.DTYPES[conv_pool.dtype],
+                signatures.DTYPES[state_pool.dtype],
+                int(weights.dt_bias.shape[0] > weights.heads),
+                int(weights.silu_gate),
+                weights.eps,
+            )
+        )
+        return y
 
     return prefill

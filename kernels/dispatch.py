@@ -21,7 +21,13 @@ from baton.kernels.attention import (
     paged_attn_prefill_native,
 )
 from baton.kernels.chunks import SnapshotPlan
-from baton.kernels.conv1d import gated_conv_step, gated_conv_step_native
+from baton.kernels.conv1d import (
+    GatedConvRows,
+    gated_conv_step,
+    gated_conv_step_native,
+    plan_gated_conv_prefill,
+    plan_gated_conv_prefill_native,
+)
 from baton.kernels.delta_mixer import (
     DeltaInputs,
     DeltaRows,
@@ -29,6 +35,7 @@ from baton.kernels.delta_mixer import (
     gated_delta_step,
     gated_delta_step_native,
     plan_delta_prefill,
+    plan_delta_prefill_native,
 )
 from baton.kernels.elementwise import (
     add_scaled,
@@ -49,7 +56,7 @@ from baton.kernels.elementwise import (
     swiglu_native,
 )
 from baton.kernels.host_plan import HostPlan
-from baton.kernels.linear import Weight, embedding, embedding_native, linear, linear_native
+from baton.kernels.linear import Matrix, Weight, embedding, embedding_native, linear, linear_native
 from baton.kernels.mamba2 import (
     Mamba2Rows,
     Mamba2Weights,
@@ -114,7 +121,7 @@ class Kernels:
     """
 
     embedding: Callable[[Tensor, Weight], Tensor]
-    linear: Callable[[Tensor, Weight, Tensor | None], Tensor]
+    linear: Callable[[Tensor, Matrix, Tensor | None], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     swiglu: Callable[[Tensor], Tensor]
     geglu: Callable[[Tensor], Tensor]
@@ -149,6 +156,9 @@ class Kernels:
     experts_relu2: Callable[[Tensor, Tensor, Tensor, Weight, Weight], Tensor]
     gated_conv_step: Callable[
         [Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor | None], Tensor
+    ]
+    plan_gated_conv_prefill: Callable[
+        [Sequence[int], Sequence[int], int, SnapshotPlan | None], HostPlan[GatedConvRows]
     ]
     mamba2_step: Callable[
         [Mamba2Weights, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor
@@ -200,6 +210,7 @@ TORCH = Kernels(
     experts_swiglu=experts_swiglu,
     experts_relu2=experts_relu2,
     gated_conv_step=gated_conv_step,
+    plan_gated_conv_prefill=plan_gated_conv_prefill,
     mamba2_step=mamba2_step,
     plan_mamba2_prefill=plan_mamba2_prefill,
     gated_delta_step=gated_delta_step,
@@ -241,10 +252,11 @@ def native_kernels(native: Native) -> Kernels:
         experts_swiglu=partial(experts_swiglu_native, native),
         experts_relu2=partial(experts_relu2_native, native),
         gated_conv_step=partial(gated_conv_step_native, native),
+        plan_gated_conv_prefill=partial(plan_gated_conv_prefill_native, native),
         mamba2_step=partial(mamba2_step_native, native),
         plan_mamba2_prefill=partial(plan_mamba2_prefill_native, native),
         gated_delta_step=partial(gated_delta_step_native, native),
-        plan_delta_prefill=plan_delta_prefill,
+        plan_delta_prefill=partial(plan_delta_prefill_native, native),
         add_token_counts=add_token_counts,
         apply_penalties=apply_penalties,
         sample_tokens=sample_tokens,

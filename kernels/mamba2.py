@@ -4,13 +4,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.chunks import ChunkIndex, RaggedRows, SnapshotPlan, plan_chunks
+from baton.kernels.chunks import ChunkIndex, RaggedRows, SnapshotPlan
 from baton.kernels.conv1d import (
     ConvIndex,
     causal_conv1d_update,
@@ -21,6 +20,7 @@ from baton.kernels.host_plan import HostPlan
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import Native
 from baton.kernels.norm import gated_rms_norm
+from baton.kernels.prompt_plan import ChunkedPromptPlan, plan_chunked_prompts
 from baton.kernels.ssd import block_size, ssd_index, ssd_prefill
 from baton.kernels.state_update import selective_state_update
 
@@ -231,13 +231,16 @@ def plan_mamba2_prefill_native(
     snapshots: SnapshotPlan | None,
 ) -> HostPlan[Mamba2Rows]:
     """The same in one call a layer, for float32 zxbcdt; pools in float32 or bfloat16."""
-    plan = _native_plan(cu_seqlens_host, prefix_lens_host, chunk_size, snapshots)
+    lens = (cu_seqlens_host, prefix_lens_host)
+    plan = plan_chunked_prompts(*lens, block_size(chunk_size), snapshots)
     return HostPlan(
         plan.lists, lambda parts: partial(_native_prefill_of, native, plan.build(parts))
     )
 
 
-def _native_prefill_of(native: Native, plan: "_NativePlan", rows: RaggedRows) -> Mamba2Prefill:
+def _native_prefill_of(native: Native, plan: ChunkedPromptPlan, rows: RaggedRows) -> Mamba2Prefill:
+    prompts = plan.prompts
+
     def prefill(
         weights: Mamba2Weights, zxbcdt: Tensor, conv_pool: Tensor, ssm_pool: Tensor
     ) -> Tensor:
@@ -262,11 +265,17 @@ def _native_prefill_of(native: Native, plan: "_NativePlan", rows: RaggedRows) ->
                 rows.read_slots.data_ptr(),
                 rows.write_slots.data_ptr(),
                 rows.has_initial.data_ptr(),
-                *(part.data_ptr() for part in plan.parts),
+                prompts.starts.data_ptr(),
+                plan.row_chunks.data_ptr(),
+                plan.chunk_starts.data_ptr(),
+                plan.chunk_slots.data_ptr(),
+                prompts.row_snapshots.data_ptr(),
+                prompts.snapshot_ends.data_ptr(),
+                prompts.snapshot_slots.data_ptr(),
                 convolved.data_ptr(),
                 scores.data_ptr(),
                 y.data_ptr(),
-                plan.rows,
+                prompts.rows,
                 tokens,
                 plan.chunks,
                 plan.chunk,
@@ -289,68 +298,6 @@ def _native_prefill_of(native: Native, plan: "_NativePlan", rows: RaggedRows) ->
         return y
 
     return prefill
-
-
-@dataclass(frozen=True)
-class _NativePlan:
-    """Where rows, chunks and snapshots lie, as the library reads it.
-
-    parts: int64 tensors: first token of each row [B + 1]; first chunk of each row [B + 1]; first
-           token of each chunk [chunks + 1]; the slot that takes the state after each chunk, or 0
-           [chunks]; first snapshot of each row [B + 1]; the token after each snapshot, and its slot
-    """
-
-    rows: int
-    chunks: int
-    chunk: int  # tokens, at most
-    parts: tuple[Tensor, ...]
-
-
-def _native_plan(
-    starts: Sequence[int],
-    prefixes: Sequence[int],
-    chunk_size: int,
-    snapshots: SnapshotPlan | None,
-) -> HostPlan[_NativePlan]:
-    chunk = block_size(chunk_size)
-    plan = plan_chunks(starts, prefixes, chunk)
-    # Kernels go through a row's chunks in order: here they lie row after row.
-    chunks = sorted(zip(plan.starts, plan.rows, plan.lengths, strict=True))
-    row_chunks = [0] * (len(starts))
-    for _, row, _ in chunks:
-        row_chunks[row + 1] += 1
-    for row in range(len(prefixes)):
-        row_chunks[row + 1] += row_chunks[row]
-    kept: list[tuple[int, int, int]] = []  # row, token after, slot
-    if snapshots is not None:
-        ends = snapshots.extents(starts, prefixes)
-        kept = sorted(
-            (row, starts[row] + extent, slot)
-            for row, extent, slot in zip(snapshots.rows, ends, snapshots.slots, strict=True)
-        )
-    slots = {end: slot for _, end, slot in kept}
-    after = [start + length for start, _, length in chunks]
-    if not slots.keys() <= set(after):
-        raise ValueError(
-            f"snapshots after packed tokens {sorted(slots.keys() - set(after))} lie on no "
-            "chunk boundary; a snapshot lies at an absolute multiple of the chunk size or at "
-            "its row's end"
-        )
-    row_snapshots = [sum(row < r for row, _, _ in kept) for r in range(len(starts))]
-    lists = (
-        starts,
-        row_chunks,
-        [start for start, _, _ in chunks] + [starts[-1]],
-        [slots.get(end, 0) for end in after],
-        row_snapshots,
-        [end for _, end, _ in kept],
-        [slot for _, _, slot in kept],
-    )
-
-    def build(parts: Iterator[Tensor]) -> _NativePlan:
-        return _NativePlan(len(prefixes), len(chunks), chunk, tuple(islice(parts, len(lists))))
-
-    return HostPlan(lists, build)
 
 
 _LARGEST_STEP = math.ldexp(1.0, 127)  # stands for no limit: finite, and a float32

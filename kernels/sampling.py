@@ -140,12 +140,12 @@ def log_probs(logits: Tensor, token_ids: Tensor, top_n: int, asked_ids: Tensor) 
 
     logits:    [R, V] float, raw
     token_ids: [R] int64
-    top_n:     how many of the likeliest; may be 0
+    top_n:     how many of the likeliest; may be 0; of a small vocabulary, all
     asked_ids: [R, m] int64; m may be 0
     """
     wide = logits.float()
     normaliser = wide.logsumexp(dim=-1, keepdim=True)
     chosen = wide.gather(1, token_ids[:, None]) - normaliser
-    top_values, top_ids = wide.topk(top_n, dim=-1)
+    top_values, top_ids = wide.topk(min(top_n, wide.shape[1]), dim=-1)
     asked = wide.gather(1, asked_ids) - normaliser
     return LogProbs(chosen[:, 0], top_values - normaliser, top_ids, asked)

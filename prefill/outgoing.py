@@ -83,6 +83,8 @@ class OutgoingHandoff:
         self._more = asyncio.Event()  # there is more to write
         self._writer: asyncio.Task[None] | None = None
         self._writing: Writing | None = None
+        self._posted: Received | None = None  # what was, once nothing more is to be
+        self._done_sent = False
         self._ticket: WrittenTicket | None = None
 
     @property
@@ -179,6 +181,7 @@ class OutgoingHandoff:
         self._way.drains.opened(self._ticket)
         self._context.port.post(lambda engine: engine.destined(self.engine_id), "destined")
         self._writer = asyncio.ensure_future(self._write(destination, claim))
+        self._writer.add_done_callback(self._written)
 
     def cancel(self, reason: str) -> None:
         """The rank wants it no more."""
@@ -207,8 +210,9 @@ class OutgoingHandoff:
 
     def _chunk_computed(self, event: ChunkComputed) -> None:
         self._context.metrics.count_tokens("prompt", event.end - event.start)
-        progress = handoff_pb2.Progress(**self._name, computed_tokens=event.end)
-        self._send(handoff_pb2.PrefillMessage(progress=progress))
+        if event.end < self._tokens:  # what follows the last chunk says as much
+            progress = handoff_pb2.Progress(**self._name, computed_tokens=event.end)
+            self._send(handoff_pb2.PrefillMessage(progress=progress))
         self._more.set()
 
     def _scored(self, event: PromptScored) -> None:
@@ -230,11 +234,15 @@ class OutgoingHandoff:
         self._send(handoff_pb2.PrefillMessage(first_token=self._first_token))
 
     def _state_ready(self, at_s: float) -> None:
-        if not self.given:
-            self._send_first_token(at_s)
+        """Where all was posted before the token was sampled, one message says both."""
         self._held = True
         self._flow.held()
         self._layers_s = self._layers_s or at_s
+        if not self.given:
+            if self._posted is not None:
+                self._first_token.done.CopyFrom(self._done(self._posted))
+                self._done_sent = True
+            self._send_first_token(at_s)
         self._more.set()
 
     def _finished(self, event: Finished, at_s: float) -> None:
@@ -256,20 +264,11 @@ class OutgoingHandoff:
             target = Holder(destination.slot, tuple(destination.pages))
             self._writing = writing = connection.open(claim, target, self._moving)
             self._flow.begin(destination.kv_from, connection.segment_bytes)
-            sent = await self._write_all(writing)
+            sent = self._posted = await self._write_all(writing)
             while not self._held:
                 await self._wait_for_more()
-            done = handoff_pb2.Done(
-                **self._name,
-                ticket_id=destination.ticket_id,
-                generation=destination.generation,
-                segments=sent.segments,
-                bytes_state=sent.bytes_state,
-                bytes_kv=sent.bytes_kv,
-                tail_us=_us(time.monotonic() - self._layers_s),
-                cached_state=self._holding.cached_state if self._holding else 0,
-            )
-            self._send(handoff_pb2.PrefillMessage(done=done))
+            if not self._done_sent:
+                self._send(handoff_pb2.PrefillMessage(done=self._done(sent)))
             await writing.flush()
             # The last byte has left the pools: they need not wait for the rank to say so.
             self._context.port.post(lambda engine: engine.release(self.engine_id), "release")
@@ -286,6 +285,11 @@ class OutgoingHandoff:
             message = f"{self._way.rank.worker_id} has {received} of {sent}"
             self.fail(make_error(common_pb2.DATA_LOSS, self._context.worker_id, message, True))
 
+    def _written(self, writer: "asyncio.Task[None]") -> None:
+        """A fault that `_write` does not know ends the hand-off too: the rank would wait for it."""
+        if not writer.cancelled() and (fault := writer.exception()) is not None:
+            self.fail(error_of(fault, self._context.worker_id))
+
     async def _write_all(self, writing: Writing) -> Received:
         """KV as its chunks end, the last chunk's and the state as their layers do. What was sent.
 
@@ -299,6 +303,19 @@ class OutgoingHandoff:
             if not ready and not self._flow.over:  # else more may have come meanwhile
                 await self._wait_for_more()
         return sent
+
+    def _done(self, sent: Received) -> handoff_pb2.Done:
+        assert self._ticket is not None
+        return handoff_pb2.Done(
+            **self._name,
+            ticket_id=self._ticket.ticket_id,
+            generation=self._ticket.generation,
+            segments=sent.segments,
+            bytes_state=sent.bytes_state,
+            bytes_kv=sent.bytes_kv,
+            tail_us=_us(time.monotonic() - self._layers_s),
+            cached_state=self._holding.cached_state if self._holding else 0,
+        )
 
     async def _write_one(self, writing: Writing, segment: Segment, sent: Received) -> Received:
         if self._handoff.state is HandoffState.RESERVED:

@@ -26,16 +26,17 @@ class DecodePeer:
     def __init__(
         self,
         hello: common_pb2.Hello,
+        process: common_pb2.HostProcess,
         outlets: Outlets,
         drains: Drains,
         lease_s: float,
         begin: Begin,
         offered: Offered,
     ) -> None:
-        """hello: the rank's. begin: makes a hand-off of a request that came in. offered: told of
-        state that the rank has."""
+        """hello: the rank's. process: this one. begin: makes a hand-off of a request that came in.
+        offered: told of state that the rank has."""
         self.identity = hello.worker
-        self.way = Way(hello, outlets, drains, self.send)
+        self.way = Way(hello, process, outlets, drains, self.send)
         self._begin = begin
         self._offered = offered
         self._outbox: Outbox[handoff_pb2.PrefillMessage] = Outbox()

@@ -95,6 +95,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         await context.write(handoff_pb2.PrefillMessage(hello=self._context.hello))
         peer = DecodePeer(
             hello,
+            self._context.hello.process,
             self._outlets,
             self._drains,
             self._context.lease_s,

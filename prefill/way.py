@@ -9,7 +9,9 @@ from baton.prefill.drains import Drains, WrittenTicket
 from baton.proto import common_pb2, handoff_pb2
 from baton.transfer.channel import Connection
 from baton.transfer.errors import ChannelError
+from baton.transfer.nixl_outlet import NIXL
 from baton.transfer.outlets import Chosen, Outlets
+from baton.worker.host_process import unprovable
 
 log = logging.getLogger(__name__)
 
@@ -21,14 +23,23 @@ class Way:
     """Tries the channels at once, while prompts are read already: hand-offs wait for it."""
 
     def __init__(
-        self, hello: common_pb2.Hello, outlets: Outlets, drains: Drains, send: Send
+        self,
+        hello: common_pb2.Hello,
+        process: common_pb2.HostProcess,
+        outlets: Outlets,
+        drains: Drains,
+        send: Send,
     ) -> None:
-        """hello: the rank's."""
+        """hello: the rank's. process: this one."""
         self.rank = hello.worker
         self.drains = drains
         self.send = send
         offers = {offer.channel: offer.endpoint for offer in hello.channels}
-        self._choosing = asyncio.ensure_future(outlets.connect(offers, hello.worker.worker_id))
+        why = unprovable(hello.process, process)
+        barred = {NIXL: why} if why is not None else {}
+        self._choosing = asyncio.ensure_future(
+            outlets.connect(offers, hello.worker.worker_id, barred)
+        )
 
     async def connection(self) -> Connection:
         """Raises ChannelError where no channel joins the two."""

@@ -122,18 +122,20 @@ class ChannelOffer(_message.Message):
     def __init__(self, channel: _Optional[str] = ..., endpoint: _Optional[bytes] = ...) -> None: ...
 
 class HostProcess(_message.Message):
-    __slots__ = ("boot_id", "pid_namespace", "pid", "started", "maps_peers")
+    __slots__ = ("boot_id", "pid_namespace", "pid", "started", "maps_peers", "maps_namespaces")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     PID_NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     MAPS_PEERS_FIELD_NUMBER: _ClassVar[int]
+    MAPS_NAMESPACES_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     pid_namespace: str
     pid: int
     started: int
     maps_peers: bool
-    def __init__(self, boot_id: _Optional[str] = ..., pid_namespace: _Optional[str] = ..., pid: _Optional[int] = ..., started: _Optional[int] = ..., maps_peers: _Optional[bool] = ...) -> None: ...
+    maps_namespaces: bool
+    def __init__(self, boot_id: _Optional[str] = ..., pid_namespace: _Optional[str] = ..., pid: _Optional[int] = ..., started: _Optional[int] = ..., maps_peers: _Optional[bool] = ..., maps_namespaces: _Optional[bool] = ...) -> None: ...
 
 class StateAt(_message.Message):
     __slots__ = ("worker", "tokens")

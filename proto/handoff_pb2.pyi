@@ -33,6 +33,24 @@ class FetchedPrefix(_message.Message):
     bytes_kv: int
     def __init__(self, tokens: _Optional[int] = ..., segments: _Optional[int] = ..., bytes_state: _Optional[int] = ..., bytes_kv: _Optional[int] = ...) -> None: ...
 
+class LentPrefix(_message.Message):
+    __slots__ = ("tokens", "slot", "pages", "endpoint", "segment_bytes", "checksums", "held")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    slot: int
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    endpoint: NixlEndpoint
+    segment_bytes: int
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    held: bool
+    def __init__(self, tokens: _Optional[int] = ..., slot: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., endpoint: _Optional[_Union[NixlEndpoint, _Mapping]] = ..., segment_bytes: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ..., held: _Optional[bool] = ...) -> None: ...
+
 class StateOffer(_message.Message):
     __slots__ = ("token_ids",)
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -146,7 +164,7 @@ class Destination(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., slot: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., kv_from: _Optional[int] = ..., lease_ms: _Optional[int] = ..., prompt_hash: _Optional[int] = ..., sampling_hash: _Optional[int] = ...) -> None: ...
 
 class FirstToken(_message.Message):
-    __slots__ = ("request_id", "attempt", "token_id", "logprob", "cached_tokens", "prefill_queue_us", "prefill_us", "finished")
+    __slots__ = ("request_id", "attempt", "token_id", "logprob", "cached_tokens", "prefill_queue_us", "prefill_us", "finished", "done")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +173,7 @@ class FirstToken(_message.Message):
     PREFILL_QUEUE_US_FIELD_NUMBER: _ClassVar[int]
     PREFILL_US_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     token_id: int
@@ -163,7 +182,8 @@ class FirstToken(_message.Message):
     prefill_queue_us: int
     prefill_us: int
     finished: _common_pb2.Finished
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[_Union[_common_pb2.TokenLogprob, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., finished: _Optional[_Union[_common_pb2.Finished, _Mapping]] = ...) -> None: ...
+    done: Done
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[_Union[_common_pb2.TokenLogprob, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., finished: _Optional[_Union[_common_pb2.Finished, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
 
 class PromptScores(_message.Message):
     __slots__ = ("request_id", "attempt", "logprobs")

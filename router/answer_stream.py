@@ -40,16 +40,18 @@ class AnswerStream:
         """The rank works on it no more: it said so, or it was lost."""
         self.scored_to = scored_to
         """The first prompt position whose score has not come."""
+        self.state_tokens = 0
+        """Of prompt and answer: the rank has kept the state after these. Set at the end."""
         self._over = False
         self._clock = clock
         self._events: deque[TokenEvent | Finished] = deque()
-        self._arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # the reader waits for it
 
     async def next(self) -> TokenEvent | Finished:
         """The session ends every stream it is given, so this ends when the rank does."""
         while not self._events:
-            self._arrived.clear()
-            await self._arrived.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         return self._events.popleft()
 
     def feed(self, tokens: RequestTokens) -> None:
@@ -64,6 +66,7 @@ class AnswerStream:
             self._put(event)
         if tokens.HasField("finished"):
             self.rank_done = True
+            self.state_tokens = tokens.finished.state_tokens
             self._end(finished_from_proto(tokens.finished))
 
     def fail(self, error: ApiError, reason: FinishReason = FinishReason.ERROR) -> None:
@@ -79,7 +82,7 @@ class AnswerStream:
             self._events[-1] = TokenEvent(last.first_index, ids, logprobs)
         else:
             self._events.append(event)
-        self._arrived.set()
+        self._wake()
 
     def _new_part(self, tokens: RequestTokens) -> TokenEvent | None:
         old = self.next_index - tokens.first_index
@@ -92,7 +95,9 @@ class AnswerStream:
             self.held_us = tokens.held_us
         first = self.next_index
         self.next_index += len(ids)
-        return TokenEvent(first, ids, tuple(map(logprob_from_proto, tokens.logprobs[old:])), prompt)
+        scores = tokens.logprobs
+        logprobs = tuple(map(logprob_from_proto, scores[old:])) if scores else ()
+        return TokenEvent(first, ids, logprobs, prompt)
 
     def _new_prompt_part(self, tokens: RequestTokens) -> PromptLogprobs | None:
         chunk = prompt_logprobs_from_proto(tokens.prompt_logprobs)
@@ -104,7 +109,11 @@ class AnswerStream:
     def _end(self, finished: Finished) -> None:
         self._over = True
         self._events.append(finished)
-        self._arrived.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def _gap(self, first_index: int) -> ApiError:
         return ApiError(

@@ -7,8 +7,9 @@ from baton.proto.worker_pb2 import OwnerCount
 from baton.router.worker_table import Role, Worker
 
 
-def worker_info(worker: Worker, *, ready: bool, placed: int) -> dict[str, object]:
-    """ready: requests can be placed on it now; placed: requests of this router that it has."""
+def worker_info(worker: Worker, *, ready: bool, placed: int, heard_s: float) -> dict[str, object]:
+    """ready: requests can be placed on it now; placed: requests of this router that it has;
+    heard_s: since its last report."""
     status = worker.status
     return {
         "worker_id": worker.worker_id,
@@ -32,6 +33,8 @@ def worker_info(worker: Worker, *, ready: bool, placed: int) -> dict[str, object
         "handoffs": dict(status.handoffs),
         "memory_plan": dict(status.memory_plan),
         "uptime_s": status.uptime_s,
+        "heard_s": round(heard_s, 3),
+        "lag_ms": status.lag_us / 1000,
         "pid": status.pid,
         "metrics_address": status.metrics_address,
         "peers": [peer.worker_id for peer in status.peers],

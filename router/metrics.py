@@ -5,6 +5,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from baton.api.backend import Timings, Usage
+from baton.router.latency_histogram import LatencyHistogram
 from baton.router.worker_table import Role, Worker
 
 # Three buckets a decade from 100 us to 500 s: a small model's whole decode step is 1 ms.
@@ -49,6 +50,16 @@ class RouterMetrics:
             rank,
             registry=self.registry,
         )
+        self._states_known = Counter(
+            "baton_states_known_total",
+            "Placements of which the router knew a rank that has the state of their first tokens.",
+            registry=self.registry,
+        )
+        self._state_tokens = Counter(
+            "baton_states_known_tokens_total",
+            "Tokens that those states stand for.",
+            registry=self.registry,
+        )
         self._on_rank = Gauge(
             "baton_rank_requests",
             "Requests of this router that a decode rank has.",
@@ -73,7 +84,9 @@ class RouterMetrics:
         # `labels` looks its child up under a lock: once here rather than at every request.
         self._ttft_parts = [ttft_part.labels(part) for part in TTFT_PARTS]
         self._second_parts = [second_part.labels(part) for part in SECOND_TOKEN_PARTS]
-        self._itl = self._seconds("baton_itl_seconds", "Between one output token and the next.")
+        self._itl = LatencyHistogram(
+            "baton_itl_seconds", "Between one output token and the next.", BUCKETS, self.registry
+        )
         self._e2e = self._seconds("baton_e2e_seconds", "Arrival to finish.")
         for role in Role:
             self._workers.labels(role.value).set(0)
@@ -91,6 +104,10 @@ class RouterMetrics:
     def replaced(self, rank: Worker) -> None:
         self._replaced.labels(*_names(rank)).inc()
 
+    def state_known(self, tokens: int) -> None:
+        self._states_known.inc()
+        self._state_tokens.inc(tokens)
+
     def rank_joined(self, rank: Worker, requests: Callable[[], float]) -> None:
         """requests: those of this router that it has, when it is asked."""
         self._on_rank.labels(*_names(rank)).set_function(requests)
@@ -100,8 +117,7 @@ class RouterMetrics:
 
     def between_tokens(self, seconds: float, tokens: int) -> None:
         """`tokens` came together, `seconds` after the one before them."""
-        for _ in range(tokens):
-            self._itl.observe(seconds / tokens)
+        self._itl.observe(seconds / tokens, tokens)
 
     def dispatched(self, queue_s: float) -> None:
         self._queue.observe(queue_s)

@@ -24,6 +24,7 @@ from baton.router.metrics import RouterMetrics
 from baton.router.placement import Placement, Placer
 from baton.router.rank_session import RankSession, SessionOptions
 from baton.router.ranks import Ranks
+from baton.router.state_book import StateBook
 from baton.router.worker_table import Change, Role, Worker, WorkerTable
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class RouterBackend:
             config.policy,
             config.prefill_fallbacks,
         )
+        self._states = StateBook(table)
         table.subscribe(self._on_change)
         metrics.active.set_function(lambda: len(self._live))
 
@@ -78,6 +80,8 @@ class RouterBackend:
                             hold.prefilled()
                             self._given(live, stream, event.token_ids)
                         yield event
+                    if stream.state_tokens:
+                        self._states.keep(placement.rank, live.all_ids[: stream.state_tokens])
                     if event.error is None or not live.goes_on(event):
                         yield self._finish(live, event)
                         return
@@ -140,7 +144,10 @@ class RouterBackend:
         return Health(missing is None, "" if missing is None else missing.message)
 
     async def flush_cache(self, timeout_s: float) -> None:
-        await flush_all(self._table.workers(), timeout_s)
+        try:
+            await flush_all(self._table.workers(), timeout_s)
+        finally:  # some may be empty
+            self._states.clear()
 
     async def drain(self, grace_s: float) -> None:
         """Turn new requests away, and wait up to `grace_s` for those here to end."""
@@ -168,28 +175,37 @@ class RouterBackend:
             raise
 
     async def _place(self, live: LiveRequest) -> tuple[Placement, RankSession]:
-        """Wait for a worker of each role, but no longer than `worker_wait_s`."""
+        """Wait for a worker of each role, but no longer than `worker_wait_s`. An answer that has
+        begun on the rank that it is bound to, and was lost there, waits as long for that rank to
+        come back; then any other goes on with it."""
         deadline = self._clock() + self._config.worker_wait_s
+        pinned = live.request.routed_dp_rank
         while True:
             if live.refusal is not None:
                 raise live.refusal
             self._live.check_open()
-            placement = self._placer.place(live.request.routed_dp_rank, live.lost_on)
+            placement = self._placer.place(pinned, live.lost_on)
             session = None if placement is None else self._ranks.session(placement.rank)
             if placement is not None and session is not None:
                 return placement, session
             left = deadline - self._clock()
-            if left <= 0:
+            if left > 0:
+                await self.changed.wait(left)
+            elif pinned is not None and live.attempt:
+                pinned = None
+            else:
                 raise self._nowhere(live.request)
-            await self.changed.wait(left)
 
     def _dispatch(
         self, live: LiveRequest, placement: Placement, session: RankSession
     ) -> AnswerStream:
         before = live.stream
-        start = live.next_attempt(placement.prefills)
+        state_at = self._states.deepest(live.unread_ids)
+        start = live.next_attempt(placement.prefills, state_at)
         live.stream = session.start(start, 0 if before is None else before.scored_to)
         self._metrics.placed(placement.rank)
+        if state_at is not None:
+            self._metrics.state_known(state_at.tokens)
         if live.times.dispatched is None:
             live.times.dispatched = self._clock()
             self._metrics.dispatched(live.times.dispatched - live.times.arrived)
@@ -238,8 +254,9 @@ class RouterBackend:
     def _nowhere(self, request: GenerateRequest) -> ApiError:
         error = self._placer.missing() or ApiError(
             ErrorCode.UNAVAILABLE,
-            f"decode rank {request.routed_dp_rank} is not ready; leave routed_dp_rank out to "
-            "use any other",
+            f"decode rank {request.routed_dp_rank} was lost and is not back after "
+            f"{self._config.worker_wait_s:g} s; send it again later, or leave routed_dp_rank out "
+            "to use any other",
             param="routed_dp_rank",
         )
         error.retry_after_s = self._config.retry_after_s
@@ -251,6 +268,7 @@ class RouterBackend:
             worker,
             ready=reachable and not worker.leaving,
             placed=self._placer.placed[worker.worker_id],
+            heard_s=self._table.heard_s(worker),
         )
 
     def _on_change(self, change: Change) -> None:

@@ -147,6 +147,10 @@ class WorkerTable:
         if current is not None:
             self._remove(current, reason)
 
+    def heard_s(self, worker: Worker) -> float:
+        """Seconds since its last report, or since it registered. Of a worker that is here."""
+        return self._lease_s - (self._deadlines[worker.worker_id] - self._clock())
+
     def check(self) -> float:
         """Drop the workers whose lease has run out; in how many seconds to call again."""
         now = self._clock()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.chunks import RaggedRows, SnapshotPlan
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,17 @@ class RaggedBatch:
     @property
     def tokens(self) -> int:
         return self.cu_seqlens_host[-1]
+
+    @property
+    def rows(self) -> RaggedRows:
+        return RaggedRows(
+            self.cu_seqlens,
+            tuple(self.cu_seqlens_host),
+            tuple(self.prefix_lens_host),
+            self.read_slots,
+            self.write_slots,
+            self.has_initial,
+        )
 
 
 def seeded(seed: int) -> random.Random:

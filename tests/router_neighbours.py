@@ -25,6 +25,7 @@ from baton.proto.common_pb2 import (
     WorkerIdentity,
 )
 from baton.proto.inference_pb2 import GenerateReply, GenerateRequest, SampleOptions, TokenIds
+from baton.proto.version import PROTOCOL_MAJOR
 from baton.proto.worker_pb2 import (
     CancelRequest,
     FlushCacheReply,
@@ -114,7 +115,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
 
     @property
     def hello(self) -> Hello:
-        return Hello(protocol_major=1, worker=self.identity, fingerprint=self.fingerprint)
+        return Hello(
+            protocol_major=PROTOCOL_MAJOR, worker=self.identity, fingerprint=self.fingerprint
+        )
 
     @property
     def status(self) -> WorkerStatus:

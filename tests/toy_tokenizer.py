@@ -26,6 +26,14 @@ def byte_level() -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_tokens(["a b", "Ā€"])  # not spelt in the alphabet, the second but half
+    return tokenizer
+
+
+def decoded_in_sequence() -> Tokenizer:
+    """GPT-2's kind with a decoder that could be anything."""
+    tokenizer = byte_level()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel()])
     return tokenizer
 
 

@@ -1,8 +1,8 @@
 """One answer's text: what both ends of the wire make of the same token ids."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from baton.text.detokenizer import Detokenizer
+from baton.text.detokenizer import make_detokenizer
 from baton.text.stops import StopMatch, StopMatcher
 from baton.text.tokenizer import Tokenizer
 
@@ -13,6 +13,9 @@ class AnswerText:
     The engine pushes each token, and when `match` is set it ends the request with `cut_chars`. The
     API pushes the ids as they come, shows what `push` returns, and ends with `finish(cut_chars)` as
     the engine reported it. Stop strings do not count before `min_tokens` tokens are there.
+
+    The newest token may be the one that ended the answer, which is not shown: where it is among
+    `end_ids`, its text waits for what comes next.
     """
 
     def __init__(
@@ -23,8 +26,13 @@ class AnswerText:
         include_stop: bool = False,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        end_ids: Collection[int] = (),
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens)
+        """end_ids: of the API; the engine does not push a token that ends the answer."""
+        self._tokenizer = tokenizer
+        self._end_ids = frozenset() if include_stop else frozenset(end_ids)
+        self._newest: list[int] = []  # one of them, not pushed yet
+        self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens)
         self._matcher = StopMatcher(stops, include_stop)
         self._unarmed = max(min_tokens - 1, 0)  # tokens that cannot end the answer
 
@@ -35,6 +43,12 @@ class AnswerText:
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next ids; the text that is certain, without what may become a stop string."""
+        if self._newest or (ids and ids[-1] in self._end_ids):
+            ids = [*self._newest, *ids]
+            certain = len(ids) - (ids[-1] in self._end_ids)
+            ids, self._newest = ids[:certain], ids[certain:]
+        if not self._unarmed:
+            return self._matcher.push(self._detokenizer.push(ids))
         early = ids[: self._unarmed]
         self._unarmed -= len(early)
         out = ""
@@ -54,5 +68,7 @@ class AnswerText:
 
     def finish(self, cut_chars: int = 0) -> str:
         """The last text: all that was held back, less the last `cut_chars` characters."""
-        out = self._matcher.push(self._detokenizer.finish())
-        return out + self._matcher.flush(self._matcher.seen - cut_chars)
+        # Where special tokens are shown, one that ended the answer is not, and is not in the cut.
+        text = self._detokenizer.push(self._tokenizer.with_text(self._newest))
+        self._matcher.hold(text + self._detokenizer.finish())
+        return self._matcher.flush(self._matcher.seen - cut_chars)

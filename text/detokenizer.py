@@ -1,7 +1,9 @@
 """Token ids to text while they arrive, without ever showing half a character."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
+from baton.text.byte_detokenizer import ByteDetokenizer
 from baton.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
@@ -11,12 +13,33 @@ _RESYNC = 8
 """Tokens kept then. A broken sequence disturbs the three bytes after it at most."""
 
 
-class Detokenizer:
+class Detokenizer(Protocol):
     """The text of the ids pushed so far, minus what later ids may still change.
 
     The text returned depends on the ids alone, not on how they were grouped into pushes: a stream
     is rebuilt elsewhere by pushing all its ids at once. All pushes and `finish` joined equal
     `tokenizer.decode` of all ids.
+    """
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that these ids make certain; may be empty."""
+        ...
+
+    def finish(self) -> str:
+        """What was still held back; no push may follow."""
+        ...
+
+
+def make_detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> Detokenizer:
+    """The cheapest that the tokenizer's decoder allows."""
+    table = tokenizer.byte_table(skip_special_tokens)
+    if table is not None:
+        return ByteDetokenizer(table)
+    return WindowDetokenizer(tokenizer, skip_special_tokens)
+
+
+class WindowDetokenizer:
+    """For any tokenizer, by its own decoder.
 
     Decoders look at neighbours (the first token loses its leading space, bytes join into
     characters), so a token is decoded in a window with the token before it, and what the window

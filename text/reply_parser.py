@@ -60,6 +60,7 @@ class ReplyParser:
         self._properties = properties or {}
         self._text = ""  # not given out yet
         self._calling = False
+        self._searched = 0  # characters of a call that its end does not begin in
         self._trim = False  # white space after a mark belongs to it
 
     def push(self, text: str) -> list[TextPart | ToolCall]:
@@ -142,9 +143,11 @@ class ReplyParser:
         """The calls up to their end; None while it has not come."""
         tools = self._tools
         assert tools is not None
-        at = self._text.find(tools.end) if tools.end else -1
+        at = self._text.find(tools.end, self._searched) if tools.end else -1
         if at < 0 and not last:
+            self._searched = max(0, len(self._text) - len(tools.end))
             return None
+        self._searched = 0
         body = self._text if at < 0 else self._text[:at]
         self._text = "" if at < 0 else self._text[at + len(tools.end) :]
         self._calling = False

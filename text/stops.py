@@ -80,6 +80,9 @@ class StopMatcher:
         length is not stopped, nor stopped later by what it said then. After a match nothing more
         comes; what was held is in `flush`.
         """
+        if not self._root.children:
+            self.shown += len(text)
+            return text
         seen = self.shown + len(self._held)
         self._held += text
         if self.match is None:
@@ -88,6 +91,10 @@ class StopMatcher:
             return self._release(self.keep)
         held = 0 if self._include else self._node.undecided
         return self._release(self.shown + len(self._held) - held)
+
+    def hold(self, text: str) -> None:
+        """Take the last piece of an answer of which it is known how much is shown."""
+        self._held += text
 
     def flush(self, keep: int) -> str:
         """What is held, up to character `keep` of the text; text once shown stays shown."""

@@ -1,7 +1,6 @@
 """What single tokens look like in tables of log probabilities."""
 
-from functools import cache
-
+from baton.text.byte_table import spelt_bytes
 from baton.text.tokenizer import Tokenizer
 
 
@@ -27,16 +26,5 @@ class TokenTable:
         if piece is not None and token_id in self._tokenizer.byte_ids:
             return bytes([int(piece[3:5], 16)])
         if piece is not None and self._tokenizer.is_byte_level:
-            alphabet = byte_alphabet()
-            if all(char in alphabet for char in piece):
-                return bytes(alphabet[char] for char in piece)
+            return spelt_bytes(piece)
         return self.text(token_id).encode()
-
-
-@cache
-def byte_alphabet() -> dict[str, int]:
-    """GPT-2's character for each byte: itself where it prints, else the next from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(0x100 + i): byte for i, byte in enumerate(others)}

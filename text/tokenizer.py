@@ -5,13 +5,15 @@ from pathlib import Path
 
 import tokenizers
 
+from baton.text.byte_table import ByteTable
 from baton.text.errors import EncodingError, TokenizerFileError
 from baton.text.model_folder import read_text
 from baton.text.special_tokens import SpecialTokens, read_special_tokens
 
 
 class Tokenizer:
-    """Thread-safe after construction: encoding and decoding change nothing.
+    """Thread-safe after construction: encoding and decoding change nothing but tables of what
+    tokens look like.
 
     `stop_ids` end an answer unless the request ignores them: the eos ids of
     generation_config.json (else config.json) and the tokenizer's own eos token.
@@ -34,6 +36,10 @@ class Tokenizer:
         """Ids of `<0x00>` .. `<0xFF>`, where the decoder joins those into characters."""
         self.is_byte_level = "ByteLevel" in repr(backend.decoder)
         """Whether pieces spell bytes in GPT-2's alphabet."""
+        self._bytes: dict[bool, ByteTable] = {}
+        if isinstance(backend.decoder, tokenizers.decoders.ByteLevel):
+            self._bytes[True] = ByteTable(backend, self.special_ids)
+            self._bytes[False] = ByteTable(backend, frozenset())
         self.bos_id = self._named_id("bos_token")
         self.eos_id = self._named_id("eos_token")
         own = frozenset() if self.eos_id is None else frozenset({self.eos_id})
@@ -79,6 +85,10 @@ class Tokenizer:
         known = self._text_ids
         hidden = self.special_ids if skip_special_tokens else frozenset()
         return [i for i in ids if i in known and i not in hidden]
+
+    def byte_table(self, skip_special_tokens: bool) -> ByteTable | None:
+        """Where text is nothing but the bytes of its tokens; None for other decoders."""
+        return self._bytes.get(skip_special_tokens)
 
     def piece(self, token_id: int) -> str | None:
         """The id's entry in the vocabulary, as the file spells it; None for an unused id."""

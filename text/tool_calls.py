@@ -8,10 +8,10 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-Properties = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Of each tool's parameters, their JSON schemas by name."""
+Properties = Mapping[str, Mapping[str, Any]]
+"""Of each tool's parameters, their JSON schemas by name: objects, or true or false."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,11 @@ class ToolFormat:
 def properties_of(tools: Sequence[Mapping[str, Any]]) -> Properties:
     """By tool name, from OpenAI's list of tools."""
     functions = [tool.get("function") or {} for tool in tools]
-    return {
-        str(function.get("name")): (function.get("parameters") or {}).get("properties") or {}
+    found = {
+        str(function.get("name")): (function.get("parameters") or {}).get("properties")
         for function in functions
     }
+    return {name: each if isinstance(each, dict) else {} for name, each in found.items()}
 
 
 def find_tool_format(template: str) -> ToolFormat | None:
@@ -49,7 +50,7 @@ def find_tool_format(template: str) -> ToolFormat | None:
 
 def _read_json(body: str, _: Properties) -> list[ToolCall]:
     """One call or a list: {"name": ..., "arguments": {...}}."""
-    found = json.loads(body)
+    found = _loads(body)
     calls = found if isinstance(found, list) else [found]
     return [_call(entry) for entry in calls]
 
@@ -60,10 +61,27 @@ def _call(entry: Any) -> ToolCall:
         raise ValueError("a call needs a name")
     arguments = entry.get("arguments", entry.get("parameters", {}))
     if isinstance(arguments, str):
-        arguments = json.loads(arguments)
+        arguments = _loads(arguments)
     if not isinstance(arguments, dict):
         raise ValueError("a call's arguments are an object")
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(name, _dumps(arguments))
+
+
+def _loads(text: str) -> Any:
+    """Raises ValueError, also for brackets that a model opens without end, and for Python's NaN."""
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _dumps(arguments: Mapping[str, Any]) -> str:
+    """Raises ValueError for numbers that JSON has not."""
+    return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
 
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
@@ -80,40 +98,34 @@ def _read_json_or_tags(body: str, properties: Properties) -> list[ToolCall]:
     for name, inside in _FUNCTION.findall(body):
         types = properties.get(name, {})
         given = _PARAMETER.findall(inside)
-        arguments = {key: _typed(text, types.get(key, {})) for key, text in given}
-        calls.append(ToolCall(name, json.dumps(arguments, ensure_ascii=False)))
+        arguments = {key: _typed(text, types.get(key)) for key, text in given}
+        calls.append(ToolCall(name, _dumps(arguments)))
     if not calls:
         raise ValueError("no <function=...> has an end")
     return calls
 
 
-def _typed(text: str, schema: Mapping[str, Any]) -> Any:
+def _typed(text: str, schema: Any) -> Any:
     """Tags carry no types: what is to be a string stays one, the rest is JSON where it can be."""
-    if schema.get("type") == "string":
+    if isinstance(schema, dict) and schema.get("type") == "string":
         return text
     try:
-        return json.loads(text)
+        return _loads(text)
     except ValueError:
         return text
 
 
-_DEEPSEEK = re.compile(
-    r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>(?P<name>[^\n]+)\n```json\n(?P<fenced>.*?)\n```"
-    r"|(?P<bare>[^<]+)<｜tool▁sep｜>(?P<arguments>.*?))\s*<｜tool▁call▁end｜>",
-    re.DOTALL,
-)
-
-
 def _read_deepseek(body: str, _: Properties) -> list[ToolCall]:
-    calls = [
-        _call(
-            {
-                "name": (found["name"] or found["bare"]).strip(),
-                "arguments": found["fenced"] or found["arguments"],
-            }
-        )
-        for found in _DEEPSEEK.finditer(body)
-    ]
+    """V3.1: name, mark, arguments. V3 and R1: "function", mark, name, and the arguments fenced."""
+    calls = []
+    for part in body.split("<｜tool▁call▁begin｜>")[1:]:
+        whole, end, _after = part.partition("<｜tool▁call▁end｜>")
+        name, mark, arguments = whole.partition("<｜tool▁sep｜>")
+        if name == "function" and "```json" in arguments:
+            name, _fence, arguments = arguments.partition("```json")
+            arguments = arguments.rpartition("```")[0]
+        if end and mark:
+            calls.append(_call({"name": name.strip(), "arguments": arguments.strip()}))
     if not calls:
         raise ValueError("no call between the marks")
     return calls

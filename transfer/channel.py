@@ -89,6 +89,10 @@ class Inlet(Protocol):
         """The writer has picked this one of the offers."""
         ...
 
+    def bar(self, channel: str) -> None:
+        """The writer may not pick this one, and has not yet: it is offered no longer."""
+        ...
+
     @property
     def one_sided(self) -> bool:
         """Bytes may land in a closed ticket's memory: the writer puts them there itself. True

@@ -56,10 +56,13 @@ class OfferedInlet:
 
     def chosen(self, channel: str) -> None:
         for name in [name for name in self._intakes if name != channel]:
-            # Nothing was written by it: no hand-off begins before the choice.
-            self._closing.append(asyncio.ensure_future(self._intakes.pop(name).close()))
+            self._drop(name)
         for intake in self._intakes.values():
             intake.chosen()
+
+    def bar(self, channel: str) -> None:
+        if channel in self._intakes:
+            self._drop(channel)
 
     def moving(self, ticket_id: int, generation: int, under_way: bool, segments: int) -> None:
         for intake in self._intakes.values():
@@ -68,6 +71,10 @@ class OfferedInlet:
     async def close(self) -> None:
         intakes = self._intakes.values()
         await asyncio.gather(*self._closing, *(intake.close() for intake in intakes))
+
+    def _drop(self, channel: str) -> None:
+        """Nothing was written by it: no hand-off begins before the choice."""
+        self._closing.append(asyncio.ensure_future(self._intakes.pop(channel).close()))
 
 
 class Inlets:

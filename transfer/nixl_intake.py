@@ -11,7 +11,7 @@ from baton.transfer.channel import OnBytes
 from baton.transfer.errors import ChannelError, TicketError, TransferError
 from baton.transfer.nixl_agent import NixlAgent
 from baton.transfer.nixl_outlet import NIXL
-from baton.transfer.nixl_plan import cut
+from baton.transfer.nixl_plan import wire_bytes
 from baton.transfer.nixl_reach import to_proto
 from baton.transfer.poller import Poller, Work
 from baton.transfer.regions import EngineMemory, Holder
@@ -122,8 +122,7 @@ class NixlIntake:
             def check(holder: Holder) -> None:
                 if header.checksum is not None:
                     header.check(memory.read(segment, holder))
-                wire = cut(segment, memory.slots, memory.pages).nbytes + len(note)
-                self._on_bytes(segment.kind, wire)
+                self._on_bytes(segment.kind, wire_bytes(segment, memory) + len(note))
 
             self._tickets.take(claim, segment, nbytes(segment, memory.pages), check)
         except TicketError as late:

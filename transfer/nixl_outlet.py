@@ -134,7 +134,7 @@ class NixlConnection:
         if self._settings.verify:
             checksum = frames.checksum_of(segment, memory.read(segment, post.source))
         note = frames.encode_note(post.writing.claim, frames.Header(segment, checksum))
-        part = cut(segment, memory.slots, memory.pages)
+        part = cut(segment, memory)
         try:
             number = reach.post(part, post.source, post.writing.target, note)
         except ChannelError as error:

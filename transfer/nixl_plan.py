@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baton.engine.memory.layout import PageLayout, SlotLayout
 from baton.transfer.nixl_agent import Parts
-from baton.transfer.regions import Holder, Span
-from baton.transfer.segments import Kind, Piece, Segment, nbytes, pieces
+from baton.transfer.regions import EngineMemory, Holder, Span
+from baton.transfer.segments import Kind, Piece, Segment, nbytes
 
 LARGEST_PADDING = 1 / 64
 """Of a block that is sent whole, alignment and all, rather than piece by piece."""
@@ -39,21 +38,32 @@ class Cut:
         return np.array(rows, dtype=np.uint64)
 
 
-def cut(segment: Segment, slots: SlotLayout, pages: PageLayout) -> Cut:
+def cut(segment: Segment, memory: EngineMemory) -> Cut:
     """Whole blocks where the segment is that, nearly: prepared, and one descriptor each."""
-    size, pool = nbytes(segment, pages), PAGES if segment.kind is Kind.KV else SLOTS
+    pool = PAGES if segment.kind is Kind.KV else SLOTS
+    blocks, size = _whole(segment, memory)
+    return Cut(pool, tuple(blocks), () if blocks else tuple(memory.pieces(segment)), size)
+
+
+def wire_bytes(segment: Segment, memory: EngineMemory) -> int:
+    """`cut(...).nbytes`, without finding the pieces."""
+    return _whole(segment, memory)[1]
+
+
+def _whole(segment: Segment, memory: EngineMemory) -> tuple[Sequence[int], int]:
+    """The blocks to send whole, none where it is to be pieces; and the bytes on the wire."""
+    slots, pages = memory.slots, memory.pages
+    size = nbytes(segment, pages)
     blocks: Sequence[int] = ()
     block_bytes = slots.slot_bytes
-    if pool == SLOTS:
+    if segment.kind is not Kind.KV:
         blocks = (0,) if size == slots.state_bytes else ()
     elif segment.layers is None and not (segment.start % pages.page_size):
         block_bytes = pages.page_bytes
         if not segment.end % pages.page_size:
             blocks = range(segment.start // pages.page_size, segment.end // pages.page_size)
     whole = len(blocks) * block_bytes
-    if blocks and whole <= size * (1 + LARGEST_PADDING):
-        return Cut(pool, tuple(blocks), (), whole)
-    return Cut(pool, (), tuple(pieces(segment, slots, pages)), size)
+    return (blocks, whole) if blocks and whole <= size * (1 + LARGEST_PADDING) else ((), size)
 
 
 def _id(pool: int, block: int, holder: Holder) -> int:

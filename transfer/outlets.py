@@ -2,10 +2,13 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from baton.transfer.channel import Connection
 from baton.transfer.errors import ChannelError
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Outlet(Protocol):
@@ -46,10 +49,17 @@ class Outlets:
                 actual=", ".join(sorted(offered)),
             )
 
-    async def connect(self, offers: Mapping[str, bytes], peer: str) -> Chosen:
-        """The best that both ends have and that works between them. Raises ChannelError."""
+    async def connect(
+        self, offers: Mapping[str, bytes], peer: str, barred: Mapping[str, str] = _NONE
+    ) -> Chosen:
+        """The best that both ends have and that works between them. Raises ChannelError.
+
+        barred: channels that may not be used, each with the reason."""
         against: list[str] = []
         for outlet in self._outlets:
+            if outlet.name in barred:
+                against.append(f"{outlet.name}: {barred[outlet.name]}")
+                continue
             if outlet.name not in offers:
                 against.append(f"{outlet.name}: {peer} does not offer it")
                 continue

@@ -116,21 +116,24 @@ class EngineMemory:
         for (block, piece), part in zip(bound, payload, strict=True):
             region.write(block, piece.offset, part)
 
-    def _bind(self, segment: Segment, holder: Holder) -> tuple[Region, Sequence[tuple[int, Piece]]]:
+    def pieces(self, segment: Segment) -> list[Piece]:
+        """Where it lies, bound to no ids. Of state these are kept: every hand-off cuts the slot
+        alike, and finding a segment in a hundred components takes a tenth of the time that a
+        message of it takes to move."""
         if segment.kind is Kind.KV:
-            found = pieces(segment, self.slots, self.pages)
-            return self._kv, [(holder.pages[piece.block], piece) for piece in found]
-        return self._states, [(holder.slot, piece) for piece in self._state_pieces(segment)]
-
-    def _state_pieces(self, segment: Segment) -> list[Piece]:
-        """Every hand-off cuts the slot alike; finding a segment in a hundred components takes a
-        tenth of the time that a message of it takes to move."""
+            return pieces(segment, self.slots, self.pages)
         found = self._cut.get(segment)
         if found is None:
             found = pieces(segment, self.slots, self.pages)
             if len(self._cut) < MOST_CUT:
                 self._cut[segment] = found
         return found
+
+    def _bind(self, segment: Segment, holder: Holder) -> tuple[Region, Sequence[tuple[int, Piece]]]:
+        found = self.pieces(segment)
+        if segment.kind is Kind.KV:
+            return self._kv, [(holder.pages[piece.block], piece) for piece in found]
+        return self._states, [(holder.slot, piece) for piece in found]
 
 
 def _span(storage: Tensor) -> Span:

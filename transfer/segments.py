@@ -90,6 +90,16 @@ def cut_kv(
         start = stop
 
 
+def cut_prefix(
+    slots: SlotLayout, pages: PageLayout, kv_from: int, tokens: int, limit: int
+) -> list[Segment]:
+    """What goes from one prefix cache to another: KV of tokens [kv_from, tokens), and the state."""
+    return [
+        *cut_kv(pages, kv_from, tokens, limit),
+        *cut_state(slots, limit, kind=Kind.SNAPSHOT),
+    ]
+
+
 def pieces(segment: Segment, slots: SlotLayout, pages: PageLayout) -> list[Piece]:
     """Where the segment's bytes lie, in the order in which they travel."""
     if segment.kind is Kind.KV:

@@ -32,6 +32,7 @@ class WorkerMetrics:
         self._pages = self._gauge("pages", "KV pages by owner", "owner")
         self._running = self._gauge("requests_running", "Requests that take part in steps")
         self._waiting = self._gauge("requests_waiting", "Requests that wait for the engine")
+        self._lag = self._gauge("lag_seconds", "What the engine took to answer, or has not since")
         self._engine = EngineCounters(self._labels, self.registry)
         self.step = self._histogram("step", "One step of the engine")
         self.prefill_queue = self._histogram("prefill_queue", "Arrival to first chunk")
@@ -73,6 +74,9 @@ class WorkerMetrics:
         self._waiting.labels(**self._labels).set(status.waiting)
         self._set_owners(self._slots, status.slots)
         self._set_owners(self._pages, status.pages)
+
+    def set_lag(self, seconds: float) -> None:
+        self._lag.labels(**self._labels).set(seconds)
 
     def set_counters(self, counters: Counters) -> None:
         """counters: a copy, made on the engine's thread."""

@@ -20,7 +20,11 @@ LEAST_S = 0.05  # between two reports, however often the load changes
 
 
 class Reporter:
-    """Asks the engine for its status every half second, and soon after the load has changed."""
+    """Asks the engine for its status every half second, and soon after the load has changed.
+
+    An engine answers between two steps. While a long one runs, the last answer is reported again,
+    and for how long there has been no other: a router takes a silent worker for lost.
+    """
 
     def __init__(self, context: WorkerContext, role: RoleService, metrics_address: str) -> None:
         self._context = context
@@ -28,6 +32,8 @@ class Reporter:
         self._metrics_address = metrics_address
         settings = engine_settings(context.config.engine, context.engine.plan)
         self._settings = {name: json.dumps(value) for name, value in settings.items()}
+        self._model = model_name(context.config.engine.model)
+        self._memory_plan = context.engine.plan.describe()
         self._began = time.monotonic()
         self._changed = asyncio.Event()
         self._fresh = asyncio.Condition()
@@ -43,10 +49,13 @@ class Reporter:
         """Until cancelled, or until the engine's loop has ended."""
         while True:
             self._changed.clear()
-            self._latest = await self.status()
-            async with self._fresh:
-                self._reports += 1
-                self._fresh.notify_all()
+            look = asyncio.ensure_future(self.status())
+            try:
+                await self._report_while(look)
+            finally:
+                look.cancel()
+            self._latest = look.result()
+            await self._report()
             await asyncio.sleep(LEAST_S)
             try:
                 async with asyncio.timeout(PERIOD_S - LEAST_S):
@@ -63,17 +72,35 @@ class Reporter:
 
     async def status(self) -> worker_pb2.WorkerStatus:
         """As of now. Waits for the step under way."""
+        asked = time.monotonic()
         found, counters = await self._context.port.call(_look)
+        lag_s = time.monotonic() - asked
         self._context.metrics.set_status(found)
         self._context.metrics.set_counters(counters)
-        return self._to_proto(found)
+        self._context.metrics.set_lag(lag_s)
+        return self._to_proto(found, lag_s)
 
-    def _to_proto(self, status: EngineStatus) -> worker_pb2.WorkerStatus:
+    async def _report_while(self, look: "asyncio.Task[worker_pb2.WorkerStatus]") -> None:
+        """Until it is over."""
+        asked = time.monotonic()
+        while not (await asyncio.wait({look}, timeout=PERIOD_S))[0]:
+            lag_s = time.monotonic() - asked
+            self._context.metrics.set_lag(lag_s)
+            self._latest.lag_us = round(lag_s * 1e6)
+            if self._reports:
+                await self._report()
+
+    async def _report(self) -> None:
+        async with self._fresh:
+            self._reports += 1
+            self._fresh.notify_all()
+
+    def _to_proto(self, status: EngineStatus, lag_s: float) -> worker_pb2.WorkerStatus:
         context = self._context
         config = context.config.engine
         return worker_pb2.WorkerStatus(
             worker=context.hello.worker,
-            model=model_name(config.model),
+            model=self._model,
             running=status.running,
             waiting=status.waiting,
             max_running=status.max_running,
@@ -82,13 +109,14 @@ class Reporter:
             pages=_owners(status.pages),
             page_size=config.page_size,
             uptime_s=time.monotonic() - self._began,
-            memory_plan=context.engine.plan.describe(),
+            memory_plan=self._memory_plan,
             handoffs=context.handoffs.counts,
             pid=os.getpid(),
             metrics_address=self._metrics_address,
             peers=self._role.peers(),
             channels=self._role.channels(),
             settings=self._settings,
+            lag_us=round(lag_s * 1e6),
         )
 
 

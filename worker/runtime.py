@@ -162,11 +162,13 @@ class WorkerRuntime:
     def _make_context(self, address: str) -> WorkerContext:
         config, engine = self._config, self._engine
         metrics = WorkerMetrics(config.worker_id, config.role)
+        memory = EngineMemory(engine.states, engine.pages)
+        on_device = any(span.device is not None for span in memory.spans)
         return WorkerContext(
             config=config,
             engine=engine,
             port=EnginePort(engine, metrics.observe_step),
-            memory=EngineMemory(engine.states, engine.pages),
+            memory=memory,
             data_address=self._listen_for_data(address),
             hello=common_pb2.Hello(
                 protocol_major=PROTOCOL_MAJOR,
@@ -179,7 +181,7 @@ class WorkerRuntime:
                     group=config.dp_group,
                     rank=config.dp_rank,
                 ),
-                process=this_process(),
+                process=this_process(on_device=on_device),
                 fingerprint=worker_fingerprint(config.engine, engine.model_config, engine.plan),
             ),
             metrics=metrics,

@@ -19,7 +19,7 @@ def engine_settings(config: EngineConfig, plan: MemoryPlan) -> dict[str, object]
         "page_size": config.page_size,
         "max_running_requests": config.max_running,
         "max_total_num_tokens": (plan.pages - 1) * config.page_size,
-        "chunked_prefill_size": config.chunked_prefill_size,
+        "chunked_prefill_size": plan.chunked_prefill_size,
         "disable_radix_cache": not config.prefix_caching,
         "disable_overlap_schedule": not config.overlap or plan.donates_live,
         "mamba_scheduler_strategy": strategy.value,

@@ -14,7 +14,7 @@ from baton.engine.layer_progress import LayerProgress
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.kernels.chunks import RaggedRows
-from baton.kernels.conv1d import ConvIndex
+from baton.kernels.conv1d import GatedConvPrefill
 from baton.kernels.delta_mixer import DeltaPrefill
 from baton.kernels.mamba2 import Mamba2Prefill
 
@@ -39,9 +39,16 @@ class PrefillRows:
     block_tables: Tensor  # [P, max pages] int64
     kv_lens: Tensor  # [P] int64
     kv_lens_host: tuple[int, ...]
-    conv: ConvIndex | None  # where recurrent layers are convolutions alone
+    planned_conv: GatedConvPrefill | None  # where recurrent layers are convolutions alone
     planned_mamba2: Mamba2Prefill | None  # where they are Mamba-2
     planned_delta: DeltaPrefill | None  # where they are gated delta nets
+
+    @property
+    def conv(self) -> GatedConvPrefill:
+        """What a layer that is a convolution alone runs on these rows."""
+        if self.planned_conv is None:
+            raise InvariantError("no recurrent layer of the model's configuration is a convolution")
+        return self.planned_conv
 
     @property
     def mamba2(self) -> Mamba2Prefill:
@@ -127,13 +134,13 @@ def _prefill_rows(batch: ForwardBatch) -> PrefillRows:
         write_slots=batch.write_slots[first:],
         has_initial=batch.has_initial[first:],
     )
-    mamba2, delta = batch.index.mamba2, batch.index.delta
+    index = batch.index
     return PrefillRows(
         rows=rows,
         block_tables=batch.block_tables[first:],
         kv_lens=batch.kv_lens[first:],
         kv_lens_host=batch.host.kv_lens[first:],
-        conv=batch.index.conv,
-        planned_mamba2=None if mamba2 is None else mamba2(rows),
-        planned_delta=None if delta is None else delta(rows),
+        planned_conv=None if index.conv is None else index.conv(rows),
+        planned_mamba2=None if index.mamba2 is None else index.mamba2(rows),
+        planned_delta=None if index.delta is None else index.delta(rows),
     )

@@ -80,14 +80,15 @@ void delta_head(const DeltaStep& a, int64_t row, int64_t head) {
   scale_to(convolved + key_head * K, K, 1.0f / sqrtf(static_cast<float>(K)), q);
   scale_to(convolved + keys + key_head * K, K, 1.0f, k);
   const float* v = convolved + 2 * keys + head * V;
-  for (int64_t i = 0; i < K; i++) {
-    if (i && !a.channelwise) {
-      decay[i] = decay[0];
-    } else {
-      const int64_t at = a.channelwise ? head * K + i : head;
-      const float step = step_size(a.a[row * a.a_stride + at] + a.dt_bias[at], 0.0, INFINITY);
-      decay[i] = expf(a.A[head] * step);
-    }
+  auto decays = [&](int64_t i, int64_t n) {  // n of them, from place i of the row on
+    const Vec raw = load_run(a.a + row * a.a_stride + i, n) + load_run(a.dt_bias + i, n);
+    return exp(softplus(raw) * a.A[head]);
+  };
+  if (a.channelwise) {
+    runs(K, [&](int64_t i, int64_t n) { store_run(decay + i, decays(head * K + i, n), n); });
+  } else {
+    const Vec all = splat(decays(head, 1)[0]);
+    runs(K, [&](int64_t i, int64_t n) { store_run(decay + i, all, n); });
   }
   Vec product = {};
   runs(K, [&](int64_t i, int64_t n) { product += load_run(q + i, n) * load_run(k + i, n); });

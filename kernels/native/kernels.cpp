@@ -14,12 +14,15 @@
 #include "attention.h"
 #include "attention_prompts.h"
 #include "conv.h"
+#include "conv_prompts.h"
 #include "delta.h"
+#include "delta_prompts.h"
 #include "linear.h"
 #include "mamba2.h"
 #include "mamba2_prompts.h"
 #include "mla.h"
 #include "moe.h"
+#include "packed.h"
 #include "rows.h"
 #include "team.h"
 
@@ -32,6 +35,7 @@ extern "C" {
   }
 
 OPERATION(linear, Linear)
+OPERATION(packed_linear, PackedLinear)
 OPERATION(embedding, Embedding)
 OPERATION(rms_norm, RmsNorm)
 OPERATION(swiglu, SwiGlu)
@@ -55,7 +59,9 @@ OPERATION(mla_decode, MlaDecode)
 OPERATION(from_latent, FromLatent)
 OPERATION(experts, Experts)
 OPERATION(conv_step, ConvStep)
+OPERATION(conv_prefill, ConvPrefill)
 OPERATION(delta_step, DeltaStep)
+OPERATION(delta_prefill, DeltaPrefill)
 OPERATION(mamba2_step, Mamba2Step)
 OPERATION(mamba2_prefill, Mamba2Prefill)
 

@@ -1,5 +1,6 @@
 // Prompts through a Mamba-2 mixer.
 #pragma once
+#include "conv_prompts.h"
 #include "linear.h"
 #include "mamba2.h"
 #include "products.h"
@@ -30,88 +31,15 @@ struct Mamba2Prefill {
 
   int64_t inner() const { return heads * head_dim; }
   int64_t channels() const { return inner() + 2 * groups * d_state; }
-  const float* conv_input(int64_t token) const { return zxbcdt + token * stride + inner(); }
 };
 
-// The window that a row begins with, time first: [width - 1, count], of `count` channels.
-template <class T>
-void read_window(const Mamba2Prefill& a, int64_t row, int64_t first, int64_t count, float* to) {
-  const int64_t lead = a.width - 1;
-  const T* from = static_cast<const T*>(a.conv_pool) + a.read_slots[row] * a.conv_stride;
-  for (int64_t c = 0; c < count; c++) {
-    for (int64_t tap = 0; tap < lead; tap++) {
-      to[tap * count + c] = a.has_initial[row] ? value(from[(first + c) * lead + tap]) : 0.0f;
-    }
-  }
-}
-
-// Tokens begin .. end of one row, channels first .. first + count.
-template <class T>
-void convolve_run(const Mamba2Prefill& a, int64_t row, int64_t begin, int64_t end, int64_t first,
-                  int64_t count) {
-  struct Taps {};
-  const int64_t lead = a.width - 1, row_start = a.starts[row];
-  float* taps = scratch<float, Taps>((a.width + lead) * count);
-  float* window = taps + a.width * count;
-  for (int64_t c = 0; c < count; c++) {
-    for (int64_t tap = 0; tap < a.width; tap++) {
-      taps[tap * count + c] = a.conv_weight[(first + c) * a.width + tap];
-    }
-  }
-  if (begin - row_start < lead) read_window<T>(a, row, first, count, window);
-  for (int64_t t = begin; t < end; t++) {
-    float* out = a.convolved + t * a.channels() + first;
-    runs(count, [&](int64_t i, int64_t n) {
-      Vec total = a.conv_bias ? load_run(a.conv_bias + first + i, n) : Vec{};
-      for (int64_t tap = 0; tap < a.width; tap++) {
-        const int64_t from = t - lead + tap;
-        const float* x = from >= row_start ? a.conv_input(from) + first
-                                           : window + (from - row_start + lead) * count;
-        total += load_run(x + i, n) * load_run(taps + tap * count + i, n);
-      }
-      store_run(out + i, silu(total), n);
-    });
-  }
-}
-
-// The window after the tokens of `row` before `end`, into a slot.
-template <class T>
-void write_window(const Mamba2Prefill& a, int64_t row, int64_t end, int64_t slot, int64_t first,
-                  int64_t count, const float* window) {
-  const int64_t lead = a.width - 1;
-  T* to = static_cast<T*>(a.conv_pool) + slot * a.conv_stride + first * lead;
-  for (int64_t tap = 0; tap < lead; tap++) {
-    const int64_t from = end - lead + tap, before = from - a.starts[row];
-    const float* x = before >= 0 ? a.conv_input(from) + first : window + (before + lead) * count;
-    for (int64_t c = 0; c < count; c++) set(to[c * lead + tap], x[c]);
-  }
-}
-
-template <class T>
-void convolve_prompts(const Mamba2Prefill& a, Team& team) {
-  constexpr int64_t PART = CONV_PART, TOKENS = 64;
-  const int64_t channels = a.channels(), parts = (channels + PART - 1) / PART;
-  const int64_t blocks = (a.tokens + TOKENS - 1) / TOKENS;
-  auto width = [&](int64_t first) { return first + PART < channels ? PART : channels - first; };
-  team.each(blocks * parts, [&](int64_t job) {
-    const int64_t first = job % parts * PART, begin = job / parts * TOKENS;
-    const int64_t end = begin + TOKENS < a.tokens ? begin + TOKENS : a.tokens;
-    for (int64_t row = 0; row < a.rows; row++) {
-      const int64_t from = a.starts[row] > begin ? a.starts[row] : begin;
-      const int64_t to = a.starts[row + 1] < end ? a.starts[row + 1] : end;
-      if (from < to) convolve_run<T>(a, row, from, to, first, width(first));
-    }
-  });
-  team.each(a.rows * parts, [&](int64_t job) {  // all windows have been read: in place is safe
-    struct Window {};
-    const int64_t row = job / parts, first = job % parts * PART, count = width(first);
-    float* window = scratch<float, Window>((a.width - 1) * count);
-    read_window<T>(a, row, first, count, window);
-    for (int64_t i = a.row_snapshots[row]; i < a.row_snapshots[row + 1]; i++) {
-      write_window<T>(a, row, a.snapshot_ends[i], a.snapshot_slots[i], first, count, window);
-    }
-    write_window<T>(a, row, a.starts[row + 1], a.write_slots[row], first, count, window);
-  });
+// The convolution of [x | B | C].
+inline ConvPrefill convolution(const Mamba2Prefill& a) {
+  return {a.zxbcdt + a.inner(), nullptr,         nullptr,         a.conv_weight,    a.conv_bias,
+          a.conv_pool,          a.read_slots,    a.write_slots,   a.has_initial,    a.starts,
+          a.row_snapshots,      a.snapshot_ends, a.snapshot_slots, a.convolved,     a.rows,
+          a.tokens,             a.channels(),    a.stride,        a.width,          a.conv_stride,
+          a.conv_dtype,         /*silu=*/1};
 }
 
 // y[b, r] = x[b] . w[r]: rows of both are `in` long.
@@ -227,7 +155,7 @@ void scan(const Mamba2Prefill& a, int64_t row, int64_t head) {
 }
 
 void mamba2_prefill(const Mamba2Prefill& a, Team& team) {
-  a.conv_dtype == FLOAT32 ? convolve_prompts<float>(a, team) : convolve_prompts<Bf16>(a, team);
+  conv_prefill(convolution(a), team);
   team.each(a.chunks * a.groups, [&](int64_t job) {
     const int64_t chunk = job / a.groups, group = job % a.groups, start = a.chunk_starts[chunk];
     const int64_t L = a.chunk_starts[chunk + 1] - start, channels = a.channels();

@@ -28,6 +28,11 @@ class Linear(Arguments):
     _fields_ = _fields("x weight scale bias y rounded", "rows columns outputs x_stride dtype")
 
 
+class PackedLinear(Arguments):
+    operation = "packed_linear"
+    _fields_ = _fields("x weight bias y rounded", "rows columns outputs x_stride")
+
+
 class Embedding(Arguments):
     operation = "embedding"
     _fields_ = _fields("ids table scale out", "rows width dtype")
@@ -98,7 +103,8 @@ class AttnPrefill(Arguments):
     operation = "attn_prefill"
     _fields_ = _fields(
         "q k_pool v_pool tables starts kv_lens out",
-        "rows heads kv_heads head_dim page_size q_stride page_stride table_stride dtype window",
+        "rows tokens heads kv_heads head_dim page_size q_stride page_stride table_stride dtype "
+        "window",
         "scale softcap",
     )
 
@@ -175,12 +181,33 @@ class ConvStep(Arguments):
     )
 
 
+class ConvPrefill(Arguments):
+    operation = "conv_prefill"
+    _fields_ = _fields(
+        "x before after taps bias pool read_slots write_slots has_initial starts "
+        "row_snapshots snapshot_ends snapshot_slots out",
+        "rows tokens channels x_stride width pool_stride dtype silu",
+    )
+
+
 class DeltaStep(Arguments):
     operation = "delta_step"
     _fields_ = _fields(
         "qkv z b a conv_weight A dt_bias norm_weight conv_pool state_pool "
         "read_slots write_slots has_initial convolved y",
         "rows qkv_stride z_stride b_stride a_stride key_heads heads key_dim value_dim width "
+        "conv_stride state_stride conv_dtype state_dtype channelwise silu_gate",
+        "eps",
+    )
+
+
+class DeltaPrefill(Arguments):
+    operation = "delta_prefill"
+    _fields_ = _fields(
+        "qkv z b a conv_weight A dt_bias norm_weight conv_pool state_pool "
+        "read_slots write_slots has_initial starts row_snapshots snapshot_ends snapshot_slots "
+        "row_chunks chunk_starts chunk_slots y",
+        "rows tokens qkv_stride z_stride b_stride a_stride key_heads heads key_dim value_dim width "
         "conv_stride state_stride conv_dtype state_dtype channelwise silu_gate",
         "eps",
     )
@@ -211,6 +238,7 @@ class Mamba2Prefill(Arguments):
 
 OPERATIONS: tuple[type[Arguments], ...] = (
     Linear,
+    PackedLinear,
     Embedding,
     RmsNorm,
     SwiGlu,
@@ -234,7 +262,9 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     FromLatent,
     Experts,
     ConvStep,
+    ConvPrefill,
     DeltaStep,
+    DeltaPrefill,
     Mamba2Step,
     Mamba2Prefill,
 )

@@ -83,6 +83,8 @@ async def test_a_failed_finish_raises_its_error_or_one_of_its_kind(
 class OneFails(FakeBackend):
     """Every request but the first holds after a token; the first fails once they all do."""
 
+    breaks: Exception = field(default_factory=Exception)
+
     async def generate(
         self, request: GenerateRequest
     ) -> AsyncGenerator[TokenEvent | Finished, None]:
@@ -91,15 +93,23 @@ class OneFails(FakeBackend):
         yield TokenEvent(0, (65,))
         if first:
             await asyncio.wait_for(self.holding.wait(), 10)
-            raise ApiError(ErrorCode.UNAVAILABLE, "lost")
+            raise self.breaks
         if len(self.seen) == 3:
             self.holding.set()
         await asyncio.wait_for(asyncio.Event().wait(), 10)
 
 
-async def test_the_first_failure_cancels_the_other_answers(text: TextService) -> None:
-    backend = OneFails(text.tokenizer)
+@pytest.mark.parametrize(
+    "failure",
+    [ApiError(ErrorCode.UNAVAILABLE, "lost"), KeyError("a fault of ours: lost")],
+    ids=type,
+)
+async def test_the_first_failure_cancels_the_other_answers(
+    text: TextService, failure: Exception
+) -> None:
+    backend = OneFails(text.tokenizer, breaks=failure)
     wanted = requests(3)
-    with pytest.raises(ApiError, match="lost"):
-        await collect(stream_answers(backend, text, wanted), 3)
+    with pytest.raises(type(failure), match="lost"):
+        async with asyncio.timeout(5):
+            await collect(stream_answers(backend, text, wanted), 3)
     assert set(backend.cancelled) == {request.request_id for request in wanted}

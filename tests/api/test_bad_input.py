@@ -128,8 +128,18 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
         "response_format",
         "objct",
     ),
+    (
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 9_000}}]}
+            ]
+        },
+        "messages",
+        "the arguments of a tool call are no JSON",
+    ),
     ({"messages": USER, "regex": "[a-"}, "regex", "unclosed character class"),
     ({"messages": USER, "ebnf": "root = a"}, "ebnf", "the ebnf cannot be used"),
+    ({"messages": USER, "ebnf": "root ::= " + "(" * 900 + '"a"'}, "ebnf", "cannot be used"),
     ({"messages": USER, "ebnf": "a", "regex": "a"}, "ebnf", "expected one of them"),
     ({"messages": USER, "regex": "a", "min_tokens": 2}, "min_tokens", "leave one of them out"),
     ({"messages": USER, "max_tokens": CONTEXT}, "max_tokens", "or lower max_tokens"),

@@ -33,6 +33,10 @@ class Fault(StrEnum):
     LATE = "late"  # what the victim is sent comes after its ticket, while the writer is stopped
 
 
+AWAY = (Fault.KILL, Fault.STOP, Fault.CUT)
+"""Faults whose victim is out of reach until it is healed."""
+
+
 @dataclass(frozen=True)
 class Case:
     """The victim meets its fault at the moment in which `watch` moves a hand-off into `state`."""
@@ -55,8 +59,17 @@ class Case:
 
     @property
     def away(self) -> bool:
-        """The victim is out of reach until it is healed."""
-        return self.fault in (Fault.KILL, Fault.STOP, Fault.CUT)
+        return self.fault in AWAY
+
+    @property
+    def held_up(self) -> bool:
+        """What the victim is sent waits: nothing else may be on its way there."""
+        return self.fault is Fault.LATE or self.state is S.QUARANTINED
+
+    @property
+    def unwanted(self) -> bool:
+        """The client has gone: before the fault, or as a part of it."""
+        return self.fault is Fault.CANCEL or self.held_up
 
 
 def table() -> list[Case]:
@@ -65,12 +78,19 @@ def table() -> list[Case]:
     for watch, states in (("p0", WAY), ("d0", (*WAY, S.ACTIVE))):
         for state in states:
             for victim in either:
-                for fault in (Fault.KILL, Fault.STOP, Fault.CUT, Fault.HICCUP):
+                for fault in (*AWAY, Fault.HICCUP):
                     cases.append(Case(state, watch, victim, fault))
             cases.append(Case(state, watch, "d0", Fault.CANCEL))
             if state not in (S.COMPLETE, S.ACTIVE):  # else the bytes have come
                 cases += [Case(state, watch, "d0", f) for f in (Fault.SPOIL, Fault.LATE)]
     return cases
+
+
+def second_faults() -> list[Case]:
+    """Faults of hand-offs that are over already, but for memory that waits for a proof: over
+    channels that write by themselves."""
+    faults = (*AWAY, Fault.HICCUP)
+    return [Case(S.QUARANTINED, "d0", victim, f) for victim in ("p0", "d0") for f in faults]
 
 
 @dataclass(frozen=True)
@@ -92,10 +112,10 @@ class Run:
         self._lease_s = cluster.lease_s
         self._ask = Ask.draw(rng, 20)
         # Further requests on the same pair are hit wherever they happen to be.
-        crowd = 0 if case.fault is Fault.LATE else rng.choice((0, 0, 2, 4))
+        crowd = 0 if case.held_up else rng.choice((0, 0, 2, 4))
         self._crowd = [Ask.draw(rng) for _ in range(crowd)]
         # With a second prefill, what loses its first must be answered; without, it must be told.
-        alone = case.fault is Fault.LATE or rng.random() < 0.3
+        alone = case.held_up or rng.random() < 0.3
         self._prefills = ["p0"] if alone else ["p0", "p1"]
 
     async def run(self) -> Told:
@@ -103,7 +123,11 @@ class Run:
         watch = cluster[case.watch]
         await watch.arm(ask.request_id, case.state, case.act)
         replies = [(a, await cluster.begin(a, ["p0", "p1"], "d0")) for a in self._crowd]
+        if case.state is S.QUARANTINED:
+            await cluster["d0"].ask("hold")  # nothing is complete before its client goes
         replies.append((ask, await cluster.begin(ask, self._prefills, "d0")))
+        if case.state is S.QUARANTINED:
+            await self._cancel_with_a_ticket()
         async with asyncio.timeout(DEADLINE_S):
             await watch.reached.wait()
         began = time.monotonic()
@@ -153,6 +177,16 @@ class Run:
             case Fault.LATE:
                 await self._stop_the_writer()
                 await self._cancel()
+
+        if case.state is S.QUARANTINED and (case.victim != "d0" or not case.away):
+            await cluster["d0"].ask("let_go")
+
+    async def _cancel_with_a_ticket(self) -> None:
+        name = self._ask.request_id
+        await self._cluster["d0"].until(
+            lambda node: S.RESERVED in node.states_of(name), f"granted {name} a ticket"
+        )
+        await self._cancel()
 
     async def _stop_the_writer(self) -> None:
         """Once what it wrote is held up, or it has written all before it could be."""
@@ -206,6 +240,8 @@ class Run:
                 await cluster.net.mend(case.victim)
             case Fault.LATE:
                 cluster["p0"].resume()
+        if case.state is S.QUARANTINED:
+            await cluster["d0"].ask("let_go")
 
     async def _ends_right(self, ask: Ask, reply: Reply) -> None:
         """No wrong token, ever; the whole answer where somebody was left to give it, and a clear
@@ -225,7 +261,7 @@ class Run:
         else:
             gone = case.victim == "d0" and case.away
             assert gone or reply.lost_by_us, f"{case}: d0 was lost: {reply.lost}"
-        if mine and case.fault in (Fault.CANCEL, Fault.LATE):
+        if mine and case.unwanted:
             return
         again = await self._replayed(ask, came)
         assert again.whole, f"{case}: replayed on d1: {again.finished or again.lost}"
@@ -246,7 +282,7 @@ class Run:
         case = self._case
         told = f"{case}: {error}"
         fallback = not mine or len(self._prefills) > 1
-        if case.fault in (Fault.CANCEL, Fault.LATE):
+        if case.unwanted:
             assert mine and error.code == common_pb2.CANCELLED, told
             return
         assert case.fault is not Fault.HICCUP, told

@@ -21,8 +21,16 @@ def unavailable() -> str | None:
         return "network namespaces need root"
     if shutil.which("ip") is None:
         return "network namespaces need the ip command (iproute2)"
+    return refused_to_unshare("net")
+
+
+def refused_to_unshare(what: str) -> str | None:
+    """Why there can be no namespace of this kind, with mounts of its own; what: unshare's word."""
     tried = subprocess.run(
-        ["unshare", "--net", "--mount", "true"], capture_output=True, check=False, text=True
+        ["unshare", f"--{what}", "--mount", "--fork", "true"],
+        capture_output=True,
+        check=False,
+        text=True,
     )
     return tried.stderr.strip() if tried.returncode else None
 

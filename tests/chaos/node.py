@@ -63,6 +63,7 @@ class Node:
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.gone = asyncio.Event()
+        self._pid = 0  # once it has started
 
     async def start(self) -> None:
         self._pipe, theirs = _context.Pipe()
@@ -152,9 +153,7 @@ class Node:
         return books
 
     def _signal(self, number: int) -> None:
-        pid = self._process.pid
-        assert pid is not None
-        os.kill(pid, number)
+        os.kill(self._pid, number)
 
     def _read(self) -> None:
         try:
@@ -174,7 +173,7 @@ class Node:
                 if not future.done():
                     future.set_result(answer)
             case "started":
-                _, identity = values
+                _, identity, self._pid = values
                 self.identity.ParseFromString(identity)
                 self._started.set_result(None)
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import psutil
 import uvloop
+from chaos import netns, pidns
 from chaos.ballast_model import BallastModel
 from chaos.fault_point import FaultPoint
-from chaos.netns import enter
+from chaos.pulse import Pulse
 from chaos.reissue import Reissue
 from chaos.spoiler import Spoiler
 from engine.engines import make_engine
@@ -42,6 +43,7 @@ class NodePlan:
     lease_ms: int
     channel: str
     netns: str | None = None
+    apart: bool = False  # in a pid namespace of its own
     env: dict[str, str] = field(default_factory=dict)
     moves: bool = True  # tell of every move
     ballast_kib: int = 2048
@@ -86,17 +88,24 @@ class Weight:
 
 def main(conn: Connection, plan: NodePlan) -> None:
     os.environ.update(plan.env)
+    if plan.apart:
+        pidns.enter(conn)
+    pid = pidns.pid_in_proc()
+    if plan.apart:
+        pidns.mount_proc()
     if plan.netns is not None:
-        enter(plan.netns)
-    uvloop.run(Node(conn, plan).run())
+        netns.enter(plan.netns)
+    uvloop.run(Node(conn, plan, pid).run())
 
 
 class Node:
     """Commands come in by name, on a thread; each is answered once, on the loop."""
 
-    def __init__(self, conn: Connection, plan: NodePlan) -> None:
+    def __init__(self, conn: Connection, plan: NodePlan, pid: int) -> None:
+        """pid: as the test knows this process."""
         self._conn = conn
         self._plan = plan
+        self._pid = pid
         self._sending = threading.Lock()
         self._ended = asyncio.Event()
         self._answering: set[asyncio.Task[None]] = set()
@@ -105,6 +114,7 @@ class Node:
         self._context: Any = None
         self._reissue: Reissue | None = None
         self._spoiler: Spoiler | None = None
+        self._pulse = Pulse()
 
     async def run(self) -> None:
         plan = self._plan
@@ -121,11 +131,14 @@ class Node:
         started = await runtime.start()
         if self._spoiler is not None:
             await self._spoiler.wire.serve()
+        pulse = asyncio.ensure_future(self._pulse.beat())
         threading.Thread(
             target=self._listen, args=(asyncio.get_running_loop(),), daemon=True
         ).start()
-        self._tell("started", started, self._context.hello.worker.SerializeToString())
+        identity = self._context.hello.worker.SerializeToString()
+        self._tell("started", started, identity, self._pid)
         await self._ended.wait()
+        pulse.cancel()
         await runtime.stop(0.0)
 
     def _make_role(self, context: Any) -> Any:
@@ -170,6 +183,10 @@ class Node:
 
     async def do_disarm(self) -> None:
         self._point.disarm()
+
+    async def do_held_up(self) -> float:
+        """By the machine: for how long, at the most, since the last question."""
+        return self._pulse.take_s()
 
     async def do_hold(self) -> None:
         assert self._spoiler is not None

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from chaos import pidns
 from chaos.cluster import Ask, Cluster, plan, running_cluster
 
 from baton.proto import common_pb2
@@ -24,8 +25,8 @@ async def cluster() -> AsyncIterator[Cluster]:
         yield running
 
 
-async def stopped_with_tickets(cluster: Cluster, rng: random.Random) -> None:
-    """p0 is stopped with several tickets of d0, past its lease."""
+async def stopped_with_tickets(cluster: Cluster, rng: random.Random) -> list[Ask]:
+    """p0 is stopped with several tickets of d0, and d0 has given it up."""
     asks = [Ask.draw(rng, 40, 60) for _ in range(STOPPED)]
     rank = cluster["d0"]
     await rank.ask("hold")  # it does not see what arrives, so none is complete
@@ -41,9 +42,7 @@ async def stopped_with_tickets(cluster: Cluster, rng: random.Random) -> None:
         assert reply.finished is not None and reply.finished.error.message
         assert "p0" in reply.finished.error.message
     await rank.ask("let_go")
-    books = await rank.settled(quarantine=True)
-    assert books.quarantined == STOPPED, "no proof, no memory"
-    assert not books.findings
+    return asks
 
 
 async def test_a_stopped_writer_keeps_its_tickets_and_is_not_asked_for_more(
@@ -55,6 +54,9 @@ async def test_a_stopped_writer_keeps_its_tickets_and_is_not_asked_for_more(
     for proof in ("resumed", "killed"):
         await cluster.serve(Ask.draw(rng), "p0", "d0")
         await stopped_with_tickets(cluster, rng)
+        books = await cluster["d0"].settled(quarantine=True)
+        assert books.quarantined == STOPPED, "no proof, no memory"
+        assert not books.findings
         await cluster.serve(Ask.draw(rng), "p1", "d0")
         refused = await (await cluster.begin(Ask.draw(rng), ["p0"], "d0")).end()
         assert refused.finished is not None
@@ -65,5 +67,30 @@ async def test_a_stopped_writer_keeps_its_tickets_and_is_not_asked_for_more(
             await cluster["p0"].end()
             await cluster.start("p0")
         await cluster.settled()
+        await cluster.serve(Ask.draw(rng), "p0", "d0")
+        await cluster.settled()
+
+
+@pytest.mark.skipif(pidns.unavailable() is not None, reason=f"no namespace: {pidns.unavailable()}")
+async def test_a_writer_in_another_pid_namespace_is_kept_out_by_the_teardown() -> None:
+    """Nobody here would see its death; but it cannot reach into our memory either."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    async with running_cluster(plan("nixl", apart=True), linked=False) as cluster:
+        rank, writer = cluster["d0"], cluster["p0"]
+        await cluster.serve(Ask.draw(rng), "p0", "d0")
+        (first, *_) = await stopped_with_tickets(cluster, rng)
+        await rank.settled()
+        assert HandoffState.QUARANTINED in rank.states_of(first.request_id)
+        assert await rank.ask("reissue", first.request_id)
+        writer.resume()
+        await writer.settled()
+        await cluster.serve(Ask.draw(rng), "p0", "d0")
+        assert await rank.ask("intact"), "a dead ticket's memory was written"
+        await stopped_with_tickets(cluster, rng)
+        await writer.end()
+        await rank.settled()
+        await cluster.start("p0")
         await cluster.serve(Ask.draw(rng), "p0", "d0")
         await cluster.settled()

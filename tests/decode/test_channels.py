@@ -35,7 +35,8 @@ CHANNELS = ("grpc", "local", "nixl")
 
 
 def pair(channel: str, **options: Any) -> tuple[TestWorker, TestWorker]:
-    options |= {"channel": channel, "hub": LocalHub() if channel in ("local", "auto") else None}
+    hub = LocalHub() if channel in ("local", "auto") else None
+    options = {"channel": channel, "hub": hub} | options
     return prefill_worker(**options), decode_worker(**options)
 
 
@@ -207,6 +208,29 @@ async def test_the_teardown_is_proof_for_a_writer_that_shares_no_memory(
         assert case.answer.token_ids == expected_tokens(HashModel(), case.prompt, 6)
         case.proxy.thaw()
         await case.clean()
+
+
+@pytest.mark.parametrize("channel", ["auto", "nixl"])
+async def test_nobody_writes_by_himself_whose_end_could_not_be_proved(
+    channel: str, seeded: random.Random
+) -> None:
+    prefill, decode = pair(channel, hub=None)
+    async with running(prefill, decode), session(decode) as router:
+        process = prefill.context.hello.process
+        process.pid_namespace, process.maps_namespaces = "pid:[1]", True
+        prompt = random_prompt(seeded)
+        _, answer = await router.start(prompt, greedy(3), [prefill])
+        finished = await answer.end()
+        if channel == "auto":
+            assert answer.token_ids == expected_tokens(HashModel(), prompt, 3)
+            for worker in (prefill, decode):
+                (chosen,) = worker.service.channels().values()
+                assert chosen.startswith("grpc: nixl: ") and "share a pid namespace" in chosen
+        else:
+            assert "share a pid namespace" in finished.error.message
+        await decode.clean()
+        await prefill.clean()
+    assert not decode.been_in(S.QUARANTINED)
 
 
 async def test_a_lost_nixl_connection_is_made_anew(seeded: random.Random) -> None:

@@ -1,8 +1,10 @@
 """What keeps memory from everyone, and what gives it back: no process, no clock but the test's."""
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,12 @@ from baton.proto import common_pb2
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.regions import Holder
 from baton.transfer.tickets import Ticket
-from baton.worker.host_process import has_died, may_write_without_us, this_process
+from baton.worker.host_process import (
+    has_died,
+    may_write_without_us,
+    this_process,
+    unprovable,
+)
 
 S = HandoffState
 LEASE_S = 2.0
@@ -147,6 +154,43 @@ def test_another_machine_or_the_network_alone_cannot_write_without_us() -> None:
     theirs.maps_peers, theirs.boot_id = True, "elsewhere"
     assert not may_write_without_us(ours, theirs)
     assert may_write_without_us(ours, common_pb2.HostProcess(maps_peers=True)), "who knows"
+
+
+def test_what_cannot_name_us_needs_us_to_write_but_where_it_has_other_means() -> None:
+    ours, theirs = this_process(), this_process()
+    theirs.maps_peers = True
+    assert unprovable(ours, theirs) is None, "its death is seen"
+    theirs.pid_namespace = "pid:[1]"
+    assert not may_write_without_us(ours, theirs)
+    assert unprovable(ours, theirs) is None, "a teardown is proof"
+    theirs.maps_namespaces = True
+    assert may_write_without_us(ours, theirs)
+    why = unprovable(ours, theirs)
+    assert why is not None and "pid namespace" in why and "UCX_TLS" in why
+
+
+def test_nobody_is_looked_for_in_another_namespaces_proc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = this_process()
+    theirs.pid = 2**22 + 1
+    assert has_died(this_process(), theirs)
+    for name in ("sys", str(os.getpid())):
+        (tmp_path / name).symlink_to(f"/proc/{name}")
+    (tmp_path / "1").symlink_to(f"/proc/{os.getpid()}")
+    (tmp_path / "self").symlink_to("1")
+    monkeypatch.setattr("baton.worker.host_process._PROC", tmp_path)
+    assert this_process().boot_id == theirs.boot_id
+    assert not has_died(this_process(), theirs)
+
+
+def test_pools_on_a_device_may_be_written_from_any_namespace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    assert this_process(on_device=True).maps_namespaces
+    monkeypatch.setenv("UCX_TLS", "rc")
+    assert not this_process(on_device=True).maps_namespaces
 
 
 @pytest.mark.parametrize(

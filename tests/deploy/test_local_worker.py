@@ -14,7 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.api.backend import GenerateRequest, TokenEvent
 from baton.api.sampling import SamplingParams
+from baton.deploy import local_backend
 from baton.proto import inference_pb2, inference_pb2_grpc
+from baton.text.tokenizer import Tokenizer
 from baton.worker.config import Role
 
 
@@ -157,6 +159,31 @@ async def test_closing_the_backends_generator_is_enough_to_cancel(
         assert worker.backend.busy == 0
 
 
+async def test_past_the_bound_a_request_is_told_to_come_later(
+    tiny: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_backend, "MAX_QUEUED", 2)
+    async with served(tiny, max_running=1) as client:
+        body = {
+            "input_ids": prompt(rng, 5),
+            "sampling_params": {"n": 3, "max_new_tokens": 3000, "ignore_eos": True},
+            "rid": "many",
+        }
+        many = asyncio.create_task(client.http.post("/generate", json=body))
+        async with asyncio.timeout(DEADLINE_S):
+            while (state := await client.state())["running"] + state["waiting"] != 3:
+                await asyncio.sleep(0.005)
+        more = {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}
+        refused = await client.http.post("/generate", json=more)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert "3 requests are here" in refused.json()["error"]["message"]
+        await client.http.post("/abort_request", json={"rid": "many"})
+        assert [reply["meta_info"]["finish_reason"]["type"] for reply in (await many).json()] == [
+            "abort"
+        ] * 3
+        assert len((await client.generate([5], 1))["output_ids"]) == 1
+
+
 async def test_several_answers_share_their_prompt_and_differ_by_seed(
     tiny: Path, rng: random.Random
 ) -> None:
@@ -168,6 +195,24 @@ async def test_several_answers_share_their_prompt_and_differ_by_seed(
     texts = [tuple(reply["output_ids"]) for reply in first]
     assert len(set(texts)) == 3
     assert [tuple(reply["output_ids"]) for reply in again] == texts
+
+
+async def test_the_token_that_ends_an_answer_is_not_shown(tiny: Path, rng: random.Random) -> None:
+    tokenizer = Tokenizer.from_folder(tiny)
+    async with served(tiny) as client:
+        before, last = "", 0
+        while not before or "\ufffd" in before + tokenizer.decode([last]):  # halves of letters
+            ids = prompt(rng, 5)
+            first, last = (await client.generate(ids, 2))["output_ids"]
+            before = "" if first == last else tokenizer.decode([first])
+        body = {"prompt": ids, "temperature": 0, "ignore_eos": True, "stop_token_ids": [last]}
+        for include, text in ((False, before), (True, tokenizer.decode([first, last]))):
+            body["include_stop_str_in_output"] = include
+            reply = (await client.http.post("/v1/completions", json=body)).json()["choices"][0]
+            assert (reply["text"], reply["finish_reason"]) == (text, "stop")
+            streamed = await client.http.post("/v1/completions", json=body | {"stream": True})
+            events = [line[6:] for line in streamed.text.splitlines() if line.startswith("data: {")]
+            assert "".join(json.loads(e)["choices"][0]["text"] for e in events) == text
 
 
 async def test_bad_input_is_refused_and_the_worker_goes_on(tiny: Path, rng: random.Random) -> None:

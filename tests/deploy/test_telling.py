@@ -3,10 +3,11 @@
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from baton.deploy.progress import Lines, shown
-from baton.deploy.status_table import render
+from baton.deploy.status_table import _lag, render
 from baton.deploy.timings_line import first_token, second_token
 from baton.deploy.vigil import changes
 
@@ -55,6 +56,7 @@ def test_workers_that_go_come_and_start_again_are_each_told_once() -> None:
 def test_the_status_table_names_owners_that_own_something() -> None:
     worker: dict[str, Any] = {
         "worker_id": "decode-0", "role": "decode", "state": "draining", "dp_group": 1,
+        "heard_s": 0.2, "lag_ms": 3.21,
         "uptime_s": 75.0, "running": 3, "max_running": 16, "waiting": 2, "incarnation": 0xAB_CDEF01,
         "slots": {"free": 12, "live": 3, "ticket": 0}, "pages": {"free": 7, "live": 1},
         "handoffs": {"writing": 2, "complete": 40},
@@ -68,7 +70,17 @@ def test_the_status_table_names_owners_that_own_something() -> None:
     assert "requests 5 of 16, queued 1" in text and "1h01m" in text and "1m15s" in text
     assert "12 free" in text and "3 live" in text and "ticket" not in text
     assert "2 writing" in text and "complete" not in text and "nixl" in text
+    assert "3.2ms" in text and "silent" not in text
     assert "cdef01" in text and "draining 1m15s" in text
+
+
+@pytest.mark.parametrize(
+    ("heard_s", "lag_ms", "told"), [(0.4, 12_340.0, "12.3s"), (1.5, 12_340.0, "silent 1.5s")]
+)
+def test_the_status_table_tells_who_lags_and_who_is_silent(
+    heard_s: float, lag_ms: float, told: str
+) -> None:
+    assert str(_lag({"heard_s": heard_s, "lag_ms": lag_ms})) == told
 
 
 def test_a_timings_line_adds_up_what_it_names() -> None:

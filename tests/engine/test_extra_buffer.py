@@ -142,6 +142,23 @@ def test_no_buffer_caches_the_live_state_of_what_has_ended(seeded: random.Random
     assert ask(engine, "third", prompt) == 0
 
 
+def test_a_state_in_the_only_slot_gives_way_to_the_request_that_would_resume_from_it(
+    seeded: random.Random,
+) -> None:
+    engine = make_engine(
+        mamba_scheduler_strategy=Strategy.NO_BUFFER,
+        page_size=1,
+        pages=200,
+        max_running=1,
+        cached_snapshots=0,
+    )
+    assert engine.states.ids.size == 2
+    prompt = drawn(seeded, 20)
+    ask(engine, "first", prompt)
+    assert engine.status().slots[Owner.CACHE] == 1
+    assert ask(engine, "second", (*prompt, *expected_tokens(HashModel(), prompt, 5), 3)) == 0
+
+
 def test_no_buffer_needs_pages_of_one_token() -> None:
     with pytest.raises(ConfigError, match="page-size 1"):
         make_engine(mamba_scheduler_strategy=Strategy.NO_BUFFER)

@@ -179,6 +179,25 @@ def test_a_ticket_never_gets_what_a_planned_step_may_still_write() -> None:
     assert engine.reserve("b", 56) is not None
 
 
+def test_tickets_that_wait_for_a_forward_cost_the_cache_no_more_than_they_need(
+    seeded: random.Random,
+) -> None:
+    engine = make_engine(pages=60, max_running=2, tickets=4, chunk=64, cached_snapshots=8)
+    for _ in range(10):
+        engine.generate([random_prompt(seeded, 56, 60)], greedy(2))
+    engine.submit(RequestSpec("running", random_prompt(seeded, 20, 20), greedy(60)))
+    engine.step()
+    engine.step()  # returns with a step in flight
+    assert engine.pages.ids.available < 10, "a full cache is what this is about"
+    for _ in range(5):
+        assert engine.reserve("a", 80) is None and engine.reserve("b", 80) is None
+    assert engine.pages.ids.available < 20 + 8, "two tickets of ten pages, and no page more"
+    engine.step()
+    engine.step()
+    assert engine.reserve("a", 80) is not None and engine.reserve("b", 80) is not None
+    assert_clean(engine)
+
+
 def test_adopting_the_wrong_length_leaves_the_reservation() -> None:
     engine = make_engine(tickets=1)
     reservation = engine.reserve("a", 5)
@@ -211,7 +230,12 @@ def test_adopted_requests_past_max_running_take_their_turn(seeded: random.Random
         hand_over(source, target, spec, tuple(tokens_of(events, spec.request_id)))
         assert_clean(target)
     assert target.status().running == 5
-    events += run(target)
+    begun = [e.request_id for e in target.plan_step() if isinstance(e, Scheduled)]
+    assert begun == ["r0", "r1"], "told of when their first step is planned, not when adopted"
+    stepped = run(target)
+    begun += [e.request_id for e in stepped if isinstance(e, Scheduled)]
+    assert begun == [spec.request_id for spec in specs], "once each"
+    events += stepped
     for spec in specs:
         expected = expected_tokens(HashModel(), spec.prompt_ids, 8)
         assert tokens_of(events, spec.request_id) == expected

@@ -14,6 +14,7 @@ from baton.engine.errors import InvariantError, RequestError, StoppedError
 from baton.engine.events import Event, Finished, FinishReason, TokenSampled
 from baton.engine.forward_batch import ForwardBatch
 from baton.engine.loop import EngineLoop
+from baton.engine.memory.owners import Owner
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.request import RequestSpec
@@ -116,6 +117,25 @@ def test_an_invariant_error_ends_the_loop_and_is_told() -> None:
     it.loop.stop(DEADLINE)
     with pytest.raises(StoppedError):
         it.loop.call(lambda engine: engine.status()).result(DEADLINE)
+
+
+def test_a_call_that_finds_the_books_broken_ends_the_loop_too() -> None:
+    it = Running(make_engine())
+
+    def broken(engine: Engine) -> None:
+        engine.pages.ids.free(1, Owner.LIVE)
+
+    entered, leave = threading.Event(), threading.Event()
+    it.loop.call(lambda _: (entered.set(), leave.wait(DEADLINE)))
+    assert entered.wait(DEADLINE)
+    failed, behind = it.loop.call(broken), it.loop.call(lambda engine: engine.status())
+    leave.set()
+    with pytest.raises(InvariantError):
+        failed.result(DEADLINE)
+    with pytest.raises(StoppedError):
+        behind.result(DEADLINE)
+    assert isinstance(it.failures.get(timeout=DEADLINE), InvariantError)
+    it.loop.stop(DEADLINE)
 
 
 def test_calls_that_wait_when_the_loop_ends_are_refused() -> None:

@@ -37,7 +37,7 @@ RECURRENT_ALONE = replace(MODEL, attention=())
 CONVOLUTIONS = replace(
     MODEL, recurrent=(RecurrentShape(conv=(4480, 2), ssm=None),) * 10, mamba_chunk_size=1
 )
-CONFIG = EngineConfig(model=Path("."))
+CONFIG = EngineConfig(model=Path("."), chunked_prefill_size=2048)
 
 
 def plan(
@@ -106,6 +106,14 @@ def test_a_context_that_was_asked_for_must_fit() -> None:
         plan(replace(short, max_model_len=131072, memory_bytes=3_700 * MIB))
     unasked = replace(short, max_model_len=None, memory_bytes=3_700 * MIB)
     assert 64 <= plan(unasked).max_model_len < 131072
+
+
+def test_a_step_has_as_many_prompt_tokens_as_keep_the_device_busy() -> None:
+    room = replace(CONFIG, memory_bytes=200_000 * MIB)
+    assert plan(replace(room, chunked_prefill_size=96)).chunked_prefill_size == 96
+    room = replace(room, chunked_prefill_size=None)
+    assert plan(room).chunked_prefill_size == 512
+    assert plan(replace(room, device="cuda")).chunked_prefill_size == 2048
 
 
 @pytest.mark.parametrize(

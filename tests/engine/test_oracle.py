@@ -124,10 +124,17 @@ def test_prompt_scores_are_those_of_transformers(
     engine = load(folder, chunked_prefill_size=32)
     outputs = engine.generate(prompts, greedy(0, prompt_logprobs_start=1))
     for prompt, output in zip(prompts, outputs, strict=True):
-        wanted = oracle.logits(folder, prompt).log_softmax(-1)
-        expected = wanted[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
         got = torch.tensor([entry.logprob for entry in output.prompt_logprobs])
-        assert float((got - expected).abs().max()) <= 2 * LOGIT_BOUND
+        following = torch.tensor(prompt[1:])[:, None]
+        oracle.assert_same_logits(
+            folder,
+            prompt,
+            got,
+            bound=2 * LOGIT_BOUND,
+            of=lambda logits, following=following: (
+                logits[:-1].log_softmax(-1).gather(1, following)[:, 0]
+            ),
+        )
 
 
 @pytest.mark.parametrize("name", DEEP)

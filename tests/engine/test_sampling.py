@@ -67,6 +67,23 @@ def test_penalties_and_bans_are_those_of_a_plain_loop(seeded: random.Random) -> 
         assert tokens_of(events, spec.request_id) == expected
 
 
+def test_a_prompt_is_looked_at_only_for_repetition_and_each_of_its_tokens_once() -> None:
+    """Each of them is packed again in every step."""
+    engine = make_engine()
+    prompt = (5, 6, 7) * 40
+    engine.submit(RequestSpec("none", prompt, greedy(3, presence_penalty=1.0)))
+    engine.submit(RequestSpec("each", prompt, greedy(3, repetition_penalty=1.1)))
+    found: dict[int, set[tuple[int, ...]]] = {}
+    while engine.has_work:
+        engine.plan_step()
+        for batch in engine._under_way():
+            for _, draw in batch.draws:
+                found.setdefault(draw.sampling.presence_penalty != 0, set()).add(draw.prompt)
+        engine.run_step()
+    assert found[True] == {()}
+    assert {tuple(sorted(ids)) for ids in found[False]} == {(5, 6, 7)}
+
+
 def test_a_request_goes_on_from_any_of_its_own_tokens(seeded: random.Random) -> None:
     """A retry or migration: nothing but the ids travels, and the draws are the same."""
     specs = random_specs(seeded, 10)

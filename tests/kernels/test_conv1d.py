@@ -1,7 +1,10 @@
 """The ragged convolution against its token-by-token reference: outputs, windows, snapshots."""
 
+import random
+
 import pytest
 import torch
+from kernels.native_cases import PoisonedNative, assert_near, strided
 from ragged_batches import (
     assert_pools_match,
     poisoned_pool,
@@ -16,7 +19,10 @@ from baton.kernels.conv1d import (
     causal_conv1d_varlen,
     causal_conv1d_varlen_ref,
     conv_index,
+    plan_gated_conv_prefill,
+    plan_gated_conv_prefill_native,
 )
+from baton.kernels.native.library import load
 
 RAGGED = [
     ([1], [0]),
@@ -110,3 +116,65 @@ def test_a_snapshot_outside_its_row_is_refused_with_the_depths_that_it_has(depth
 def test_the_padding_slot_is_refused_as_a_destination():
     with pytest.raises(ValueError, match="slot 0"):
         SnapshotPlan(rows=(0,), depths=(4,), slots=(0,))
+
+
+def gated_by_torch(batch, *arguments):
+    lens = (batch.cu_seqlens_host, batch.prefix_lens_host)
+    return plan_gated_conv_prefill(*lens, *arguments).on(torch.device("cpu"))(batch.rows)
+
+
+def gated_natively(batch, *arguments):
+    library = load()
+    if library is None:
+        pytest.skip("no C++ compiler")
+    lens = (batch.cu_seqlens_host, batch.prefix_lens_host)
+    plan = plan_gated_conv_prefill_native(PoisonedNative(library), *lens, *arguments)
+    return plan.on(torch.device("cpu"))(batch.rows)
+
+
+every_gated = pytest.mark.parametrize("plan", [gated_by_torch, gated_natively])
+
+
+@every_gated
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels, width", [(1, 2), (37, 3), (300, 4), (530, 5)])
+@pytest.mark.parametrize("lengths, prefixes", [*RAGGED, ([70, 0, 200], [3, 2, 0])])
+def test_a_gated_convolution_of_prompts(plan, dtype, channels, width, lengths, prefixes):
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = seeded(seed)
+    batch = ragged_batch(lengths, prefixes, rng)
+    snapshots = random_snapshots(batch, 1, rng)
+    bcx = strided(batch.tokens, 3 * channels, rng)
+    weight = torch.randn(channels, width)
+    bias = torch.randn(channels) if rng.random() < 0.5 else None
+    pool = poisoned_pool(batch, (channels, width - 1), dtype)
+    expected_pool = pool.clone()
+    y = plan(batch, width, snapshots)(bcx, weight, bias, pool)
+    before, after, x = bcx.chunk(3, dim=1)
+    lens = (batch.cu_seqlens, batch.cu_seqlens_host, batch.prefix_lens_host)
+    rows = (batch.read_slots, batch.write_slots, batch.has_initial, snapshots)
+    summed = causal_conv1d_varlen_ref(
+        before * x, weight, bias, *lens, expected_pool, *rows, silu=False
+    )
+    assert_near(y, after.double() * summed, 2e-6)
+    assert_pools_match(pool, expected_pool, 0.0, 0.0)
+
+
+def test_gated_convolutions_of_prompts_are_the_same_bits_on_every_number_of_threads():
+    rng = seeded(12)
+    batch = ragged_batch([70, 1, 140], [0, 5, 2], rng)
+    bcx, weight = torch.randn(batch.tokens, 3 * 2100), torch.randn(2100, 3)
+    before = poisoned_pool(batch, (2100, 2), torch.float32)
+    plan = gated_natively(batch, 3, None)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 6):
+            torch.set_num_threads(count)
+            pool = before.clone()
+            results.append((plan(bcx, weight, None, pool), pool))
+    finally:
+        torch.set_num_threads(threads)
+    for y, pool in results[1:]:
+        assert torch.equal(y, results[0][0])
+        torch.testing.assert_close(pool, results[0][1], atol=0, rtol=0, equal_nan=True)

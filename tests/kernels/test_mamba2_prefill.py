@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from kernels.test_native import PoisonedNative, in_float64, random_mixer, strided
+from kernels.native_cases import PoisonedNative, in_float64, random_mixer, strided
 from ragged_batches import (
     RaggedBatch,
     assert_pools_match,
@@ -17,7 +17,7 @@ from ragged_batches import (
 )
 from torch import Tensor
 
-from baton.kernels.chunks import RaggedRows, SnapshotPlan
+from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.conv1d import causal_conv1d_varlen_ref
 from baton.kernels.mamba2 import (
     Mamba2Weights,
@@ -52,17 +52,6 @@ def native_plan(rows, *arguments):
 
 
 PLANS = [torch_plan, native_plan]
-
-
-def rows_of(batch: RaggedBatch) -> RaggedRows:
-    return RaggedRows(
-        batch.cu_seqlens,
-        tuple(batch.cu_seqlens_host),
-        tuple(batch.prefix_lens_host),
-        batch.read_slots,
-        batch.write_slots,
-        batch.has_initial,
-    )
 
 
 def pools_of(batch: RaggedBatch, weights: Mamba2Weights, conv=torch.float32, ssm=torch.float32):
@@ -127,7 +116,7 @@ def test_outputs_states_windows_and_snapshots_match_the_reference(
     projected = strided(batch.tokens, sum(weights.splits), rng)
     pools = pools_of(batch, weights)
     expected_pools = [pool.clone() for pool in pools]
-    y = plan(rows_of(batch), width, CHUNK, snapshots)(weights, projected, *pools)
+    y = plan(batch.rows, width, CHUNK, snapshots)(weights, projected, *pools)
     expected = reference(weights, projected, *expected_pools, batch, snapshots)
     assert_close_to_scale(y, expected, 3e-5)
     assert_pools_match(pools[0], expected_pools[0], 0.0, 0.0)
@@ -143,7 +132,7 @@ def test_the_chunk_size_changes_no_result(rng, plan, chunk_size):
     projected = torch.randn(batch.tokens, sum(weights.splits))
     pools = pools_of(batch, weights)
     expected_pools = [pool.clone() for pool in pools]
-    y = plan(rows_of(batch), 4, chunk_size, snapshots)(weights, projected, *pools)
+    y = plan(batch.rows, 4, chunk_size, snapshots)(weights, projected, *pools)
     expected = reference(weights, projected, *expected_pools, batch, snapshots)
     assert_close_to_scale(y, expected, 5e-5)
     assert_pools_match(pools[1], expected_pools[1], 3e-5, 3e-5)
@@ -156,7 +145,7 @@ def test_pools_keep_their_own_dtypes(rng, plan):
     projected = torch.randn(batch.tokens, sum(weights.splits))
     pools = pools_of(batch, weights, torch.bfloat16, torch.bfloat16)
     expected_pools = [pool.clone() for pool in pools]
-    y = plan(rows_of(batch), 4, CHUNK, None)(weights, projected, *pools)
+    y = plan(batch.rows, 4, CHUNK, None)(weights, projected, *pools)
     expected = reference(weights, projected, *expected_pools, batch, None)
     assert_close_to_scale(y, expected, 5e-5)
     assert_pools_match(pools[0], expected_pools[0], 0.0, 2**-7)
@@ -171,7 +160,7 @@ def test_a_prompt_cut_on_the_grid_equals_the_whole_bit_for_bit(rng, plan, chunk_
     projected = torch.randn(total, sum(weights.splits))
     whole = ragged_batch([total], [0], rng)
     pools = pools_of(whole, weights)
-    y = plan(rows_of(whole), 4, chunk_size, None)(weights, projected, *pools)
+    y = plan(whole.rows, 4, chunk_size, None)(weights, projected, *pools)
     outputs, kept = [], None
     for start, end in zip([0, *cuts], [*cuts, total], strict=True):
         # Mixed with another row, so that the batch is not the same either.
@@ -181,7 +170,7 @@ def test_a_prompt_cut_on_the_grid_equals_the_whole_bit_for_bit(rng, plan, chunk_
         if kept is not None:
             for pool, state in zip(piece_pools, kept, strict=True):
                 pool[piece.read_slots[1]] = state
-        outputs.append(plan(rows_of(piece), 4, chunk_size, None)(weights, mixed, *piece_pools)[37:])
+        outputs.append(plan(piece.rows, 4, chunk_size, None)(weights, mixed, *piece_pools)[37:])
         kept = [pool[piece.write_slots[1]].clone() for pool in piece_pools]
     assert torch.equal(torch.cat(outputs), y)
     for pool, state in zip(pools, kept, strict=True):
@@ -195,9 +184,9 @@ def test_a_poisoned_row_does_not_reach_its_neighbours(rng, plan):
     projected = torch.randn(batch.tokens, sum(weights.splits))
     clean = pools_of(batch, weights)
     pools = [pool.clone() for pool in clean]
-    wanted = plan(rows_of(batch), 4, CHUNK, None)(weights, projected, *clean)
+    wanted = plan(batch.rows, 4, CHUNK, None)(weights, projected, *clean)
     projected[40:63] = torch.nan
-    y = plan(rows_of(batch), 4, CHUNK, None)(weights, projected, *pools)
+    y = plan(batch.rows, 4, CHUNK, None)(weights, projected, *pools)
     assert torch.equal(y[:40], wanted[:40]) and torch.equal(y[63:], wanted[63:])
     others = batch.write_slots[[0, 2]]
     for pool, expected in zip(pools, clean, strict=True):
@@ -212,7 +201,7 @@ def test_large_steps_neither_overflow_nor_lose_the_small_ones(rng, plan):
     projected[:, -3:] *= 30  # log-decays of a chunk run past -1000
     pools = pools_of(batch, weights)
     expected_pools = [pool.clone() for pool in pools]
-    y = plan(rows_of(batch), 4, CHUNK, None)(weights, projected, *pools)
+    y = plan(batch.rows, 4, CHUNK, None)(weights, projected, *pools)
     expected = reference(weights, projected, *expected_pools, batch, None)
     assert_close_to_scale(y, expected, 5e-4)
 
@@ -222,4 +211,4 @@ def test_a_snapshot_off_the_grid_is_refused(rng):
     snapshots = SnapshotPlan((0,), (40,), (batch.spare_slots[0],))
     for plan in PLANS:
         with pytest.raises(ValueError, match="chunk"):
-            plan(rows_of(batch), 4, CHUNK, snapshots)
+            plan(batch.rows, 4, CHUNK, snapshots)

@@ -13,4 +13,6 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oracle]:
     oracle = Oracle(tmp_path_factory.mktemp("checkpoints"))
     yield oracle
     print(f"{oracle.ties} near ties went the other way in {oracle.steps} compared steps")
+    print(f"{oracle.doubts} of {oracle.prompts} compared prompts had tokens in doubt")
+    assert oracle.doubts <= max(2, oracle.prompts / 100), "too many to be rounding"
     assert oracle.ties <= max(1, oracle.steps / 1000), "too many to be near ties"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from engine.engines import greedy, make_engine, random_prompt
-from engine.hash_model import HashModel, expected_tokens
+from engine.hash_model import HashModel, LayeredHashModel, expected_tokens
 from grpc import aio
-from worker.cluster import DEADLINE_S, TestWorker, prefill_worker, running
+from worker.cluster import DEADLINE_S, Gate, TestWorker, prefill_worker, running
 
 from baton.engine.engine import Engine
 from baton.engine.sampling_params import SamplingParams
@@ -25,11 +25,24 @@ from baton.worker.convert import sampling_to_proto
 S = HandoffState
 
 
+class SlowToSample(LayeredHashModel):
+    """Waits between its last layer and the sampling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = Gate()
+
+    def forward(self, *args: Any) -> Any:
+        logits = super().forward(*args)
+        self.gate.pass_through()
+        return logits
+
+
 class FakeRank:
     """Pools of its own, a receiver, and one Control stream."""
 
-    def __init__(self, prefill: TestWorker) -> None:
-        self.engine: Engine = make_engine()
+    def __init__(self, prefill: TestWorker, model: HashModel | None) -> None:
+        self.engine: Engine = make_engine(model)
         self.memory = EngineMemory(self.engine.states, self.engine.pages)
         self.tickets = TicketTable(self.memory, 0)
         self.prefill = prefill
@@ -89,8 +102,9 @@ class FakeRank:
 
 
 @asynccontextmanager
-async def ranked(prefill: TestWorker) -> AsyncIterator[FakeRank]:
-    rank = FakeRank(prefill)
+async def ranked(prefill: TestWorker, model: HashModel | None = None) -> AsyncIterator[FakeRank]:
+    """model: like the prefill's; None: the plain one."""
+    rank = FakeRank(prefill, model)
     server = aio.server()
     GrpcReceiver(rank.tickets, lambda kind, size: None).add_to(server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -181,6 +195,28 @@ async def test_memory_is_free_before_the_rank_says_that_it_has_all(
         await prefill.clean()
 
 
+async def test_a_fault_of_ours_while_writing_reaches_the_rank(
+    seeded: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: GrpcWriting, segment: object, source: object) -> None:
+        raise KeyError("nobody thought of this")
+
+    monkeypatch.setattr(GrpcWriting, "write", broken)
+    prefill, prompt = prefill_worker(), random_prompt(seeded, 5, 30)
+    async with ranked(prefill) as rank:
+        prefill.model.gate.allow(0)
+        await rank.ask(prompt, greedy(5))
+        await rank.next("wanted")
+        await rank.send(rank.grant(len(prompt)))
+        await prefill.reached(S.RESERVED)
+        prefill.model.gate.open()
+        async with asyncio.timeout(DEADLINE_S):
+            while (message := await rank.call.read()).WhichOneof("kind") != "failed":
+                assert message.WhichOneof("kind") != "done"
+        assert "nobody thought of this" in message.failed.error.message
+        await prefill.clean()
+
+
 @pytest.mark.parametrize("wrong", ["prompt_hash", "sampling_hash"])
 async def test_a_ticket_for_another_request_is_not_written(
     wrong: str, seeded: random.Random
@@ -214,6 +250,31 @@ async def test_a_closed_ticket_is_reported_and_frees_the_prefill(seeded: random.
         async with asyncio.timeout(DEADLINE_S):
             while "failed" not in kinds:
                 kinds.add((await rank.call.read()).WhichOneof("kind"))
+        await prefill.clean()
+
+
+async def test_the_first_token_says_that_all_is_written_where_it_was_before(
+    seeded: random.Random,
+) -> None:
+    prefill, prompt = prefill_worker(model=SlowToSample(), chunk=64), random_prompt(seeded, 20, 60)
+    async with ranked(prefill, LayeredHashModel()) as rank:
+        prefill.model.gate.allow(0)
+        await rank.ask(prompt, greedy(5))
+        await rank.next("wanted")
+        ticket = rank.grant(len(prompt))
+        await rank.send(ticket)
+        (handoff,) = prefill.service._handoffs.values()
+        async with asyncio.timeout(DEADLINE_S):
+            while handoff._posted is None:
+                await asyncio.sleep(0.005)
+        prefill.model.gate.open()
+        first = await rank.next("first_token")
+        done = first.done
+        assert (done.ticket_id, done.generation) == (ticket.ticket_id, ticket.generation)
+        await prefill.reached(S.COMPLETE)
+        got = rank.tickets.received(ticket.claim)
+        assert got == Received(done.segments, done.bytes_state, done.bytes_kv)
+        assert rank.tickets.complete(ticket)
         await prefill.clean()
 
 

@@ -208,3 +208,48 @@ async def test_a_pinned_request_waits_for_its_own_rank(tmp_path: Path) -> None:
         assert ranks[0].starts.empty()
         back.send(tokens_of(again, [21], first_index=1, last=True))
         assert (await within(asked)).json()["output_ids"] == [20, 21]
+
+
+async def test_a_pinned_answer_that_its_rank_leaves_for_good_goes_on_elsewhere(
+    tmp_path: Path,
+) -> None:
+    async with Cluster(tmp_path) as cluster, httpx.AsyncClient(base_url=cluster.http) as http:
+        ranks = [FakeRank("d0"), FakeRank("d1")]
+        await cluster.add(FakeWorker("p0"), *ranks)
+        body = {"input_ids": [11], "routed_dp_rank": 1, "sampling_params": {"max_new_tokens": 2}}
+        asked = asyncio.create_task(http.post("/generate", json=body, timeout=20))
+        start = await within(ranks[1].starts.get())
+        ranks[1].send(tokens_of(start, [20]))
+        ranks[1].report(leaving=True)
+        await cluster.until(lambda workers: workers["d1"]["state"] == "draining")
+        ranks[1].send(ended(start, common_pb2.UNAVAILABLE, retryable=True))
+        again = await within(ranks[0].starts.get())
+        ranks[0].send(tokens_of(again, [21], first_index=1, last=True))
+        assert (await within(asked)).json()["output_ids"] == [20, 21]
+        fresh = await http.post("/generate", json=body)
+        assert fresh.status_code == 400
+        assert fresh.json()["error"]["message"] == "routed_dp_rank is 1; the decode ranks are 0"
+
+
+async def test_a_pinned_answer_goes_on_elsewhere_when_its_rank_does_not_come_back(
+    tmp_path: Path,
+) -> None:
+    async with (
+        Cluster(tmp_path, worker_wait_s=0.05) as cluster,
+        httpx.AsyncClient(base_url=cluster.http) as http,
+    ):
+        ranks = [FakeRank("d0"), FakeRank("d1")]
+        await cluster.add(FakeWorker("p0"), *ranks)
+        body = {"input_ids": [11], "routed_dp_rank": 1, "sampling_params": {"max_new_tokens": 2}}
+        asked = asyncio.create_task(http.post("/generate", json=body, timeout=20))
+        start = await within(ranks[1].starts.get())
+        ranks[1].send(tokens_of(start, [20]))
+        ranks[1].unregister()
+        again = await within(ranks[0].starts.get())
+        ranks[0].send(tokens_of(again, [21], first_index=1, last=True))
+        assert (await within(asked)).json()["output_ids"] == [20, 21]
+        fresh = await http.post("/generate", json=body)
+        assert fresh.status_code == 503 and fresh.headers["retry-after"]
+        error = fresh.json()["error"]
+        assert error["param"] == "routed_dp_rank"
+        assert error["message"].startswith("decode rank 1 was lost and is not back after 0.05 s")

@@ -4,6 +4,7 @@ import pytest
 
 from baton.api.errors import ApiError, ErrorCode
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
+from baton.proto.version import PROTOCOL_MAJOR
 from baton.proto.worker_pb2 import WorkerStatus
 from baton.router.placement import Placer
 from baton.router.worker_table import Worker, WorkerTable
@@ -21,7 +22,7 @@ class Setup:
                 identity = WorkerIdentity(
                     worker_id=f"{letter}{i}", address="a:1", role=role, rank=i
                 )
-                worker = self.table.register(Hello(protocol_major=1, worker=identity))
+                worker = self.table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
                 self.workers[worker.worker_id] = worker
         self.placer = Placer(self.table, self.reachable, policy, prefill_fallbacks=1)
 
@@ -115,6 +116,16 @@ def test_a_named_rank_that_was_lost_is_waited_for() -> None:
     setup = Setup(prefills=1, ranks=3)
     setup.table.remove(setup.workers["d1"], "its stream ended")
     assert setup.placer.place(only_rank=1) is None
+
+
+def test_a_named_rank_that_has_left_ends_no_request_that_it_had_begun() -> None:
+    setup = Setup(prefills=1, ranks=2)
+    begun = {setup.workers["d1"].registration}
+    setup.report("d1", leaving=True)
+    placement = setup.placer.place(1, begun)
+    assert placement is not None and placement.rank.worker_id == "d0"
+    with pytest.raises(ApiError, match="the decode ranks are 0"):
+        setup.placer.place(1)
 
 
 def test_a_rank_that_lost_the_request_is_used_only_where_there_is_no_other() -> None:

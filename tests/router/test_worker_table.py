@@ -4,6 +4,7 @@ import pytest
 
 from baton.api.errors import ErrorCode
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
+from baton.proto.version import PROTOCOL_MAJOR
 from baton.proto.worker_pb2 import WorkerStatus
 from baton.router.errors import Refused
 from baton.router.worker_table import Change, Role, WorkerTable
@@ -49,7 +50,7 @@ def hello(
     identity = WorkerIdentity(
         worker_id=worker_id, incarnation=incarnation, role=role, address="127.0.0.1:1"
     )
-    return Hello(protocol_major=1, worker=identity, fingerprint=fingerprint)
+    return Hello(protocol_major=PROTOCOL_MAJOR, worker=identity, fingerprint=fingerprint)
 
 
 def test_a_worker_that_reports_stays_and_one_that_is_silent_for_a_lease_goes(
@@ -148,13 +149,18 @@ def test_a_worker_may_come_back_with_another_fingerprint_when_it_is_alone(
 
 def test_another_major_protocol_is_turned_away(watched: Watched) -> None:
     theirs = hello()
-    theirs.protocol_major = 2
+    theirs.protocol_major += 1
     with pytest.raises(Refused) as refused:
         watched.table.register(theirs)
-    assert (refused.value.error.expected, refused.value.error.actual) == ("1", "2")
+    assert (refused.value.error.expected, refused.value.error.actual) == (
+        str(PROTOCOL_MAJOR),
+        str(PROTOCOL_MAJOR + 1),
+    )
 
 
-@pytest.mark.parametrize("bad", [hello(role=0), hello(worker_id=""), Hello(protocol_major=1)])
+@pytest.mark.parametrize(
+    "bad", [hello(role=0), hello(worker_id=""), Hello(protocol_major=PROTOCOL_MAJOR)]
+)
 def test_a_hello_without_identity_is_turned_away(watched: Watched, bad: Hello) -> None:
     with pytest.raises(Refused):
         watched.table.register(bad)

@@ -2,7 +2,7 @@
 
 import pytest
 import toy_tokenizer
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from baton.text.answer import AnswerText
@@ -47,6 +47,29 @@ def test_what_the_engine_cuts_is_what_the_client_never_sees(
         assert len(given_ids) >= min_tokens or len(given_ids) == len(ids)
     elif min_tokens == 0:
         assert stop not in full
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data(), include=st.booleans(), special=st.booleans())
+def test_a_token_that_ends_the_answer_is_shown_only_where_it_is_asked_for(
+    kind: str, data: st.DataObject, include: bool, special: bool
+) -> None:
+    tokenizer = KINDS[kind]
+    words = st.sampled_from(["hello", " world", "STOP", "é", "😀", "<s>"])
+    ids = tokenizer.encode("".join(data.draw(st.lists(words, min_size=1, max_size=8))), False)
+    text, before = (tokenizer.decode(some, not special) for some in (ids, ids[:-1]))
+    assume(
+        "\ufffd" not in text + before
+    )  # where the token is a part of a letter, all is cut or none
+    visible = len(tokenizer.decode(ids)) - len(tokenizer.decode(ids[:-1]))
+
+    client = AnswerText(
+        tokenizer, include_stop=include, skip_special_tokens=not special, end_ids=ids[-1:]
+    )
+    at = data.draw(st.integers(0, len(ids)))
+    streamed = client.push(ids[:at]) + client.push(ids[at:])
+    shown = streamed + client.finish(0 if include else visible)
+    assert shown == (text if include else before)
 
 
 def test_a_stop_string_said_before_min_tokens_does_not_end_the_answer() -> None:

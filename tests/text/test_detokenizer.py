@@ -5,12 +5,14 @@ import toy_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.text.detokenizer import Detokenizer
+from baton.text.byte_detokenizer import ByteDetokenizer
+from baton.text.detokenizer import WindowDetokenizer, make_detokenizer
 from baton.text.special_tokens import SpecialTokens
 from baton.text.tokenizer import Tokenizer
 
 KINDS = {
     "byte_level": Tokenizer(toy_tokenizer.byte_level(), SpecialTokens()),
+    "byte_level_in_a_sequence": Tokenizer(toy_tokenizer.decoded_in_sequence(), SpecialTokens()),
     "byte_fallback": Tokenizer(toy_tokenizer.byte_fallback(), SpecialTokens()),
     "word_piece": Tokenizer(toy_tokenizer.word_piece(), SpecialTokens()),
 }
@@ -24,7 +26,7 @@ def some_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
 
 
 def streamed(tokenizer: Tokenizer, groups: list[list[int]], skip: bool = True) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
+    detokenizer = make_detokenizer(tokenizer, skip_special_tokens=skip)
     return [*(detokenizer.push(group) for group in groups), detokenizer.finish()]
 
 
@@ -51,8 +53,8 @@ def test_what_was_shown_depends_on_the_ids_and_not_on_their_grouping(
 ) -> None:
     tokenizer = KINDS[kind]
     ids = data.draw(some_ids(tokenizer))
-    one_by_one = Detokenizer(tokenizer)
-    rebuilt = Detokenizer(tokenizer)
+    one_by_one = make_detokenizer(tokenizer)
+    rebuilt = make_detokenizer(tokenizer)
     assert "".join(one_by_one.push([i]) for i in ids) == rebuilt.push(ids)
 
 
@@ -78,12 +80,18 @@ def test_a_real_replacement_character_is_shown() -> None:
     assert "".join(streamed(tokenizer, [tokenizer.encode("a\ufffdb")])) == "a\ufffdb"
 
 
+def test_byte_level_text_is_looked_up_and_other_text_is_decoded() -> None:
+    made = {kind: type(make_detokenizer(tokenizer)) for kind, tokenizer in KINDS.items()}
+    assert made.pop("byte_level") is ByteDetokenizer
+    assert set(made.values()) == {WindowDetokenizer}
+
+
 def test_the_cost_is_linear_in_broken_and_in_whole_text() -> None:
     tokenizer = KINDS["byte_level"]
     lead = tokenizer.encode("😀")[0]
     for answer in ([lead] * 4000, tokenizer.encode("hello ") * 1000):
         counted = CountingTokenizer(tokenizer)
-        detokenizer = Detokenizer(counted)
+        detokenizer = WindowDetokenizer(counted)
         for token in answer:
             detokenizer.push([token])
         assert counted.decoded < 50 * len(answer)

@@ -127,7 +127,17 @@ def test_several_calls_in_a_row(places) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["{", '{"name": 5}', '{"name": "a", "arguments": [1]}', "<function=a"]
+    "body",
+    [
+        "{",
+        '{"name": 5}',
+        '{"name": "a", "arguments": [1]}',
+        '{"name": "a", "arguments": {"x": NaN}}',
+        '{"name": "a", "arguments": {"x": 1e999}}',
+        "<function=a",
+        "[" * 100_000,
+    ],
+    ids=range(7),
 )
 def test_what_is_no_call_stays_as_the_model_wrote_it(body: str) -> None:
     text = f"<tool_call>{body}</tool_call>"
@@ -139,9 +149,20 @@ def test_what_is_no_call_stays_as_the_model_wrote_it(body: str) -> None:
 def test_a_value_without_a_known_type_is_json_where_it_can_be() -> None:
     written = (
         "<tool_call><function=f><parameter=a>7</parameter><parameter=b>x y</parameter>"
-        "</function></tool_call>"
+        "<parameter=c>NaN</parameter></function></tool_call>"
     )
-    assert joined(ReplyParser(None, HERMES), [written]) == [("f", {"a": 7, "b": "x y"})]
+    expected = [("f", {"a": 7, "b": "x y", "c": "NaN"})]
+    assert joined(ReplyParser(None, HERMES), [written]) == expected
+    for schemas in ({"a": True, "b": False}, {"b": ["string"]}, [1], True, None):
+        tool = {"function": {"name": "f", "parameters": {"properties": schemas}}}
+        parser = ReplyParser(None, HERMES, properties=properties_of([tool]))
+        assert joined(parser, [written]) == expected, schemas
+
+
+def test_a_model_that_repeats_a_mark_without_end_is_read_in_one_pass() -> None:
+    """Of time linear in the text: a search from each mark to the end takes minutes here."""
+    text = "<｜tool▁calls▁begin｜>" + "<｜tool▁call▁begin｜>function<｜tool▁sep｜>" * 20_000
+    assert joined(ReplyParser(None, DEEPSEEK), [text]) == [(PartKind.CONTENT, text)]
 
 
 def test_certain_text_is_not_kept_back() -> None:

@@ -3,8 +3,9 @@
 from tokenizers import pre_tokenizers
 from toy_tokenizer import byte_fallback, byte_level, word_piece
 
+from baton.text.byte_table import byte_alphabet
 from baton.text.special_tokens import SpecialTokens
-from baton.text.token_table import TokenTable, byte_alphabet
+from baton.text.token_table import TokenTable
 from baton.text.tokenizer import Tokenizer
 
 

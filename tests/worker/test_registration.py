@@ -1,8 +1,10 @@
 """A worker makes itself known to every router, and finds it again whenever it comes back."""
 
+import threading
+
 import pytest
 from engine.engines import greedy
-from worker.cluster import TestWorker, decode_worker, prefill_worker, running, session
+from worker.cluster import DEADLINE_S, TestWorker, decode_worker, prefill_worker, running, session
 from worker.fake_router import FakeRouter, serving
 
 from baton.proto import common_pb2
@@ -43,6 +45,27 @@ async def test_a_change_of_load_is_reported_before_the_period_ends() -> None:
             await router.until(lambda r: any(x.status.running for s in r.streams for x in s))
             await answer.end()
             await router.until(lambda r: not r.streams[0][-1].status.running)
+
+
+async def test_a_worker_in_a_long_step_goes_on_reporting_and_says_for_how_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton.worker.reporter.PERIOD_S", 0.1)
+    router = FakeRouter()
+    async with serving(router) as address:
+        worker = told(decode_worker(), address)
+        async with running(worker):
+            await router.until(lambda r: r.streams and r.streams[0])
+            step_ends = threading.Event()
+            worker.context.port.post(lambda _: step_ends.wait(DEADLINE_S), "a long step")
+            try:
+                await router.until(lambda r: r.streams[0][-1].status.lag_us > 500_000)
+                during = router.streams[0][-1].status
+            finally:
+                step_ends.set()
+            await router.until(lambda r: 0 < r.streams[0][-1].status.lag_us < 100_000)
+    assert len(router.streams[0]) >= 6, "a report a period"
+    assert during.max_running == 4 and during.worker.worker_id == "d0", "as it was"
 
 
 async def test_a_router_that_comes_back_is_found_again() -> None:

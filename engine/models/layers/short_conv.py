@@ -9,7 +9,6 @@ from baton.engine.memory.layout import RecurrentShape
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
-from baton.kernels.conv1d import causal_conv1d_varlen
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,8 @@ class ShortConvShape:
 
 class ShortConv:
     """in_proj -> [B | C | x]; out_proj(C * conv(B * x))."""
+
+    mixes = True
 
     def __init__(self, scope: Scope, shape: ShortConvShape, index: int) -> None:
         """index: which of the model's recurrent layers this is (its place in a state slot)."""
@@ -50,22 +51,6 @@ class ShortConv:
                 self.kernels.gated_conv_step(bcx[:done], self.taps, self.bias, pool, *slots)
             )
         if step.prefill is not None:
-            ragged = step.prefill
-            B, C, inputs = bcx[done:].chunk(3, dim=-1)
-            mixed = causal_conv1d_varlen(
-                B * inputs,
-                self.taps,
-                self.bias,
-                ragged.rows.cu_seqlens,
-                ragged.rows.cu_seqlens_host,
-                ragged.rows.prefix_lens_host,
-                pool,
-                ragged.rows.read_slots,
-                ragged.rows.write_slots,
-                ragged.rows.has_initial,
-                index=ragged.conv,
-                silu=False,
-            )
-            parts.append(C * mixed)
+            parts.append(step.prefill.conv(bcx[done:], self.taps, self.bias, pool))
         step.state_written(self.index)
         return self.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))

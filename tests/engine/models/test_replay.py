@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracle.exact import Choices
 from oracle.reference import Oracle
 from oracle.specs import SPECS
 from step_driver import Row, StepDriver
@@ -82,6 +83,18 @@ def decode_logits(config: EngineConfig, seed: int, vocab: int = 512) -> torch.Te
     return decode(driver, rows, [[rng.randrange(3, vocab) for _ in rows] for _ in range(40)])
 
 
+def decided_logits(config: EngineConfig, rng: random.Random) -> tuple[int, torch.Tensor]:
+    """A seed, and its `decode_logits`, without nearly tied experts: of those, rounding takes one
+    here and another one there. config: of torch's kernels, whose choices can be seen."""
+    while True:
+        seed = rng.randrange(1 << 30)
+        with Choices() as choices:
+            logits = decode_logits(config, seed)
+        if not choices.nearly_tied():
+            return seed, logits
+        print(f"with seed {seed}, experts are nearly tied")
+
+
 @pytest.fixture
 def many_threads() -> Iterator[None]:
     """More than there are cores: some come to an operation when it is long done."""
@@ -103,10 +116,8 @@ def test_threads_that_come_late_change_nothing(
 
 
 def test_decode_logits_are_those_of_torch(folder: Path, rng: random.Random) -> None:
-    seed = rng.randrange(1 << 30)
-    native, plain = (
-        decode_logits(EngineConfig(model=folder, kernels=choice), seed) for choice in KernelChoice
-    )
+    seed, plain = decided_logits(EngineConfig(model=folder, kernels=KernelChoice.TORCH), rng)
+    native = decode_logits(EngineConfig(model=folder), seed)
     scale = float(plain.std())
     torch.testing.assert_close(native, plain, atol=3e-5 * scale, rtol=0)
 

@@ -8,7 +8,6 @@ from torch import Tensor
 from triton_device import BOUND, DEVICE, assert_near, assert_pools_near, here
 
 from baton.kernels import delta_mixer as torch_mixer
-from baton.kernels.chunks import RaggedRows
 from baton.kernels.gated_delta import CHUNK, gated_delta_prefill_ref, gated_delta_update_ref
 from baton.kernels.triton import delta_mixer
 from baton.kernels.triton.delta_rule import gated_delta_prompts
@@ -36,15 +35,8 @@ def state_shape(inputs: dict[str, Tensor]) -> tuple[int, int, int]:
     return inputs["v"].shape[1], inputs["k"].shape[2], inputs["v"].shape[2]
 
 
-def ragged_rows(batch) -> RaggedRows:
-    return RaggedRows(
-        batch.cu_seqlens, tuple(batch.cu_seqlens_host), tuple(batch.prefix_lens_host),
-        batch.read_slots, batch.write_slots, batch.has_initial,
-    )  # fmt: skip
-
-
 def run(inputs: dict[str, Tensor], batch, pool: Tensor, snapshots=None, decay=None) -> Tensor:
-    rows = ragged_rows(batch)
+    rows = batch.rows
     plan = prompt_chunks(rows.cu_seqlens_host, rows.prefix_lens_host, CHUNK, snapshots)
     chunks = plan.on(DEVICE)(here(rows))
     return gated_delta_prompts(**here(inputs), pool=pool, chunks=chunks, decay=decay)
@@ -145,7 +137,7 @@ def test_a_mixer_equals_torchs_at_prompts_and_at_decode(channels):
         sizes = [qkv, heads * value_dim, heads, biases]
         return torch_mixer.DeltaInputs(*torch.randn(tokens, sum(sizes)).split(sizes, dim=1))
 
-    prompt, token, rows = inputs(23), inputs(2), ragged_rows(batch)
+    prompt, token, rows = inputs(23), inputs(2), batch.rows
     lens = (rows.cu_seqlens_host, rows.prefix_lens_host)
     plan = delta_mixer.plan_delta_prefill(*lens, width, None).on(DEVICE)(here(rows))
     y = plan(here(weights), here(prompt), *own)

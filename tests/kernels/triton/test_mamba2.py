@@ -22,17 +22,6 @@ RAGGED = [
 ]
 
 
-def ragged_rows(batch) -> RaggedRows:
-    return RaggedRows(
-        batch.cu_seqlens,
-        tuple(batch.cu_seqlens_host),
-        tuple(batch.prefix_lens_host),
-        batch.read_slots,
-        batch.write_slots,
-        batch.has_initial,
-    )
-
-
 def planned(plan, rows: RaggedRows, *arguments):
     """What `plan` makes of the rows, by a copy of its own."""
     made = plan(rows.cu_seqlens_host, rows.prefix_lens_host, *arguments)
@@ -66,7 +55,7 @@ def test_the_scan_matches_the_recurrence(lengths, prefixes, chunk, dtype):
     inputs = scan_inputs(batch.tokens, heads, groups, head_dim, state, dtype)
     expected_pool = poisoned_pool(batch, (heads, head_dim, state), torch.float32)
     pool = here(expected_pool)
-    chunks = planned(prompt_chunks, here(ragged_rows(batch)), chunk, snapshots)
+    chunks = planned(prompt_chunks, here(batch.rows), chunk, snapshots)
     limit = (0.01, 0.5)
     y = ssd.ssd_prompts(**here(inputs), dt_limit=limit, ssm_pool=pool, chunks=chunks)
     expected = ssd_prefill_ref(
@@ -85,7 +74,7 @@ def test_large_steps_neither_overflow_nor_lose_the_small_ones():
     inputs["dt"] *= 30  # log-decays of a chunk run past -1000
     expected_pool = poisoned_pool(batch, (2, 4, 6), torch.float32)
     pool = here(expected_pool)
-    chunks = planned(prompt_chunks, here(ragged_rows(batch)), 64, None)
+    chunks = planned(prompt_chunks, here(batch.rows), 64, None)
     limit = (0.0, float("inf"))
     y = ssd.ssd_prompts(**here(inputs), dt_limit=limit, ssm_pool=pool, chunks=chunks)
     expected = ssd_prefill_ref(
@@ -103,7 +92,7 @@ def test_a_prompt_cut_on_the_grid_equals_the_whole_bit_for_bit():
 
     def run(first: int, last: int, pool: Tensor, batch) -> Tensor:
         tokens = {name: inputs[name][first:last] for name in sequences}
-        chunks = planned(prompt_chunks, here(ragged_rows(batch)), 32, None)
+        chunks = planned(prompt_chunks, here(batch.rows), 32, None)
         return ssd.ssd_prompts(**tokens, **fixed, ssm_pool=pool, chunks=chunks)
 
     whole = ragged_batch([70], [0], rng)
@@ -130,7 +119,7 @@ def test_the_convolution_of_prompts_matches_the_reference(lengths, prefixes, _, 
     weight, bias = torch.randn(channels, width), torch.randn(channels) if silu else None
     expected_pool = poisoned_pool(batch, (channels, width - 1), dtype)
     pool = here(expected_pool)
-    tiles = planned(conv1d.conv_tiles, here(ragged_rows(batch)), snapshots)
+    tiles = planned(conv1d.conv_tiles, here(batch.rows), snapshots)
     y = conv1d.causal_conv1d_prompts(here(x), here(weight), here(bias), pool, tiles, silu)
     expected = causal_conv1d_varlen_ref(
         x, weight, bias, conv_pool=expected_pool, snapshots=snapshots, silu=silu,
@@ -184,7 +173,7 @@ def test_a_mixer_equals_torchs_at_prompts_and_at_decode(normed, gate_last):
     conv, ssm = (poisoned_pool(batch, shape, torch.float32) for shape in (state, heads))
     own_conv, own_ssm = here(conv), here(ssm)
     tokens = torch.randn(batch.tokens, sum(weights.splits))
-    rows = ragged_rows(batch)
+    rows = batch.rows
     snapshots = SnapshotPlan((0,), (16,), (batch.spare_slots[0],))
     plan = planned(mamba2.plan_mamba2_prefill, here(rows), width, 16, snapshots)
     y = plan(here(weights), here(tokens), own_conv, own_ssm)
