@@ -177,6 +177,7 @@ def decoder(
         norm=Norm(scope, norm, hidden, eps, zero_centred),
         head=_read_head(Fields(config.raw, "config.json"), scope, table, tied),
         tally=scope.tally,
+        mixing=max((i for i, block in enumerate(blocks, 1) if block.mixes), default=0),
         embedding_multiplier=embedding_multiplier,
         logits_divisor=logits_divisor,
     )
