@@ -103,7 +103,8 @@ class AttnPrefill(Arguments):
     operation = "attn_prefill"
     _fields_ = _fields(
         "q k_pool v_pool tables starts kv_lens out",
-        "rows heads kv_heads head_dim page_size q_stride page_stride table_stride dtype window",
+        "rows tokens heads kv_heads head_dim page_size q_stride page_stride table_stride dtype "
+        "window",
         "scale softcap",
     )
 
