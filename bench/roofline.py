@@ -13,7 +13,7 @@ from baton.engine.config import ModelConfig
 from baton.engine.memory.layout import PageLayout
 from baton.engine.models.loader import declared_weights
 from baton.kernels.dispatch import Kernels
-from baton.kernels.linear import Int8Weight, Weight
+from baton.kernels.linear import Int8Weight, PackedWeight, Weight, packs
 
 _READ_BYTES = 512 << 20  # far above any cache
 _HOT_BYTES = 1 << 20  # of weight: what a core keeps in its cache
@@ -39,9 +39,10 @@ def gemm_rate(kernels: Kernels, rows: int, out: int, columns: int, weight: Weigh
         dense = weight[:kept]
         cast = x.to(dense.dtype)
         wide = x if kernels.native is not None else cast
+        ours = PackedWeight.of(dense) if packs(kernels.native, dense.dtype) else dense
         seconds = min(
             _fastest(lambda: F.linear(cast, dense), 5),
-            _fastest(lambda: kernels.linear(wide, dense, None), 5),
+            _fastest(lambda: kernels.linear(wide, ours, None), 5),
         )
     return 2 * rows * kept * columns / seconds
 

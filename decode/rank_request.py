@@ -47,16 +47,17 @@ class RankRequest:
         rank: Rank,
         links: Links,
         start: worker_pb2.StartRequest,
-        send: Callable[[worker_pb2.RequestTokens], None],
+        add: Callable[[], worker_pb2.RequestTokens],
         on_over: Callable[["RankRequest"], None],
     ) -> None:
+        """add: a part of the message that goes to the router next, to be filled at once."""
         self.request_id = start.request_id
         self.attempt = start.attempt
         self.engine_id = ""  # its name in the engine: of its newest hand-off
         self._rank = rank
         self._links = links
         self._start = start
-        self._send = send
+        self._add = add
         self._on_over = on_over
         self._phase = Phase.HANDOFF
         self._origin = rank.context.worker_id
@@ -124,8 +125,6 @@ class RankRequest:
         if ended:
             tokens.finished.CopyFrom(first.finished)
             self._over(tokens)
-        else:
-            self._send(tokens)
 
     def on_scores(self, logprobs: common_pb2.PromptLogprobs) -> None:
         """A second hand-off says what the first has said: that is dropped."""
@@ -137,7 +136,6 @@ class RankRequest:
         tokens = self._tokens()
         tokens.prompt_logprobs.start = logprobs.start + fresh
         tokens.prompt_logprobs.tokens.extend(logprobs.tokens[fresh:])
-        self._send(tokens)
 
     def on_complete(self, reservation: Reservation, layers_s: float) -> None:
         self._layers_s = layers_s
@@ -169,13 +167,12 @@ class RankRequest:
     def on_event(self, event: Event, at_s: float) -> None:
         if self._phase is Phase.OVER:
             return
-        match event:
-            case Scheduled():
-                self._launched(at_s)
-            case TokenSampled():
-                self._sampled(event, at_s)
-            case Finished():
-                self._finished(event)
+        if isinstance(event, TokenSampled):  # nearly all are
+            self._sampled(event, at_s)
+        elif isinstance(event, Scheduled):
+            self._launched(at_s)
+        elif isinstance(event, Finished):
+            self._finished(event)
 
     def _next_prefill(self, why: common_pb2.Error) -> None:
         """The next in the router's list; `why` goes back when it is spent."""
@@ -230,22 +227,16 @@ class RankRequest:
         metrics.prefill_to_decode.observe(at_s - self._layers_s)
 
     def _sampled(self, event: TokenSampled, at_s: float) -> None:
-        metrics = self._rank.context.metrics
-        metrics.count_tokens("output", 1)
         if not self._stepped:
             self._stepped = True
             self._timings.first_decode_step_us = _us(at_s - self._launched_s)
-            metrics.first_decode_step.observe(at_s - self._launched_s)
+            self._rank.context.metrics.first_decode_step.observe(at_s - self._launched_s)
+        tokens = self._tokens()
+        tokens.first_index = event.index
+        tokens.token_ids.append(event.token_id)
         self._output.append(event.token_id)
-        tokens = worker_pb2.RequestTokens(
-            request_id=self.request_id,
-            attempt=self.attempt,
-            first_index=event.index,
-            token_ids=[event.token_id],
-        )
         if event.logprob is not None:
             tokens.logprobs.append(logprob_to_proto(event.logprob))
-        self._send(tokens)
 
     def _finished(self, event: Finished) -> None:
         finished = finished_to_proto(event, self._origin)
@@ -278,7 +269,6 @@ class RankRequest:
         last.finished.timings.CopyFrom(self._timings)
         reason = common_pb2.FinishReason.Name(last.finished.reason)
         self._rank.context.metrics.count_request(reason.lower())
-        self._send(last)
         self._on_over(self)
 
     def _cancel_in_engine(self, reason: str) -> None:
@@ -286,10 +276,12 @@ class RankRequest:
         self._rank.context.port.post(lambda engine: engine.cancel(engine_id, reason), "cancel")
 
     def _tokens(self) -> worker_pb2.RequestTokens:
-        """Nothing yet, from the next output index on."""
-        return worker_pb2.RequestTokens(
-            request_id=self.request_id, attempt=self.attempt, first_index=len(self._output)
-        )
+        """Nothing yet, from the next output index on; on its way to the router."""
+        tokens = self._add()
+        tokens.request_id = self.request_id
+        tokens.attempt = self.attempt
+        tokens.first_index = len(self._output)
+        return tokens
 
 
 def _us(seconds: float) -> int:

@@ -28,12 +28,14 @@ class RouterSession:
         self._due = asyncio.Event()
         self._ended = False
 
-    def send(self, tokens: worker_pb2.RequestTokens) -> None:
-        """Everything that is sent before the writer's next turn goes in one message: the tokens of
-        all requests of a step, and more where the router is slow to read."""
-        if not self._ended:
-            self._pending.requests.append(tokens)
-            self._due.set()
+    def add(self) -> worker_pb2.RequestTokens:
+        """To be filled at once: it goes out with all that is added before the writer's next turn,
+        in one message. That is the tokens of all requests of a step, and more where the router is
+        slow to read."""
+        if self._ended:
+            return worker_pb2.RequestTokens()
+        self._due.set()
+        return self._pending.requests.add()
 
     def forget(self, request: RankRequest) -> None:
         """`request` is over."""

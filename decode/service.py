@@ -13,7 +13,7 @@ from baton.decode.quarantine import Quarantine
 from baton.decode.rank_request import RankRequest
 from baton.decode.router_session import RouterSession
 from baton.decode.way_back import WayBack
-from baton.engine.events import Finished
+from baton.engine.events import Finished, TokenSampled
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.transfer.grpc_channel import GrpcReceiver
 from baton.transfer.tickets import TicketTable
@@ -82,11 +82,17 @@ class DecodeService(worker_pb2_grpc.RankServicer):
 
     def on_batch(self, batch: EventBatch) -> None:
         by_engine_id = {request.engine_id: request for request in self._requests}
+        sampled = 0
+        ended = False
         for event in batch.events:
+            ended = ended or isinstance(event, Finished)
             request = by_engine_id.get(event.request_id)
             if request is not None:
+                sampled += isinstance(event, TokenSampled)
                 request.on_event(event, batch.at_s)
-        if any(isinstance(event, Finished) for event in batch.events):
+        if sampled:
+            self._context.metrics.count_tokens("output", sampled)
+        if ended:
             self._grants.memory_freed()
 
     def on_engine_failure(self, error: Exception) -> None:
@@ -139,7 +145,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
 
     def _begin(self, start: worker_pb2.StartRequest, session: RouterSession) -> RankRequest:
         request = RankRequest(
-            self._rank, self, start, session.send, lambda over: self._forget(over, session)
+            self._rank, self, start, session.add, lambda over: self._forget(over, session)
         )
         self._requests.add(request)
         if self._failure is not None:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from baton.decode.prefill_link import PrefillLink
-from baton.decode.return_book import ReturnBook
 from baton.proto import common_pb2, handoff_pb2
+from baton.text.prefix_book import PrefixBook
 from baton.worker.config import SendSnapshots, StateReturn
 from baton.worker.context import WorkerContext
 from baton.worker.prefix_fetcher import PrefixFetcher
@@ -18,7 +18,7 @@ class WayBack:
         self._snapshots = context.config.send_snapshots
         self._identity = context.hello.worker
         self._fetcher = fetcher
-        self._book = ReturnBook()
+        self._book = PrefixBook[None]()  # of what this rank has kept
 
     def state_at(
         self, prompt_ids: Sequence[int], routers: common_pb2.StateAt
@@ -27,7 +27,7 @@ class WayBack:
         tokens: nobody."""
         if self._returns is StateReturn.OFF:
             return common_pb2.StateAt()
-        mine = self._book.deepest(prompt_ids)
+        mine = self._book.held(prompt_ids).get(None, 0)
         if mine < routers.tokens:
             return routers
         return common_pb2.StateAt(worker=self._identity, tokens=mine)
@@ -37,7 +37,7 @@ class WayBack:
         that it came from."""
         if self._returns is StateReturn.OFF or not token_ids:
             return
-        self._book.add(token_ids)
+        self._book.add(token_ids, None)
         if self._returns is StateReturn.EAGER and link is not None:
             offer = handoff_pb2.StateOffer(token_ids=token_ids)
             link.send(handoff_pb2.DecodeMessage(offer=offer))

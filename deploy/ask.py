@@ -1,5 +1,6 @@
 """One streamed answer over HTTP."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -38,9 +39,12 @@ def _events(url: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             for line in reply:
                 if line.startswith(b"data: {"):
                     yield json.loads(line[len(b"data: ") :])
+                if line.startswith(b"data: [DONE]"):
+                    return
+        raise NotRunning(f"the answer broke off: its stream from {url} ended before it did")
     except urllib.error.HTTPError as err:
         raise DeployError(_complaint(err)) from err
-    except OSError as err:
+    except (OSError, http.client.HTTPException) as err:  # it may also die while it answers
         raise NotRunning(f"no router answers at {url}: {err}") from err
 
 

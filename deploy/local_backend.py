@@ -20,6 +20,10 @@ from baton.worker.engine_port import EventBatch
 from baton.worker.errors import error_of
 from baton.worker.settings import engine_settings
 
+MAX_QUEUED = 256
+"""Requests beyond those that the engine runs at once, as at a router."""
+RETRY_AFTER_S = 1.0
+
 
 class LocalBackend:
     """Implements `baton.api.backend.Backend` and `EngineBatchHandler`, on the asyncio thread.
@@ -55,8 +59,7 @@ class LocalBackend:
         self, request: GenerateRequest
     ) -> AsyncGenerator[TokenEvent | Finished, None]:
         """Raises `ApiError` where it never started; a later failure is in `Finished`."""
-        if self._failure is not None:
-            raise self._failure
+        self._check_room()
         answer = self._answers[request.request_id] = LocalAnswer(request)
         try:
             self._submit(answer)
@@ -115,6 +118,21 @@ class LocalBackend:
                 f"still at work after {timeout_s:g} s; the cache was not flushed: wait longer, or "
                 "abort what runs",
                 origin=self._context.worker_id,
+            )
+
+    def _check_room(self) -> None:
+        """Raises OVERLOADED past the bound, and why nothing can be answered any more."""
+        if self._failure is not None:
+            raise self._failure
+        bound = self._context.config.engine.max_running + MAX_QUEUED
+        if self.busy >= bound:
+            raise ApiError(
+                ErrorCode.OVERLOADED,
+                f"{self.busy} requests are here already; send it again later",
+                expected=f"fewer than {bound}",
+                actual=str(self.busy),
+                origin=self._context.worker_id,
+                retry_after_s=RETRY_AFTER_S,
             )
 
     def _submit(self, answer: LocalAnswer) -> None:

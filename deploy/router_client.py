@@ -1,5 +1,6 @@
 """The router's HTTP side, as commands ask it; streams are the clients' own business."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -18,17 +19,12 @@ class RouterClient:
 
     def server_info(self) -> dict[str, Any]:
         """Raises NotRunning."""
-        info = json.loads(self._call("/server_info"))
-        assert isinstance(info, dict)
-        return info
-
-    def healthy(self) -> bool:
-        """Whether a request sent now could be answered."""
+        body = self._call("/server_info")
         try:
-            self._call("/health")
-        except NotRunning:
-            return False
-        return True
+            info: dict[str, Any] = json.loads(body)
+        except ValueError as err:
+            raise NotRunning(f"what answers at {self.url} is no router: {err}") from err
+        return info
 
     def flush_cache(self) -> None:
         """Empty every worker's prefix cache, once idle. Raises NotRunning where it cannot."""
@@ -42,6 +38,6 @@ class RouterClient:
         except urllib.error.HTTPError as err:
             detail = err.read().decode(errors="replace")[:300]
             raise NotRunning(f"{self.url}{path} answers {err.code}: {detail}") from err
-        except OSError as err:
+        except (OSError, http.client.HTTPException) as err:  # it may also die while it answers
             raise NotRunning(f"no router answers at {self.url}: {err}") from err
         return body

@@ -18,7 +18,7 @@ class Draw(NamedTuple):
     position: int  # among the output, counted from 0
     sampling: SamplingParams
     banned: tuple[int, ...]  # token ids that must not come yet (min_tokens)
-    prompt: tuple[int, ...]  # for penalties; empty where the request has none
+    prompt: tuple[int, ...]  # its token ids, once each, where repetition counts; else empty
     output: tuple[int, ...]  # for penalties; empty where the request has none
     relayed: bool  # one more output token, not in `output`, is known on the device alone
     allowed: "array[int] | None"  # a mask of the tokens that may come, 64 a word; None: all

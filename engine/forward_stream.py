@@ -94,11 +94,15 @@ class CudaStream:
         self._marks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="marks")
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
+        done: Future[T] = Future()
         with torch.cuda.stream(self._stream):
-            made = work()
+            try:
+                done.set_result(work())
+            except Exception as error:  # whoever asks for the result hears of it
+                done.set_exception(error)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
-        return _Recorded(made, event)
+        return _Recorded(done, event)
 
     def mark(self, then: Callable[[], None]) -> None:
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
@@ -116,14 +120,16 @@ def _after(event: torch.cuda.Event, then: Callable[[], None]) -> None:
 
 
 class _Recorded(Generic[T]):
-    def __init__(self, made: T, event: torch.cuda.Event) -> None:
-        self._made = made
+    """done: work that has been enqueued, all of it or up to where it failed."""
+
+    def __init__(self, done: "Future[T]", event: torch.cuda.Event) -> None:
+        self._done = done
         self._event = event
 
     def result(self, timeout: float | None = None) -> T:
         """The event has no deadline of its own; the driver's watchdog ends a kernel that hangs."""
         self._event.synchronize()
-        return self._made
+        return self._done.result()
 
 
 def forward_stream(

@@ -23,7 +23,7 @@ class LayersComputed:
     start: int
     recurrent: int
     attention: int
-    last: bool  # all layers have run
+    last: bool  # nothing more will be written
     holding: Holding
 
 
@@ -84,7 +84,7 @@ class LayerProgress:
         self._grown(self._layers.kv[layer] * self._tokens)
 
     def all_written(self) -> None:
-        """Every layer has run."""
+        """No layer that is yet to run writes anything."""
         self._recurrent, self._attention = len(self._layers.state), len(self._layers.kv)
         self._announce(last=True)
 

@@ -66,8 +66,7 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while self._wait():
-                for call in self._take_calls():
-                    call.run(self._engine)
+                self._run_calls()
                 self._step()
         except Exception as error:  # the thread's last line: nobody above could catch it
             self._end()
@@ -81,6 +80,16 @@ class EngineLoop:
             while not (self._ending or self._calls or self._engine.has_work):
                 self._wake.wait()
             return not self._ending
+
+    def _run_calls(self) -> None:
+        """Raises InvariantError, with the calls behind it left to be refused."""
+        calls = deque(self._take_calls())
+        try:
+            while calls:
+                calls.popleft().run(self._engine)
+        finally:
+            with self._wake:
+                self._calls.extendleft(reversed(calls))
 
     def _step(self) -> None:
         if not self._engine.has_work:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from baton.engine.errors import InvariantError
 from baton.engine.memory.owners import Owner
@@ -24,6 +25,11 @@ class RequestSpec:
     # Prefill role: compute the prompt, sample the first token unless it is given, then hold the
     # state until `Engine.release`.
     hold: bool = False
+
+    @cached_property
+    def prompt_set(self) -> tuple[int, ...]:
+        """The prompt's token ids, once each."""
+        return tuple(set(self.prompt_ids))
 
 
 @dataclass(frozen=True)

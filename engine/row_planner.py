@@ -5,7 +5,7 @@ from baton.engine.request import Request
 from baton.engine.tracker import Tracker
 
 SCORED_TOKENS = 256
-"""Most prompt tokens of one row that are scored in one step: each needs a row of logits."""
+"""Most prompt tokens that are scored in one step: each needs a row of logits."""
 
 
 class RowPlanner:
@@ -14,6 +14,11 @@ class RowPlanner:
     def __init__(self, vocab_size: int, tracker: Tracker) -> None:
         self._vocab_size = vocab_size
         self._tracker = tracker
+        self._scores_left = SCORED_TOKENS
+
+    def begin(self) -> None:
+        """The rows from here on are another step's."""
+        self._scores_left = SCORED_TOKENS
 
     def row(self, request: Request, end: int) -> Row:
         """`request` computes its tokens up to `end`; its pages cover them already."""
@@ -40,6 +45,7 @@ class RowPlanner:
         request.pending += row.draw is not None
         if row.scores is not None:
             request.scored = row.scores.start + len(row.scores.targets)
+            self._scores_left -= row.scores.logits
         return row
 
     def decode_row(self, request: Request) -> Row:
@@ -82,11 +88,11 @@ class RowPlanner:
         return request.slot
 
     def scored_limit(self, request: Request) -> int:
-        """The furthest end of a chunk that scores no more than SCORED_TOKENS positions."""
+        """The furthest end of a chunk that scores no more positions than the step has left."""
         first = self._first_unscored(request)
         if first is None:
             return request.target
-        return max(first, 1) - 1 + SCORED_TOKENS
+        return max(first, 1) - 1 + self._scores_left
 
     def _draw(self, request: Request) -> Draw:
         sampling = request.spec.sampling
@@ -98,7 +104,8 @@ class RowPlanner:
         allowed = None if request.grammar is None else request.grammar.allowed()
         if sampling.penalised:
             output = tuple(request.output)
-            return Draw(index, sampling, banned, request.spec.prompt_ids, output, relayed, allowed)
+            prompt = request.spec.prompt_set if sampling.repetition_penalty != 1.0 else ()
+            return Draw(index, sampling, banned, prompt, output, relayed, allowed)
         return Draw(index, sampling, banned, (), (), relayed, allowed)
 
     def _scores(self, request: Request, end: int) -> Scores | None:

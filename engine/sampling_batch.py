@@ -159,7 +159,8 @@ def _pack_penalised(rows: list[tuple[int, Draw]], pack: HostPack) -> None:
 
 
 def _pack_history(name: str, histories: list[tuple[int, ...]], pack: HostPack) -> None:
-    pack.ints(f"{name}_count_rows", (n for n, ids in enumerate(histories) for _ in ids))
+    rows = (repeat(n, len(ids)) for n, ids in enumerate(histories))
+    pack.ints(f"{name}_count_rows", chain.from_iterable(rows))
     pack.ints(f"{name}_count_ids", chain.from_iterable(histories))
 
 

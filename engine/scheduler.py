@@ -96,6 +96,7 @@ class Scheduler:
         """The next step, or None when nothing can run. Moves ids and lengths, touches no tensor."""
         decode: list[Row] = []
         prefill: list[Row] = []
+        self._planner.begin()
         budget = self._plan_running(decode, prefill, outbox)
         if budget and self._next_admissible() is not None:
             self._plan_waiting(prefill, budget, outbox)

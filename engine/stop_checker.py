@@ -58,21 +58,25 @@ class StopChecker:
     def replay(self, output: Sequence[int]) -> Stop | None:
         """Take the output ids that were given with the request."""
         for count in range(1, len(output) + 1):
-            stop = self.push(output[:count])
+            stop = self._next(output, count)
             if stop is not None:
                 return stop
         return None
 
     def push(self, output: Sequence[int]) -> Stop | None:
         """`output`: every token so far; the last is new."""
-        token = output[-1]
-        if token in self.stop_ids and len(output) > self._sampling.min_tokens:
-            return self._stopped_by_token(output)
+        return self._next(output, len(output))
+
+    def _next(self, output: Sequence[int], count: int) -> Stop | None:
+        """The first `count` tokens of `output` are there, the last of them is new."""
+        token = output[count - 1]
+        if token in self.stop_ids and count > self._sampling.min_tokens:
+            return self._stopped_by_token(output[:count])
         if self._answer is not None:
             self._answer.push((token,))
             if self._answer.match is not None:
                 return self._ended(FinishReason.STOP)
-        if len(output) >= self.limit:
+        if count >= self.limit:
             return self._ended(FinishReason.LENGTH)
         return None
 

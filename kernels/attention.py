@@ -137,6 +137,7 @@ def paged_attn_prefill_native(
             kv_lens.data_ptr(),
             out.data_ptr(),
             len(kv_lens_host),
+            tokens,
             heads,
             k_pool.shape[2],
             head_dim,

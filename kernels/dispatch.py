@@ -56,7 +56,7 @@ from baton.kernels.elementwise import (
     swiglu_native,
 )
 from baton.kernels.host_plan import HostPlan
-from baton.kernels.linear import Weight, embedding, embedding_native, linear, linear_native
+from baton.kernels.linear import Matrix, Weight, embedding, embedding_native, linear, linear_native
 from baton.kernels.mamba2 import (
     Mamba2Rows,
     Mamba2Weights,
@@ -121,7 +121,7 @@ class Kernels:
     """
 
     embedding: Callable[[Tensor, Weight], Tensor]
-    linear: Callable[[Tensor, Weight, Tensor | None], Tensor]
+    linear: Callable[[Tensor, Matrix, Tensor | None], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     swiglu: Callable[[Tensor], Tensor]
     geglu: Callable[[Tensor], Tensor]

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton.kernels import huge_pages
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import SMALL, Native
 
@@ -54,34 +55,82 @@ class Int8Weight:
         return self.values.float().mul_(self.scales[..., None])
 
 
+@dataclass(frozen=True)
+class PackedWeight:
+    """A matrix [O, K] as the native library multiplies it: 16 rows side by side, two columns at a
+    time, zeros where there is no row or no column.
+
+    values: [ceil(O / 16), ceil(K / 2), 16, 2] bfloat16
+    shape:  [O, K]
+    """
+
+    values: Tensor
+    shape: torch.Size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    @staticmethod
+    def of(weight: Tensor) -> "PackedWeight":
+        """weight: [O, K] bfloat16, which is read once and may be mapped from a file"""
+        rows, columns = weight.shape
+        panels, pairs = -(-rows // 16), -(-columns // 2)
+        values = huge_pages.empty((panels, pairs, 16, 2), weight.dtype, weight.device)
+        if columns % 2:
+            weight = F.pad(weight, (0, 1))
+        full, rest = rows // 16, rows % 16
+        # A pair as one value: torch turns those over six times as fast as pairs of halves.
+        pairs_of, turned = weight.contiguous().view(torch.int32), values.view(torch.int32)[..., 0]
+        turned[:full] = pairs_of[: full * 16].view(full, 16, pairs).transpose(1, 2)
+        if rest:
+            turned[full] = F.pad(pairs_of[full * 16 :], (0, 0, 0, 16 - rest)).T
+        return PackedWeight(values, torch.Size((rows, columns)))
+
+    def dense(self) -> Tensor:
+        """[O, K] bfloat16"""
+        rows, columns = self.shape
+        return self.values.transpose(1, 2).flatten(2).flatten(0, 1)[:rows, :columns]
+
+
 Weight = Tensor | Int8Weight
+Matrix = Weight | PackedWeight  # of a product, and nothing else
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+def packs(native: Native | None, dtype: torch.dtype) -> bool:
+    """Whether products with packed weights are the fastest: the CPU multiplies bfloat16 itself."""
+    return native is not None and native.library.dots_bf16 and dtype == torch.bfloat16
+
+
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
     """x W^T + b.
 
     x:      [T, K] float
-    weight: [O, K] float, or 8-bit
+    weight: [O, K] float, or 8-bit, or packed
     bias:   [O] float32, or None
     returns [T, O], dtype of x; sums in float32
     """
-    if isinstance(weight, Int8Weight):
+    if not isinstance(weight, Tensor):
         weight = weight.dense().to(x.dtype)
     return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 
-def linear_native(native: Native, x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
     """The same for float32 x. A bfloat16 weight meets x in bfloat16 where the CPU multiplies such
     values itself, else in float32."""
+    if isinstance(weight, PackedWeight):
+        return _packed_linear_native(native, x, weight, bias)
     rows, columns = x.shape
     dots = native.library.dots_bf16 and weight.dtype == torch.bfloat16
     if rows > _NATIVE_ROWS and not dots and isinstance(weight, Tensor):
         return F.linear(x, weight.float(), bias)
     values, scales = weight_parts(weight)
     y = native.empty(rows, weight.shape[0])
-    rounded = None
-    if dots and rows > _ROUNDED_APART:
-        rounded = native.empty(rows, -(-columns // 32) * 32, dtype=torch.bfloat16)
+    rounded = _rounded(native, x) if dots else None
     native.call(
         signatures.Linear(
             x.data_ptr(),
@@ -99,6 +148,37 @@ def linear_native(native: Native, x: Tensor, weight: Weight, bias: Tensor | None
         small=rows * columns * weight.shape[0] < _SMALL_PRODUCT,
     )
     return y
+
+
+def _packed_linear_native(
+    native: Native, x: Tensor, weight: PackedWeight, bias: Tensor | None
+) -> Tensor:
+    rows, columns = x.shape
+    y = native.empty(rows, weight.shape[0])
+    rounded = _rounded(native, x)
+    native.call(
+        signatures.PackedLinear(
+            x.data_ptr(),
+            weight.values.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            None if rounded is None else rounded.data_ptr(),
+            rows,
+            columns,
+            weight.shape[0],
+            x.stride(0),
+        ),
+        small=rows * columns * weight.shape[0] < _SMALL_PRODUCT,
+    )
+    return y
+
+
+def _rounded(native: Native, x: Tensor) -> Tensor | None:
+    """Memory for x [T, K] in bfloat16, with zeros behind each row; None where rows are few."""
+    rows, columns = x.shape
+    if rows <= _ROUNDED_APART:
+        return None
+    return native.empty(rows, -(-columns // 32) * 32, dtype=torch.bfloat16)
 
 
 def weight_parts(weight: Weight) -> tuple[Tensor, int | None]:

@@ -181,6 +181,7 @@ class OutgoingHandoff:
         self._way.drains.opened(self._ticket)
         self._context.port.post(lambda engine: engine.destined(self.engine_id), "destined")
         self._writer = asyncio.ensure_future(self._write(destination, claim))
+        self._writer.add_done_callback(self._written)
 
     def cancel(self, reason: str) -> None:
         """The rank wants it no more."""
@@ -283,6 +284,11 @@ class OutgoingHandoff:
         else:
             message = f"{self._way.rank.worker_id} has {received} of {sent}"
             self.fail(make_error(common_pb2.DATA_LOSS, self._context.worker_id, message, True))
+
+    def _written(self, writer: "asyncio.Task[None]") -> None:
+        """A fault that `_write` does not know ends the hand-off too: the rank would wait for it."""
+        if not writer.cancelled() and (fault := writer.exception()) is not None:
+            self.fail(error_of(fault, self._context.worker_id))
 
     async def _write_all(self, writing: Writing) -> Received:
         """KV as its chunks end, the last chunk's and the state as their layers do. What was sent.

@@ -33,6 +33,24 @@ class FetchedPrefix(_message.Message):
     bytes_kv: int
     def __init__(self, tokens: _Optional[int] = ..., segments: _Optional[int] = ..., bytes_state: _Optional[int] = ..., bytes_kv: _Optional[int] = ...) -> None: ...
 
+class LentPrefix(_message.Message):
+    __slots__ = ("tokens", "slot", "pages", "endpoint", "segment_bytes", "checksums", "held")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    slot: int
+    pages: _containers.RepeatedScalarFieldContainer[int]
+    endpoint: NixlEndpoint
+    segment_bytes: int
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    held: bool
+    def __init__(self, tokens: _Optional[int] = ..., slot: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., endpoint: _Optional[_Union[NixlEndpoint, _Mapping]] = ..., segment_bytes: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ..., held: _Optional[bool] = ...) -> None: ...
+
 class StateOffer(_message.Message):
     __slots__ = ("token_ids",)
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]

@@ -102,7 +102,7 @@ class Handoff:
 
 class PrefixesStub:
     """Served by every worker: prefixes move between prefix caches. Who wants one reserves memory and
-    calls; who has it writes under the caller's ticket, and answers when every byte has arrived.
+    calls; who has it writes under the caller's ticket and answers when every byte has arrived, or lends it.
     """
 
     def __init__(self, channel):
@@ -116,15 +116,28 @@ class PrefixesStub:
                 request_serializer=baton_dot_proto_dot_handoff__pb2.FetchPrefix.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_handoff__pb2.FetchedPrefix.FromString,
                 _registered_method=True)
+        self.Lend = channel.stream_stream(
+                '/baton.v1.Prefixes/Lend',
+                request_serializer=baton_dot_proto_dot_handoff__pb2.FetchPrefix.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_handoff__pb2.LentPrefix.FromString,
+                _registered_method=True)
 
 
 class PrefixesServicer:
     """Served by every worker: prefixes move between prefix caches. Who wants one reserves memory and
-    calls; who has it writes under the caller's ticket, and answers when every byte has arrived.
+    calls; who has it writes under the caller's ticket and answers when every byte has arrived, or lends it.
     """
 
     def Fetch(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Lend(self, request_iterator, context):
+        """By NIXL, where both have it: who wants the prefix reads it where it lies. The caller ends its
+        side when it has read all; only then, and if it was lent all the while, comes `held`.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -137,6 +150,11 @@ def add_PrefixesServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_proto_dot_handoff__pb2.FetchPrefix.FromString,
                     response_serializer=baton_dot_proto_dot_handoff__pb2.FetchedPrefix.SerializeToString,
             ),
+            'Lend': grpc.stream_stream_rpc_method_handler(
+                    servicer.Lend,
+                    request_deserializer=baton_dot_proto_dot_handoff__pb2.FetchPrefix.FromString,
+                    response_serializer=baton_dot_proto_dot_handoff__pb2.LentPrefix.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'baton.v1.Prefixes', rpc_method_handlers)
@@ -147,7 +165,7 @@ def add_PrefixesServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Prefixes:
     """Served by every worker: prefixes move between prefix caches. Who wants one reserves memory and
-    calls; who has it writes under the caller's ticket, and answers when every byte has arrived.
+    calls; who has it writes under the caller's ticket and answers when every byte has arrived, or lends it.
     """
 
     @staticmethod
@@ -167,6 +185,33 @@ class Prefixes:
             '/baton.v1.Prefixes/Fetch',
             baton_dot_proto_dot_handoff__pb2.FetchPrefix.SerializeToString,
             baton_dot_proto_dot_handoff__pb2.FetchedPrefix.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lend(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/baton.v1.Prefixes/Lend',
+            baton_dot_proto_dot_handoff__pb2.FetchPrefix.SerializeToString,
+            baton_dot_proto_dot_handoff__pb2.LentPrefix.FromString,
             options,
             channel_credentials,
             insecure,

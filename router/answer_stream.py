@@ -40,6 +40,8 @@ class AnswerStream:
         """The rank works on it no more: it said so, or it was lost."""
         self.scored_to = scored_to
         """The first prompt position whose score has not come."""
+        self.state_tokens = 0
+        """Of prompt and answer: the rank has kept the state after these. Set at the end."""
         self._over = False
         self._clock = clock
         self._events: deque[TokenEvent | Finished] = deque()
@@ -64,6 +66,7 @@ class AnswerStream:
             self._put(event)
         if tokens.HasField("finished"):
             self.rank_done = True
+            self.state_tokens = tokens.finished.state_tokens
             self._end(finished_from_proto(tokens.finished))
 
     def fail(self, error: ApiError, reason: FinishReason = FinishReason.ERROR) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from baton.api.backend import Finished, FinishReason, GenerateRequest, Usage
 from baton.api.errors import ApiError, ErrorCode
 from baton.api.wire import sampling_to_proto
+from baton.proto.common_pb2 import StateAt
 from baton.proto.worker_pb2 import StartRequest
 from baton.router.answer_stream import AnswerStream
 from baton.router.request_times import RequestTimes
@@ -46,8 +47,18 @@ class LiveRequest:
         if self.stream is not None:
             self.stream.fail(error, reason)
 
-    def next_attempt(self, prefills: Sequence[Worker]) -> StartRequest:
-        """What the next rank is told."""
+    @property
+    def all_ids(self) -> tuple[int, ...]:
+        """The prompt, and what the client has been given."""
+        return (*self.request.prompt_ids, *self.output_ids)
+
+    @property
+    def unread_ids(self) -> tuple[int, ...]:
+        """What the prefill worker of the next attempt is to read: the last token is its answer."""
+        return self.all_ids[:-1] if self.output_ids else self.request.prompt_ids
+
+    def next_attempt(self, prefills: Sequence[Worker], state_at: StateAt | None) -> StartRequest:
+        """What the next rank is told. state_at: who has a state that it may begin with."""
         self.attempt += 1
         request = self.request
         sampling = sampling_to_proto(request.sampling, self._seed)
@@ -61,6 +72,7 @@ class LiveRequest:
             output_ids=self.output_ids,
             sampling=sampling,
             prefills=[worker.identity for worker in prefills],
+            state_at=state_at,
         )
 
     def goes_on(self, event: Finished) -> bool:

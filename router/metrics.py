@@ -50,6 +50,16 @@ class RouterMetrics:
             rank,
             registry=self.registry,
         )
+        self._states_known = Counter(
+            "baton_states_known_total",
+            "Placements of which the router knew a rank that has the state of their first tokens.",
+            registry=self.registry,
+        )
+        self._state_tokens = Counter(
+            "baton_states_known_tokens_total",
+            "Tokens that those states stand for.",
+            registry=self.registry,
+        )
         self._on_rank = Gauge(
             "baton_rank_requests",
             "Requests of this router that a decode rank has.",
@@ -93,6 +103,10 @@ class RouterMetrics:
 
     def replaced(self, rank: Worker) -> None:
         self._replaced.labels(*_names(rank)).inc()
+
+    def state_known(self, tokens: int) -> None:
+        self._states_known.inc()
+        self._state_tokens.inc(tokens)
 
     def rank_joined(self, rank: Worker, requests: Callable[[], float]) -> None:
         """requests: those of this router that it has, when it is asked."""

@@ -24,6 +24,7 @@ from baton.router.metrics import RouterMetrics
 from baton.router.placement import Placement, Placer
 from baton.router.rank_session import RankSession, SessionOptions
 from baton.router.ranks import Ranks
+from baton.router.state_book import StateBook
 from baton.router.worker_table import Change, Role, Worker, WorkerTable
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class RouterBackend:
             config.policy,
             config.prefill_fallbacks,
         )
+        self._states = StateBook(table)
         table.subscribe(self._on_change)
         metrics.active.set_function(lambda: len(self._live))
 
@@ -78,6 +80,8 @@ class RouterBackend:
                             hold.prefilled()
                             self._given(live, stream, event.token_ids)
                         yield event
+                    if stream.state_tokens:
+                        self._states.keep(placement.rank, live.all_ids[: stream.state_tokens])
                     if event.error is None or not live.goes_on(event):
                         yield self._finish(live, event)
                         return
@@ -140,7 +144,10 @@ class RouterBackend:
         return Health(missing is None, "" if missing is None else missing.message)
 
     async def flush_cache(self, timeout_s: float) -> None:
-        await flush_all(self._table.workers(), timeout_s)
+        try:
+            await flush_all(self._table.workers(), timeout_s)
+        finally:  # some may be empty
+            self._states.clear()
 
     async def drain(self, grace_s: float) -> None:
         """Turn new requests away, and wait up to `grace_s` for those here to end."""
@@ -193,9 +200,12 @@ class RouterBackend:
         self, live: LiveRequest, placement: Placement, session: RankSession
     ) -> AnswerStream:
         before = live.stream
-        start = live.next_attempt(placement.prefills)
+        state_at = self._states.deepest(live.unread_ids)
+        start = live.next_attempt(placement.prefills, state_at)
         live.stream = session.start(start, 0 if before is None else before.scored_to)
         self._metrics.placed(placement.rank)
+        if state_at is not None:
+            self._metrics.state_known(state_at.tokens)
         if live.times.dispatched is None:
             live.times.dispatched = self._clock()
             self._metrics.dispatched(live.times.dispatched - live.times.arrived)

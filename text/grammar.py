@@ -182,5 +182,5 @@ def _source(grammar: Grammar) -> str:
         case GrammarKind.EBNF:
             try:
                 return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text))
-            except GbnfToLarkError as error:
+            except (GbnfToLarkError, RecursionError) as error:
                 raise GrammarError(f"the ebnf cannot be used: {error}") from error

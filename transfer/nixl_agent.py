@@ -36,7 +36,7 @@ Parts = NDArray[np.uint64]
 class NixlAgent:
     """Every method but `close` raises ChannelError. One thread at a time uses it.
 
-    Prepared pools and writes are numbers outside: a handle of NIXL's keeps its agent alive.
+    Prepared pools and posts are numbers outside: a handle of NIXL's keeps its agent alive.
     """
 
     def __init__(self, name: str, spans: Sequence[Span]) -> None:
@@ -54,7 +54,7 @@ class NixlAgent:
         )
         self.name = name
         self._prepared: list[Any] = []
-        self._writes: dict[int, Any] = {}
+        self._posts: dict[int, Any] = {}
         self._numbers = itertools.count(1)
         self._memory = _memory(spans[0])
         config = nixl_agent_config(enable_prog_thread=False, backends=[BACKEND])
@@ -96,41 +96,36 @@ class NixlAgent:
 
         The write's number, for `done`.
         """
-        with self._ours("post a write"):
-            handle = self._agent.make_prepped_xfer(
-                "WRITE",
-                self._prepared[source],
-                np.array(source_ids, dtype=np.int32),
-                self._prepared[target],
-                np.array(target_ids, dtype=np.int32),
-                note,
-            )
-            self._agent.transfer(handle)
-        return self._posted(handle)
+        return self._post_blocks("WRITE", source, source_ids, target, target_ids, note)
+
+    def read_blocks(
+        self, target: int, target_ids: Sequence[int], source: int, source_ids: Sequence[int]
+    ) -> int:
+        """As `write_blocks`, from the peer's pool to one of ours; the peer is not told."""
+        return self._post_blocks("READ", target, target_ids, source, source_ids, b"")
 
     def write_parts(self, source: Parts, target: Parts, peer: str, note: bytes) -> int:
         """Post runs of bytes, each of a registered region; the peer then has `note`.
 
         The write's number, for `done`.
         """
-        with self._ours("post a write"):
-            local = self._agent.get_xfer_descs(source, self._memory)
-            remote = self._agent.get_xfer_descs(target, self._memory)
-            handle = self._agent.initialize_xfer("WRITE", local, remote, peer, note)
-            self._agent.transfer(handle)
-        return self._posted(handle)
+        return self._post_parts("WRITE", source, target, peer, note)
 
-    def done(self, write: int) -> bool:
-        """Whether the write is over; makes progress. To be asked until it is, or raises."""
-        handle = self._writes[write]
-        with self._ours("finish a write"):
+    def read_parts(self, target: Parts, source: Parts, peer: str) -> int:
+        """As `write_parts`, from the peer's memory to ours; the peer is not told."""
+        return self._post_parts("READ", target, source, peer, b"")
+
+    def done(self, post: int) -> bool:
+        """Whether the write or read is over; makes progress. To be asked until it is, or raises."""
+        handle = self._posts[post]
+        with self._ours("finish a transfer"):
             state = self._agent.check_xfer_state(handle)
             if state == "PROC":
                 return False
-            del self._writes[write]
+            del self._posts[post]
             handle.release()
         if state != "DONE":
-            raise ChannelError(f"nixl agent {self.name} could not finish a write: {state}")
+            raise ChannelError(f"nixl agent {self.name} could not finish a transfer: {state}")
         return True
 
     def notes(self) -> list[bytes]:
@@ -141,7 +136,7 @@ class NixlAgent:
     def close(self) -> None:
         """Nothing is read or written by it from here on, whatever state its peer is in: its
         sockets are closed and its queues are gone. Takes 0.1 to 0.2 s."""
-        self._writes.clear()
+        self._posts.clear()
         self._prepared.clear()
         self._agent = None  # NIXL's own destructor: the binding has no other way
 
@@ -152,9 +147,33 @@ class NixlAgent:
                 return make()
         return make()
 
+    def _post_blocks(
+        self, way: str, ours: int, our_ids: Sequence[int], theirs: int, their_ids: Sequence[int],
+        note: bytes,
+    ) -> int:  # fmt: skip
+        with self._ours("post a transfer"):
+            handle = self._agent.make_prepped_xfer(
+                way,
+                self._prepared[ours],
+                np.array(our_ids, dtype=np.int32),
+                self._prepared[theirs],
+                np.array(their_ids, dtype=np.int32),
+                note,
+            )
+            self._agent.transfer(handle)
+        return self._posted(handle)
+
+    def _post_parts(self, way: str, ours: Parts, theirs: Parts, peer: str, note: bytes) -> int:
+        with self._ours("post a transfer"):
+            local = self._agent.get_xfer_descs(ours, self._memory)
+            remote = self._agent.get_xfer_descs(theirs, self._memory)
+            handle = self._agent.initialize_xfer(way, local, remote, peer, note)
+            self._agent.transfer(handle)
+        return self._posted(handle)
+
     def _posted(self, handle: Any) -> int:
         number = next(self._numbers)
-        self._writes[number] = handle
+        self._posts[number] = handle
         return number
 
     @contextlib.contextmanager

@@ -51,6 +51,18 @@ class Reach:
             note,
         )
 
+    def fetch(self, part: Cut, into: Holder, source: Holder) -> int:
+        """From the peer's `source` to our `into`. The read's number."""
+        pool, agent = part.pool, self.agent
+        if part.blocks:
+            ours, theirs = self._sources[pool], self._targets[pool]
+            return agent.read_blocks(ours, part.ids(into), theirs, part.ids(source))
+        return agent.read_parts(
+            part.parts(into, self.ours[pool]),
+            part.parts(source, self.theirs[pool]),
+            self._peer,
+        )
+
     def _prepare(self, span: Span, peer: str | None) -> int:
         """-1 for a pool without bytes: nothing is written into it."""
         return self.agent.prepare(span, peer) if span.nbytes else -1

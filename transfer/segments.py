@@ -90,6 +90,16 @@ def cut_kv(
         start = stop
 
 
+def cut_prefix(
+    slots: SlotLayout, pages: PageLayout, kv_from: int, tokens: int, limit: int
+) -> list[Segment]:
+    """What goes from one prefix cache to another: KV of tokens [kv_from, tokens), and the state."""
+    return [
+        *cut_kv(pages, kv_from, tokens, limit),
+        *cut_state(slots, limit, kind=Kind.SNAPSHOT),
+    ]
+
+
 def pieces(segment: Segment, slots: SlotLayout, pages: PageLayout) -> list[Piece]:
     """Where the segment's bytes lie, in the order in which they travel."""
     if segment.kind is Kind.KV:
@@ -117,6 +127,9 @@ def _kv_pieces(layout: PageLayout, segment: Segment) -> Iterator[Piece]:
     components = layout.components_of(segment.layers)
     for page in range(start // size, layout.pages_for(end)):
         low, high = max(start - page * size, 0), min(end - page * size, size)
+        if high - low == size and layout.whole and segment.layers is None:
+            yield Piece(page, 0, layout.page_bytes)
+            continue
         for component in components:
             token = component.nbytes // size
             yield Piece(page, component.offset + low * token, (high - low) * token)

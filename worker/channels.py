@@ -56,7 +56,7 @@ def _outlet(name: str, context: WorkerContext) -> Outlet:
         return LocalOutlet(context.hub, memory, verify=verify, on_bytes=on_bytes)
     if name == NIXL:
         settings = NixlSettings(
-            _agent_name(context), memory, context.poller, verify, context.lease_s, on_bytes
+            agent_name(context), memory, context.poller, verify, context.lease_s, on_bytes
         )
         return NixlOutlet(settings)
     return GrpcOutlet(
@@ -74,10 +74,11 @@ def _source(name: str, context: WorkerContext, tickets: TicketTable) -> IntakeSo
         assert context.hub is not None
         return LocalSource(context.hub, Landing(tickets, memory, on_bytes))
     if name == NIXL:
-        return NixlSource(_agent_name(context), memory, tickets, context.poller, on_bytes)
+        return NixlSource(agent_name(context), memory, tickets, context.poller, on_bytes)
     return GrpcSource(context.data_address)
 
 
-def _agent_name(context: WorkerContext) -> str:
+def agent_name(context: WorkerContext) -> str:
+    """What names of its NIXL agents begin with."""
     worker = context.hello.worker
     return f"{worker.worker_id}/{worker.incarnation}"

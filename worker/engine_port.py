@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from baton.engine.engine import Engine
 from baton.engine.errors import StoppedError
-from baton.engine.events import ChunkComputed, Event, Finished, PrefillHeld, Scheduled
+from baton.engine.events import ChunkComputed, Event, Finished, PrefillHeld, Scheduled, TokenSampled
 from baton.engine.layer_progress import LayersComputed
 from baton.engine.loop import EngineLoop
 from baton.engine.request import Holding
@@ -26,11 +26,7 @@ class EventBatch:
     events: tuple[Event, ...]
     holdings: Mapping[str, Holding]  # of requests in it whose state may be read now
     at_s: float  # when, by `time.monotonic`
-
-    @property
-    def changes_load(self) -> bool:
-        """A request began, was held or ended."""
-        return any(isinstance(e, Scheduled | PrefillHeld | Finished) for e in self.events)
+    changes_load: bool  # a request began, was held or ended
 
 
 class EngineBatchHandler(Protocol):
@@ -102,14 +98,16 @@ class EnginePort:
 
     def _events(self, events: list[Event]) -> None:
         """On the engine's thread: what may be read now is looked up before the next step."""
-        over = {event.request_id for event in events if isinstance(event, Finished)}
+        rare = [event for event in events if type(event) is not TokenSampled]
+        over = {event.request_id for event in rare if isinstance(event, Finished)}
         wanted = {
             e.request_id
-            for e in events
+            for e in rare
             if isinstance(e, ChunkComputed | PrefillHeld) or (isinstance(e, Scheduled) and e.held)
         }
         holdings = {name: self._engine.holding(name) for name in wanted - over}
-        batch = EventBatch(tuple(events), holdings, time.monotonic())
+        changes_load = any(isinstance(e, Scheduled | PrefillHeld | Finished) for e in rare)
+        batch = EventBatch(tuple(events), holdings, time.monotonic(), changes_load)
         self._asyncio.call_soon_threadsafe(self._deliver, batch)
 
     def _failed(self, error: Exception) -> None:

@@ -16,11 +16,14 @@ from baton.transfer.errors import TransferError
 from baton.transfer.grpc_channel import GRPC
 from baton.transfer.grpc_options import OPTIONS
 from baton.transfer.hashes import prompt_hash
+from baton.transfer.nixl_outlet import NIXL
 from baton.transfer.regions import Holder
 from baton.transfer.segments import Kind
 from baton.transfer.tickets import Received, Ticket, TicketTable
+from baton.worker.channels import channel_names
 from baton.worker.context import WorkerContext
 from baton.worker.errors import error_of_call
+from baton.worker.prefix_reader import PrefixReader
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,7 @@ class PrefixFetcher:
         self._context = context
         self._tickets = tickets
         self._deadline_s = context.lease_s
+        self._reader = PrefixReader(context) if NIXL in channel_names(context) else None
         self._hello = common_pb2.Hello()
         self._hello.CopyFrom(context.hello)
         self._hello.channels.add(channel=GRPC, endpoint=context.data_address.encode())
@@ -52,6 +56,8 @@ class PrefixFetcher:
         for task in self._under_way.values():
             task.cancel()
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+        if self._reader is not None:
+            await self._reader.close()
 
     def start(
         self, source: common_pb2.WorkerIdentity, token_ids: tuple[int, ...]
@@ -121,17 +127,30 @@ class PrefixFetcher:
         reservation: Reservation,
     ) -> int:
         """Tokens that the source has; when that is all of them, they are in the cache now."""
-        keep = False
+        found = -1
         try:
-            reply, whole = await self._call(source, token_ids, reservation)
-            keep = reply.tokens == len(token_ids) and whole
-            if reply.tokens == len(token_ids) and not whole:
-                raise TransferError(f"{source.worker_id} says that it sent all; it has not come")
+            found = await self._bring(source, token_ids, reservation)
         finally:
-            if not keep:
+            if found != len(token_ids):
                 self._abandon(reservation)
-        if keep:
+        if found == len(token_ids):
             await self._keep(reservation, token_ids)
+        return found
+
+    async def _bring(
+        self,
+        source: common_pb2.WorkerIdentity,
+        token_ids: tuple[int, ...],
+        reservation: Reservation,
+    ) -> int:
+        """Tokens that the source has; when that is all of them, they are in the reservation."""
+        if self._reader is not None:
+            found = await self._reader.read(source, token_ids, reservation, self._deadline_s)
+            if found is not None:
+                return found
+        reply, whole = await self._call(source, token_ids, reservation)
+        if reply.tokens == len(token_ids) and not whole:
+            raise TransferError(f"{source.worker_id} says that it sent all; it has not come")
         return reply.tokens
 
     async def _keep(self, reservation: Reservation, token_ids: tuple[int, ...]) -> None:

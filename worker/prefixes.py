@@ -21,3 +21,4 @@ class Prefixes:
 
     async def close(self) -> None:
         await self.fetcher.close()
+        await self._holder.close()

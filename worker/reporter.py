@@ -32,6 +32,8 @@ class Reporter:
         self._metrics_address = metrics_address
         settings = engine_settings(context.config.engine, context.engine.plan)
         self._settings = {name: json.dumps(value) for name, value in settings.items()}
+        self._model = model_name(context.config.engine.model)
+        self._memory_plan = context.engine.plan.describe()
         self._began = time.monotonic()
         self._changed = asyncio.Event()
         self._fresh = asyncio.Condition()
@@ -98,7 +100,7 @@ class Reporter:
         config = context.config.engine
         return worker_pb2.WorkerStatus(
             worker=context.hello.worker,
-            model=model_name(config.model),
+            model=self._model,
             running=status.running,
             waiting=status.waiting,
             max_running=status.max_running,
@@ -107,7 +109,7 @@ class Reporter:
             pages=_owners(status.pages),
             page_size=config.page_size,
             uptime_s=time.monotonic() - self._began,
-            memory_plan=context.engine.plan.describe(),
+            memory_plan=self._memory_plan,
             handoffs=context.handoffs.counts,
             pid=os.getpid(),
             metrics_address=self._metrics_address,

@@ -19,11 +19,16 @@ from baton.engine.recurrent_index import RecurrentIndex, plan_recurrent
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.dispatch import AttentionKind, Kernels
 from baton.kernels.host_plan import HostPlan
-from baton.kernels.linear import Weight
+from baton.kernels.linear import Matrix, Weight
 
 
 class Block(Protocol):
     """A part of a decoder, from one residual stream to the next."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a token's output depends on other tokens, or on `embedded`."""
+        ...
 
     def __call__(self, x: Tensor, embedded: Tensor, step: Step) -> Tensor:
         """x: [T, hidden] -> [T, hidden]; embedded: [T, hidden], what the first block was given."""
@@ -39,6 +44,10 @@ class Residual:
     branches: tuple[Layer, ...]
     multiplier: float = 1.0
 
+    @property
+    def mixes(self) -> bool:
+        return any(branch.mixes for branch in self.branches)
+
     def __call__(self, x: Tensor, embedded: Tensor, step: Step) -> Tensor:
         normed = self.norm(x)
         total = self.branches[0](normed, step)
@@ -52,6 +61,8 @@ class Decoder:
     """A `Model`. Built by a family's file; frozen, and shared by every step.
 
     embedding: [vocab, hidden]; head: [vocab, hidden], the same tensor where they are tied.
+    mixing: the blocks up to the last that mixes tokens. Those after it see the tokens alone whose
+        logits are wanted: one of a prompt of thousands, none of a chunk that is not its last.
     """
 
     config: ModelConfig
@@ -59,8 +70,9 @@ class Decoder:
     embedding: Weight
     blocks: tuple[Block, ...]
     norm: Norm
-    head: Weight
+    head: Matrix
     tally: Tally
+    mixing: int
     embedding_multiplier: float = 1.0
     logits_divisor: float = 1.0
 
@@ -86,10 +98,14 @@ class Decoder:
         step = Step.plan(batch, states, pages)
         x = self.kernels.embedding(batch.token_ids, self.embedding)
         x = embedded = self.kernels.scaled(x, self.embedding_multiplier)
-        for block in self.blocks:
+        for block in self.blocks[: self.mixing]:
             x = block(x, embedded, step)
         if batch.progress is not None:
             batch.progress.all_written()
-        wanted = self.norm(self.kernels.select_rows(x, batch.logit_tokens))
+        wanted = self.kernels.select_rows(x, batch.logit_tokens)
+        if wanted.shape[0]:
+            for block in self.blocks[self.mixing :]:
+                wanted = block(wanted, wanted, step)
+        wanted = self.norm(wanted)
         logits = self.kernels.linear(wanted, self.head, None).float()
         return self.kernels.scaled(logits, 1.0 / self.logits_divisor)

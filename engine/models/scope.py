@@ -10,7 +10,7 @@ from baton.engine.comm import Comm, Shard
 from baton.engine.weights import Shape, WeightSource
 from baton.kernels import huge_pages
 from baton.kernels.dispatch import TORCH, Kernels
-from baton.kernels.linear import Int8Weight, Weight
+from baton.kernels.linear import Int8Weight, Matrix, PackedWeight, Weight, packs
 
 
 @dataclass
@@ -73,6 +73,34 @@ class Scope:
             self.source.release(self.prefix + name)
         self.tally.nbytes += own.nbytes
         return own if then is None or own.is_meta else then(own)
+
+    def product(self, name: str, shape: Shape, blocks: Sequence[int], dim: int = 0) -> Matrix:
+        """This rank's part of a matrix that is multiplied with and never read otherwise."""
+        full = self._whole(name, shape)
+        if not self._packs(full):
+            return self.matrix(self.part(name, shape, blocks, dim))
+        sharded = _divide(full, blocks, dim, self.shard, self.prefix + name)
+        own = PackedWeight.of(sharded.to(self.dtype))
+        self.source.release(self.prefix + name)
+        self.tally.nbytes += own.nbytes
+        return own
+
+    def product_rows(
+        self,
+        parts: Mapping[str, Sequence[int]],
+        columns: int,
+        then: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+    ) -> Matrix:
+        """The same of rows that are multiplied with as one; parts, then: as of `rows`."""
+        if len(parts) == 1 and not then:
+            ((name, blocks),) = parts.items()
+            return self.product(f"{name}.weight", (sum(blocks), columns), blocks)
+        fused = self.rows(parts, "weight", (columns,), then=then)
+        if not self._packs(fused):
+            return self.matrix(fused)
+        own = PackedWeight.of(fused)
+        self.tally.nbytes += own.nbytes - fused.nbytes
+        return own
 
     def rows(
         self,
@@ -146,6 +174,10 @@ class Scope:
         if tensor.is_meta or self.kernels.native is None:
             return tensor.to(self.device, dtype).contiguous()
         return huge_pages.empty(tensor.shape, dtype, self.device).copy_(tensor)
+
+    def _packs(self, tensor: Tensor) -> bool:
+        """Whether products with it are fastest when it is packed."""
+        return not (self.int8 or tensor.is_meta) and packs(self.kernels.native, self.dtype)
 
     def _whole(self, name: str, shape: Shape) -> Tensor:
         return self.source.tensor(self.prefix + name, shape)

@@ -69,6 +69,8 @@ class SharedBlock:
 class Hybrid:
     """x + mamba(norm(x + shared(x)))."""
 
+    mixes = True
+
     kernels: Kernels
     shared: SharedBlock
     norm: Norm

@@ -13,7 +13,8 @@ struct AttnPrefill {
   const int64_t* starts;        // [rows + 1], first token of each row
   const int64_t* kv_lens;       // [rows], tokens of each row, the new ones last
   float* out;                   // [tokens, heads, head_dim]
-  int64_t rows, heads, kv_heads, head_dim, page_size, q_stride, page_stride, table_stride, dtype;
+  int64_t rows, tokens;  // tokens: starts[rows], for what is read outside of loops
+  int64_t heads, kv_heads, head_dim, page_size, q_stride, page_stride, table_stride, dtype;
   int64_t window;         // 0: none
   double scale, softcap;  // softcap 0: none
 };
@@ -133,12 +134,13 @@ void attn_prefill(const AttnPrefill& a, Team& team) {
   auto blocks = [&](int64_t row) {
     return (a.starts[row + 1] - a.starts[row] + QUERIES - 1) / QUERIES;
   };
-  int64_t all = 0;
-  for (int64_t row = 0; row < a.rows; row++) all += blocks(row);
-  team.each(all * a.kv_heads, [&](int64_t job) {
-    int64_t row = 0, block = all - 1 - job / a.kv_heads;  // the longest first
-    while (block >= blocks(row)) block -= blocks(row++);
-    const int64_t first = block * QUERIES, length = a.starts[row + 1] - a.starts[row];
+  const int64_t most = a.tokens / QUERIES + a.rows;  // blocks: each row's last may be short
+  team.each(most * a.kv_heads, [&](int64_t job) {
+    int64_t row = a.rows - 1, after = job / a.kv_heads;  // the longest first: from the end
+    while (row >= 0 && after >= blocks(row)) after -= blocks(row--);
+    if (row < 0) return;
+    const int64_t first = (blocks(row) - 1 - after) * QUERIES;
+    const int64_t length = a.starts[row + 1] - a.starts[row];
     const int64_t end = first + QUERIES < length ? first + QUERIES : length;
     if (a.dtype == FLOAT32) {
       attend_prompt<float>(a, row, first, end, job % a.kv_heads);

@@ -22,6 +22,7 @@
 #include "mamba2_prompts.h"
 #include "mla.h"
 #include "moe.h"
+#include "packed.h"
 #include "rows.h"
 #include "team.h"
 
@@ -34,6 +35,7 @@ extern "C" {
   }
 
 OPERATION(linear, Linear)
+OPERATION(packed_linear, PackedLinear)
 OPERATION(embedding, Embedding)
 OPERATION(rms_norm, RmsNorm)
 OPERATION(swiglu, SwiGlu)

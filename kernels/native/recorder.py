@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from baton.kernels.native.library import Library, Operation
 from baton.kernels.native.signatures import Arguments
+from baton.kernels.native.workspace import Workspace
 
 T = TypeVar("T")
 
@@ -74,12 +75,13 @@ class Native:
     def __init__(self, library: Library) -> None:
         self.library = library
         self._arena = Arena()
+        self._workspace = Workspace()
         self._recording: Recording | None = None
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Memory for a result."""
         if self._recording is None:
-            return torch.empty(shape, dtype=dtype)
+            return self._workspace.empty(shape, dtype)
         return self._arena.empty(shape, dtype)
 
     def call(self, arguments: Arguments, small: bool = False) -> None:

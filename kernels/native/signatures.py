@@ -28,6 +28,11 @@ class Linear(Arguments):
     _fields_ = _fields("x weight scale bias y rounded", "rows columns outputs x_stride dtype")
 
 
+class PackedLinear(Arguments):
+    operation = "packed_linear"
+    _fields_ = _fields("x weight bias y rounded", "rows columns outputs x_stride")
+
+
 class Embedding(Arguments):
     operation = "embedding"
     _fields_ = _fields("ids table scale out", "rows width dtype")
@@ -98,7 +103,8 @@ class AttnPrefill(Arguments):
     operation = "attn_prefill"
     _fields_ = _fields(
         "q k_pool v_pool tables starts kv_lens out",
-        "rows heads kv_heads head_dim page_size q_stride page_stride table_stride dtype window",
+        "rows tokens heads kv_heads head_dim page_size q_stride page_stride table_stride dtype "
+        "window",
         "scale softcap",
     )
 
@@ -232,6 +238,7 @@ class Mamba2Prefill(Arguments):
 
 OPERATIONS: tuple[type[Arguments], ...] = (
     Linear,
+    PackedLinear,
     Embedding,
     RmsNorm,
     SwiGlu,

@@ -139,6 +139,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"messages": USER, "regex": "[a-"}, "regex", "unclosed character class"),
     ({"messages": USER, "ebnf": "root = a"}, "ebnf", "the ebnf cannot be used"),
+    ({"messages": USER, "ebnf": "root ::= " + "(" * 900 + '"a"'}, "ebnf", "cannot be used"),
     ({"messages": USER, "ebnf": "a", "regex": "a"}, "ebnf", "expected one of them"),
     ({"messages": USER, "regex": "a", "min_tokens": 2}, "min_tokens", "leave one of them out"),
     ({"messages": USER, "max_tokens": CONTEXT}, "max_tokens", "or lower max_tokens"),

@@ -44,6 +44,11 @@ class Reply:
         return self.lost is not None and OWN_FAULT in self.lost
 
     @property
+    def silenced(self) -> bool:
+        """The rank says that its prefill worker did not answer."""
+        return self.finished is not None and self.finished.error.code == common_pb2.UNAVAILABLE
+
+    @property
     def whole(self) -> bool:
         """All of it came."""
         return self.finished is not None and self.finished.reason == common_pb2.LENGTH

@@ -16,6 +16,7 @@ import uvloop
 from chaos import netns, pidns
 from chaos.ballast_model import BallastModel
 from chaos.fault_point import FaultPoint
+from chaos.pulse import Pulse
 from chaos.reissue import Reissue
 from chaos.spoiler import Spoiler
 from engine.engines import make_engine
@@ -113,6 +114,7 @@ class Node:
         self._context: Any = None
         self._reissue: Reissue | None = None
         self._spoiler: Spoiler | None = None
+        self._pulse = Pulse()
 
     async def run(self) -> None:
         plan = self._plan
@@ -129,12 +131,14 @@ class Node:
         started = await runtime.start()
         if self._spoiler is not None:
             await self._spoiler.wire.serve()
+        pulse = asyncio.ensure_future(self._pulse.beat())
         threading.Thread(
             target=self._listen, args=(asyncio.get_running_loop(),), daemon=True
         ).start()
         identity = self._context.hello.worker.SerializeToString()
         self._tell("started", started, identity, self._pid)
         await self._ended.wait()
+        pulse.cancel()
         await runtime.stop(0.0)
 
     def _make_role(self, context: Any) -> Any:
@@ -179,6 +183,10 @@ class Node:
 
     async def do_disarm(self) -> None:
         self._point.disarm()
+
+    async def do_held_up(self) -> float:
+        """By the machine: for how long, at the most, since the last question."""
+        return self._pulse.take_s()
 
     async def do_hold(self) -> None:
         assert self._spoiler is not None

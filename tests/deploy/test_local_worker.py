@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.api.backend import GenerateRequest, TokenEvent
 from baton.api.sampling import SamplingParams
+from baton.deploy import local_backend
 from baton.proto import inference_pb2, inference_pb2_grpc
 from baton.text.tokenizer import Tokenizer
 from baton.worker.config import Role
@@ -156,6 +157,31 @@ async def test_closing_the_backends_generator_is_enough_to_cancel(
             await asyncio.sleep(0.005)
         assert state["counters"]["steps"] < 2500, "it ran to its end"
         assert worker.backend.busy == 0
+
+
+async def test_past_the_bound_a_request_is_told_to_come_later(
+    tiny: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_backend, "MAX_QUEUED", 2)
+    async with served(tiny, max_running=1) as client:
+        body = {
+            "input_ids": prompt(rng, 5),
+            "sampling_params": {"n": 3, "max_new_tokens": 3000, "ignore_eos": True},
+            "rid": "many",
+        }
+        many = asyncio.create_task(client.http.post("/generate", json=body))
+        async with asyncio.timeout(DEADLINE_S):
+            while (state := await client.state())["running"] + state["waiting"] != 3:
+                await asyncio.sleep(0.005)
+        more = {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}
+        refused = await client.http.post("/generate", json=more)
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert "3 requests are here" in refused.json()["error"]["message"]
+        await client.http.post("/abort_request", json={"rid": "many"})
+        assert [reply["meta_info"]["finish_reason"]["type"] for reply in (await many).json()] == [
+            "abort"
+        ] * 3
+        assert len((await client.generate([5], 1))["output_ids"]) == 1
 
 
 async def test_several_answers_share_their_prompt_and_differ_by_seed(

@@ -16,14 +16,18 @@ pytestmark = pytest.mark.cluster
 ANSWER = 300  # tokens: past the first snapshot of a row that decodes
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "then"),
+    [(0, 0), (1, 0)],
+    ids=["on the same rank", "on another, which the router tells where the state is"],
+)
 async def test_a_second_turn_hits_the_answer_of_the_first(
-    cluster: Cluster, engine: Engine, rng: random.Random, rank: int
+    cluster: Cluster, engine: Engine, rng: random.Random, rank: int, then: int
 ) -> None:
     prompt, more = prompts_of(rng, [70, 20])
     first = await _ask(cluster, prompt, ANSWER, rank)
     second = [*prompt, *first.token_ids, *more]
-    answer = await _ask(cluster, second, 12, rank)
+    answer = await _ask(cluster, second, 12, then)
     assert answer.cached_tokens >= engine.config.mamba_track_interval > len(prompt)
     greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     (cold,) = engine.generate([second], greedy)

@@ -24,6 +24,8 @@ LONG = 600
 DEADLINE_S = 90.0
 GREEDY = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
 LENGTHS = (1, 17, 40, 64, 100, 200)
+ROUND_GRIDS = (15, 16, 63, 65, 300)
+"""Pages are of 16 tokens here, kernel chunks of 32, prefill chunks of 64."""
 
 
 def _expected(engine: Engine, prompts: list[list[int]], n: int) -> list[list[int]]:
@@ -37,6 +39,15 @@ async def _scale(cluster: Cluster, role: Role, count: int, drain_s: float = 30.0
 
 def _states(cluster: Cluster) -> dict[str, str]:
     return {w["worker_id"]: w["state"] for w in cluster.router.server_info()["workers"]}
+
+
+def _channels_of_prefills(cluster: Cluster) -> set[str]:
+    """Empty until both have handed something over."""
+    workers = {w["worker_id"]: w["channels"] for w in cluster.router.server_info()["workers"]}
+    prefills = [workers.get(f"prefill-{n}") for n in range(2)]
+    if not all(prefills):
+        return set()
+    return {how.partition(":")[0] for of in prefills for how in of.values()}
 
 
 def _counted(cluster: Cluster, name: str, worker: str) -> float:
@@ -135,11 +146,21 @@ async def test_what_a_rank_has_not_ended_by_its_deadline_goes_on_elsewhere(
 async def test_two_prefill_workers_and_two_ranks_say_what_one_engine_says(
     cluster: Cluster, engine: Engine, rng: random.Random
 ) -> None:
-    prompts = prompts_of(rng, LENGTHS)
+    """By NIXL: what joins later finds it as the first worker did. By gRPC, see test_same_tokens."""
+    prompts = prompts_of(rng, (*LENGTHS, *ROUND_GRIDS))
     expected = _expected(engine, prompts, N)
     await _scale(cluster, Role.PREFILL, 2)
     for _ in range(2):  # the second time with prefix hits, on both
         assert await http_greedy(cluster, prompts, N) == expected
+    sampled = {"temperature": 0.9, "top_k": 50, "seed": rng.randrange(2**63)}
+    params = SamplingParams(max_tokens=N, ignore_eos=True, **sampled)
+    outputs = engine.generate(prompts[:4], params)
+    assert await http_greedy(cluster, prompts[:4], N, **sampled) == [
+        list(output.token_ids) for output in outputs
+    ]
+    async with asyncio.timeout(DEADLINE_S):
+        while _channels_of_prefills(cluster) != {"nixl"}:
+            await asyncio.sleep(0.05)
     async with _stream_of_requests(cluster, prompts, expected):
         await _scale(cluster, Role.PREFILL, 1)
     assert set(_states(cluster)) == {"prefill-0", "decode-0", "decode-1"}

@@ -125,8 +125,15 @@ def test_a_call_that_finds_the_books_broken_ends_the_loop_too() -> None:
     def broken(engine: Engine) -> None:
         engine.pages.ids.free(1, Owner.LIVE)
 
+    entered, leave = threading.Event(), threading.Event()
+    it.loop.call(lambda _: (entered.set(), leave.wait(DEADLINE)))
+    assert entered.wait(DEADLINE)
+    failed, behind = it.loop.call(broken), it.loop.call(lambda engine: engine.status())
+    leave.set()
     with pytest.raises(InvariantError):
-        it.loop.call(broken).result(DEADLINE)
+        failed.result(DEADLINE)
+    with pytest.raises(StoppedError):
+        behind.result(DEADLINE)
     assert isinstance(it.failures.get(timeout=DEADLINE), InvariantError)
     it.loop.stop(DEADLINE)
 

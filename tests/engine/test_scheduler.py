@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.chunking import chunk_end
-from baton.engine.events import Finished, Scheduled, TokenSampled
+from baton.engine.events import Finished, PromptScored, Scheduled, TokenSampled
 from baton.engine.forward_batch import ForwardBatch
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.request import RequestSpec
+from baton.engine.row_planner import SCORED_TOKENS
 
 
 class Witness(HashModel):
@@ -46,6 +47,21 @@ def test_chunks_end_on_the_grid_where_they_can(
         assert start + budget < (start // grid + 1) * grid, "the grid was within reach"
     elif end != target and end % grid:
         assert first and end == start + budget and end // grid == start // grid
+
+
+def test_prompts_that_are_scored_share_one_steps_rows_of_logits(seeded: random.Random) -> None:
+    """The memory plan has room for SCORED_TOKENS rows of logits a step, however many ask."""
+    model = Witness()
+    engine = make_engine(model, chunk=2000, max_running=6, pages=400)
+    for i in range(6):
+        scored = greedy(3, prompt_logprobs_start=seeded.choice([0, 100]), logprobs=0)
+        engine.submit(RequestSpec(f"r{i}", random_prompt(seeded, 150, 400), scored))
+    events = run(engine)
+    assert max(len(step.logit_tokens) for step in model.steps) <= SCORED_TOKENS + 6
+    for i in range(6):
+        assert finish_of(events, f"r{i}").completion_tokens == 3
+        found = [e for e in events if isinstance(e, PromptScored) and e.request_id == f"r{i}"]
+        assert [e.start for e in found[1:]] == [e.start + len(e.logprobs) for e in found[:-1]]
 
 
 def test_rows_that_decode_come_first_and_prompt_tokens_keep_to_the_budget(

@@ -11,6 +11,7 @@ from baton.engine.errors import RequestError
 from baton.engine.events import Finished, FinishReason
 from baton.engine.request import RequestSpec
 from baton.engine.sampling_params import SamplingParams
+from baton.engine.stop_checker import StopChecker
 from baton.text.special_tokens import SpecialTokens
 from baton.text.tokenizer import Tokenizer
 
@@ -96,6 +97,22 @@ def test_output_that_is_given_counts_for_a_stop_string(
     engine.submit(RequestSpec("a", prompt, greedy(COUNT, stop=(stop,)), output_ids=given))
     finish = finish_of(run(engine), "a")
     assert (finish.completion_tokens, finish.stop_string) == (where + 3, stop)
+
+
+class Whole(list[int]):
+    """Not to be copied again and again: a migrated answer may be long."""
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        assert not isinstance(index, slice), "one copy a token is quadratic"
+        return super().__getitem__(index)
+
+
+def test_a_long_output_that_is_given_is_read_once(tokenizer: Tokenizer) -> None:
+    sampling = greedy(3000, stop=("never said",), stop_token_ids=(200,))
+    checker = StopChecker(sampling, 3000, frozenset(), tokenizer)
+    assert checker.replay(Whole([1, 2, 3] * 900)) is None
+    stop = StopChecker(sampling, 2700, frozenset(), tokenizer).replay(Whole([1, 2, 3] * 900))
+    assert stop is not None and stop.reason is FinishReason.LENGTH
 
 
 def test_a_given_stop_token_below_the_minimum_does_not_count() -> None:

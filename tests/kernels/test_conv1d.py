@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from kernels.test_native import PoisonedNative, assert_near, strided
+from kernels.native_cases import PoisonedNative, assert_near, strided
 from ragged_batches import (
     assert_pools_match,
     poisoned_pool,

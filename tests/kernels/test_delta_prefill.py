@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from kernels.test_native import PoisonedNative
+from kernels.native_cases import PoisonedNative
 from kernels.test_native_delta import random_inputs, random_mixer
 from ragged_batches import (
     RaggedBatch,

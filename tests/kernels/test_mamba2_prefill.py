@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from kernels.test_native import PoisonedNative, in_float64, random_mixer, strided
+from kernels.native_cases import PoisonedNative, in_float64, random_mixer, strided
 from ragged_batches import (
     RaggedBatch,
     assert_pools_match,

@@ -195,6 +195,28 @@ async def test_memory_is_free_before_the_rank_says_that_it_has_all(
         await prefill.clean()
 
 
+async def test_a_fault_of_ours_while_writing_reaches_the_rank(
+    seeded: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: GrpcWriting, segment: object, source: object) -> None:
+        raise KeyError("nobody thought of this")
+
+    monkeypatch.setattr(GrpcWriting, "write", broken)
+    prefill, prompt = prefill_worker(), random_prompt(seeded, 5, 30)
+    async with ranked(prefill) as rank:
+        prefill.model.gate.allow(0)
+        await rank.ask(prompt, greedy(5))
+        await rank.next("wanted")
+        await rank.send(rank.grant(len(prompt)))
+        await prefill.reached(S.RESERVED)
+        prefill.model.gate.open()
+        async with asyncio.timeout(DEADLINE_S):
+            while (message := await rank.call.read()).WhichOneof("kind") != "failed":
+                assert message.WhichOneof("kind") != "done"
+        assert "nobody thought of this" in message.failed.error.message
+        await prefill.clean()
+
+
 @pytest.mark.parametrize("wrong", ["prompt_hash", "sampling_hash"])
 async def test_a_ticket_for_another_request_is_not_written(
     wrong: str, seeded: random.Random

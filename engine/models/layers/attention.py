@@ -77,6 +77,8 @@ class Attention:
     """o_proj(attention(q, k, v)), with q, k and v projected as one; in some models
     o_proj(attention(q, k, v) * sigmoid(gate)), with the gate before them."""
 
+    mixes = True
+
     def __init__(
         self,
         scope: Scope,

@@ -10,6 +10,11 @@ from baton.engine.models.step import Step
 class Layer(Protocol):
     """A mixer or a feed-forward: what one residual branch computes."""
 
+    @property
+    def mixes(self) -> bool:
+        """Whether a token's output depends on other tokens."""
+        ...
+
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x: [T, hidden] -> [T, hidden], both in the model's dtype."""
         ...

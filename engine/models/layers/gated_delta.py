@@ -79,6 +79,8 @@ class DeltaShape:
 class GatedDeltaNet:
     """in_proj -> [q | k | v | z | b | a]; conv over [q k v]; the rule; norm(o) * silu(z) a head."""
 
+    mixes = True
+
     def __init__(self, scope: Scope, shape: DeltaShape, index: int, interleaved: bool) -> None:
         """index: which of the model's recurrent layers this is (its place in a state slot).
 

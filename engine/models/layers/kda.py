@@ -14,6 +14,8 @@ class KimiDelta:
     """[q | k | v | b] of x; decays and output gates of x by way of one head's channels; conv over
     [q k v]; the rule; norm(o) * sigmoid(gate) a head."""
 
+    mixes = True
+
     def __init__(self, scope: Scope, shape: DeltaShape, index: int) -> None:
         """index: which of the model's recurrent layers this is (its place in a state slot)."""
         self.index = index

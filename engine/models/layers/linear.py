@@ -38,7 +38,7 @@ class ColumnLinear:
         then: for some of them, the rows in the order that the layer wants, from this rank's.
         """
         self.kernels = scope.kernels
-        self.weight = scope.matrix(scope.rows(parts, "weight", (columns,), then=then))
+        self.weight = scope.product_rows(parts, columns, then)
         self.bias = scope.rows(parts, "bias", (), torch.float32, then) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class RowLinear:
     ) -> None:
         self.comm: Comm = scope.comm
         self.kernels = scope.kernels
-        self.weight = scope.matrix(scope.part(f"{name}.weight", (rows, columns), (columns,), dim=1))
+        self.weight = scope.product(f"{name}.weight", (rows, columns), (columns,), dim=1)
         self.bias = scope.tensor(f"{name}.bias", rows, dtype=torch.float32) if bias else None
         self.own_bias = self.bias if scope.shard.rank == 0 else None  # added once in the sum
 
@@ -75,7 +75,7 @@ class WholeLinear:
         self, scope: Scope, name: str, rows: int, columns: int, bias: bool = False
     ) -> None:
         self.kernels = scope.kernels
-        self.weight = scope.matrix(scope.tensor(f"{name}.weight", rows, columns))
+        self.weight = scope.product(f"{name}.weight", (rows, columns), ())
         self.bias = scope.tensor(f"{name}.bias", rows, dtype=torch.float32) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -150,6 +150,8 @@ class Mamba2Mixer:
     In some models the gate comes after the norm, or there is no norm.
     """
 
+    mixes = True
+
     def __init__(self, scope: Scope, shape: Mamba2Shape, index: int) -> None:
         """index: which of the model's recurrent layers this is (its place in a state slot)."""
         self.index = index

@@ -58,6 +58,8 @@ class Mla:
     """o_proj(attention(q, latents)); decode on the latents themselves, prefill on what they
     expand to. Ranks divide the heads; each caches all latents."""
 
+    mixes = True
+
     def __init__(self, scope: Scope, sizes: MlaSizes, index: int, rope: Tensor | None) -> None:
         """index: which of the model's latent attention layers this is (its place in a page).
 

@@ -13,6 +13,8 @@ from baton.engine.models.step import Step
 class GatedMlp:
     """Gate and up projections are one matrix, gate rows first, whatever the checkpoint does."""
 
+    mixes = False
+
     def __init__(
         self,
         scope: Scope,
@@ -42,6 +44,8 @@ class GatedMlp:
 class PartMlp:
     """mlp(x) * sigmoid(gate(x)): each token takes as much of it as its gate says."""
 
+    mixes = False
+
     def __init__(self, scope: Scope, hidden: int, gate: str, mlp: GatedMlp) -> None:
         """gate: the name of the projection to one channel."""
         self.kernels = scope.kernels
@@ -54,6 +58,8 @@ class PartMlp:
 
 class Relu2Mlp:
     """The feed-forward without a gate (So et al., 2021, arXiv:2109.08668)."""
+
+    mixes = False
 
     def __init__(self, scope: Scope, hidden: int, intermediate: int, bias: bool = False) -> None:
         self.kernels = scope.kernels

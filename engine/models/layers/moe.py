@@ -19,6 +19,8 @@ class SoftmaxTopKMoe:
     Ranks divide every expert's intermediate channels, so each computes all experts in part.
     """
 
+    mixes = False
+
     def __init__(
         self,
         scope: Scope,
@@ -153,6 +155,8 @@ class RoutedSwiglu:
     Ranks divide every expert's intermediate channels, so each computes all experts in part.
     """
 
+    mixes = False
+
     def __init__(
         self,
         scope: Scope,
@@ -193,6 +197,8 @@ class RoutedRelu2:
     They may work on fewer channels than the model, between a projection down and one up again.
     Ranks divide every expert's intermediate channels, so each computes all experts in part.
     """
+
+    mixes = False
 
     def __init__(
         self,

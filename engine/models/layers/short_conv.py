@@ -27,6 +27,8 @@ class ShortConvShape:
 class ShortConv:
     """in_proj -> [B | C | x]; out_proj(C * conv(B * x))."""
 
+    mixes = True
+
     def __init__(self, scope: Scope, shape: ShortConvShape, index: int) -> None:
         """index: which of the model's recurrent layers this is (its place in a state slot)."""
         self.index = index

@@ -1,0 +1,58 @@
+"""Where forwards run: in order, and what goes wrong is told by the result."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from baton.engine.forward_stream import CudaStream, ForwardStream, InlineStream, ThreadStream
+
+
+class FakeEvent:
+    waited = 0
+
+    def __init__(self, blocking: bool = False) -> None: ...
+
+    def record(self, stream: object) -> None: ...
+
+    def synchronize(self) -> None:
+        FakeEvent.waited += 1
+
+
+class FakeStream:
+    def __init__(self, device: torch.device) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def cuda_stream() -> ForwardStream:
+    return CudaStream(torch.device("cuda"))
+
+
+@pytest.fixture
+def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+
+
+def broken() -> int:
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("make", [InlineStream, ThreadStream, cuda_stream])
+def test_what_goes_wrong_is_told_by_the_result_and_later_work_is_done(
+    make: Callable[[], ForwardStream], without_a_gpu: None
+) -> None:
+    """Not by `submit`: there it would be taken for a fault of the step before."""
+    stream = make()
+    before, failed, after = stream.submit(lambda: 1), stream.submit(broken), stream.submit(int)
+    FakeEvent.waited = 0
+    assert before.result(10) == 1
+    with pytest.raises(RuntimeError, match="out of memory"):
+        failed.result(10)
+    assert after.result(10) == 0
+    if make is cuda_stream:
+        assert FakeEvent.waited == 3, "what was enqueued before the fault may still run"
+    stream.close()

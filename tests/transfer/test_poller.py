@@ -1,0 +1,76 @@
+"""The thread that looks: while something is under way, and never else."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from baton.transfer.poller import LONGEST_S, SHARE, SHORTEST_S, Poller, Work, pause_s
+
+DEADLINE_S = 10.0
+
+
+class Told:
+    """Answers what it is told to, then that there is no work."""
+
+    def __init__(self, *answers: Work) -> None:
+        self.looks = 0
+        self.over = threading.Event()
+        self._answers = list(answers)
+
+    def poll(self) -> Work:
+        self.looks += 1
+        if self._answers:
+            return self._answers.pop(0)
+        self.over.set()
+        return Work.NONE
+
+
+@pytest.fixture
+def poller() -> Iterator[Poller]:
+    made = Poller("tested")
+    yield made
+    made.stop()
+
+
+def made_calls(poller: Poller) -> None:
+    """Whatever the thread was to look at before, it has looked at."""
+    called = threading.Event()
+    poller.call(called.set)
+    assert called.wait(DEADLINE_S)
+
+
+def test_it_looks_while_there_is_work_and_not_once_more(poller: Poller) -> None:
+    told = Told(Work.MOVING, Work.WAITING, Work.WAITING)
+    made_calls(poller)
+    assert told.looks == 0
+    poller.wake(told)
+    assert told.over.wait(DEADLINE_S)
+    for _ in range(20):
+        made_calls(poller)
+    assert told.looks == 4
+
+
+def test_who_is_woken_again_is_looked_at_again(poller: Poller) -> None:
+    told = Told()
+    for count in (1, 2, 3):
+        told.over.clear()
+        poller.wake(told)
+        assert told.over.wait(DEADLINE_S)
+        made_calls(poller)
+        assert told.looks == count
+
+
+def test_a_call_is_made_once_and_also_after_the_end() -> None:
+    poller, calls = Poller("tested"), []
+    poller.call(lambda: calls.append(threading.current_thread().name))
+    poller.stop()
+    poller.call(lambda: calls.append(threading.current_thread().name))
+    assert calls == ["tested", threading.current_thread().name]
+
+
+def test_waiting_costs_a_share_of_what_is_waited_for() -> None:
+    for still_s in (0.0, 1e-3, 5e-3, 20e-3, 60.0):
+        assert SHORTEST_S <= pause_s(still_s) <= LONGEST_S
+        assert pause_s(still_s) <= max(SHORTEST_S, still_s * SHARE)
+    assert pause_s(60.0) == LONGEST_S

@@ -1,0 +1,51 @@
+"""Who has kept something of which prefixes of token ids: where a conversation's next turn may
+begin."""
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
+
+import xxhash
+
+Holder = TypeVar("Holder", bound=Hashable)
+
+KEPT = 4096
+"""Prefixes that are remembered; what a cache has given up meanwhile costs a question."""
+
+
+class PrefixBook(Generic[Holder]):
+    """Prefixes are known by their lengths and hashes. Asks nobody, so it may be out of date."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._most = most
+        self._known: OrderedDict[tuple[int, int], set[Holder]] = OrderedDict()  # oldest first
+        self._lengths: Counter[int] = Counter()
+
+    def add(self, token_ids: Sequence[int], holder: Holder) -> None:
+        """`holder` has what comes after exactly these tokens."""
+        key = (len(token_ids), xxhash.xxh3_64_intdigest(array("I", token_ids).tobytes()))
+        if key not in self._known:
+            self._lengths[key[0]] += 1
+        self._known.setdefault(key, set()).add(holder)
+        self._known.move_to_end(key)
+        if len(self._known) > self._most:
+            (length, _), _ = self._known.popitem(last=False)
+            self._lengths[length] -= 1
+            if not self._lengths[length]:
+                del self._lengths[length]
+
+    def held(self, token_ids: Sequence[int]) -> dict[Holder, int]:
+        """Tokens of the longest prefix that each holder has, of those that leave a token over."""
+        digest, at = xxhash.xxh3_64(), 0
+        found: dict[Holder, int] = {}
+        for length in sorted(n for n in self._lengths if n < len(token_ids)):
+            digest.update(array("I", token_ids[at:length]).tobytes())
+            at = length
+            for holder in self._known.get((length, digest.intdigest()), ()):
+                found[holder] = length
+        return found
+
+    def clear(self) -> None:
+        self._known.clear()
+        self._lengths.clear()
