@@ -36,7 +36,8 @@ def transfer(
     limits: one NIXL write of one descriptor, a gRPC stream of 1 MiB messages that is dropped at
     once, and a copy within a process; interleaved with ours. bytes_ratio: what arrived, headers
     and padding included, to what is needed. prefill_to_decode_ms: from the last layer
-    at a prefill worker to the launch of the first decode step, on an idle rank.
+    at a prefill worker to the launch of the first decode step, on an idle rank; the message between
+    the two counts as half of the fastest heartbeat's round.
     """
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")
