@@ -85,6 +85,7 @@ class Timings:
     first_decode_step_us: int = 0
     ttft_us: int = 0
     e2e_us: int = 0
+    prefill_to_decode_us: int = 0
 
 
 @dataclass(frozen=True)

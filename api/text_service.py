@@ -79,7 +79,8 @@ class TextService:
             ids = self.tokenizer.encode(prompt, add_special_tokens=False)
             return ChatPrompt(tuple(ids), thinking)
 
-        size = sum(len(str(message.get("content"))) for message in messages)
+        # Calls of tools and their schemas may be far longer than what is said.
+        size = sum(len(str(part)) for part in (messages, tools, variables))
         return await self._run(work, size, "messages")
 
     async def decode(self, ids: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ import uvloop
 from grpc import aio, method_handlers_generic_handler, stream_unary_rpc_method_handler
 
 from baton.bench.transfer_pools import TOKENS, Pools
+from baton.deploy.resident import keep_freed_memory
 from baton.transfer.grpc_channel import GrpcReceiver, GrpcSource
 from baton.transfer.grpc_options import DATA_OPTIONS
 from baton.transfer.inlets import Inlets, OfferedInlet
@@ -144,6 +145,7 @@ def _broken(ticket: Ticket, error: Exception) -> None:
 
 def main(pipe: Connection, seed: int) -> None:
     """The process's own entry."""
+    keep_freed_memory()
 
     async def serve() -> None:
         await Peer(pipe, seed).run()

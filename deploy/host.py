@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import ray
 
-from baton.deploy.resident import keep_what_is_loaded
+from baton.deploy.resident import keep_freed_memory, keep_what_is_loaded
 
 
 class Served(Protocol):
@@ -60,6 +60,10 @@ class ReportingServed(Served, Protocol):
 
 class WorkerHost(Host):
     _served: ReportingServed
+
+    def _start(self) -> Any:
+        keep_freed_memory()
+        return super()._start()
 
     async def progress(self) -> tuple[str, float]:
         return self._served.progress()

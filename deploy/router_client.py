@@ -26,14 +26,6 @@ class RouterClient:
             raise NotRunning(f"what answers at {self.url} is no router: {err}") from err
         return info
 
-    def healthy(self) -> bool:
-        """Whether a request sent now could be answered."""
-        try:
-            self._call("/health")
-        except NotRunning:
-            return False
-        return True
-
     def flush_cache(self) -> None:
         """Empty every worker's prefix cache, once idle. Raises NotRunning where it cannot."""
         self._call("/flush_cache", method="POST")

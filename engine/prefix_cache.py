@@ -86,10 +86,6 @@ class PrefixCache:
         self._snapshots: OrderedDict[Node, None] = OrderedDict()  # least recently used first
 
     @property
-    def snapshots_held(self) -> int:
-        return len(self._snapshots)
-
-    @property
     def evictable_pages(self) -> int:
         return self.pages_held - self.pages_locked
 

@@ -1,13 +1,5 @@
 """One run of pages in the prefix cache."""
 
-from enum import StrEnum
-
-
-class Location(StrEnum):
-    """Where a node's pages and snapshot lie. A host tier would add a member."""
-
-    DEVICE = "device"
-
 
 class Node:
     """A page-aligned run of tokens below `parent`, the pages that hold its KV, and perhaps the
@@ -24,7 +16,6 @@ class Node:
         "depth",
         "key",
         "last_used",
-        "location",
         "offered",
         "page_locks",
         "pages",
@@ -44,7 +35,6 @@ class Node:
         self.snapshot_locks = 0  # locked requests that resume from this node
         self.last_used = 0
         self.offered = False  # in the cache's list of leaves to evict
-        self.location = Location.DEVICE
 
     @property
     def evictable_leaf(self) -> bool:

@@ -9,11 +9,14 @@ from baton.text.grammar import Grammar
 
 MAX_LOGPROBS = 128
 MAX_STOPS = 16
+GREEDY_BELOW = 1e-5
+"""A temperature below this means greedy: dividing logits by it overflows float32."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Set by the client, unchanged from admission to the end. `temperature` 0 is greedy.
+    """Set by the client, unchanged from admission to the end. `temperature` 0, or all but 0, is
+    greedy.
 
     Noise is a function of (seed, output position, vocabulary index) alone, so the same request
     gives the same tokens whatever it is batched with and wherever it runs.
@@ -70,7 +73,7 @@ class SamplingParams:
 
     @cached_property
     def greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < GREEDY_BELOW
 
     @cached_property
     def penalised(self) -> bool:

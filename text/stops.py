@@ -24,7 +24,7 @@ class StopMatch:
     end: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Node:
     children: "dict[str, _Node]" = field(default_factory=dict)
     fail: "_Node | None" = None  # the longest proper suffix that is a node; None for the root
@@ -32,7 +32,8 @@ class _Node:
     undecided: int = 0  # length of the longest suffix that a longer stop string begins with
 
 
-@lru_cache(maxsize=256)
+# Clients choose the strings: the most that one may ask for takes a megabyte.
+@lru_cache(maxsize=32)
 def _automaton(stops: tuple[str, ...]) -> _Node:
     root = _Node()
     for stop in stops:

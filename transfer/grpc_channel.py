@@ -232,6 +232,7 @@ class GrpcWriting:
         self._sending = asyncio.ensure_future(self._send(message))
         self._sending.add_done_callback(_heard)
         self._on_bytes(segment.kind, len(message))
+        await asyncio.sleep(0)  # it starts now, not after the next one is made
 
     async def flush(self) -> None:
         """Nothing: each message is a copy."""

@@ -127,6 +127,9 @@ def _kv_pieces(layout: PageLayout, segment: Segment) -> Iterator[Piece]:
     components = layout.components_of(segment.layers)
     for page in range(start // size, layout.pages_for(end)):
         low, high = max(start - page * size, 0), min(end - page * size, size)
+        if high - low == size and layout.whole and segment.layers is None:
+            yield Piece(page, 0, layout.page_bytes)
+            continue
         for component in components:
             token = component.nbytes // size
             yield Piece(page, component.offset + low * token, (high - low) * token)

@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from grpc import aio
 
@@ -21,22 +23,39 @@ from baton.worker.context import WorkerContext
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 60.0
+
+
+@dataclass(frozen=True)
+class _Known:
+    """One life of a worker."""
+
+    incarnation: int
+    connecting: "asyncio.Task[NixlReader | None]"  # None: it could not be reached
+    since_s: float
+
+    @property
+    def stale(self) -> bool:
+        """Of no use any more, or worth another try."""
+        if not self.connecting.done():
+            return False
+        reader = self.connecting.result()
+        return reader.closed if reader else time.monotonic() - self.since_s > RETRY_S
+
 
 class PrefixReader:
-    """Connects to a worker when it is first asked, and remembers whom it cannot reach. Everything
-    happens on the asyncio thread."""
+    """Connects to a worker when it is first asked, and remembers for a while whom it cannot reach.
+    Everything happens on the asyncio thread."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._numbers = itertools.count(1)
-        self._readers: dict[str, tuple[int, asyncio.Task[NixlReader | None]]] = {}  # by worker id
+        self._readers: dict[str, _Known] = {}  # by worker id
 
     async def close(self) -> None:
         """Nothing is read any more when it returns."""
-        for _, connecting in self._readers.values():
-            reader = await connecting
-            if reader is not None:
-                await reader.close()
+        for worker_id, known in list(self._readers.items()):
+            await self._forget(worker_id, known)
 
     async def read(
         self,
@@ -50,6 +69,21 @@ class PrefixReader:
 
         Raises AioRpcError, TransferError.
         """
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._read(source, token_ids, reservation, deadline_s)
+        except TimeoutError:
+            raise TransferError(
+                f"{source.worker_id} was not reached within {deadline_s:g} s"
+            ) from None
+
+    async def _read(
+        self,
+        source: common_pb2.WorkerIdentity,
+        token_ids: Sequence[int],
+        reservation: Reservation,
+        deadline_s: float,
+    ) -> int | None:
         async with aio.insecure_channel(source.address, options=OPTIONS) as channel:
             call = handoff_pb2_grpc.PrefixesStub(channel).Lend(timeout=deadline_s)
             wanted = handoff_pb2.FetchPrefix(
@@ -91,18 +125,22 @@ class PrefixReader:
     ) -> NixlReader | None:
         if not lent.HasField("endpoint"):
             return None
-        incarnation, connecting = self._readers.get(source.worker_id, (0, None))
-        if connecting is not None and connecting.done():
-            earlier = connecting.result()
-            if incarnation != source.incarnation or (earlier is not None and earlier.closed):
-                del self._readers[source.worker_id]
-                connecting = None
-                if earlier is not None:
-                    await earlier.close()
-        if connecting is None:
+        known = self._readers.get(source.worker_id)
+        if known is not None and (known.stale or known.incarnation != source.incarnation):
+            await self._forget(source.worker_id, known)
+            known = self._readers.get(source.worker_id)
+        if known is None:
             connecting = asyncio.ensure_future(self._connect(source, lent.endpoint))
-            self._readers[source.worker_id] = source.incarnation, connecting
-        return await asyncio.shield(connecting)
+            known = _Known(source.incarnation, connecting, time.monotonic())
+            self._readers[source.worker_id] = known
+        return await asyncio.shield(known.connecting)
+
+    async def _forget(self, worker_id: str, known: _Known) -> None:
+        reader = await asyncio.shield(known.connecting)
+        if self._readers.get(worker_id) is known:
+            del self._readers[worker_id]
+        if reader is not None:
+            await reader.close()
 
     async def _connect(
         self, source: common_pb2.WorkerIdentity, endpoint: handoff_pb2.NixlEndpoint

@@ -19,7 +19,7 @@ from baton.deploy.options import (
     verify_from,
 )
 from baton.deploy.preflight import check_model
-from baton.deploy.resident import keep_what_is_loaded
+from baton.deploy.resident import keep_freed_memory, keep_what_is_loaded
 from baton.deploy.wiring import MOST_TICKETS
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -64,6 +64,7 @@ def worker(
     """One worker in this process, without Ray, until Ctrl-C or SIGTERM. It answers its own clients
     over HTTP and gRPC with one engine from end to end: for debugging, and where prefill and decode
     need no workers of their own."""
+    keep_freed_memory()
     engine_config = _engine_config(engine_from(given), Role(role), threads)
     check_model(engine_config)
     if routers and role == Role.BOTH:

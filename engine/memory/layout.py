@@ -114,7 +114,7 @@ class Component:
     blocks: tuple[SubBlock, ...] = ()  # how ranks divide `axis`; empty: every rank has it all
     axis: int = 0
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
@@ -166,7 +166,7 @@ class SlotLayout:
         """Bytes from one slot to the next, a multiple of 256; 0 without recurrent layers."""
         return self._placed[1]
 
-    @property
+    @cached_property
     def state_bytes(self) -> int:
         """Bytes of one request's state, without alignment."""
         return sum(c.nbytes for c in self.components)
@@ -223,11 +223,16 @@ class PageLayout:
             return self.token_bytes
         return sum(c.nbytes for c in self.components_of(layers)) // self.page_size
 
-    @property
+    @cached_property
     def token_bytes(self) -> int:
         """Bytes of one token's KV over all layers, without alignment."""
         shapes = [shape for layer in self.layers for shape in layer.tensors.values()]
         return sum(prod(shape) * self.dtype.itemsize for shape in shapes)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether a page is one run of bytes: nothing in it is there for alignment alone."""
+        return self.page_bytes == self.token_bytes * self.page_size
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold `tokens` tokens."""

@@ -19,7 +19,7 @@ from baton.engine.recurrent_index import RecurrentIndex, plan_recurrent
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.dispatch import AttentionKind, Kernels
 from baton.kernels.host_plan import HostPlan
-from baton.kernels.linear import Weight
+from baton.kernels.linear import Matrix, Weight
 
 
 class Block(Protocol):
@@ -70,7 +70,7 @@ class Decoder:
     embedding: Weight
     blocks: tuple[Block, ...]
     norm: Norm
-    head: Weight
+    head: Matrix
     tally: Tally
     mixing: int
     embedding_multiplier: float = 1.0

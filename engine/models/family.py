@@ -16,7 +16,7 @@ from baton.engine.models.fields import Fields, read_json
 from baton.engine.models.layers.base import Layer
 from baton.engine.models.layers.norm import Norm
 from baton.engine.models.scope import Scope
-from baton.kernels.linear import Weight
+from baton.kernels.linear import Matrix, Weight
 
 # What config.json must say of any decoder, and of one with attention.
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
@@ -183,14 +183,14 @@ def decoder(
     )
 
 
-def _read_head(fields: Fields, scope: Scope, embedding: Weight, tied: bool) -> Weight:
+def _read_head(fields: Fields, scope: Scope, embedding: Weight, tied: bool) -> Matrix:
     """[vocab, hidden]: the output head, or the embedding where they are tied.
 
     tied: where the config does not say.
     """
     if fields.flag("tie_word_embeddings", tied):
         return embedding
-    return scope.matrix(scope.tensor("lm_head.weight", *embedding.shape))
+    return scope.product("lm_head.weight", tuple(embedding.shape), ())
 
 
 def _eos_token_ids(fields: Fields, folder: Path) -> tuple[int, ...]:

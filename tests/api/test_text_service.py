@@ -37,6 +37,18 @@ async def test_long_prompts_are_tokenised_off_the_event_loop_and_short_ones_on_i
     assert [thread is here for thread in tokenizer.threads] == [False, False, True]
 
 
+async def test_tools_and_their_calls_count_as_long_as_they_are() -> None:
+    tokenizer = WatchedTokenizer()
+    service = TextService(tokenizer, ChatTemplate("{{ messages | tojson }} {{ tools | tojson }}"))
+    long = {"type": "function", "function": {"name": "f", "arguments": "x" * INLINE_CHARS}}
+    await service.encode_chat([{"role": "assistant", "content": None, "tool_calls": [long]}])
+    await service.encode_chat([{"role": "user", "content": "hi"}], tools=[long])
+    await service.encode_chat([{"role": "user", "content": "hi"}])
+    service.close()
+    here = threading.current_thread()
+    assert [thread is here for thread in tokenizer.threads] == [False, False, True]
+
+
 async def test_an_error_on_a_thread_is_the_callers_error_too() -> None:
     service = TextService(WatchedTokenizer(), ChatTemplate(None))
     with pytest.raises(ApiError, match="no chat template") as caught:

@@ -23,10 +23,13 @@ from worker.cluster import DEADLINE_S, TestWorker, running, session
 
 from baton.engine.engine import Engine
 from baton.proto import common_pb2
+from baton.transfer.errors import ChannelError
+from baton.transfer.frames import HEADER_BYTES
 from baton.transfer.grpc_channel import GrpcWriting
 from baton.transfer.nixl_reader import NixlReader
 from baton.transfer.poller import Work
 from baton.transfer.segments import Kind
+from baton.worker import prefix_reader
 from baton.worker.prefix_fetcher import Outcome
 
 
@@ -76,6 +79,46 @@ async def test_one_that_has_no_nixl_is_fetched_from_by_grpc(seeded: random.Rando
         assert fetches(p, Outcome.FETCHED) == 1
         for worker in (p, d):
             await worker.clean()
+
+
+async def test_one_that_cannot_be_reached_is_fetched_from_by_grpc(
+    seeded: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is tried again after a while."""
+
+    def apart(*_: Any) -> None:
+        raise ChannelError("nixl cannot reach it")
+
+    p, d = nixl(prefill, "p0"), nixl(decode, "d0")
+    async with running(p, d), session(d) as router:
+        prompts = [await first_turn(router, p, seeded) for _ in range(3)]
+        monkeypatch.setattr(prefix_reader, "Reach", apart)
+        for turn, (second, kept) in enumerate(prompts):
+            if turn == 2:
+                monkeypatch.undo()
+                monkeypatch.setattr(prefix_reader, "RETRY_S", 0.0)
+            _, answer = await router.start(second, greedy(9), [p])
+            await assert_right(answer, second, kept)
+        assert fetches(p, Outcome.FETCHED) == 3
+        headers = moved(p, Kind.SNAPSHOT, "received") - 3 * p.engine.plan.slot_layout.state_bytes
+        assert headers == 2 * HEADER_BYTES, "by gRPC twice"
+        for worker in (p, d):
+            await worker.clean()
+
+
+async def test_a_lender_that_was_started_again_is_reached_again(seeded: random.Random) -> None:
+    p, first, again = (nixl(make, name) for make, name in
+                       ((prefill, "p0"), (decode, "d0"), (decode, "d0")))  # fmt: skip
+    async with running(p):
+        for d in (first, again):
+            async with running(d), session(d) as router:
+                second, kept = await first_turn(router, p, seeded)
+                _, answer = await router.start(second, greedy(9), [p])
+                await assert_right(answer, second, kept)
+        assert fetches(p, Outcome.FETCHED) == 2
+        (known,) = p.service._prefixes.fetcher._reader._readers.values()
+        assert known.incarnation == again.identity.incarnation
+        await p.clean()
 
 
 async def _evicted(d: TestWorker, _: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engine.engines import greedy, make_engine, random_prompt, run, tokens_of
-from engine.hash_model import VOCAB, HashModel, model_logits
+from engine.hash_model import VOCAB, HashModel, expected_tokens, model_logits
 from engine.test_equivalence import alone, random_specs
 from guards import NoHostReads
 from torch import Tensor
@@ -65,6 +65,14 @@ def test_penalties_and_bans_are_those_of_a_plain_loop(seeded: random.Random) -> 
     for spec in specs:
         expected = naive(model, spec.prompt_ids, spec.sampling)
         assert tokens_of(events, spec.request_id) == expected
+
+
+def test_a_temperature_of_all_but_zero_is_greedy() -> None:
+    """Where logits over it pass the largest float, the first of them would win, not the best."""
+    engine = make_engine()
+    hottest = [SamplingParams(temperature=t, max_tokens=9, ignore_eos=True) for t in (1e-40, 9e-6)]
+    for output in engine.generate([(1, 2, 3)] * 2, hottest):
+        assert list(output.token_ids) == expected_tokens(HashModel(), (1, 2, 3), 9)
 
 
 def test_a_prompt_is_looked_at_only_for_repetition_and_each_of_its_tokens_once() -> None:

@@ -1,5 +1,6 @@
 """What is gRPC's own: frames that are none, codes, a peer that is not there."""
 
+import asyncio
 import random
 
 import grpc
@@ -7,13 +8,14 @@ import pytest
 import torch
 from grpc import aio
 from transfer.layouts import SLOTS, Pools
-from transfer.wires import SOURCE, TARGET, connected, until
+from transfer.wires import DEADLINE_S, SOURCE, TARGET, connected, until
 
 from baton.transfer import frames
 from baton.transfer.errors import ChannelError, ChecksumError, FrameError
-from baton.transfer.grpc_channel import METHOD
+from baton.transfer.grpc_channel import METHOD, GrpcWriting
 from baton.transfer.regions import DeviceRegion, EngineMemory
 from baton.transfer.segments import Kind, Segment, cut_state
+from baton.transfer.tickets import Claim
 
 
 @pytest.mark.parametrize("where", ["start", "end", "payload"])
@@ -73,6 +75,34 @@ async def test_a_peer_that_is_not_there_is_a_channel_error_that_names_it() -> No
                 await writing.write(segment, SOURCE)
             await writing.finish()
         await away.connection.close()
+
+
+class Wire:
+    """A call that notes what it is given, and never replies."""
+
+    def __init__(self) -> None:
+        self.taken: list[bytes] = []
+
+    async def write(self, message: bytes) -> None:
+        self.taken.append(message)
+
+    async def read(self) -> bytes:
+        return await asyncio.get_running_loop().create_future()
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+
+async def test_a_message_leaves_before_the_next_one_is_made() -> None:
+    source, wire = Pools(), Wire()
+    writing = GrpcWriting(
+        wire, "d0", Claim(1, 1, 5, 6), source.memory, False, DEADLINE_S, lambda kind, size: None
+    )  # fmt: skip
+    for sent, segment in enumerate(cut_state(SLOTS, 100), start=1):
+        await writing.write(segment, SOURCE)
+        assert len(wire.taken) == 1 + sent, "the opening, and all segments so far"
+    assert sent > 2
+    writing.cancel()
 
 
 async def test_the_frames_cost_less_than_two_percent() -> None:

@@ -1,0 +1,96 @@
+"""What one router hears of its requests, and in how many messages."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from baton.decode.router_session import RouterSession
+from baton.proto import worker_pb2
+from baton.proto.common_pb2 import Heartbeat
+
+DEADLINE_S = 20.0
+
+
+class Wire:
+    """A router whose reading the test allows, message by message; it stands for the call too."""
+
+    def __init__(self) -> None:
+        self.written: list[worker_pb2.RankMessage] = []
+        self.to_rank: asyncio.Queue[worker_pb2.RouterMessage | None] = asyncio.Queue()
+        self._reads = asyncio.Semaphore(0)
+        self._writes = asyncio.Semaphore(0)
+
+    async def write(self, message: worker_pb2.RankMessage) -> None:
+        """As gRPC's own, it waits for the reader."""
+        self.written.append(message)
+        self._writes.release()
+        await self._reads.acquire()
+
+    async def begun(self) -> worker_pb2.RankMessage:
+        """The next message that the rank begins to write."""
+        async with asyncio.timeout(DEADLINE_S):
+            await self._writes.acquire()
+        return self.written[-1]
+
+    def read(self) -> None:
+        self._reads.release()
+
+    async def messages(self) -> AsyncIterator[worker_pb2.RouterMessage]:
+        while (message := await self.to_rank.get()) is not None:
+            yield message
+
+
+def never(start: worker_pb2.StartRequest, session: RouterSession) -> object:
+    raise AssertionError("no request was started")
+
+
+def step(session: RouterSession, names: list[str], index: int) -> None:
+    """What one step adds: a token of each request."""
+    for name in names:
+        tokens = session.add()
+        tokens.request_id, tokens.first_index = name, index
+        tokens.token_ids.append(index + 7)
+
+
+@pytest.fixture
+def names() -> list[str]:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    return [f"{rng.getrandbits(128):032x}" for _ in range(rng.randint(2, 9))]
+
+
+async def test_a_steps_tokens_are_one_message_and_a_slow_router_gets_several_steps_in_one(
+    names: list[str],
+) -> None:
+    wire = Wire()
+    session = RouterSession("r", 600.0, never)  # type: ignore[arg-type]
+    serving = asyncio.ensure_future(session.serve(wire.messages(), wire))  # type: ignore[arg-type]
+    step(session, names, 0)
+    first = await wire.begun()
+    assert [tokens.request_id for tokens in first.requests] == names
+    for index in (1, 2, 3):  # while the router does not read
+        step(session, names, index)
+    wire.to_rank.put_nowait(worker_pb2.RouterMessage(heartbeat=Heartbeat(sequence=5)))
+    wire.read()
+    second = await wire.begun()
+    found = [(t.request_id, t.first_index, list(t.token_ids)) for t in second.requests]
+    assert found == [(name, i, [i + 7]) for i in (1, 2, 3) for name in names]
+    wire.read()
+    if not second.HasField("heartbeat"):
+        second = await wire.begun()
+    assert second.heartbeat.sequence == 5
+    wire.to_rank.put_nowait(None)
+    await asyncio.wait_for(serving, DEADLINE_S)
+
+
+async def test_what_is_added_when_the_router_has_gone_goes_nowhere(names: list[str]) -> None:
+    wire = Wire()
+    session = RouterSession("r", 600.0, never)  # type: ignore[arg-type]
+    wire.to_rank.put_nowait(None)
+    await asyncio.wait_for(session.serve(wire.messages(), wire), DEADLINE_S)  # type: ignore[arg-type]
+    step(session, names, 0)
+    await asyncio.sleep(0)
+    assert not wire.written
