@@ -89,7 +89,7 @@ inline void fold_rows(float* state, const float* fade, const float* keys, int64_
   }
 }
 
-// u = (I + system)^-1 u, of a strictly lower triangular system [STRIP, STRIP], u [STRIP, PANEL].
+// u = (I + system)^-1 u, of what lies below the diagonal of system [STRIP, STRIP]; u [STRIP, PANEL].
 inline void solve(const float* system, float* u) {
   for (int64_t first = 0; first < PANEL; first += LANES) {
     Vec rows[STRIP];
@@ -247,7 +247,7 @@ class DeltaHead {
       const Vec by_query = load(q_products + i * STRIP) * decay;
       const Vec by_key = load(k_products + i * STRIP) * decay * rates[i];
       store(scores + i * STRIP, place <= static_cast<int32_t>(i) ? by_query : Vec{});
-      store(system + i * STRIP, place < static_cast<int32_t>(i) ? by_key : Vec{});
+      store(system + i * STRIP, by_key);
     }
     for (int64_t j = 0; j < STRIP; j++) logs[j] = static_cast<float>(since[j]);
     store(entry, exp(load(logs)));

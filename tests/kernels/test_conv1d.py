@@ -138,7 +138,9 @@ every_gated = pytest.mark.parametrize("plan", [gated_by_torch, gated_natively])
 @every_gated
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels, width", [(1, 2), (37, 3), (300, 4), (530, 5)])
-@pytest.mark.parametrize("lengths, prefixes", [*RAGGED, ([70, 0, 200], [3, 2, 0])])
+@pytest.mark.parametrize(
+    "lengths, prefixes", [*RAGGED, ([70, 0, 200], [3, 2, 0]), ([63, 40], [2, 5])]
+)
 def test_a_gated_convolution_of_prompts(plan, dtype, channels, width, lengths, prefixes):
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")

@@ -200,7 +200,7 @@ def test_a_snapshot_resumed_equals_the_run_that_it_was_taken_from(rng, plan, cha
 def test_a_poisoned_row_does_not_reach_its_neighbours(rng, plan, channelwise):
     weights = mixer((2, 2, 16, 40), channelwise, rng)
     width = weights.conv_weight.shape[1]
-    batch = ragged_batch([40, 23, 50], [0, 0, 3], rng)
+    batch = ragged_batch([40, 23, 5, 50], [0, 0, 1, 3], rng)
     inputs = random_inputs(batch.tokens, weights, rng)
     clean = pools_of(batch, weights)
     pools = [pool.clone() for pool in clean]
@@ -210,14 +210,14 @@ def test_a_poisoned_row_does_not_reach_its_neighbours(rng, plan, channelwise):
     y = plan(batch, width)(weights, inputs, *pools)
     assert torch.equal(y[:40], wanted[:40]) and torch.equal(y[63:], wanted[63:])
     assert y[40:63].isnan().all()
-    others = batch.write_slots[[0, 2]]
+    others = batch.write_slots[[0, 2, 3]]
     for pool, expected in zip(pools, clean, strict=True):
         assert torch.equal(pool[others], expected[others])
 
 
 @every_plan
 @every_decay
-@pytest.mark.parametrize("scale", [0.0, 1.0, 200.0])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 3000.0])
 def test_neither_no_decay_nor_a_total_one_loses_precision(rng, plan, channelwise, scale):
     weights = mixer((2, 2, 16, 24), channelwise, rng)
     weights = dataclasses.replace(weights, A=weights.A * scale)
@@ -235,8 +235,8 @@ def test_neither_no_decay_nor_a_total_one_loses_precision(rng, plan, channelwise
 
 @every_decay
 def test_rows_are_the_same_bits_on_every_number_of_threads(rng, channelwise):
-    weights = mixer((3, 6, 16, 40), channelwise, rng)
-    batch = ragged_batch([70, 1, 33, 0, 20], [0, 64, 7, 3, 0], rng)
+    weights = mixer((8, 16, 64, 72), channelwise, rng)  # some milliseconds: all threads take part
+    batch = ragged_batch([200, 1, 33, 0, 150], [0, 64, 7, 3, 0], rng)
     inputs = random_inputs(batch.tokens, weights, rng)
     snapshots = random_snapshots(batch, CHUNK, rng)
     plan = native_plan(batch, weights.conv_weight.shape[1], snapshots)
