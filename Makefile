@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo serve test chaos check protos constraints clean
+.PHONY: demo serve test chaos chaos-faults chaos-load check protos constraints clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -20,10 +20,17 @@ serve: $(STAMP)
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-# Beside CI, for half an hour or so on two idle cores: every fault at every state of a hand-off and
-# 500 random ones, 10,000 requests, longer races, more questions to the recall model.
-chaos: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos
+# Beside CI, for half an hour or so on two idle cores; with -j2, for half of that.
+chaos: chaos-faults chaos-load
+
+# Every fault at every state of a hand-off, 500 random ones, and storms of them.
+chaos-faults: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos tests/chaos --ignore tests/chaos/test_soak.py
+
+# 10,000 requests, longer races, more questions to the recall model.
+chaos-load: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos --ignore tests/chaos
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos tests/chaos/test_soak.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_races.py --race-mixes 200 --timeout 1800
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_recall_modes.py --recall-prompts 1000 --timeout 1800
 

@@ -9,6 +9,9 @@ from baton.api.errors import ApiError, ErrorCode
 from baton.api.wire import finished_from_proto, logprob_from_proto, prompt_logprobs_from_proto
 from baton.proto.worker_pb2 import RequestTokens
 
+JOINED = 256
+"""Tokens in one event, about: to join is to copy, and a reader may be a whole answer behind."""
+
 
 class AnswerStream:
     """Written by one session, read by one handler, on one loop.
@@ -77,7 +80,11 @@ class AnswerStream:
 
     def _put(self, event: TokenEvent) -> None:
         last = self._events[-1] if self._events else None
-        if isinstance(last, TokenEvent) and last.prompt_logprobs is event.prompt_logprobs is None:
+        if (
+            isinstance(last, TokenEvent)
+            and len(last.token_ids) < JOINED
+            and last.prompt_logprobs is event.prompt_logprobs is None
+        ):
             ids, logprobs = last.token_ids + event.token_ids, last.logprobs + event.logprobs
             self._events[-1] = TokenEvent(last.first_index, ids, logprobs)
         else:

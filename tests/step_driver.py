@@ -148,7 +148,7 @@ class StepDriver:
             block_tables=put([seq.pages + [0] * (widest - len(seq.pages)) for seq, _ in rows]),
             token_pages=put(token_pages),
             token_offsets=put([place % self.page_size for place in positions]),
-            logit_tokens=put(wanted),
+            logit_tokens=put(wanted, dtype=torch.int64),
             decode_rows=decode_rows,
             host=host,
             index=self.model.plan(host, decode_rows, None).on(self.device),

@@ -76,9 +76,9 @@ class Scope:
 
     def product(self, name: str, shape: Shape, blocks: Sequence[int], dim: int = 0) -> Matrix:
         """This rank's part of a matrix that is multiplied with and never read otherwise."""
-        full = self._whole(name, shape)
-        if not self._packs(full):
+        if not self._packs:
             return self.matrix(self.part(name, shape, blocks, dim))
+        full = self._whole(name, shape)
         sharded = _divide(full, blocks, dim, self.shard, self.prefix + name)
         own = PackedWeight.of(sharded.to(self.dtype))
         self.source.release(self.prefix + name)
@@ -96,7 +96,7 @@ class Scope:
             ((name, blocks),) = parts.items()
             return self.product(f"{name}.weight", (sum(blocks), columns), blocks)
         fused = self.rows(parts, "weight", (columns,), then=then)
-        if not self._packs(fused):
+        if not self._packs:
             return self.matrix(fused)
         own = PackedWeight.of(fused)
         self.tally.nbytes += own.nbytes - fused.nbytes
@@ -175,9 +175,10 @@ class Scope:
             return tensor.to(self.device, dtype).contiguous()
         return huge_pages.empty(tensor.shape, dtype, self.device).copy_(tensor)
 
-    def _packs(self, tensor: Tensor) -> bool:
-        """Whether products with it are fastest when it is packed."""
-        return not (self.int8 or tensor.is_meta) and packs(self.kernels.native, self.dtype)
+    @property
+    def _packs(self) -> bool:
+        """Whether products are fastest with packed weights."""
+        return not self.int8 and packs(self.kernels.native, self.dtype)
 
     def _whole(self, name: str, shape: Shape) -> Tensor:
         return self.source.tensor(self.prefix + name, shape)

@@ -8,14 +8,18 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 from chaos.case import AWAY, CLEAR, Fault
-from chaos.cluster import PAIRS, UCX_TCP, Ask, Cluster, plan, running_cluster
+from chaos.cluster import PAIRS, RETURNING, UCX_TCP, Ask, Cluster, plan, running_cluster
 from chaos.netns import unavailable
 from chaos.node import DEADLINE_S
 from grpc import aio
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.chaos]
 
-PLANS = {"grpc": plan("grpc"), "nixl": plan("nixl"), "nixl-tcp": plan("nixl", env=UCX_TCP)}
+PLANS = {
+    "grpc": plan("grpc"),
+    "nixl": plan("nixl", options=RETURNING),
+    "nixl-tcp": plan("nixl", env=UCX_TCP),
+}
 FAULTS = 20  # of each side
 AT_ONCE = 8
 LONGEST = 2.0  # leases that a victim is away

@@ -7,7 +7,7 @@ from baton.api.backend import Finished, FinishReason, TokenEvent
 from baton.api.errors import ApiError, ErrorCode
 from baton.proto import common_pb2
 from baton.proto.worker_pb2 import RequestTokens
-from baton.router.answer_stream import AnswerStream
+from baton.router.answer_stream import JOINED, AnswerStream
 
 
 def stream() -> AnswerStream:
@@ -43,6 +43,19 @@ async def test_tokens_sent_again_in_any_overlap_are_given_once() -> None:
     assert got == ids
     assert (finished.reason, finished.cut_chars) == (FinishReason.STOP, 3)
     assert answer.rank_done
+
+
+async def test_a_whole_answer_that_lies_unread_is_joined_in_pieces() -> None:
+    """In one, each of its tokens would cost a copy of all before it, on every client's loop."""
+    answer = stream()
+    for i in range(3 * JOINED + 5):
+        answer.feed(part(i, [i]))
+    answer.feed(part(3 * JOINED + 5, [], finished=DONE))
+    sizes = []
+    while isinstance(event := await answer.next(), TokenEvent):
+        assert event.first_index == event.token_ids[0] == sum(sizes)
+        sizes.append(len(event.token_ids))
+    assert sizes == [JOINED] * 3 + [5]
 
 
 async def test_what_the_reader_has_not_taken_yet_comes_as_one() -> None:

@@ -3,6 +3,7 @@ a router's rounding sends a token to another expert, and no bound holds after th
 """
 
 import random
+from statistics import median
 
 import pytest
 import torch
@@ -16,6 +17,10 @@ from baton.engine.models.loader import load_model
 # Mean KL(float32 || bfloat16) of the next token, in nats, at logits of standard deviation one.
 # Measured: 3e-4 to 9e-4, and at most 1.0 times what transformers' own bfloat16 gives.
 KL_BOUND = 2e-3
+# Prompts, of which the median counts: a head whose output happens to be all but zero is magnified
+# by its norm, and one such token in a prompt is most of its mean.
+PROMPTS = 5
+LENGTH = 36  # past a kernel chunk
 
 
 def mean_kl(reference: torch.Tensor, other: torch.Tensor) -> float:
@@ -29,14 +34,19 @@ def test_bf16_stays_near_the_float32_model(oracle: Oracle, name: str, chunk: int
     folder = oracle.checkpoint(name)
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
-    prompt = [rng.randrange(3, SPECS[name].config["vocab_size"]) for _ in range(100)]
     model = load_model(EngineConfig(model=folder, dtype=torch.bfloat16))
-    driver = StepDriver(model)
-    got = driver.prefill(driver.start(prompt), chunk)
-    wanted = oracle.logits(folder, prompt)
-    theirs = mean_kl(wanted, oracle.logits(folder, prompt, torch.bfloat16))
-    ours = mean_kl(wanted, got)
-    worst = float((got - wanted).abs().max())
-    print(f"seed {seed}: KL {ours:.1e} (transformers {theirs:.1e}), largest difference {worst:.2f}")
-    assert ours <= KL_BOUND
-    assert ours <= 1.5 * theirs, "bfloat16 costs us more than it costs transformers"
+    ours, ratios = [], []
+    for _ in range(PROMPTS):
+        prompt = [rng.randrange(3, SPECS[name].config["vocab_size"]) for _ in range(LENGTH)]
+        driver = StepDriver(model)
+        got = driver.prefill(driver.start(prompt), chunk)
+        wanted = oracle.logits(folder, prompt)
+        theirs = mean_kl(wanted, oracle.logits(folder, prompt, torch.bfloat16))
+        ours.append(mean_kl(wanted, got))
+        ratios.append(ours[-1] / theirs)
+        worst = float((got - wanted).abs().max())
+        print(
+            f"seed {seed}: KL {ours[-1]:.1e} (transformers {theirs:.1e}), at most {worst:.2f} off"
+        )
+    assert median(ours) <= KL_BOUND
+    assert median(ratios) <= 1.5, "bfloat16 costs us more than it costs transformers"

@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from baton.kernels.dispatch import KernelChoice
 # Measured: 2e-4 to 4e-3, about twice what bfloat16 costs; up to 7e-3 for the Falcon-H1 whose
 # mixers are not normed.
 KL_BOUND = 1e-2
+PROMPTS, LENGTH = 5, 36  # the prompts' median counts; see test_bf16.py
 
 
 def mean_kl(reference: torch.Tensor, other: torch.Tensor) -> float:
@@ -35,13 +37,16 @@ def test_int8_stays_near_the_float32_model(
     folder = oracle.checkpoint(name)
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
-    prompt = [rng.randrange(3, SPECS[name].config["vocab_size"]) for _ in range(100)]
     config = EngineConfig(model=folder, weight_format=WeightFormat.INT8, kernels=kernels)
-    driver = StepDriver(load_model(config))
-    got = driver.prefill(driver.start(prompt), chunk)
-    kl = mean_kl(oracle.logits(folder, prompt), got)
-    print(f"seed {seed}: KL {kl:.1e}")
-    assert 0.0 < kl <= KL_BOUND
+    model = load_model(config)
+    costs = []
+    for _ in range(PROMPTS):
+        prompt = [rng.randrange(3, SPECS[name].config["vocab_size"]) for _ in range(LENGTH)]
+        driver = StepDriver(model)
+        got = driver.prefill(driver.start(prompt), chunk)
+        costs.append(mean_kl(oracle.logits(folder, prompt), got))
+        print(f"seed {seed}: KL {costs[-1]:.1e}")
+    assert 0.0 < median(costs) <= KL_BOUND
 
 
 def test_int8_takes_a_quarter_of_the_memory(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from oracle.reference import Oracle
 from oracle.specs import DEEP, SPECS
 from step_driver import StepDriver
+from torch import Tensor
 
 from baton.engine.config import EngineConfig
 from baton.engine.models.base import Model
@@ -81,3 +82,25 @@ def test_rows_that_decode_beside_a_prefill_say_the_same(
     oracle.assert_same_logits(folder, fresh.tokens, driver.prefill(fresh), first=30)
     for row, prompt in zip(decoding, prompts, strict=False):
         oracle.assert_same_greedy(folder, prompt, row.tokens[-4:])
+
+
+@every_checkpoint
+def test_logits_of_some_tokens_are_those_that_they_have_among_all(
+    model: Model, prompts: list[list[int]]
+) -> None:
+    """Layers after the last that mixes tokens compute those alone; state is the same bits."""
+    total = sum(len(prompt) for prompt in prompts)
+
+    def run(wanted: list[int]) -> tuple[Tensor, Tensor]:
+        driver = StepDriver(model, pages=64)
+        rows = [driver.start(prompt) for prompt in prompts]
+        batch = driver.batch([(row, len(row.tokens)) for row in rows], 0, wanted)
+        logits = model.forward(batch, driver.states, driver.pages)
+        return logits, driver.states.storage[[row.slot for row in rows]]
+
+    every, state = run(list(range(total)))
+    for wanted in ([0, 1, total // 2, total - 1], [total - 1], []):
+        logits, same_state = run(wanted)
+        assert logits.shape == (len(wanted), every.shape[1])
+        torch.testing.assert_close(logits, every[wanted], rtol=0, atol=1e-4)
+        assert torch.equal(same_state, state)

@@ -1,18 +1,22 @@
 """What a step may touch: its rows' slots and pages, nothing else, and never the host."""
 
 import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from guards import NoHostReads
 from step_driver import StepDriver
+from torch import Tensor
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.engine.config import EngineConfig
 from baton.engine.models.base import Model
+from baton.engine.models.decoder import Block, Decoder
 from baton.engine.models.loader import load_model
 from baton.engine.models.step import Step
+from baton.kernels.dispatch import KernelChoice
 
 MOE = {
     "hidden_size": 64,
@@ -133,3 +137,34 @@ def test_a_step_tells_the_device_what_it_tells_the_host(model: Model, rng: rando
     assert ragged.prefix_lens_host == (11, 0)
     assert ragged.has_initial.tolist() == [True, False]
     assert ragged.write_slots.tolist() == [row.slot for row in rows[2:]]
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A block, and how many tokens it was given."""
+
+    block: Block
+    seen: list[int]
+
+    @property
+    def mixes(self) -> bool:
+        return self.block.mixes
+
+    def __call__(self, x: Tensor, embedded: Tensor, step: Step) -> Tensor:
+        self.seen.append(x.shape[0])
+        return self.block(x, embedded, step)
+
+
+def test_what_follows_the_last_mixer_sees_the_wanted_tokens_alone(rng, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, {**GRANITE_SMALL, **MOE})
+    model = load_model(EngineConfig(model=folder, kernels=KernelChoice.TORCH))
+    assert isinstance(model, Decoder)
+    seen: list[int] = []
+    watched = replace(model, blocks=tuple(_Watched(block, seen) for block in model.blocks))
+    driver = StepDriver(watched)
+    lengths = (40, 3)
+    rows = [(driver.start(_prompt(rng, length)), length) for length in lengths]
+    for wanted, last in (([39, 42], [2]), ([], [])):
+        seen.clear()
+        watched.forward(driver.batch(rows, 0, wanted), driver.states, driver.pages)
+        assert seen == [sum(lengths)] * (len(model.blocks) - 1) + last
