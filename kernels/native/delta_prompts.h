@@ -21,7 +21,7 @@ namespace {
 struct DeltaPrefill {
   const float* qkv;  // [tokens, queries | keys | values], tokens qkv_stride apart
   const float* z;    // [tokens, inner], tokens z_stride apart: the gate of the output
-  const float* b;    // [tokens, heads], tokens b_stride apart: how much is written, before a sigmoid
+  const float* b;    // [tokens, heads], tokens b_stride apart: of how much is written
   const float* a;    // [tokens, heads, or heads * key_dim], tokens a_stride apart: of the decay
   const float* conv_weight;  // [channels, width]
   const float *A, *dt_bias;  // [heads], and as many as a token of `a` has
@@ -89,7 +89,8 @@ inline void fold_rows(float* state, const float* fade, const float* keys, int64_
   }
 }
 
-// u = (I + system)^-1 u, of what lies below the diagonal of system [STRIP, STRIP]; u [STRIP, PANEL].
+// u = (I + system)^-1 u, of what lies below the diagonal of system [STRIP, STRIP]; u is
+// [STRIP, PANEL].
 inline void solve(const float* system, float* u) {
   for (int64_t first = 0; first < PANEL; first += LANES) {
     Vec rows[STRIP];
@@ -269,7 +270,9 @@ class DeltaHead {
     memset(system, 0, STRIP * STRIP * sizeof(float));
     int64_t first = 0;
     for (; first + 8 * LANES <= K; first += 8 * LANES) walk_pairs<8>(first, LANES, L);
-    for (; first < K; first += LANES) walk_pairs<1>(first, K - first < LANES ? K - first : LANES, L);
+    for (; first < K; first += LANES) {
+      walk_pairs<1>(first, K - first < LANES ? K - first : LANES, L);
+    }
     for (int64_t i = 0; i < STRIP; i++) {
       store(system + i * STRIP, load(system + i * STRIP) * rates[i]);
     }
@@ -343,7 +346,9 @@ class DeltaHead {
     }
     const float* keys = a.channelwise ? written : k;
     int64_t r = 0;
-    for (; r + 8 <= K; r += 8) fold_rows<8>(state + r * PANEL, fade + r, keys + r, K, corrections, L);
+    for (; r + 8 <= K; r += 8) {
+      fold_rows<8>(state + r * PANEL, fade + r, keys + r, K, corrections, L);
+    }
     for (; r < K; r++) fold_rows<1>(state + r * PANEL, fade + r, keys + r, K, corrections, L);
   }
 

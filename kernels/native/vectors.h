@@ -145,7 +145,8 @@ inline void sum4(Vec a, Vec b, Vec c, Vec d, float* out) {
   *reinterpret_cast<Quad*>(out) = low + high;
 }
 
-// Within low .. high; a NaN stays one. And p times 2^n, of whole n. And 1 / x of x below 2^127, to 2 ulp.
+// x within low .. high, where a NaN stays one; p times 2^n, of whole n; 1 / x to 2 ulp, of x below
+// 2^127.
 #ifdef __AVX512F__  // gcc would compare and blend, shift and multiply; a division takes ten cycles
 inline Vec clamp(Vec x, float low, float high) {
   return (Vec)_mm512_max_ps((__m512)splat(low), _mm512_min_ps((__m512)splat(high), (__m512)x));
