@@ -19,7 +19,8 @@ class PrefixBook(Generic[Holder]):
 
     def __init__(self, most: int = KEPT) -> None:
         self._most = most
-        self._known: OrderedDict[tuple[int, int], set[Holder]] = OrderedDict()  # oldest first
+        self._known: OrderedDict[tuple[int, int], tuple[Holder, ...]] = OrderedDict()
+        """Oldest first."""
         self._lengths: Counter[int] = Counter()
 
     def add(self, token_ids: Sequence[int], holder: Holder) -> None:
@@ -27,7 +28,9 @@ class PrefixBook(Generic[Holder]):
         key = (len(token_ids), xxhash.xxh3_64_intdigest(array("I", token_ids).tobytes()))
         if key not in self._known:
             self._lengths[key[0]] += 1
-        self._known.setdefault(key, set()).add(holder)
+        holders = self._known.get(key, ())
+        # Few, and thousands of these: a tuple is a quarter of a set, and no work for the collector.
+        self._known[key] = holders if holder in holders else (*holders, holder)
         self._known.move_to_end(key)
         if len(self._known) > self._most:
             (length, _), _ = self._known.popitem(last=False)
