@@ -15,6 +15,7 @@ from baton.bench.gpu_models import write_config
 from baton.engine.models.families import read_config
 from baton.engine.models.loader import build_model
 from baton.engine.weights import DeclaredWeights
+from baton.kernels.triton import table
 from baton.kernels.triton.table import TRITON
 
 pytestmark = pytest.mark.skipif(
