@@ -110,7 +110,7 @@ async def test_decode_ranks_join_and_leave_under_load(
         ):
             lines = reply.aiter_lines()
             long = await _tokens(lines, 2)
-            leaving = asyncio.create_task(_scale(cluster, Role.DECODE, 1))
+            leaving = asyncio.create_task(_scale(cluster, Role.DECODE, 1, DEADLINE_S))
             async with asyncio.timeout(DEADLINE_S):
                 while _states(cluster).get("decode-2") != "draining":
                     await asyncio.sleep(0.01)
