@@ -1,9 +1,11 @@
 """A decode rank that goes before the answer's end: another one goes on where it stopped."""
 
 import asyncio
+import json
 import random
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -56,6 +58,14 @@ def ids_of(replies: list[GenerateReply]) -> list[int]:
         assert not reply.token_ids or reply.first_index == len(ids)
         ids += reply.token_ids
     return ids
+
+
+async def event_of(lines: AsyncIterator[str]) -> dict[str, Any]:
+    """The next one of a stream of events."""
+    async for line in lines:
+        if line.startswith("data: {"):
+            return dict(json.loads(line.removeprefix("data: ")))
+    raise AssertionError("the stream is over")
 
 
 async def counted(cluster: Cluster, name: str) -> dict[str, float]:
@@ -188,13 +198,16 @@ async def test_an_abort_reaches_a_request_that_waits_for_another_rank(tmp_path: 
         rank = FakeRank("d0")
         await cluster.add(FakeWorker("p0"), rank)
         body = {"input_ids": [11], "rid": "r", "sampling_params": {"max_new_tokens": 3}}
-        asked = asyncio.create_task(http.post("/generate", json=body, timeout=20))
+        request = http.build_request("POST", "/generate", json=body | {"stream": True}, timeout=20)
+        asked = asyncio.create_task(http.send(request, stream=True))
         start = await within(rank.starts.get())
         rank.send(tokens_of(start, [20]))
+        lines = (await within(asked)).aiter_lines()
+        assert (await within(event_of(lines)))["output_ids"] == [20]
         rank.unregister()
         await cluster.until(lambda workers: "d0" not in workers)
         await http.post("/abort_request", json={"rid": "r"})
-        reply = (await within(asked)).json()
+        reply = await within(event_of(lines))
         assert reply["meta_info"]["finish_reason"]["type"] == "abort"
         assert reply["output_ids"] == [20]
 
