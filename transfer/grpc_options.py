@@ -11,6 +11,9 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     # on them, would stay for ever. Pings need the other side's leave; every server here gives it.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # A ping of gRPC's own (it measures the bandwidth) that is under way then stands for the
+    # keepalive's, with a timeout of its own: a minute, if it is not told.
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
