@@ -100,7 +100,8 @@ _CLUSTER = (
     click.option("--served-model-name", default=None,
                  help="What clients ask for; the folder's name when left out."),
     click.option("--ray-address", default=None,
-                 help="A Ray cluster to join; a Ray of its own when left out."),
+                 help="A Ray cluster to join; a Ray of its own when left out. Start one with "
+                      "RAY_worker_niceness=0, or workers give way to whatever else runs."),
     click.option("--start-timeout", type=click.FloatRange(0, min_open=True), default=600.0,
                  show_default=True, help="Seconds until a start has failed."),
 )  # fmt: skip

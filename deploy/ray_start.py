@@ -44,6 +44,8 @@ def connect(config: RayConfig) -> None:
             "num_cpus": config.cpus,
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES,
+            # Its default, 15, lets any other process of the machine go before a step.
+            "_system_config": {"worker_niceness": 0},
         }
     else:
         options["address"] = config.address
