@@ -8,6 +8,7 @@ from math import prod
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from baton.engine.config import ModelConfig
 from baton.engine.memory.layout import PageLayout
@@ -28,23 +29,29 @@ def read_bandwidth() -> float:
 
 def gemm_rate(kernels: Kernels, rows: int, out: int, columns: int, weight: Weight) -> float:
     """FLOP a second of the faster of torch's product and ours, [rows, columns] x [columns, out],
-    in `weight`'s dtype. Fewer outputs where the weight would not stay in a core's cache: this is a
-    rate of arithmetic, not of memory."""
-    kept = max(64, min(out, _HOT_BYTES // (columns * weight.dtype.itemsize)))
+    in `weight`'s dtype: with all of the weight, or with the outputs that a core's cache keeps. The
+    one may wait for memory; of the other, which is shorter, a call's overhead is a larger part."""
+    hot = max(64, min(out, _HOT_BYTES // (columns * weight.dtype.itemsize)))
     x = torch.randn(rows, columns)
+    return max(
+        2 * rows * kept * columns / _product_seconds(kernels, x, weight, kept)
+        for kept in {hot, out}
+    )
+
+
+def _product_seconds(kernels: Kernels, x: Tensor, weight: Weight, kept: int) -> float:
+    """Of x with the first `kept` rows of `weight`."""
     if isinstance(weight, Int8Weight):
-        part: Weight = Int8Weight(weight.values[:kept], weight.scales[:kept])
-        seconds = _fastest(lambda: kernels.linear(x, part, None), 5)
-    else:
-        dense = weight[:kept]
-        cast = x.to(dense.dtype)
-        wide = x if kernels.native is not None else cast
-        ours = PackedWeight.of(dense) if packs(kernels.native, dense.dtype) else dense
-        seconds = min(
-            _fastest(lambda: F.linear(cast, dense), 5),
-            _fastest(lambda: kernels.linear(wide, ours, None), 5),
-        )
-    return 2 * rows * kept * columns / seconds
+        part = Int8Weight(weight.values[:kept], weight.scales[:kept])
+        return _fastest(lambda: kernels.linear(x, part, None), 5)
+    dense = weight[:kept]
+    cast = x.to(dense.dtype)
+    wide = x if kernels.native is not None else cast
+    ours = PackedWeight.of(dense) if packs(kernels.native, dense.dtype) else dense
+    return min(
+        _fastest(lambda: F.linear(cast, dense), 5),
+        _fastest(lambda: kernels.linear(wide, ours, None), 5),
+    )
 
 
 @dataclass(frozen=True)

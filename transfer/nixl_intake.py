@@ -84,16 +84,7 @@ class NixlIntake:
         self._poller.wake(self)
 
     async def close(self) -> None:
-        loop, closed = asyncio.get_running_loop(), asyncio.Event()
-
-        def drop() -> None:
-            agent, self._agent = self._agent, None
-            if agent is not None:
-                agent.close()
-            loop.call_soon_threadsafe(closed.set)
-
-        self._poller.call(drop)
-        await closed.wait()
+        await self._poller.run(self._drop)
 
     def poll(self) -> Work:
         """On the poller's thread."""
@@ -111,6 +102,12 @@ class NixlIntake:
         if notes:
             return Work.MOVING
         return Work.WAITING if self._probing or self._awaited() else Work.NONE
+
+    def _drop(self) -> None:
+        """On the poller's thread."""
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            agent.close()
 
     def _take(self, note: bytes) -> None:
         claim: Claim | None = None

@@ -50,16 +50,7 @@ class NixlLender:
         """Nothing here can be read any more."""
         if self._making is not None:
             await asyncio.wait([self._making])
-        loop, closed = asyncio.get_running_loop(), asyncio.Event()
-
-        def drop() -> None:
-            agent, self._agent = self._agent, None
-            if agent is not None:
-                agent.close()
-            loop.call_soon_threadsafe(closed.set)
-
-        self._poller.call(drop)
-        await closed.wait()
+        await self._poller.run(self._drop)
 
     def poll(self) -> Work:
         """On the poller's thread."""
@@ -71,6 +62,12 @@ class NixlLender:
             log.warning("%s", error)
             return Work.NONE
         return Work.WAITING if self._lent else Work.NONE
+
+    def _drop(self) -> None:
+        """On the poller's thread."""
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            agent.close()
 
     async def _make(self) -> handoff_pb2.NixlEndpoint:
         self._agent = agent = await asyncio.to_thread(NixlAgent, self._name, self._memory.spans)

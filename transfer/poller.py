@@ -1,5 +1,6 @@
 """One thread a worker that makes progress for channels that make none by themselves."""
 
+import asyncio
 import logging
 import threading
 import time
@@ -58,6 +59,19 @@ class Poller:
                 return
         self._thread.join()
         fn()
+
+    async def run(self, fn: Callable[[], None]) -> None:
+        """As `call`; `fn` is over when it returns."""
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+        def call() -> None:
+            try:
+                fn()
+            finally:
+                loop.call_soon_threadsafe(over.set)
+
+        self.call(call)
+        await over.wait()
 
     def stop(self) -> None:
         """The thread has ended when it returns. Calls that wait are made first."""

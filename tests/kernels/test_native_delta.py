@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from kernels.native_cases import PoisonedNative, assert_near, strided
-from ragged_batches import assert_pools_match, poisoned_pool, ragged_batch, seeded
+from kernels.native_cases import assert_near, strided
+from ragged_batches import assert_pools_match, poisoned_pool, ragged_batch
 from torch import Tensor
 
 from baton.kernels.delta_mixer import (
@@ -16,28 +16,11 @@ from baton.kernels.delta_mixer import (
     gated_delta_step_native,
 )
 from baton.kernels.gated_delta import gated_delta_update_ref
-from baton.kernels.native.library import load
-from baton.kernels.native.recorder import Native
 
 # Heads of keys, heads of values, channels of each.
 SIZES = [(1, 1, 1, 1), (2, 6, 5, 7), (1, 2, 16, 64), (3, 3, 33, 100), (2, 4, 24, 130)]
 every_size = pytest.mark.parametrize("sizes", SIZES, ids=str)
 every_decay = pytest.mark.parametrize("channelwise", [False, True])
-
-
-@pytest.fixture
-def native() -> Native:
-    library = load()
-    if library is None:
-        pytest.skip("no C++ compiler")
-    return PoisonedNative(library)
-
-
-@pytest.fixture
-def rng() -> random.Random:
-    seed = random.randrange(1 << 30)
-    print(f"seed {seed}")
-    return seeded(seed)
 
 
 def random_mixer(sizes: tuple[int, ...], channelwise: bool, rng: random.Random) -> DeltaWeights:
