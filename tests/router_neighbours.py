@@ -42,7 +42,7 @@ from baton.proto.worker_pb2 import (
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 """For every wait of a test; only a broken router reaches it."""
 VOCAB = 300
 T = TypeVar("T")
