@@ -22,7 +22,7 @@ class GenerateRequest:
     sampling: SamplingParams
     client_id: str | None = None  # the caller's own id: a label for logs
     priority: int = 0  # higher goes first where the backend orders its queue
-    routed_dp_rank: int | None = None  # begin it on this decode rank and no other
+    routed_dp_rank: int | None = None  # begin it on this decode rank, while it has not left
 
 
 @dataclass(frozen=True)
