@@ -292,6 +292,13 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
             info = (await client.get("/server_info")).json()
         return {w["worker_id"]: w for w in info["workers"]}
 
+    async def until_active(self, count: int) -> None:
+        """Ask until the router has as many requests that have not ended."""
+        async with httpx.AsyncClient(base_url=self.http, timeout=DEADLINE_S) as client:
+            async with asyncio.timeout(DEADLINE_S):
+                while (await client.get("/server_info")).json()["router"]["active"] != count:
+                    pass
+
     async def until(self, true_of: Callable[[dict[str, dict[str, object]]], bool]) -> None:
         """Ask for `workers` until what is said of them is true."""
         async with asyncio.timeout(DEADLINE_S):

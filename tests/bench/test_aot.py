@@ -9,7 +9,16 @@ import torch
 from step_driver import StepDriver
 
 from baton.bench.aot import HOPPER, compile_for
-from baton.bench.gpu_cases import KIMI_LINEAR, MODELS, NEMOTRON_9B, ONES, QWEN3_NEXT, Maker, cases
+from baton.bench.gpu_cases import (
+    KIMI_LINEAR,
+    LFM2,
+    MODELS,
+    NEMOTRON_9B,
+    ONES,
+    QWEN3_NEXT,
+    Maker,
+    cases,
+)
 from baton.bench.gpu_models import MODELS as ENGINE_MODELS
 from baton.bench.gpu_models import write_config
 from baton.engine.models.families import read_config
@@ -27,7 +36,8 @@ MAKE = Maker(torch.device("meta"), torch.bfloat16)
 FEW = {
     NEMOTRON_9B: {"mamba2_step", "mamba2_prefill", "attn_decode", "attn_prefill", "sample"},
     QWEN3_NEXT: {"delta_step", "delta_prefill", "moe_decode"},
-    KIMI_LINEAR: {"mla_decode"},
+    KIMI_LINEAR: {"mla_decode", "mla_prefill"},
+    LFM2: {"conv_prefill"},
     ONES: {"delta_prefill"},
 }
 

@@ -66,7 +66,8 @@ class Mix:
                 answer = expected_tokens(HashModel(), last.prompt_ids, last.sampling.max_tokens)
                 prompt = (*last.prompt_ids, *answer)
             prompt += tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, 30)))
-            specs.append(RequestSpec(name, prompt, draw_sampling(rng)))
+            priority = rng.choice((0, 0, 0, -1, 1, 3))
+            specs.append(RequestSpec(name, prompt, draw_sampling(rng), priority=priority))
             after.append(rng.choice((0, 0, 1, 3, 8)))
             if rng.random() < 0.15:
                 cancels[name] = rng.randrange(6)

@@ -251,9 +251,32 @@ async def test_a_pinned_answer_that_its_rank_leaves_for_good_goes_on_elsewhere(
         again = await within(ranks[0].starts.get())
         ranks[0].send(tokens_of(again, [21], first_index=1, last=True))
         assert (await within(asked)).json()["output_ids"] == [20, 21]
-        fresh = await http.post("/generate", json=body)
-        assert fresh.status_code == 400
-        assert fresh.json()["error"]["message"] == "routed_dp_rank is 1; the decode ranks are 0"
+        fresh = asyncio.create_task(http.post("/generate", json=body, timeout=20))
+        ranks[0].send(rest_of(await within(ranks[0].starts.get()), [20, 21]))
+        assert (await within(fresh)).json()["output_ids"] == [20, 21]
+        wrong = await http.post("/generate", json=body | {"routed_dp_rank": 2})
+        assert wrong.status_code == 400
+        assert wrong.json()["error"]["message"] == "routed_dp_rank is 2; the decode ranks are 0"
+
+
+async def test_a_pinned_request_waits_no_longer_once_its_lost_rank_is_retired(
+    tmp_path: Path,
+) -> None:
+    async with (
+        Cluster(tmp_path, worker_wait_s=600.0) as cluster,
+        httpx.AsyncClient(base_url=cluster.http) as http,
+    ):
+        ranks = [FakeRank("d0"), FakeRank("d1")]
+        await cluster.add(FakeWorker("p0"), *ranks)
+        ranks[1].unregister()
+        await cluster.until(lambda workers: "d1" not in workers)
+        body = {"input_ids": [11], "routed_dp_rank": 1, "sampling_params": {"max_new_tokens": 2}}
+        asked = asyncio.create_task(http.post("/generate", json=body, timeout=20))
+        await cluster.until_active(1)
+        assert ranks[0].starts.empty(), "it waits for rank 1"
+        cluster.server.retire([1])
+        ranks[0].send(rest_of(await within(ranks[0].starts.get()), [20, 21]))
+        assert (await within(asked)).json()["output_ids"] == [20, 21]
 
 
 async def test_a_pinned_answer_goes_on_elsewhere_when_its_rank_does_not_come_back(

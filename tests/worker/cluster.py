@@ -238,6 +238,8 @@ class RouterClient:
         self.answers: dict[str, Answer] = {}
         self.beats: list[int] = []
         self.sizes: list[int] = []  # distinct requests in each message
+        self.begun: list[str] = []  # requests, in the order of their first tokens
+        self.decoded: list[str] = []  # and of their second ones
         self._writing = asyncio.Lock()
         self._reader = asyncio.ensure_future(self._read())
 
@@ -249,6 +251,7 @@ class RouterClient:
         outputs: tuple[int, ...] = (),
         raw_sampling: common_pb2.SamplingParams | None = None,
         state_at: common_pb2.StateAt | None = None,
+        priority: int = 0,
     ) -> tuple[str, Answer]:
         request_id = f"{next(self._ids):032x}"
         answer = self.answers[request_id] = Answer(given=len(outputs))
@@ -259,6 +262,7 @@ class RouterClient:
             output_ids=outputs,
             sampling=raw_sampling or sampling_to_proto(sampling),
             state_at=state_at,
+            priority=priority,
             prefills=[p if isinstance(p, common_pb2.WorkerIdentity) else p.identity
                       for p in prefills],
         )  # fmt: skip
@@ -278,6 +282,11 @@ class RouterClient:
             self.sizes.append(len({tokens.request_id for tokens in message.requests}))
             for tokens in message.requests:
                 self.answers[tokens.request_id].feed(tokens)
+                for position, order in ((0, self.begun), (1, self.decoded)):
+                    if position in range(
+                        tokens.first_index, tokens.first_index + len(tokens.token_ids)
+                    ):
+                        order.append(tokens.request_id)
             if message.HasField("heartbeat"):
                 self.beats.append(message.heartbeat.sequence)
 
