@@ -147,7 +147,11 @@ class RankRequest:
         # resume from the cache.
         sampling = replace(self._sampling, prompt_logprobs_start=None)
         spec = RequestSpec(
-            self.engine_id, tuple(self._start.prompt_ids), sampling, tuple(self._output)
+            self.engine_id,
+            tuple(self._start.prompt_ids),
+            sampling,
+            tuple(self._output),
+            priority=self._start.priority,
         )
         self._rank.context.port.request(
             lambda engine: engine.adopt(spec, reservation),
@@ -192,6 +196,7 @@ class RankRequest:
             prompt_ids=[*self._start.prompt_ids, *self._output[:-1]],
             sampling=self._start.sampling,
             first_token=self._output[-1] if self._output else None,
+            priority=self._start.priority,
         )
         request.state_at.CopyFrom(
             self._rank.way_back.state_at(request.prompt_ids, self._start.state_at)

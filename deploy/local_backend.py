@@ -144,7 +144,10 @@ class LocalBackend:
         )
         try:
             spec = RequestSpec(
-                request.request_id, request.prompt_ids, sampling_from_proto(sampling)
+                request.request_id,
+                request.prompt_ids,
+                sampling_from_proto(sampling),
+                priority=request.priority,
             )
         except RequestError as error:
             raise self._error_of(error) from error

@@ -39,6 +39,7 @@ from baton.engine.scheduler import Scheduler
 from baton.engine.status import EngineStatus
 from baton.engine.stop_checker import Stop
 from baton.engine.tracker import Tracker
+from baton.engine.turns import turn_of
 from baton.text.tokenizer import Tokenizer
 
 
@@ -220,11 +221,13 @@ class Engine:
             raise RequestError(f"request {request_id} is {request.state}, not held")
         self._results.finish(request, Stop(FinishReason.STOP))
 
-    def reserve(self, request_id: str, tokens: int, key: bytes = b"") -> Reservation | None:
+    def reserve(
+        self, request_id: str, tokens: int, key: bytes = b"", priority: int = 0
+    ) -> Reservation | None:
         """A slot and pages for the state of `tokens` tokens, for a peer to write.
 
         key: those tokens (see `token_key`); what the prefix cache holds of their KV need not be
-        sent.
+        sent. priority: the request's.
         None when there is no room now. Raises TooLargeError when there never could be.
         """
         self._check_new(request_id)
@@ -232,7 +235,9 @@ class Engine:
             raise RequestError(f"a hand-off has at least one token; got {tokens}", "tokens")
         self._intake.check_length(tokens + 1)
         beyond = max(0, len(self._quarantined) - self.plan.quarantine_slots)
-        if len(self._reservations) + beyond >= self.config.tickets or self._scheduler.preempted:
+        if len(self._reservations) + beyond >= self.config.tickets:
+            return None
+        if self._scheduler.preempted_before(turn_of(self._last_serial + 1, priority)):
             return None
         headroom = self._scheduler.headroom + len(self._reservations)
         reservation = self._memory.reserve(request_id, tokens, headroom, key)

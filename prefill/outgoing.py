@@ -117,7 +117,14 @@ class OutgoingHandoff:
             self.fail(error_of(error, self._context.worker_id))
             return
         outputs = (request.first_token,) if self.given else ()
-        spec = RequestSpec(self.engine_id, tuple(request.prompt_ids), sampling, outputs, hold=True)
+        spec = RequestSpec(
+            self.engine_id,
+            tuple(request.prompt_ids),
+            sampling,
+            outputs,
+            hold=True,
+            priority=request.priority,
+        )
         self._context.port.request(
             lambda engine: engine.submit(spec),
             lambda _: None,
