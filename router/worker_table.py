@@ -71,8 +71,8 @@ class Change:
 class WorkerTable:
     """Workers by id, each with a lease of `lease_s` seconds of `clock`.
 
-    `check` must be called more often than once a lease. A caller that was itself held up grants
-    the workers a new lease: their reports lie unread and the silence was its own.
+    `check` says when it is to be called again. The time by which a caller is late, because its
+    process was held up, counts as nobody's silence: the workers' reports may lie unread.
     """
 
     def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
@@ -84,7 +84,7 @@ class WorkerTable:
         self._left: set[int] = set()  # ranks that went for good
         self._subscribers: list[Callable[[Change], None]] = []
         self._registrations = 0
-        self._checked = clock()
+        self._due = clock()  # the next `check`
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         """`listener` is told of every join, loss, and change of `leaving`."""
@@ -167,14 +167,15 @@ class WorkerTable:
     def check(self) -> float:
         """Drop the workers whose lease has run out; in how many seconds to call again."""
         now = self._clock()
-        held_up = now - self._checked > self._lease_s
-        self._checked = now
+        late_s = max(0.0, now - self._due)
         for worker in self.workers():
-            if held_up:
-                self._renew(worker)
-            elif now >= self._deadlines[worker.worker_id]:
+            at = min(self._deadlines[worker.worker_id] + late_s, now + self._lease_s)
+            self._deadlines[worker.worker_id] = at
+            if now >= at:
                 self._remove(worker, f"no report for its lease of {self._lease_s:g} s")
-        return min([self._lease_s / 4, *(at - now for at in self._deadlines.values())])
+        again_s = min([self._lease_s / 4, *(at - now for at in self._deadlines.values())])
+        self._due = now + again_s
+        return again_s
 
     def _current(self, worker: Worker) -> Worker | None:
         current = self._workers.get(worker.worker_id)

@@ -10,7 +10,7 @@ from baton.bench.stream_client import complete
 from baton.deploy.cluster import Cluster
 from baton.proto import inference_pb2, inference_pb2_grpc
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def prompts_of(

@@ -16,8 +16,8 @@ from baton.engine.sampling_params import SamplingParams
 pytestmark = pytest.mark.cluster
 
 LONG = 700
-RETURN_S = 60.0
-DEADLINE_S = 90.0
+RETURN_S = 120.0
+DEADLINE_S = 180.0
 
 
 async def _until(true: Callable[[], bool], deadline_s: float) -> None:

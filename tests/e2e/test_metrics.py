@@ -6,7 +6,7 @@ import urllib.request
 from collections.abc import Iterable
 
 import pytest
-from e2e.clients import http_greedy, prompts_of
+from e2e.clients import DEADLINE_S, http_greedy, prompts_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.bench.needed import handoff_bytes
@@ -29,7 +29,7 @@ OF_WORKER = {
 
 
 def _page(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=DEADLINE_S) as reply:
         text: str = reply.read().decode()
     return text
 
@@ -56,7 +56,8 @@ async def test_every_process_has_its_page(cluster: Cluster, rng: random.Random) 
 
 
 async def test_prometheus_finds_every_worker(cluster: Cluster) -> None:
-    with urllib.request.urlopen(f"{cluster.http_url}/prometheus/targets", timeout=10) as reply:
+    url = f"{cluster.http_url}/prometheus/targets"
+    with urllib.request.urlopen(url, timeout=DEADLINE_S) as reply:
         groups = json.load(reply)
     found = {group["targets"][0]: group["labels"]["baton_worker"] for group in groups}
     assert set(found) == set(_worker_addresses(cluster))

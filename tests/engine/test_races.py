@@ -257,7 +257,7 @@ def test_steps_really_overlap() -> None:
 
     @contextmanager
     def held_up() -> Iterator[None]:
-        assert gate.wait(10)
+        assert gate.wait(60)
         yield
 
     engine = make_engine(stream=ThreadStream(held_up))

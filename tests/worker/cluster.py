@@ -27,8 +27,8 @@ from baton.worker.convert import sampling_to_proto
 from baton.worker.runtime import WorkerRuntime
 from baton.worker.started import Started
 
-DEADLINE_S = 6.0
-"""Of every wait in a test. Long: it is only met where something hangs."""
+DEADLINE_S = 60.0
+"""Of every wait in a test. Long: it is only met where something hangs, on the slowest machine."""
 
 
 class Gate:
@@ -77,7 +77,7 @@ class TestWorker:
         worker_id: str,
         role: Role,
         *,
-        lease_ms: int = 2000,
+        lease_ms: int = 30_000,
         channel: str = "grpc",
         hub: LocalHub | None = None,
         worker: dict[str, Any] | None = None,
@@ -160,6 +160,16 @@ class TestWorker:
         async with asyncio.timeout(DEADLINE_S):
             while not self.model.gate.waiting:
                 await asyncio.sleep(0.005)
+
+    async def step_until(self, true: Callable[[], Any]) -> None:
+        """Let its steps through one by one until it is so; the gate is closed, and opens then.
+        Between two of them the engine does what it was asked to meanwhile."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not true():
+                self.model.gate.waiting = False
+                self.model.gate.allow(1)
+                await self.blocked()
+        self.model.gate.open()
 
     async def clean(self) -> None:
         """Wait until nothing is under way here; then the books must balance and all be free."""
