@@ -358,13 +358,14 @@ def _copies(sizes: Sizes, make: Maker) -> list[Case]:
     pool = torch.zeros((3, slot), dtype=torch.uint8, device=make.device)
     pages = torch.zeros((tokens // 4 + 2, 8, 4, 256), dtype=torch.uint8, device=make.device)
     ids = make.slots(tokens // 4 + 1)
+    one, other = ids[:1], ids[1:2]
     return [
         Case(
             "copy_slots",
-            lambda: copy_slots(pool, make.ints([1]), make.ints([2])),
+            lambda: copy_slots(pool, one, other),
             2 * slot,
         ),
-        Case("slot_pack", lambda: slot_unpack(slot_pack(pool, ids[:1]), pool, ids[1:2]), 4 * slot),
+        Case("slot_pack", lambda: slot_unpack(slot_pack(pool, one), pool, other), 4 * slot),
         Case(
             "kv_pack",
             lambda: kv_unpack(kv_pack(pages, ids, 1, tokens), pages, ids, 1, tokens),
