@@ -88,18 +88,18 @@ def test_what_is_wrong_reaches_who_asked_and_others_are_answered_on(tmp_path: Pa
     def handle(request: Mapping[str, Any], progress: StartProgress) -> Mapping[str, Any]:
         if request["slow"]:
             busy.set()
-            assert free.wait(20)
+            assert free.wait(60)
             return {}
         raise ScaleError("decode=0; a cluster needs at least one of each role")
 
     with listening(tmp_path / "s", handle):
         slow = threading.Thread(target=ask, args=(tmp_path / "s", {"slow": True}, Silent()))
         slow.start()
-        assert busy.wait(20)
+        assert busy.wait(60)
         with pytest.raises(DeployError, match="at least one of each role"):
             ask(tmp_path / "s", {"slow": False}, Silent())
         free.set()
-        slow.join(20)
+        slow.join(60)
         assert not slow.is_alive()
 
 
@@ -107,7 +107,7 @@ def test_one_who_asks_and_goes_does_not_end_what_was_asked_for(tmp_path: Path) -
     gone, ended = threading.Event(), threading.Event()
 
     def handle(request: Mapping[str, Any], progress: StartProgress) -> Mapping[str, Any]:
-        assert gone.wait(20)
+        assert gone.wait(60)
         for _ in range(1000):
             progress.update("decode-2", "weights", 0.5)
         ended.set()
@@ -118,7 +118,7 @@ def test_one_who_asks_and_goes_does_not_end_what_was_asked_for(tmp_path: Path) -
             connection.connect(str(tmp_path / "s"))
             connection.sendall(b"{}\n")
         gone.set()
-        assert ended.wait(20)
+        assert ended.wait(60)
 
 
 def test_a_worker_that_joins_gets_no_memory_that_others_were_promised(

@@ -25,7 +25,7 @@ from baton.transfer.regions import Holder
 from baton.transfer.tickets import Claim, Ticket, TicketTable, tell_on_loop
 
 CHANNELS = ("grpc", "local", "nixl")
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 TOKENS = 29
 SOURCE = Holder(slot=2, pages=(9, 1, 6, 3))
 TARGET = Holder(slot=1, pages=(4, 11, 2, 8))
