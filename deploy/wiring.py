@@ -51,6 +51,7 @@ class Wiring:
             http_port=self.http_port,
             grpc_port=self.grpc_port,
             policy=config.policy,
+            incremental_streaming_output=config.incremental_streaming_output,
         )
 
     def worker(self, member: Member) -> WorkerConfig:

@@ -52,10 +52,13 @@ class CompiledGrammar:
 
     def start(self, given: Sequence[int] = ()) -> "GrammarState":
         """At the beginning of an answer, or behind the tokens that are `given`. A copy: quick
-        enough for the engine's thread. Raises GrammarError where they do not fit."""
+        enough for the engine's thread. Raises GrammarError where they do not fit, or the model has
+        no token that could come next."""
         state = GrammarState(self._matcher.deep_copy(), self._words)
         for token in given:
             state.push(token)
+        if not state.ended:
+            state.allowed()
         return state
 
 
@@ -117,7 +120,9 @@ class GrammarCompiler:
         if matcher.is_error():
             why, _, _ = matcher.get_error().partition("\n<backtrace>")
             raise GrammarError(f"the {grammar.kind} cannot be used: {why.strip()}")
-        return CompiledGrammar(matcher, self.words)
+        compiled = CompiledGrammar(matcher, self.words)
+        compiled.start()
+        return compiled
 
     def _tokens(self) -> "LLTokenizer":
         """The bytes of every token, read once."""
@@ -142,20 +147,32 @@ class GrammarState:
     def __init__(self, matcher: "LLMatcher", words: int) -> None:
         self._matcher = matcher
         self._words = words
+        self._allowed: array[int] | None = None  # until the next token
 
     @property
     def ended(self) -> bool:
-        """Nothing may follow."""
-        return self._matcher.is_stopped()
+        """It is satisfied, and nothing may follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def allowed(self) -> "array[int]":
-        """Which tokens may come next: 64 a word, see `GrammarCompiler.words`."""
-        size = self._words * WORD_BITS // 8
-        return array("q", self._matcher.compute_bitmask()[:size].ljust(size, b"\0"))
+        """Which tokens may come next: 64 a word, see `GrammarCompiler.words`. Not of one that has
+        ended. Raises GrammarError where the model has none that could, as happens with a vocabulary
+        of whole words, or the grammar grew too complex; asked again, it says the same."""
+        if self._allowed is None:
+            size = self._words * WORD_BITS // 8
+            mask = self._matcher.compute_bitmask()[:size].ljust(size, b"\0")
+            if self._matcher.is_error():  # the mask then lets the answer end as if it were whole
+                raise GrammarError(
+                    "the answer cannot go on: no token of this model spells what its grammar wants "
+                    f"next ({self._matcher.get_error().splitlines()[0]})"
+                )
+            self._allowed = array("q", mask)
+        return self._allowed
 
     def push(self, token_id: int) -> None:
         """The next token. Raises GrammarError where it may not come, or the grammar grew too
         complex."""
+        self._allowed = None
         if not self._matcher.consume_token(token_id):
             why = self._matcher.get_error().partition("\n")[0]
             raise GrammarError(f"the answer has left its grammar: {why}")

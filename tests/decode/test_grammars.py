@@ -5,6 +5,7 @@ import random
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from engine.engines import greedy, random_prompt
@@ -108,13 +109,34 @@ async def test_one_that_is_cancelled_meanwhile_is_over_at_once(
         await prefill.clean()
 
 
-async def test_one_that_cannot_be_compiled_is_refused_with_the_reason() -> None:
+@pytest.mark.parametrize(("regex", "why"), [("[a-", "unclosed"), ("[0-9]", "no token of this")])
+async def test_one_that_no_answer_can_fit_is_refused_with_the_reason(regex: str, why: str) -> None:
     prefill, decode = prefill_worker(tokenizer=tokenizer()), decode_worker(tokenizer=tokenizer())
-    wrong = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "[a-"))
+    wrong = SamplingParams(grammar=Grammar(GrammarKind.REGEX, regex))
     async with running(prefill, decode), session(decode) as router:
         _, answer = await router.start((5, 6), wrong, [prefill])
         error = (await answer.end()).error
         assert (error.code, error.retryable) == (common_pb2.INVALID_REQUEST, False)
-        assert "unclosed" in error.message
+        assert why in error.message
+        await decode.clean()
+        await prefill.clean()
+
+
+async def test_an_answer_that_cannot_go_on_fails_and_never_passes_for_whole(
+    seeded: random.Random,
+) -> None:
+    """The model has no digits, which shows when the letters are over."""
+    prefill, decode = prefill_worker(tokenizer=tokenizer()), decode_worker(tokenizer=tokenizer())
+    letters = Grammar(GrammarKind.REGEX, "[a-c]{3}[0-9]")
+    sampling = SamplingParams(seed=seeded.getrandbits(64), max_tokens=30, grammar=letters)
+    async with running(prefill, decode), session(decode) as router:
+        _, answer = await router.start((5, 6), sampling, [prefill])
+        finished = await answer.end()
+        assert finished.reason == common_pb2.ERROR
+        assert "no token of this model" in finished.error.message
+        assert re.fullmatch("[a-c]{3}", tokenizer().decode(answer.token_ids))
+        short = replace(sampling, max_tokens=3)
+        _, answer = await router.start((5, 6), short, [prefill])
+        assert (await answer.end()).reason == common_pb2.LENGTH, "it need not go on"
         await decode.clean()
         await prefill.clean()
