@@ -42,7 +42,7 @@ def no_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_: Any) -> None:
         raise AssertionError("written by gRPC")
 
-    monkeypatch.setattr(GrpcWriting, "_send", never)
+    monkeypatch.setattr(GrpcWriting, "write", never)
 
 
 @pytest.mark.usefixtures("no_grpc")
