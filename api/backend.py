@@ -21,8 +21,8 @@ class GenerateRequest:
     prompt_ids: tuple[int, ...]  # not empty, inside the vocabulary and the context
     sampling: SamplingParams
     client_id: str | None = None  # the caller's own id: a label for logs
-    priority: int = 0  # higher goes first where the backend orders its queue
-    routed_dp_rank: int | None = None  # begin it on this decode rank and no other
+    priority: int = 0  # the larger goes first wherever requests wait
+    routed_dp_rank: int | None = None  # begin it on this decode rank, while it has not left
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         await self._text.check_grammar(sampling.grammar, "grammar")
         labels = RequestLabels(
             request.client_id or None,
+            request.priority,
             routed_dp_rank=request.routed_dp_rank if request.HasField("routed_dp_rank") else None,
         )
         return make_requests(ids, sampling, 1, labels)[0]

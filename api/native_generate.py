@@ -56,7 +56,7 @@ class GenerateEndpoint:
         else:
             ids = tuple(asked.prompt)
         await self.text.check_grammar(*asked.sampling.wanted_grammar())
-        labels = RequestLabels(asked.label, body.priority, body.dp_rank)
+        labels = RequestLabels(asked.label, body.priority or 0, body.dp_rank)
         count = asked.sampling.n
         table = self.text.table if body.return_text_in_logprobs else None
         for i, made in enumerate(make_requests(ids, _sampling(asked, ids, model), count, labels)):

@@ -153,7 +153,7 @@ class GenerateBody(Body):
     token_ids_logprob: list[int] | list[list[int]] | None = None
     return_text_in_logprobs: bool = False
     stream: bool = False
-    priority: int = 0
+    priority: int | None = None  # the larger goes first; None: 0
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None  # its older name
 

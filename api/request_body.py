@@ -24,7 +24,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 def labels_of(request: Request, body: SamplingBody) -> RequestLabels:
     """The caller's own id is the header X-Request-Id, else the body's `user`."""
     client_id = request.headers.get("x-request-id") or body.user
-    return RequestLabels(client_id, body.priority, body.routed_dp_rank)
+    return RequestLabels(client_id, body.priority or 0, body.routed_dp_rank)
 
 
 def _too_large(limit: int) -> ApiError:

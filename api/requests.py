@@ -5,16 +5,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from baton.api.backend import GenerateRequest
+from baton.api.errors import invalid
 from baton.api.sampling import SamplingParams, nth_seed
+
+MAX_PRIORITY = 1000
 
 
 @dataclass(frozen=True)
 class RequestLabels:
-    """What rides along with every answer of one call."""
+    """What rides along with every answer of one call. Raises `ApiError`."""
 
     client_id: str | None = None
     priority: int = 0
     routed_dp_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
+            allowed = f"{-MAX_PRIORITY} to {MAX_PRIORITY}"
+            raise invalid(
+                "priority",
+                f"priority is {self.priority}; expected {allowed}, where the larger goes first",
+                expected=allowed,
+                actual=self.priority,
+            )
 
 
 def new_request_id() -> str:

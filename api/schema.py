@@ -100,7 +100,7 @@ class SamplingBody(Body):
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    priority: int = 0
+    priority: int | None = None  # the larger goes first; None: 0
     routed_dp_rank: int | None = None
 
     response_format: ResponseFormat | None = None

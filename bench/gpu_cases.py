@@ -16,16 +16,21 @@ from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
 from baton.kernels.gated_delta import CHUNK
 from baton.kernels.mamba2 import Mamba2Weights
 from baton.kernels.rope import rope_cache
-from baton.kernels.triton import delta_mixer, mamba2
+from baton.kernels.triton import conv1d, delta_mixer, mamba2
 from baton.kernels.triton.attention_decode import paged_attn_decode
 from baton.kernels.triton.attention_prefill import paged_attn_prefill
-from baton.kernels.triton.elementwise import relu2, swiglu
+from baton.kernels.triton.elementwise import geglu, relu2, sigmoid_gated, swiglu
 from baton.kernels.triton.kv_write import kv_write
 from baton.kernels.triton.mla import mla_decode
+from baton.kernels.triton.mla_prefill import mla_prefill
 from baton.kernels.triton.moe import experts_swiglu
-from baton.kernels.triton.moe_routing import route_sigmoid_grouped, route_softmax_topk
+from baton.kernels.triton.moe_routing import (
+    route_sigmoid_grouped,
+    route_softmax_grouped,
+    route_softmax_topk,
+)
 from baton.kernels.triton.norm import rms_norm
-from baton.kernels.triton.rope import apply_rope
+from baton.kernels.triton.rope import apply_rope, rotate_tails
 from baton.kernels.triton.sampling import add_token_counts, apply_penalties, sample_tokens
 from baton.kernels.triton.state_copy import copy_slots, kv_pack, kv_unpack, slot_pack, slot_unpack
 
@@ -39,8 +44,9 @@ class Sizes:
     mamba: tuple[int, int, int, int] | None  # heads, head_dim, groups, d_state
     delta: tuple[int, int, int, int] | None  # key heads, value heads, key and value channels
     channel_decay: bool  # of the delta rule: one a key channel (KDA)
+    conv: int | None  # taps of a mixer that is a gated convolution of `hidden` channels
     attention: tuple[int, int, int] | None  # heads, KV heads, head_dim
-    latent: tuple[int, int, int] | None  # heads, rank, rotated channels
+    latent: tuple[int, int, int, int] | None  # heads, rank, rotated, plain (and value) channels
     moe: tuple[int, int, int] | None  # experts, of a token, intermediate
     vocab: int
     decode_rows: int
@@ -51,8 +57,8 @@ class Sizes:
 
 def _sizes(name: str, hidden: int, vocab: int, **layers: object) -> Sizes:
     """Timed with 64 rows of 4096 tokens, and a prompt of 8192."""
-    absent = {"mamba": None, "delta": None, "attention": None, "latent": None, "moe": None}
-    fields = {**absent, "channel_decay": False, **layers}
+    kinds = ("mamba", "delta", "conv", "attention", "latent", "moe")
+    fields = {**dict.fromkeys(kinds), "channel_decay": False, **layers}
     return Sizes(name, hidden, vocab=vocab, decode_rows=64, context=4096, prompt=8192, **fields)  # type: ignore[arg-type]
 
 
@@ -69,20 +75,21 @@ QWEN3_NEXT = _sizes(
 )  # fmt: skip
 KIMI_LINEAR = _sizes(
     "Kimi-Linear-48B-A3B", 2304, 163840, delta=(32, 32, 128, 128), channel_decay=True,
-    latent=(32, 512, 64), moe=(256, 8, 1024),
+    latent=(32, 512, 64, 128), moe=(256, 8, 1024),
 )  # fmt: skip
-MODELS = (NEMOTRON_9B, GRANITE_SMALL, QWEN3_NEXT, KIMI_LINEAR)
+LFM2 = _sizes("LFM2-2.6B", 2048, 65536, conv=3, attention=(32, 8, 64))
+MODELS = (NEMOTRON_9B, GRANITE_SMALL, QWEN3_NEXT, KIMI_LINEAR, LFM2)
 TINY = replace(
     _sizes(
         "tiny", 24, 50, mamba=(4, 6, 2, 7), delta=(2, 4, 10, 6), attention=(6, 2, 12),
-        latent=(4, 20, 8), moe=(5, 2, 16),
+        latent=(4, 20, 8, 12), moe=(5, 2, 16), conv=3,
     ),
     decode_rows=3, context=40, prompt=20, page_size=8,
 )  # fmt: skip
 # Triton takes an argument of one for a constant: what kernels do with arguments must work on both.
 ONES = replace(
     TINY, name="ones", mamba=(1, 6, 1, 7), delta=(1, 1, 10, 6), attention=(1, 1, 12),
-    latent=(1, 20, 8), moe=(2, 1, 16), decode_rows=1, context=1, prompt=1,
+    latent=(1, 20, 8, 12), moe=(2, 1, 16), decode_rows=1, context=1, prompt=1,
 )  # fmt: skip
 TINY_CHANNELS = replace(TINY, name="tiny KDA", delta=(2, 2, 10, 6), channel_decay=True)
 
@@ -133,6 +140,8 @@ def cases(sizes: Sizes, make: Maker) -> list[Case]:
         found += _mamba(sizes, sizes.mamba, make)
     if sizes.delta is not None:
         found += _delta(sizes, sizes.delta, make)
+    if sizes.conv is not None:
+        found += _conv(sizes, sizes.conv, make)
     if sizes.attention is not None:
         found += _attention(sizes, sizes.attention, make)
     if sizes.latent is not None:
@@ -227,21 +236,60 @@ def _delta(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[
     ]
 
 
-def _latent(sizes: Sizes, shape: tuple[int, int, int], make: Maker) -> list[Case]:
-    heads, rank, rotated = shape
+def _conv(sizes: Sizes, width: int, make: Maker) -> list[Case]:
+    channels, rows = sizes.hidden, sizes.decode_rows
+    weight, slots = make.wide(channels, width), make.slots(rows)
+    pool = make.floats(rows + 1, channels, width - 1)
+    token, prompt = make.floats(rows, 3 * channels), make.floats(sizes.prompt, 3 * channels)
+    rows_of = conv1d.plan_gated_conv_prefill((0, sizes.prompt), (0,), width, None)
+    plan = rows_of.on(make.device)(make.rows([sizes.prompt]))
+    size = make.dtype.itemsize * channels
+    return [
+        Case(
+            "conv_step",
+            lambda: conv1d.gated_conv_step(token, weight, None, pool, slots, slots),
+            rows * size * (4 + 2 * (width - 1)),
+        ),
+        Case("conv_prefill", lambda: plan(prompt, weight, None, pool), 4 * sizes.prompt * size),
+    ]
+
+
+def _latent(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[Case]:
+    heads, rank, rotated, plain = shape
     rows, width, page_size = sizes.decode_rows, rank + rotated, sizes.page_size
     held = -(-sizes.context // page_size)
     pool = make.floats(rows * held + 1, page_size, width)
     tables = make.ints(list(range(1, rows * held + 1))).view(rows, held)
     lens, q = make.ints([sizes.context] * rows), make.floats(rows, 1, heads, width)
-    size = make.dtype.itemsize
+    size, tokens, scale = make.dtype.itemsize, sizes.prompt, width**-0.5
+    cache = rope_cache(make.wide(rotated // 2).abs(), sizes.context + 1)
+    # A prompt of its own pages, as far as there are some: what they hold does not matter.
+    pages = [page % (rows * held) + 1 for page in range(-(-tokens // page_size))]
+    prompt_table, prompt_lens = make.ints(pages).view(1, -1), make.ints([tokens])
+    prompt_q, up = make.floats(tokens, heads, plain + rotated), make.floats(heads, 2 * plain, rank)
+    starts = make.ints([0, tokens])
+    expanding = 4 * plain * rank
     return [
         Case(
             "mla_decode",
-            lambda: mla_decode(q, pool, tables, lens, (), rank, width**-0.5),
+            lambda: mla_decode(q, pool, tables, lens, (), rank, scale),
             rows * size * (sizes.context * width + heads * (width + rank)),
-        )
-    ]
+        ),
+        Case(
+            "mla_prefill",
+            lambda: mla_prefill(
+                prompt_q[..., :plain], prompt_q[..., plain:], pool, up, prompt_table, starts,
+                (0, tokens), prompt_lens, (tokens,), scale,
+            ),
+            tokens * size * (width + heads * (2 * plain + rotated)),
+            tokens * heads * (expanding + tokens * (2 * plain + rotated)),
+        ),
+        Case(
+            "rotate_tails",
+            lambda: rotate_tails(q[:, 0], rotated, cache, lens, True),
+            rows * (2 * size * heads * rotated + 4 * rotated),
+        ),
+    ]  # fmt: skip
 
 
 def _moe(sizes: Sizes, shape: tuple[int, int, int], make: Maker) -> list[Case]:
@@ -264,6 +312,13 @@ def _moe(sizes: Sizes, shape: tuple[int, int, int], make: Maker) -> list[Case]:
         Case(
             "route_grouped",
             lambda: route_sigmoid_grouped(logits, correction, top_k, 1, 1, True, 2.5),
+            tokens * 4 * experts,
+        )
+    )
+    found.append(
+        Case(
+            "route_softmax_grouped",
+            lambda: route_softmax_grouped(logits, top_k, 1, 1, False, 16.0),
             tokens * 4 * experts,
         )
     )
@@ -303,13 +358,14 @@ def _copies(sizes: Sizes, make: Maker) -> list[Case]:
     pool = torch.zeros((3, slot), dtype=torch.uint8, device=make.device)
     pages = torch.zeros((tokens // 4 + 2, 8, 4, 256), dtype=torch.uint8, device=make.device)
     ids = make.slots(tokens // 4 + 1)
+    one, other = ids[:1], ids[1:2]
     return [
         Case(
             "copy_slots",
-            lambda: copy_slots(pool, make.ints([1]), make.ints([2])),
+            lambda: copy_slots(pool, one, other),
             2 * slot,
         ),
-        Case("slot_pack", lambda: slot_unpack(slot_pack(pool, ids[:1]), pool, ids[1:2]), 4 * slot),
+        Case("slot_pack", lambda: slot_unpack(slot_pack(pool, one), pool, other), 4 * slot),
         Case(
             "kv_pack",
             lambda: kv_unpack(kv_pack(pages, ids, 1, tokens), pages, ids, 1, tokens),
@@ -376,5 +432,7 @@ def _small(sizes: Sizes, make: Maker) -> list[Case]:
             2 * size * sizes.prompt * sizes.hidden,
         ),
         Case("swiglu", lambda: swiglu(wide), 3 * size * sizes.prompt * sizes.hidden),
+        Case("geglu", lambda: geglu(wide), 3 * size * sizes.prompt * sizes.hidden),
         Case("relu2", lambda: relu2(x), 2 * size * sizes.prompt * sizes.hidden),
+        Case("gate", lambda: sigmoid_gated(x, x), 3 * size * sizes.prompt * sizes.hidden),
     ]

@@ -75,30 +75,32 @@ class GpuEngine:
         return time.perf_counter() - began
 
     def guarded_steps(self, rows: int, steps: int) -> int:
-        """Run decode steps of every kind of sampling where a wait for the device is an error;
-        returns how many."""
+        """Run decode steps of every kind of sampling, and one with a prompt beside them, where a
+        wait for the device is an error; returns how many."""
+        greedy = SamplingParams(temperature=0)
         sampled = SamplingParams(
             temperature=0.8, top_k=40, top_p=0.9, min_p=0.02, presence_penalty=0.5, logprobs=2
         )
-        with self.decoding(rows, _WARM + steps + 8, SamplingParams(temperature=0), sampled):
-            for _ in range(_WARM):
-                self._engine.step()
+        with self.decoding(rows, 2 * (_WARM + steps), greedy, sampled):
+            self._joined_by_a_prompt(_WARM)
             with _no_waits(self._device):
-                for _ in range(steps):
-                    self._engine.step()
+                self._joined_by_a_prompt(steps)
         return steps
+
+    def _joined_by_a_prompt(self, steps: int) -> None:
+        """Steps of what runs; half way a prompt comes and ends at its first token."""
+        for step in range(steps):
+            if step == steps // 2:
+                self._submit(SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
+            self._engine.step()
 
     @contextmanager
     def decoding(self, rows: int, tokens: int, *sampling: SamplingParams) -> Iterator[None]:
         """Sequences whose prompts are computed; they take turns at `sampling`, and end at last."""
         names = []
         for row in range(rows):
-            self._serial += 1
-            names.append(f"bench-{self._serial}")
-            params = replace(
-                sampling[row % len(sampling)], max_tokens=tokens, ignore_eos=True, seed=row
-            )
-            self._engine.submit(RequestSpec(names[-1], self._tokens(self._prompt), params))
+            own = sampling[row % len(sampling)]
+            names.append(self._submit(replace(own, max_tokens=tokens, ignore_eos=True, seed=row)))
         while self._engine.status().waiting:
             self._engine.step()
         self._engine.step()
@@ -107,6 +109,13 @@ class GpuEngine:
             self._engine.cancel(name, "measured")
         while self._engine.has_work:
             self._engine.step()
+
+    def _submit(self, sampling: SamplingParams) -> str:
+        """A request of a prompt of its own; its name."""
+        self._serial += 1
+        name = f"bench-{self._serial}"
+        self._engine.submit(RequestSpec(name, self._tokens(self._prompt), sampling))
+        return name
 
     def _tokens(self, count: int) -> tuple[int, ...]:
         return tuple(self._rng.randrange(3, self.model.vocab_size) for _ in range(count))

@@ -82,11 +82,65 @@ QWEN3_NEXT_HALF: dict[str, Any] = {
     "vocab_size": 151936,
     "max_position_embeddings": 262144,
 }
+_LATENT_LAYERS = (3, 7, 11, 15, 19, 23, 26)
+KIMI_LINEAR: dict[str, Any] = {
+    **_TOKENS,
+    "model_type": "kimi_linear",
+    "hidden_size": 2304,
+    "num_hidden_layers": 27,
+    "layer_types": [
+        "full_attention" if layer in _LATENT_LAYERS else "linear_attention" for layer in range(27)
+    ],
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "intermediate_size": 9216,
+    "linear_num_heads": 32,
+    "linear_head_dim": 128,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 1024,
+    "routed_scaling_factor": 2.446,
+    "vocab_size": 163840,
+    "max_position_embeddings": 131072,
+}
+LFM2: dict[str, Any] = {
+    **_TOKENS,
+    "model_type": "lfm2",
+    "hidden_size": 2048,
+    "num_hidden_layers": 30,
+    "layer_types": ["conv", "conv", "full_attention"] * 10,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 10752,
+    "vocab_size": 65536,
+    "max_position_embeddings": 128000,
+}
 MODELS = {
     "Nemotron-Nano-9B-v2": NEMOTRON_9B,
     "Granite-4.0-H-small": GRANITE_SMALL,
     "Qwen3-Next, 24 of 48 layers": QWEN3_NEXT_HALF,
+    "Kimi-Linear-48B-A3B": KIMI_LINEAR,
 }
+# Some layers of every kind, at their full sizes: what waits once waits every time.
+FEW_LAYERS = (
+    {**NEMOTRON_9B, "hybrid_override_pattern": "M-*-M-*-", "num_hidden_layers": 8},
+    {
+        **QWEN3_NEXT_HALF,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+    },
+    {
+        **KIMI_LINEAR,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+    },
+    {**LFM2, "layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
+)
 # What makes the same architectures small enough to run anywhere.
 _SMALL = {
     "hidden_size": 64,
@@ -130,6 +184,25 @@ _SMALL_OF = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 32,
+    },
+    "kimi_linear": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+        "linear_num_heads": 4,
+        "linear_head_dim": 16,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
+    "lfm2": {
+        "layer_types": ["conv", "full_attention"],
+        "num_hidden_layers": 2,
+        "intermediate_size": 96,
     },
 }
 

@@ -1,13 +1,16 @@
-"""Who gets the rank's memory for a hand-off: first come, first served, but nobody blocks."""
+"""Who gets the rank's memory for a hand-off: each in turn, but nobody blocks."""
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 
 from baton.engine.engine import Engine
 from baton.engine.errors import RequestError
 from baton.engine.request import Reservation
+from baton.engine.turns import Turn, turn_of
 from baton.worker.engine_port import EnginePort
 
 RETRY_S = 0.05
@@ -20,6 +23,7 @@ class Want:
     engine_id: str
     tokens: int
     key: bytes  # those tokens, as the prefix cache knows them: made once, asked for often
+    priority: int  # the larger goes first, see `turn_of`
     granted: Callable[[Reservation], None]
     refused: Callable[[RequestError], None]
 
@@ -32,12 +36,13 @@ class Grants:
 
     def __init__(self, port: EnginePort) -> None:
         self._port = port
-        self._wants: dict[str, Want] = {}  # by engine id, in order of arrival
+        self._wants: dict[str, tuple[Turn, Want]] = {}  # by engine id
+        self._numbers = itertools.count(1)
         self._changed = asyncio.Event()
 
     def want(self, want: Want) -> None:
         """`granted` or `refused` is called later, on the asyncio thread, unless withdrawn."""
-        self._wants[want.engine_id] = want
+        self._wants[want.engine_id] = turn_of(next(self._numbers), want.priority), want
         self._changed.set()
 
     def withdraw(self, engine_id: str) -> None:
@@ -64,18 +69,22 @@ class Grants:
                 await self._try_all()
 
     async def _try_all(self) -> None:
-        wants = tuple(self._wants.values())
+        wants = tuple(want for _, want in sorted(self._wants.values(), key=itemgetter(0)))
         for want, answer in await self._port.call(lambda engine: _reserve_all(engine, wants)):
-            wanted = self._wants.get(want.engine_id) is want
+            wanted = self._waits(want)
             if isinstance(answer, Reservation):
                 if wanted:
-                    del self._wants[want.engine_id]
+                    self.withdraw(want.engine_id)
                     want.granted(answer)
                 else:
                     self.give_back(answer)
             elif answer is not None and wanted:
-                del self._wants[want.engine_id]
+                self.withdraw(want.engine_id)
                 want.refused(answer)
+
+    def _waits(self, want: Want) -> bool:
+        _, waiting = self._wants.get(want.engine_id, (None, None))
+        return waiting is want
 
 
 def _reserve_all(
@@ -85,7 +94,8 @@ def _reserve_all(
     answers: list[tuple[Want, Reservation | RequestError | None]] = []
     for want in wants:
         try:
-            answers.append((want, engine.reserve(want.engine_id, want.tokens, want.key)))
+            reserved = engine.reserve(want.engine_id, want.tokens, want.key, want.priority)
+            answers.append((want, reserved))
         except RequestError as error:
             answers.append((want, error))
     return answers

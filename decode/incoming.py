@@ -129,7 +129,14 @@ class IncomingHandoff:
             self.fail(make_error(common_pb2.INTERNAL, self._origin, message))
             return
         key = token_key(self._request.prompt_ids)
-        want = Want(self._engine_id, wanted.tokens, key, self._granted, self._refused)
+        want = Want(
+            self._engine_id,
+            wanted.tokens,
+            key,
+            self._request.priority,
+            self._granted,
+            self._refused,
+        )
         self._rank.grants.want(want)
 
     def _granted(self, reservation: Reservation) -> None:

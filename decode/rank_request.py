@@ -12,6 +12,7 @@ from baton.engine.errors import RequestError
 from baton.engine.events import Event, Finished, Scheduled, TokenSampled
 from baton.engine.request import RequestSpec, Reservation
 from baton.proto import common_pb2, handoff_pb2, worker_pb2
+from baton.text.grammar import CompiledGrammar
 from baton.worker.convert import finished_to_proto, logprob_to_proto, sampling_from_proto
 from baton.worker.errors import error_of, make_error
 
@@ -22,7 +23,7 @@ ATTEMPT_BITS = 8
 
 
 class Phase(StrEnum):
-    HANDOFF = "handoff"  # a prefill has it
+    HANDOFF = "handoff"  # a prefill has it, or soon will
     ADOPTING = "adopting"  # the engine is about to take it over
     DECODING = "decoding"
     OVER = "over"
@@ -65,6 +66,7 @@ class RankRequest:
         self._link: PrefillLink | None = None  # to the prefill worker that has it, or had
         self._handoff: IncomingHandoff | None = None
         self._handoffs = 0
+        self._grammar: CompiledGrammar | None = None
         self._output = list(start.output_ids)
         self._scored_to = 0  # prompt positions below have gone out
         self._cached = 0
@@ -80,10 +82,10 @@ class RankRequest:
         except RequestError as error:
             self._fail(error_of(error, self._origin))
             return
-        self._next_prefill(
-            make_error(
-                common_pb2.UNAVAILABLE, self._origin, "the request names no prefill worker", True
-            )
+        self._rank.context.grammars.compile(
+            self._sampling.grammar,
+            self._compiled,
+            lambda error: self.fail(error_of(error, self._origin)),
         )
 
     def cancel(self, reason: str) -> None:
@@ -147,10 +149,14 @@ class RankRequest:
         # resume from the cache.
         sampling = replace(self._sampling, prompt_logprobs_start=None)
         spec = RequestSpec(
-            self.engine_id, tuple(self._start.prompt_ids), sampling, tuple(self._output)
+            self.engine_id,
+            tuple(self._start.prompt_ids),
+            sampling,
+            tuple(self._output),
+            priority=self._start.priority,
         )
         self._rank.context.port.request(
-            lambda engine: engine.adopt(spec, reservation),
+            lambda engine: engine.adopt(spec, reservation, self._grammar),
             self._adopted,
             lambda error: self._not_adopted(error, reservation),
         )
@@ -174,6 +180,16 @@ class RankRequest:
         elif isinstance(event, Finished):
             self._finished(event)
 
+    def _compiled(self, grammar: CompiledGrammar | None) -> None:
+        if self._phase is Phase.OVER:  # it was cancelled meanwhile
+            return
+        self._grammar = grammar
+        self._next_prefill(
+            make_error(
+                common_pb2.UNAVAILABLE, self._origin, "the request names no prefill worker", True
+            )
+        )
+
     def _next_prefill(self, why: common_pb2.Error) -> None:
         """The next in the router's list; `why` goes back when it is spent."""
         while self._left and (refusal := self._rank.quarantine.refusal(self._left[0])):
@@ -192,6 +208,7 @@ class RankRequest:
             prompt_ids=[*self._start.prompt_ids, *self._output[:-1]],
             sampling=self._start.sampling,
             first_token=self._output[-1] if self._output else None,
+            priority=self._start.priority,
         )
         request.state_at.CopyFrom(
             self._rank.way_back.state_at(request.prompt_ids, self._start.state_at)

@@ -1,5 +1,6 @@
 """Ray actors, in our terms: making them, calling them with a deadline, ending them."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,7 +8,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from baton.deploy.errors import StartError
-from baton.deploy.host import Host, Served, WorkerHost
+from baton.deploy.host import Host, RouterHost, Served, WorkerHost
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,14 @@ class Actor:
     def end(self) -> None:
         """Its process, now, for good."""
         ray.kill(self._handle, no_restart=True)
+
+
+class RouterActor(Actor):
+    _host = RouterHost
+
+    def retire(self, ranks: Collection[int]) -> Call:
+        """Tell it of decode ranks that are not started again."""
+        return Call(self.name, self._handle.retire.remote(ranks))
 
 
 class WorkerActor(Actor):

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from baton.deploy import ray_start
-from baton.deploy.actors import Actor
+from baton.deploy import actors, ray_start
 from baton.deploy.cluster_config import ClusterConfig
 from baton.deploy.errors import ScaleError, StartError
 from baton.deploy.fleet import STOP_MARGIN_S, Fleet
@@ -25,6 +24,7 @@ from baton.worker.config import Role
 from baton.worker.started import Started
 
 _READY_S = 30.0  # for the router to hear of all workers, once they serve
+_TOLD_S = 5.0
 _ROUTER = "router"
 
 
@@ -38,7 +38,7 @@ class Cluster:
         self._progress = progress or Silent()
         self._wiring = Wiring.settle(config)
         self._fleet = Fleet(self._wiring)
-        self._router: Actor | None = None
+        self._router: actors.RouterActor | None = None
         self._scaling = threading.Lock()
 
     @property
@@ -70,9 +70,9 @@ class Cluster:
         self._progress.done("Ray", f"ready after {self.seconds['Ray']:.1f} s")
         with self._timed("workers"):
             # All at once: the router's addresses are settled, so nobody waits for anybody.
-            self._router = Actor(_ROUTER, RouterActor, self._wiring.router(), cpus=1)
-            actors = [self._router, *self._fleet.begin()]
-            started = wait_for_all(actors, self._progress, self.config.start_deadline_s)
+            self._router = actors.RouterActor(_ROUTER, RouterActor, self._wiring.router(), cpus=1)
+            starting = [self._router, *self._fleet.begin()]
+            started = self._wait_for(starting, self._progress)
             self.workers.update({name: s for name, s in started.items() if name != _ROUTER})
         with self._timed("registration"):
             self._wait_until_ready(self.workers)
@@ -142,9 +142,9 @@ class Cluster:
         return ray_start.RayConfig(self.config.ray_address, cpus)
 
     def _join(self, joining: Sequence[Member], progress: StartProgress) -> None:
-        actors = self._fleet.join(joining)
+        starting = self._fleet.join(joining)
         try:
-            started = wait_for_all(actors, progress, self.config.start_deadline_s)
+            started = self._wait_for(starting, progress)
             self._wait_until_ready(started)
         except BaseException:
             self._fleet.leave(joining)
@@ -154,10 +154,26 @@ class Cluster:
     def _leave(self, leaving: Sequence[Member], drain_s: float, progress: StartProgress) -> None:
         for member in leaving:
             progress.update(member.worker_id, f"draining, for {drain_s:g} s at most", 0.0)
+        # Those that had died are not waited for from now on; the others, should they go without a
+        # word, from their end on.
+        self._retire(leaving)
         self._fleet.drain(leaving, drain_s)
         self._fleet.leave(leaving)
+        self._retire(leaving)
         for member in leaving:
             progress.done(member.worker_id, "has left")
+
+    def _wait_for(
+        self, starting: Sequence[actors.Actor], progress: StartProgress
+    ) -> dict[str, Started]:
+        shared = self.config.ray_address is not None
+        return wait_for_all(starting, progress, self.config.start_deadline_s, shared=shared)
+
+    def _retire(self, leaving: Sequence[Member]) -> None:
+        """Tell the router. One that does not answer is gone, and with it what it waited for."""
+        if self._router is not None:
+            ranks = [member.number for member in leaving if member.role is Role.DECODE]
+            self._router.retire(ranks).ready(_TOLD_S)
 
     def _wait_until_ready(self, names: Iterable[str]) -> None:
         until = time.monotonic() + _READY_S

@@ -1,6 +1,7 @@
 """The Ray actor round a router or a worker."""
 
 import asyncio
+from collections.abc import Collection
 from typing import Any, Protocol
 
 import ray
@@ -50,6 +51,19 @@ class Host:
         started = self._served.start()
         keep_what_is_loaded()
         return started
+
+
+class RetiringServed(Served, Protocol):
+    def retire(self, ranks: Collection[int]) -> None:
+        """Decode ranks that are not started again."""
+        ...
+
+
+class RouterHost(Host):
+    _served: RetiringServed
+
+    async def retire(self, ranks: Collection[int]) -> None:
+        self._served.retire(ranks)
 
 
 class ReportingServed(Served, Protocol):

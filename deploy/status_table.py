@@ -1,21 +1,34 @@
 """The cluster as a table, from what the router's /server_info says."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 _SILENT_S = 1.0
 """Without a report, of which there are two a second: worth showing."""
 _QUIET = ("complete", "active", "failed", "cancelled", "expired")  # hand-offs that are over
+_NAMES = ("worker", "role", "group", "state")
+_NUMBERS = ("lag", "run", "wait")
+_COUNTS = ("slots", "pages", "hand-offs", "channel", "life")
+_BOUNDLESS = 100_000  # columns, for a table's natural width
 
 
 def render(info: Mapping[str, Any]) -> RenderableType:
     """Raises KeyError where the router is of another version."""
-    return Group(_router_line(info["router"]), _workers(info["workers"]))
+    return Group(_router_line(info["router"]), _Workers([_cells(w) for w in info["workers"]]))
+
+
+def natural_width(console: Console, rendered: RenderableType) -> int:
+    """Columns that it takes when nothing is cut or wrapped."""
+    options = console.options.update(max_width=_BOUNDLESS)
+    return Measurement.get(console, options, rendered).maximum
 
 
 def _router_line(router: Mapping[str, Any]) -> Text:
@@ -26,30 +39,61 @@ def _router_line(router: Mapping[str, Any]) -> Text:
     )
 
 
-def _workers(workers: list[Mapping[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
-    for column in ("worker", "role", "group", "state"):
-        table.add_column(column, no_wrap=True)
-    for column in ("lag", "run", "wait"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for column in ("slots", "pages", "hand-offs", "channel", "life"):
-        table.add_column(column, no_wrap=True)
-    for worker in workers:
-        table.add_row(
-            worker["worker_id"],
-            worker["role"],
-            "" if worker["dp_group"] is None else str(worker["dp_group"]),
-            _state(worker),
-            _lag(worker),
-            f"{worker['running']}/{worker['max_running']}",
-            str(worker["waiting"]),
-            _counts(worker["slots"]),
-            _counts(worker["pages"]),
-            _counts({k: v for k, v in worker["handoffs"].items() if k not in _QUIET}) or "-",
-            _channels(worker["channels"]),
-            f"{worker['incarnation'] & 0xFFFFFF:06x}",  # enough to see that it changed
-        )
-    return table
+@dataclass(frozen=True)
+class _Workers:
+    """A table where its columns fit, else a few lines a worker: nothing is ever cut."""
+
+    workers: Sequence[Mapping[str, Text]]  # by column
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = self._table()
+        if natural_width(console, table) <= options.max_width:
+            yield table
+            return
+        for cells in self.workers:
+            yield Text("  ").join(cells[name] for name in _NAMES if name != "group")
+            for line in (("group", *_NUMBERS, "channel", "life"), *((n,) for n in _COUNTS[:3])):
+                named = [_named(name, cells[name]) for name in line if cells[name].plain]
+                yield Padding(Text("  ").join(named), (0, 0, 0, 2))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self._table())
+
+    def _table(self) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+        for column in _NAMES:
+            table.add_column(column, no_wrap=True)
+        for column in _NUMBERS:
+            table.add_column(column, justify="right", no_wrap=True)
+        for column in _COUNTS:
+            table.add_column(column, no_wrap=True)
+        for cells in self.workers:
+            table.add_row(*(cells[name] for name in (*_NAMES, *_NUMBERS, *_COUNTS)))
+        return table
+
+
+def _named(name: str, cell: Text) -> Text:
+    """In one line: what a table has one below the other."""
+    return Text.assemble((f"{name} ", "dim"), Text(", ").join(cell.split("\n")))
+
+
+def _cells(worker: Mapping[str, Any]) -> dict[str, Text]:
+    """What each column says of a worker."""
+    handoffs = {k: v for k, v in worker["handoffs"].items() if k not in _QUIET}
+    return {
+        "worker": Text(worker["worker_id"]),
+        "role": Text(worker["role"]),
+        "group": Text("" if worker["dp_group"] is None else str(worker["dp_group"])),
+        "state": _state(worker),
+        "lag": _lag(worker),
+        "run": Text(f"{worker['running']}/{worker['max_running']}"),
+        "wait": Text(str(worker["waiting"])),
+        "slots": _counts(worker["slots"]),
+        "pages": _counts(worker["pages"]),
+        "hand-offs": _counts(handoffs) or Text("-"),
+        "channel": _channels(worker["channels"]),
+        "life": Text(f"{worker['incarnation'] & 0xFFFFFF:06x}"),  # enough to see that it changed
+    }
 
 
 def _state(worker: Mapping[str, Any]) -> Text:
@@ -67,14 +111,15 @@ def _lag(worker: Mapping[str, Any]) -> Text:
     return Text(text, "yellow" if lag_ms >= 1000 else "")
 
 
-def _counts(counts: Mapping[str, int]) -> str:
+def _counts(counts: Mapping[str, int]) -> Text:
     """A line an owner or state; those with nothing are left out."""
-    return "\n".join(f"{count} {name}" for name, count in counts.items() if count)
+    return Text("\n".join(f"{count} {name}" for name, count in counts.items() if count))
 
 
-def _channels(channels: Mapping[str, str]) -> str:
+def _channels(channels: Mapping[str, str]) -> Text:
     """Each that is in use, once; /server_info says with whom, and why."""
-    return "\n".join(sorted({channel.partition(":")[0] for channel in channels.values()} - {""}))
+    used = {channel.partition(":")[0] for channel in channels.values()} - {""}
+    return Text("\n".join(sorted(used)))
 
 
 def _duration(seconds: float) -> str:

@@ -85,16 +85,22 @@ def _inside(around: Around, work: Callable[[], T]) -> T:
 class CudaStream:
     """A CUDA stream: submit returns when the work is enqueued; `result` waits for its event.
 
-    Work must leave its results in pinned host memory, by copies on the stream.
+    Work must leave its results in pinned host memory, by copies on the stream. The first waits for
+    what the device was given until then: weights on their way, pools that are being cleared.
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._begun = False
         # Its thread starts with the first mark, and sleeps in the driver until the event has come.
         self._marks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="marks")
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
         done: Future[T] = Future()
+        if not self._begun:
+            torch.cuda.synchronize(self._device)
+            self._begun = True
         with torch.cuda.stream(self._stream):
             try:
                 done.set_result(work())

@@ -10,6 +10,7 @@ from baton.engine.prefix_cache import TOKEN_BYTES, token_key
 from baton.engine.prefix_node import Node
 from baton.engine.sampling_params import SamplingParams
 from baton.engine.stop_checker import StopChecker
+from baton.engine.turns import turn_of
 from baton.text.grammar import GrammarState
 
 
@@ -25,6 +26,7 @@ class RequestSpec:
     # Prefill role: compute the prompt, sample the first token unless it is given, then hold the
     # state until `Engine.release`.
     hold: bool = False
+    priority: int = 0  # the larger goes first, see `turn_of`
 
     @cached_property
     def prompt_set(self) -> tuple[int, ...]:
@@ -103,6 +105,7 @@ class Request:
         "spec",
         "state",
         "stopper",
+        "turn",
     )
 
     def __init__(
@@ -115,7 +118,8 @@ class Request:
         """grammar: as far as the output that is given with the spec."""
         self.spec = spec
         self.grammar = grammar
-        self.serial = serial  # order of arrival; the larger, the younger; never used twice
+        self.serial = serial  # order of arrival; never used twice
+        self.turn = turn_of(serial, spec.priority)  # its place in every order
         self.stopper = stopper
         self.state = RequestState.WAITING
         self.output = list(spec.output_ids)

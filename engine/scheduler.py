@@ -1,6 +1,5 @@
 """Who computes what in the next step."""
 
-from collections import OrderedDict
 from collections.abc import Iterator
 
 from baton.engine.batch import Batch, Row
@@ -9,6 +8,8 @@ from baton.engine.events import Event, Scheduled
 from baton.engine.request import Request, RequestState
 from baton.engine.request_memory import RequestMemory
 from baton.engine.row_planner import RowPlanner
+from baton.engine.turns import Turn
+from baton.engine.waiting_queue import WaitingQueue
 
 _RUNNING = RequestState.RUNNING  # the member: looking it up for each row would show
 
@@ -16,8 +17,9 @@ _RUNNING = RequestState.RUNNING  # the member: looking it up for each row would 
 class Scheduler:
     """Continuous batching: rows that decode first, then prompt chunks under a budget of tokens.
 
-    Older requests come first in everything. When pages run out, the youngest running request
-    gives back what it owns, and is recomputed later from its prompt and output.
+    One order holds in everything: that of the requests' turns, by age and priority. When pages run
+    out, the last of those that run gives back what it owns, and is recomputed later from its prompt
+    and output.
     """
 
     def __init__(
@@ -37,8 +39,8 @@ class Scheduler:
         self._grid = grid
         self._held_slots = max(1, int(held_fraction * max_running))
         self._held_pages = max(1, int(held_fraction * memory.total_pages))
-        self.waiting: OrderedDict[int, Request] = OrderedDict()  # by serial; the preempted first
-        self.running: list[Request] = []  # oldest first
+        self.waiting = WaitingQueue()
+        self.running: list[Request] = []  # in the order of their turns
         self.held: dict[int, Request] = {}  # by serial
         self._homeless: dict[int, Request] = {}  # to be handed off, nobody knows where to yet
         self._sequence = 0
@@ -49,7 +51,7 @@ class Scheduler:
         return bool(self.running) or self._next_admissible() is not None
 
     def enqueue(self, request: Request) -> None:
-        self.waiting[request.serial] = request
+        self.waiting.add(request)
 
     def join(self, request: Request) -> None:
         """An adopted request: its state is there, it decodes from the next step on."""
@@ -69,7 +71,7 @@ class Scheduler:
         """`request` is over, wherever it stood; all that it owned is given back."""
         self.destined(request)
         if request.state is RequestState.WAITING:
-            del self.waiting[request.serial]
+            self.waiting.remove(request)
         elif request.state is RequestState.RUNNING:
             self.running.remove(request)
         else:
@@ -87,10 +89,9 @@ class Scheduler:
         )
         return promised + len(self.running)
 
-    @property
-    def preempted(self) -> bool:
-        """A request that had begun waits for memory; such stand first in the queue."""
-        return bool(self.waiting) and next(iter(self.waiting.values())).admissions > 0
+    def preempted_before(self, turn: Turn) -> bool:
+        """A request that had begun waits for memory, and its turn comes first."""
+        return any(request.admissions and request.turn < turn for request in self.waiting)
 
     def plan(self, outbox: list[Event]) -> Batch | None:
         """The next step, or None when nothing can run. Moves ids and lengths, touches no tensor."""
@@ -98,7 +99,7 @@ class Scheduler:
         prefill: list[Row] = []
         self._planner.begin()
         budget = self._plan_running(decode, prefill, outbox)
-        if budget and self._next_admissible() is not None:
+        if budget:
             self._plan_waiting(prefill, budget, outbox)
         if not decode and not prefill:
             return None
@@ -110,7 +111,7 @@ class Scheduler:
         """Rows of running requests; returns what is left of the budget of prompt tokens."""
         budget = self._chunk
         running, grow, decode_row = _RUNNING, self._memory.grow, self._planner.decode_row
-        # A victim is never older than the request that needs its pages, so it has no row yet.
+        # A victim's turn never comes before that of who needs its pages, so it has no row yet.
         for request in tuple(self.running):
             if request.state is not running:
                 continue
@@ -123,16 +124,24 @@ class Scheduler:
                     if not request.announced:
                         _announce(request, outbox)
                 continue
+            if budget:  # a long prompt gives way to what came later and goes first
+                budget = self._plan_waiting(prefill, budget, outbox, request.turn)
             end = self._chunk_end(request, budget, first=not prefill)
             if end > request.computed and self._make_room(request, end):
                 budget -= end - request.computed
                 prefill.append(self._planner.row(request, end))
         return budget
 
-    def _plan_waiting(self, prefill: list[Row], budget: int, outbox: list[Event]) -> None:
+    def _plan_waiting(
+        self, prefill: list[Row], budget: int, outbox: list[Event], before: Turn | None = None
+    ) -> int:
+        """Rows of requests that are admitted, those alone whose turn comes `before` another's where
+        that is given; returns what is left of the budget of prompt tokens."""
+        if self._next_admissible(before) is None:
+            return budget
         places = self._max_running - len(self.running) - len(self.held)
         with self._memory.admission(min(places, len(self.waiting))):
-            for request in self._admissible():
+            for request in self._admissible(before):
                 match = self._memory.resume(
                     request, self._planner.resume_limit(request), self._grid
                 )
@@ -143,31 +152,34 @@ class Scheduler:
                 end = self._chunk_end(request, budget, first=not prefill)
                 if end == request.computed:
                     self._memory.release(request)
-                    return
+                    return budget
                 self._memory.count_hit(request, match)
                 # A hand-off may read a held request's pages while later chunks compute, so it
                 # takes all of them at once and is never preempted.
                 self._memory.admit(request, request.target if request.spec.hold else end)
                 if request.spec.hold:
                     self._homeless[request.serial] = request
-                del self.waiting[request.serial]
+                self.waiting.remove(request)
                 request.move(RequestState.RUNNING)
                 self._insert(request)
                 if not request.announced:
                     _announce(request, outbox)
                 budget -= end - request.computed
                 prefill.append(self._planner.row(request, end))
+        return budget
 
-    def _admissible(self) -> Iterator[Request]:
+    def _admissible(self, before: Turn | None) -> Iterator[Request]:
         """The head of the queue, again and again, for as long as it may be admitted."""
-        while (request := self._next_admissible()) is not None:
+        while (request := self._next_admissible(before)) is not None:
             yield request
 
-    def _next_admissible(self) -> Request | None:
-        """First come, first served: a large request is not overtaken, so it cannot starve."""
-        if not self.waiting or len(self.running) + len(self.held) >= self._max_running:
+    def _next_admissible(self, before: Turn | None = None) -> Request | None:
+        """In turn: a large request is not overtaken by a small one, so it cannot starve."""
+        request = self.waiting.first
+        if request is None or len(self.running) + len(self.held) >= self._max_running:
             return None
-        request = next(iter(self.waiting.values()))
+        if before is not None and request.turn > before:
+            return None
         if request.pending:
             return None  # preempted while its last token was still being sampled
         needed = self._memory.pages_for(request.target)
@@ -189,8 +201,8 @@ class Scheduler:
         return chunk_end(request.computed, request.target, budget, self._grid, first)
 
     def _make_room(self, request: Request, tokens: int) -> bool:
-        """Pages for `tokens` tokens, preempting younger requests; false when it was its own turn
-        to go."""
+        """Pages for `tokens` tokens, preempting who comes after `request`; false when that was
+        `request` itself."""
         while not self._memory.grow(request, tokens):
             victim = next(r for r in reversed(self.running) if not r.spec.hold)
             self._preempt(victim)
@@ -204,13 +216,12 @@ class Scheduler:
         self._memory.share_pages(request)
         self._memory.release(request)
         self._memory.count_preemption()
-        self.waiting[request.serial] = request
-        self.waiting.move_to_end(request.serial, last=False)
+        self.waiting.add(request)
 
     def _insert(self, request: Request) -> None:
-        """Keep `running` ordered by age; the newcomer is nearly always the youngest."""
+        """Keep `running` ordered; the newcomer is nearly always the last."""
         index = len(self.running)
-        while index and self.running[index - 1].serial > request.serial:
+        while index and self.running[index - 1].turn > request.turn:
             index -= 1
         self.running.insert(index, request)
 

@@ -77,7 +77,7 @@ def paged_attn_prefill(
 ) -> Tensor:
     """Causal attention of each row's new tokens over all its tokens, whose keys are in the pool.
 
-    q:            [T, QH, D] float, packed rows; QH is a multiple of KH
+    q:            [T, QH, D] float, packed rows, which may lie apart; QH is a multiple of KH
     k_pool, v_pool: [pages, page_size, KH, D], strided over pages
     block_tables: [B, max_pages] int32, pages of each row, padded with 0
     cu_seqlens_q: [B + 1] int64 on the device, packed token where each row begins; host copy beside

@@ -72,6 +72,7 @@ from baton.kernels.mla import (
     latent_write_native,
     mla_decode,
     mla_decode_native,
+    mla_prefill,
     mla_query,
     mla_query_native,
     rotate_tails,
@@ -147,6 +148,13 @@ class Kernels:
     mla_query: Callable[[Tensor, Tensor, Tensor], Tensor]
     from_latent: Callable[[Tensor, Tensor, int], Tensor]
     mla_decode: Callable[[Tensor, Tensor, Tensor, Tensor, tuple[int, ...], int, float], Tensor]
+    mla_prefill: Callable[
+        [
+            Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, tuple[int, ...], Tensor,
+            tuple[int, ...], float,
+        ],
+        Tensor,
+    ]  # fmt: skip
     route_softmax_grouped: Callable[[Tensor, int, int, int, bool, float], tuple[Tensor, Tensor]]
     route_softmax_topk: Callable[[Tensor, int], tuple[Tensor, Tensor]]
     route_sigmoid_grouped: Callable[
@@ -204,6 +212,7 @@ TORCH = Kernels(
     mla_query=mla_query,
     from_latent=from_latent,
     mla_decode=mla_decode,
+    mla_prefill=mla_prefill,
     route_softmax_grouped=route_softmax_grouped,
     route_softmax_topk=route_softmax_topk,
     route_sigmoid_grouped=route_sigmoid_grouped,
@@ -246,6 +255,7 @@ def native_kernels(native: Native) -> Kernels:
         mla_query=partial(mla_query_native, native),
         from_latent=partial(from_latent_native, native),
         mla_decode=partial(mla_decode_native, native),
+        mla_prefill=mla_prefill,
         route_softmax_grouped=partial(route_softmax_grouped_native, native),
         route_softmax_topk=partial(route_softmax_topk_native, native),
         route_sigmoid_grouped=partial(route_sigmoid_grouped_native, native),

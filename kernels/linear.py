@@ -111,7 +111,7 @@ def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
 
     x:      [T, K] float
     weight: [O, K] float, or 8-bit, or packed
-    bias:   [O] float32, or None
+    bias:   [O] float, or None; of float32 for the native library
     returns [T, O], dtype of x; sums in float32
     """
     if not isinstance(weight, Tensor):

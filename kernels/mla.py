@@ -12,7 +12,7 @@ Position `p` of a row lies in page `block_tables[row, p // page_size]` at offset
 a pool [pages, page_size, W] that is strided over pages. Page 0 is padding.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -60,12 +60,7 @@ def latent_write_native(
 
 
 def rotate_tails(
-    x: Tensor,
-    rotated: int,
-    cache: Tensor,
-    positions: Tensor,
-    interleaved: bool,
-    rope: Callable[[Tensor, Tensor, Tensor], Tensor] = apply_rope,
+    x: Tensor, rotated: int, cache: Tensor, positions: Tensor, interleaved: bool
 ) -> Tensor:
     """The last `rotated` channels of every head, rotated by its token's position.
 
@@ -81,7 +76,7 @@ def rotate_tails(
     tail = x[..., x.shape[2] - rotated :]
     if interleaved:
         tail = tail.reshape(*tail.shape[:2], rotated // 2, 2).transpose(2, 3).flatten(2)
-    return rope(tail.contiguous(), cache, positions)
+    return apply_rope(tail, cache, positions)
 
 
 def rotate_tails_native(
@@ -117,9 +112,14 @@ def mla_query(plain: Tensor, rotated: Tensor, up: Tensor) -> Tensor:
     up:      [H, N + V, rank] float
     returns  [T, H, W], dtype of plain
     """
-    keys = up[:, : plain.shape[2]].to(plain.dtype)
-    met = torch.bmm(plain.transpose(0, 1), keys).transpose(0, 1)
-    return torch.cat((met, rotated), dim=-1)
+    rows, heads, keys = plain.shape
+    rank = up.shape[2]
+    out = plain.new_empty((rows, heads, rank + rotated.shape[2]))
+    # A product head by head, written where it belongs: one launch on a GPU, with the copy two.
+    met = out[..., :rank].transpose(0, 1)
+    torch.bmm(plain.transpose(0, 1), up[:, :keys].to(plain.dtype), out=met)
+    out[..., rank:] = rotated
+    return out
 
 
 def mla_query_native(native: Native, plain: Tensor, rotated: Tensor, up: Tensor) -> Tensor:
@@ -159,7 +159,9 @@ def from_latent(mean: Tensor, up: Tensor, key_rows: int) -> Tensor:
     returns   [T, H, V], dtype of mean
     """
     values = up[:, key_rows:].to(mean.dtype)
-    return torch.bmm(mean.transpose(0, 1), values.transpose(1, 2)).transpose(0, 1)
+    out = mean.new_empty((*mean.shape[:2], values.shape[1]))
+    torch.bmm(mean.transpose(0, 1), values.transpose(1, 2), out=out.transpose(0, 1))
+    return out
 
 
 def from_latent_native(native: Native, mean: Tensor, up: Tensor, key_rows: int) -> Tensor:
@@ -252,7 +254,8 @@ def mla_decode_native(
 
 
 def mla_prefill(
-    q: Tensor,
+    plain: Tensor,
+    rotated: Tensor,
     pool: Tensor,
     up: Tensor,
     block_tables: Tensor,
@@ -264,17 +267,19 @@ def mla_prefill(
 ) -> Tensor:
     """Causal attention of each row's new tokens over all its tokens, whose latents are in the pool.
 
-    q:            [T, H, N + R] float, packed rows: the part that meets up_k, then the rotated one
+    plain:        [T, H, N] float, packed rows: the queries' part that meets up_k; its heads and
+                  tokens may lie apart
+    rotated:      [T, H, R], dtype of plain: the rotated part, may be strided alike
     pool:         [pages, page_size, W], strided over pages
     up:           [H, N + V, rank] float
     block_tables: [B, max_pages] int, pages of each row, padded with 0
     cu_seqlens_q: [B + 1] int64 on the device, packed token where each row begins; host copy beside
     kv_lens:      [B] int64 on the device, tokens of each row including the new ones; host beside
     scale:        factor on the scores
-    returns       [T, H, V], dtype of q
+    returns       [T, H, V], dtype of plain
     """
-    key_rows = q.shape[2] - (pool.shape[2] - up.shape[2])
-    out = q.new_empty(q.shape[0], q.shape[1], up.shape[1] - key_rows)
+    q = torch.cat((plain, rotated), dim=-1)
+    out = q.new_empty(q.shape[0], q.shape[1], up.shape[1] - plain.shape[2])
     page_size = pool.shape[1]
     for row, kv_len in enumerate(kv_lens_host):
         start, end = cu_seqlens_q_host[row], cu_seqlens_q_host[row + 1]

@@ -14,7 +14,7 @@ class TokenIds(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("client_id", "model", "text", "token_ids", "sampling", "stream", "routed_dp_rank")
+    __slots__ = ("client_id", "model", "text", "token_ids", "sampling", "stream", "routed_dp_rank", "priority")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     ROUTED_DP_RANK_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     model: str
     text: str
@@ -29,7 +30,8 @@ class GenerateRequest(_message.Message):
     sampling: SampleOptions
     stream: bool
     routed_dp_rank: int
-    def __init__(self, client_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SampleOptions, _Mapping]] = ..., stream: _Optional[bool] = ..., routed_dp_rank: _Optional[int] = ...) -> None: ...
+    priority: int
+    def __init__(self, client_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SampleOptions, _Mapping]] = ..., stream: _Optional[bool] = ..., routed_dp_rank: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class SampleOptions(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop_token_ids", "stop", "include_stop", "ignore_eos", "min_tokens", "max_tokens", "logprobs", "prompt_logprobs_start", "prompt_logprobs", "logprob_token_ids", "grammar")

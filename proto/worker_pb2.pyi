@@ -20,7 +20,7 @@ class RouterMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., start: _Optional[_Union[StartRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
 
 class StartRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "client_id", "prompt_ids", "output_ids", "sampling", "prefills", "state_at")
+    __slots__ = ("request_id", "attempt", "client_id", "prompt_ids", "output_ids", "sampling", "prefills", "state_at", "priority")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class StartRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PREFILLS_FIELD_NUMBER: _ClassVar[int]
     STATE_AT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     client_id: str
@@ -37,7 +38,8 @@ class StartRequest(_message.Message):
     sampling: _common_pb2.SamplingParams
     prefills: _containers.RepeatedCompositeFieldContainer[_common_pb2.WorkerIdentity]
     state_at: _common_pb2.StateAt
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., client_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., prefills: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ..., state_at: _Optional[_Union[_common_pb2.StateAt, _Mapping]] = ...) -> None: ...
+    priority: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., client_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., prefills: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ..., state_at: _Optional[_Union[_common_pb2.StateAt, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id", "attempt", "reason")

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Collection
 
 import uvloop
 
@@ -26,6 +27,10 @@ class RouterActor:
         return asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(
             START_TIMEOUT_S
         )
+
+    def retire(self, ranks: Collection[int]) -> None:
+        """These decode ranks have left the cluster, and are not started again."""
+        self._loop.call_soon_threadsafe(self._server.retire, ranks)
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Let requests end for `grace_s`; the thread is gone when it returns. Again: nothing."""

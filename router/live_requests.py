@@ -73,6 +73,7 @@ class LiveRequest:
             sampling=sampling,
             prefills=[worker.identity for worker in prefills],
             state_at=state_at,
+            priority=request.priority,
         )
 
     def goes_on(self, event: Finished) -> bool:

@@ -66,12 +66,12 @@ class Placer:
     ) -> Placement | None:
         """None where no worker of a role can take it now; `missing` says which.
 
-        only_rank: the number of the decode rank to use; INVALID_REQUEST where no rank has it. A
-        request that has begun there is not ended by that rank's leaving: any other goes on.
+        only_rank: the number of the decode rank to use, for as long as it is in the cluster: once
+        it has left, any other is. INVALID_REQUEST where no rank has had that number.
         lost_on: registrations of ranks that lost this request before: used where there is no other.
         """
         prefills, ranks = self._usable(Role.PREFILL), self._usable(Role.DECODE)
-        if only_rank is not None and not (lost_on and self._has_left(only_rank)):
+        if only_rank is not None and not self._table.has_left(only_rank):
             self._check_number(only_rank)
             ranks = [r for r in ranks if r.rank == only_rank]
         if not prefills or not ranks:
@@ -115,14 +115,11 @@ class Placer:
         ]
         return [by_id[c.worker_id] for c in self._policies[role].order(candidates)]
 
-    def _has_left(self, rank: int) -> bool:
-        """For good, or there never was one. Before the first has registered, none has."""
-        numbers = self._table.ranks()
-        return bool(numbers) and rank not in numbers
-
     def _check_number(self, rank: int) -> None:
-        if self._has_left(rank):
-            valid = ", ".join(map(str, self._table.ranks()))
+        """Before the first rank has registered, any number may be right."""
+        numbers = self._table.ranks()
+        if numbers and rank not in numbers:
+            valid = ", ".join(map(str, numbers))
             raise invalid(
                 "routed_dp_rank",
                 f"routed_dp_rank is {rank}; the decode ranks are {valid}",

@@ -183,12 +183,13 @@ class RankSession:
             sequence += 1
             self._outgoing.put_nowait(RouterMessage(heartbeat=Heartbeat(sequence=sequence)))
             before = clock()
-            left = self._heard + lease_s - before
-            await asyncio.sleep(min(lease_s / BEATS_PER_LEASE, left))
+            nap_s = min(lease_s / BEATS_PER_LEASE, self._heard + lease_s - before)
+            await asyncio.sleep(nap_s)
             now = clock()
-            if now - before > lease_s:
-                self._heard = now  # this process was held up; the silence may be its own
-            elif now - self._heard >= lease_s:
+            # While this process was held up, what the rank said may lie unread: no silence.
+            late_s = max(0.0, now - before - nap_s)
+            self._heard = min(now, self._heard + late_s)
+            if now - self._heard >= lease_s:
                 raise RankLost(f"it was silent for its lease of {lease_s:g} s")
 
     def _lose(self, reason: str) -> None:

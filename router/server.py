@@ -5,7 +5,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 
 import grpc
@@ -73,6 +73,11 @@ class RouterServer:
         if self._backend is not None:
             await self._backend.drain(grace_s)
         await self._open.aclose()
+
+    def retire(self, ranks: Collection[int]) -> None:
+        """See `RouterBackend.retire`. A router that does not serve knows of no ranks."""
+        if self._backend is not None:
+            self._backend.retire(ranks)
 
     async def _start(self, opening: contextlib.AsyncExitStack) -> Started:
         config = self._config

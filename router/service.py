@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from baton.api.backend import (
@@ -148,6 +148,11 @@ class RouterBackend:
             await flush_all(self._table.workers(), timeout_s)
         finally:  # some may be empty
             self._states.clear()
+
+    def retire(self, ranks: Collection[int]) -> None:
+        """These decode ranks are not started again: nobody waits for them any longer."""
+        self._table.retire(ranks)
+        self.changed.fire()
 
     async def drain(self, grace_s: float) -> None:
         """Turn new requests away, and wait up to `grace_s` for those here to end."""

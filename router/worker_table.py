@@ -4,7 +4,7 @@ Pure: no sockets, no tasks, and the clock is handed in. A worker is in the table
 registration until its stream ends, its lease runs out, or a newer incarnation takes its place.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -71,8 +71,8 @@ class Change:
 class WorkerTable:
     """Workers by id, each with a lease of `lease_s` seconds of `clock`.
 
-    `check` must be called more often than once a lease. A caller that was itself held up grants
-    the workers a new lease: their reports lie unread and the silence was its own.
+    `check` says when it is to be called again. The time by which a caller is late, because its
+    process was held up, counts as nobody's silence: the workers' reports may lie unread.
     """
 
     def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
@@ -80,10 +80,11 @@ class WorkerTable:
         self._clock = clock
         self._workers: dict[str, Worker] = {}
         self._deadlines: dict[str, float] = {}
-        self._away: set[int] = set()
+        self._away: set[int] = set()  # ranks that went without a word
+        self._left: set[int] = set()  # ranks that went for good
         self._subscribers: list[Callable[[Change], None]] = []
         self._registrations = 0
-        self._checked = clock()
+        self._due = clock()  # the next `check`
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         """`listener` is told of every join, loss, and change of `leaving`."""
@@ -98,7 +99,17 @@ class WorkerTable:
         """The numbers of the decode ranks that stay: those here, and those that went without
         saying that they leave, which are started again."""
         here = {w.rank for w in self.workers(Role.DECODE) if not w.leaving}
-        return sorted(here | self._away)
+        return sorted(here | (self._away - self._left))
+
+    def has_left(self, rank: int) -> bool:
+        """There was a decode rank of that number; it has left for good, or is leaving."""
+        leaving = {w.rank for w in self.workers(Role.DECODE) if w.leaving}
+        return rank in leaving | self._left and rank not in self.ranks()
+
+    def retire(self, ranks: Collection[int]) -> None:
+        """These are not started again. One that is here all the same stays until it goes; one that
+        registers after this is one of the cluster again."""
+        self._left.update(ranks)
 
     def register(self, hello: Hello) -> Worker:
         """Take a worker on, or raise `Refused`."""
@@ -120,7 +131,9 @@ class WorkerTable:
         self._registrations += 1
         worker = Worker(hello.worker, role, dict(hello.fingerprint), self._registrations)
         self._workers[worker.worker_id] = worker
-        self._away.discard(worker.rank)
+        if role is Role.DECODE:
+            self._away.discard(worker.rank)
+            self._left.discard(worker.rank)
         self._renew(worker)
         self._tell(Change(None, worker))
         return worker
@@ -154,14 +167,15 @@ class WorkerTable:
     def check(self) -> float:
         """Drop the workers whose lease has run out; in how many seconds to call again."""
         now = self._clock()
-        held_up = now - self._checked > self._lease_s
-        self._checked = now
+        late_s = max(0.0, now - self._due)
         for worker in self.workers():
-            if held_up:
-                self._renew(worker)
-            elif now >= self._deadlines[worker.worker_id]:
+            at = min(self._deadlines[worker.worker_id] + late_s, now + self._lease_s)
+            self._deadlines[worker.worker_id] = at
+            if now >= at:
                 self._remove(worker, f"no report for its lease of {self._lease_s:g} s")
-        return min([self._lease_s / 4, *(at - now for at in self._deadlines.values())])
+        again_s = min([self._lease_s / 4, *(at - now for at in self._deadlines.values())])
+        self._due = now + again_s
+        return again_s
 
     def _current(self, worker: Worker) -> Worker | None:
         current = self._workers.get(worker.worker_id)
@@ -174,8 +188,8 @@ class WorkerTable:
     def _remove(self, worker: Worker, reason: str) -> None:
         del self._workers[worker.worker_id]
         del self._deadlines[worker.worker_id]
-        if worker.role is Role.DECODE and not worker.leaving:
-            self._away.add(worker.rank)
+        if worker.role is Role.DECODE:
+            (self._left if worker.leaving else self._away).add(worker.rank)
         self._tell(Change(worker, None, reason))
 
     def _tell(self, change: Change) -> None:

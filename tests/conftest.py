@@ -1,10 +1,10 @@
 """Fixtures and options that tests of several rooms share."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # No test fails for being slow: a machine may be busy.
-settings.register_profile("patient", deadline=None)
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 pytest_plugins = ["oracle.fixtures"]

@@ -75,7 +75,7 @@ class FakeBackend:
             return False
         _, abort = self._held[request.request_id] = (request, asyncio.Event())
         self.holding.set()
-        await asyncio.wait_for(abort.wait(), 30)
+        await asyncio.wait_for(abort.wait(), 60)
         return True
 
     def _answer(self, request: GenerateRequest) -> tuple[list[int], Finished]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
@@ -42,7 +42,7 @@ from baton.proto.worker_pb2 import (
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 """For every wait of a test; only a broken router reaches it."""
 VOCAB = 300
 T = TypeVar("T")
@@ -265,7 +265,7 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
         await self.server.stop(grace_s=0.0)
 
     async def add(self, *workers: FakeWorker) -> None:
-        """Serve and register; a rank's session is open when this returns."""
+        """Serve and register; requests can be started on a rank when this returns."""
         for worker in workers:
             self._workers.append(worker)
             await worker.__aenter__()
@@ -273,6 +273,7 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
             assert not reply.HasField("error"), reply
             if isinstance(worker, FakeRank):
                 await within(worker.hellos.get())
+                await self.until(lambda seen, rank=worker: _ready(seen[rank.worker_id], rank))
 
     def generate(
         self, prompt: Sequence[int], timeout: float = DEADLINE_S, **options: object
@@ -291,11 +292,23 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
             info = (await client.get("/server_info")).json()
         return {w["worker_id"]: w for w in info["workers"]}
 
+    async def until_active(self, count: int) -> None:
+        """Ask until the router has as many requests that have not ended."""
+        async with httpx.AsyncClient(base_url=self.http, timeout=DEADLINE_S) as client:
+            async with asyncio.timeout(DEADLINE_S):
+                while (await client.get("/server_info")).json()["router"]["active"] != count:
+                    pass
+
     async def until(self, true_of: Callable[[dict[str, dict[str, object]]], bool]) -> None:
         """Ask for `workers` until what is said of them is true."""
         async with asyncio.timeout(DEADLINE_S):
             while not true_of(await self.workers()):
                 pass
+
+
+def _ready(seen: Mapping[str, object], rank: FakeWorker) -> bool:
+    """Whether the router starts requests on exactly this start of the rank."""
+    return bool(seen["ready"]) and seen["incarnation"] == rank.incarnation
 
 
 def tokens_of(

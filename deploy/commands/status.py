@@ -9,7 +9,7 @@ from rich.live import Live
 
 from baton.deploy.router_client import RouterClient
 from baton.deploy.state_file import newest
-from baton.deploy.status_table import render
+from baton.deploy.status_table import natural_width, render
 
 
 @click.command()
@@ -26,7 +26,10 @@ def status(url: str | None, watch: bool, interval: float, json_wanted: bool) -> 
         return
     console = Console()
     if not watch:
-        console.print(render(router.server_info()))
+        rendered = render(router.server_info())
+        if not console.is_terminal:  # a pipe has no width: as much as is needed
+            console.width = natural_width(console, rendered)
+        console.print(rendered)
         return
     with Live(render(router.server_info()), console=console, auto_refresh=False) as live:
         while True:

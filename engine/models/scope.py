@@ -169,6 +169,11 @@ class Scope:
         self.tally.nbytes += tensor.nbytes
         return tensor.to(self.device)
 
+    @property
+    def bias_dtype(self) -> torch.dtype:
+        """What products add biases in: a bias of another dtype would be cast in every step."""
+        return self.dtype if self.kernels.native is None else torch.float32
+
     def _kept(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """As the model keeps it. Native kernels read huge pages, which files are not mapped by."""
         if tensor.is_meta or self.kernels.native is None:

@@ -23,6 +23,7 @@
 #include "mla.h"
 #include "moe.h"
 #include "packed.h"
+#include "past_cache.h"
 #include "rows.h"
 #include "team.h"
 
@@ -86,6 +87,11 @@ void baton_run(const Operation* operations, int64_t count, int64_t threads) {
     Team team(loops.get(), threads);
     for (int64_t i = 0; i < count; i++) operations[i].run(operations[i].arguments, &team);
   }
+}
+
+// Outside of any list: one thread's work.
+void baton_copy_past_cache(void* to, const void* from, int64_t bytes) {
+  copy_past_cache(static_cast<char*>(to), static_cast<const char*>(from), bytes);
 }
 
 }  // extern "C"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import triton
@@ -9,13 +10,17 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.chunks import RaggedRows, SnapshotPlan
+from baton.kernels.conv1d import GatedConvRows
 from baton.kernels.host_plan import HostPlan
-from baton.kernels.triton.arithmetic import sigmoid
+from baton.kernels.triton.arithmetic import narrow, sigmoid
 from baton.kernels.triton.shapes import packed
 
 _CHANNELS = 128  # of one program of a prompt
 _TOKENS = 16  # of one program of a prompt
 _STEP_CHANNELS = 256  # of one program of a decode step
+
+# What the inputs are multiplied with, and the outputs: [T, C], as far apart as the inputs.
+Gates = tuple[Tensor, Tensor] | tuple[None, None]
 
 
 def causal_conv1d_update(
@@ -28,10 +33,12 @@ def causal_conv1d_update(
     has_initial: Tensor | None = None,
     silu: bool = True,
     track_slots: Tensor | None = None,
+    gates: Gates = (None, None),
 ) -> Tensor:
     """As baton.kernels.conv1d.causal_conv1d_update.
 
     track_slots: [B] int64, slots that take a copy of the new window in the same launch; 0: none
+    gates: see Gates
     """
     rows, channels = x.shape
     y = x.new_empty((rows, channels))
@@ -39,6 +46,7 @@ def causal_conv1d_update(
         return y
     _conv_update[(triton.cdiv(channels, _STEP_CHANNELS), rows)](
         packed(x),
+        *gates,
         weight,
         bias,
         packed(conv_pool),
@@ -59,8 +67,20 @@ def causal_conv1d_update(
 
 
 @triton.jit
+def _inputs(x, before, place, mask):
+    """float32: what the convolution takes at `place`, rounded as a window keeps it."""
+    value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+    if before is not None:
+        value = value * tl.load(before + place, mask=mask, other=0.0).to(tl.float32)
+        value = narrow(value, x.dtype.element_ty).to(tl.float32)
+    return value
+
+
+@triton.jit
 def _conv_update(
     x,
+    before,
+    after,
     weight,
     bias,
     pool,
@@ -105,7 +125,7 @@ def _conv_update(
             if track_slots is not None:
                 if track > 0:
                     tl.store(copy + tap - 1, value, mask=inside)
-    newest = tl.load(x + row * x_stride + channel, mask=inside, other=0.0).to(tl.float32)
+    newest = _inputs(x, before, row * x_stride + channel, inside)
     total += newest * tl.load(weight + channel * WIDTH + LEAD, mask=inside, other=0.0)
     tl.store(target + LEAD - 1, newest, mask=inside)
     if track_slots is not None:
@@ -113,6 +133,8 @@ def _conv_update(
             tl.store(copy + LEAD - 1, newest, mask=inside)
     if SILU:
         total = total * sigmoid(total)
+    if after is not None:
+        total *= tl.load(after + row * x_stride + channel, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + row * channels + channel, total, mask=inside)
 
 
@@ -125,10 +147,37 @@ def gated_conv_step(
     write_slots: Tensor,
     has_initial: Tensor | None = None,
 ) -> Tensor:
-    """As baton.kernels.conv1d.gated_conv_step."""
+    """As baton.kernels.conv1d.gated_conv_step, in one launch."""
     before, after, x = bcx.chunk(3, dim=-1)
     slots = (read_slots, write_slots, has_initial)
-    return after * causal_conv1d_update(before * x, weight, bias, conv_pool, *slots, silu=False)
+    return causal_conv1d_update(
+        x, weight, bias, conv_pool, *slots, silu=False, gates=(before, after)
+    )
+
+
+def plan_gated_conv_prefill(
+    cu_seqlens_host: Sequence[int],
+    prefix_lens_host: Sequence[int],
+    width: int,
+    snapshots: SnapshotPlan | None,
+) -> HostPlan[GatedConvRows]:
+    """As baton.kernels.conv1d.plan_gated_conv_prefill; two launches a layer."""
+    tiles = conv_tiles(cu_seqlens_host, prefix_lens_host, snapshots)
+
+    def build(parts: Iterator[Tensor]) -> GatedConvRows:
+        tiles_of = tiles.build(parts)
+        return lambda rows: partial(_gated_prompts, tiles_of(rows))
+
+    return HostPlan(tiles.lists, build)
+
+
+def _gated_prompts(
+    tiles: "ConvTiles", bcx: Tensor, weight: Tensor, bias: Tensor | None, conv_pool: Tensor
+) -> Tensor:
+    before, after, x = bcx.chunk(3, dim=-1)
+    return causal_conv1d_prompts(
+        x, weight, bias, conv_pool, tiles, silu=False, gates=(before, after)
+    )
 
 
 @dataclass(frozen=True)
@@ -201,8 +250,12 @@ def causal_conv1d_prompts(
     conv_pool: Tensor,
     tiles: ConvTiles,
     silu: bool = True,
+    gates: Gates = (None, None),
 ) -> Tensor:
-    """baton.kernels.conv1d.causal_conv1d_varlen, with the batch's rows and snapshots in `tiles`."""
+    """baton.kernels.conv1d.causal_conv1d_varlen, with the batch's rows and snapshots in `tiles`.
+
+    gates: see Gates
+    """
     tokens, channels = x.shape
     y = x.new_empty((tokens, channels))
     columns = triton.cdiv(channels, _CHANNELS)
@@ -217,6 +270,7 @@ def causal_conv1d_prompts(
     if tokens:
         _convolve[(columns, tiles.rows.shape[0])](
             packed(x),
+            *gates,
             weight,
             bias,
             y,
@@ -232,6 +286,7 @@ def causal_conv1d_prompts(
         )
     _keep_windows[(columns, tiles.read_slots.shape[0])](
         x,
+        gates[0],
         tiles.write_slots,
         tiles.has_initial,
         tiles.row_snapshots,
@@ -248,6 +303,8 @@ def causal_conv1d_prompts(
 @triton.jit
 def _convolve(
     x,
+    before,
+    after,
     weight,
     bias,
     y,
@@ -283,21 +340,24 @@ def _convolve(
     for tap in tl.static_range(WIDTH):
         source = token - LEAD + tap
         seen = inside & (source >= first)[:, None]
-        value = tl.load(x + source[:, None] * x_stride + channel[None, :], mask=seen, other=0.0)
-        value = value.to(tl.float32)
+        value = _inputs(x, before, source[:, None] * x_stride + channel[None, :], seen)
         if tap < LEAD:
-            before = inside & ((source < first) & (source >= known))[:, None]
+            earlier = inside & ((source < first) & (source >= known))[:, None]
             place = (source - first + LEAD)[:, None]
-            value += tl.load(window + place, mask=before, other=0.0).to(tl.float32)
+            value += tl.load(window + place, mask=earlier, other=0.0).to(tl.float32)
         total += value * tl.load(weight + channel * WIDTH + tap, mask=in_c, other=0.0)[None, :]
     if SILU:
         total = total * sigmoid(total)
+    if after is not None:
+        own = after + token[:, None] * x_stride + channel[None, :]
+        total *= tl.load(own, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + token[:, None] * channels + channel[None, :], total, mask=inside)
 
 
 @triton.jit
 def _keep_windows(
     x,
+    before,
     write_slots,
     has_initial,
     row_snapshots,
@@ -330,9 +390,7 @@ def _keep_windows(
             token = end - LEAD + tap
             value = tl.zeros((BLOCK,), tl.float32)
             if token >= first:
-                value = tl.load(x + token * x_stride + channel, mask=inside, other=0.0).to(
-                    tl.float32
-                )
+                value = _inputs(x, before, token * x_stride + channel, inside)
             elif started:
                 value = tl.load(source + (token - first + LEAD), mask=inside, other=0.0).to(
                     tl.float32

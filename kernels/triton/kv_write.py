@@ -15,7 +15,7 @@ def kv_write(
     """As baton.kernels.attention.kv_write, for k and v strided over tokens."""
     width = k.shape[1] * k.shape[2]
     if k.shape[0]:
-        _write[(triton.cdiv(width, _BLOCK), k.shape[0])](
+        _write[(k.shape[0], triton.cdiv(width, _BLOCK))](
             packed(k), packed(v), packed(k_pool), packed(v_pool), token_pages, token_offsets,
             k.stride(0), v.stride(0), k_pool.stride(0), v_pool.stride(0), width,
             BLOCK=_BLOCK, num_warps=4,
@@ -26,7 +26,7 @@ def latent_write(latents: Tensor, pool: Tensor, token_pages: Tensor, token_offse
     """As baton.kernels.mla.latent_write, for latents strided over tokens."""
     width = latents.shape[1]
     if latents.shape[0]:
-        _write[(triton.cdiv(width, _BLOCK), latents.shape[0])](
+        _write[(latents.shape[0], triton.cdiv(width, _BLOCK))](
             packed(latents), None, packed(pool), None, token_pages, token_offsets,
             latents.stride(0), 0, pool.stride(0), 0, width, BLOCK=_BLOCK, num_warps=4,
         )  # fmt: skip
@@ -38,8 +38,8 @@ def _write(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Part of one token."""
-    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    token = tl.program_id(1).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < width
     page, place = tl.load(pages + token), tl.load(offsets + token) * width + c
     value = tl.load(k + token * k_stride + c, mask=inside)

@@ -52,7 +52,7 @@ def _through_experts(
     outer = w_in.new_empty((tokens * top_k, hidden))
     _product(packed(x), w_in, inner, assigned, top_k, activation)
     _product(inner, w_out, outer, assigned, 1, _NOTHING.value)
-    _combine[(triton.cdiv(hidden, _COMBINED), tokens)](
+    _combine[(tokens, triton.cdiv(hidden, _COMBINED))](
         outer, weights, out, hidden, TOP_K=top_k, BLOCK=_COMBINED, num_warps=4
     )
     return out
@@ -137,8 +137,8 @@ def _multiply(
 @triton.jit
 def _combine(outer, weights, out, hidden, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
     """Some channels of one token, its experts in their own order."""
-    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    token = tl.program_id(1).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < hidden
     total = tl.zeros((BLOCK,), tl.float32)
     for k in range(TOP_K):

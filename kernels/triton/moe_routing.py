@@ -14,10 +14,28 @@ from baton.kernels.triton.shapes import block, packed
 _TOKENS = 4  # of one program that routes
 _PAIRS = 1024  # that one program looks at together
 
+# What a choice is made by, and weighted by.
+_CHOSEN_SOFTMAX = tl.constexpr(0)  # logits; a softmax over the chosen ones
+_SOFTMAX = tl.constexpr(1)  # a softmax over all
+_SIGMOID = tl.constexpr(2)  # sigmoids, corrected for the choice
+
 
 def route_softmax_topk(router_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     """As baton.kernels.moe.route_softmax_topk; of equal logits the first are chosen."""
-    return _route(router_logits, None, top_k, 1, 1, False, 1.0)
+    return _route(router_logits, None, top_k, 1, 1, False, 1.0, _CHOSEN_SOFTMAX.value)
+
+
+def route_softmax_grouped(
+    router_logits: Tensor,
+    top_k: int,
+    groups: int = 1,
+    top_groups: int = 1,
+    normalised: bool = False,
+    factor: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """As baton.kernels.moe.route_softmax_grouped; of equal scores the first are chosen."""
+    options = (top_k, groups, top_groups, normalised, factor)
+    return _route(router_logits, None, *options, _SOFTMAX.value)
 
 
 def route_sigmoid_grouped(
@@ -30,7 +48,8 @@ def route_sigmoid_grouped(
     factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """As baton.kernels.moe.route_sigmoid_grouped; of equal scores the first are chosen."""
-    return _route(router_logits, correction, top_k, groups, top_groups, normalised, factor)
+    options = (top_k, groups, top_groups, normalised, factor)
+    return _route(router_logits, correction, *options, _SIGMOID.value)
 
 
 def _route(
@@ -41,6 +60,7 @@ def _route(
     top_groups: int,
     normalised: bool,
     factor: float,
+    scored_by: int,
 ) -> tuple[Tensor, Tensor]:
     tokens, experts = logits.shape
     weights = logits.new_empty((tokens, top_k), dtype=torch.float32)
@@ -49,7 +69,8 @@ def _route(
         _choose[(triton.cdiv(tokens, _TOKENS),)](
             packed(logits), correction, weights, chosen, factor, logits.stride(0), tokens, experts,
             TOP_K=top_k, GROUPS=groups, TOP_GROUPS=top_groups, NORMALISED=normalised,
-            TOKENS=_TOKENS, BLOCK_K=block(top_k), BLOCK_E=block(experts), num_warps=4,
+            SCORED_BY=scored_by, TOKENS=_TOKENS, BLOCK_K=block(top_k), BLOCK_E=block(experts),
+            num_warps=4,
         )  # fmt: skip
     return weights, chosen
 
@@ -77,6 +98,7 @@ def _choose(
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
     NORMALISED: tl.constexpr,
+    SCORED_BY: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -87,14 +109,19 @@ def _choose(
     inside = (token < tokens)[:, None] & (e < experts)[None, :]
     at = logits + token[:, None] * stride + e[None, :]
     own = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    if SCORED_BY == _SOFTMAX:
+        own = tl.where((e < experts)[None, :], own, float("-inf"))
+        own = tl.exp(own - tl.max(own, axis=1)[:, None])
+        own = own / tl.sum(own, axis=1)[:, None]
     scores = own
-    if correction is not None:
+    if SCORED_BY == _SIGMOID:
         own = sigmoid(own)
         scores = own + tl.load(correction + e, mask=e < experts, other=0.0)[None, :]
     scores = tl.where((e < experts)[None, :], scores, float("-inf"))
     if TOP_GROUPS < GROUPS:
         group = e // (experts // GROUPS)
-        scores = _within_groups(scores, group, e, GROUPS, TOP_GROUPS, TOKENS, BLOCK_E)
+        pairs: tl.constexpr = SCORED_BY == _SIGMOID
+        scores = _within_groups(scores, group, e, GROUPS, TOP_GROUPS, pairs, TOKENS, BLOCK_E)
     values = tl.zeros((TOKENS, BLOCK_K), tl.float32)
     ids = tl.zeros((TOKENS, BLOCK_K), tl.int64)
     for k in range(TOP_K):
@@ -104,7 +131,7 @@ def _choose(
         values = tl.where(here, value[:, None], values)
         ids = tl.where(here, expert[:, None].to(tl.int64), ids)
     real = (place < TOP_K)[None, :]
-    if correction is None:
+    if SCORED_BY == _CHOSEN_SOFTMAX:
         values = tl.where(real, values, float("-inf"))
         values = tl.exp(values - tl.max(values, axis=1)[:, None])
         values = values / tl.sum(values, axis=1)[:, None]
@@ -125,17 +152,19 @@ def _within_groups(
     e,
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
+    PAIRS: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Scores of the groups with the largest sums of two; -inf in the others."""
+    """Scores of the groups with the largest sums of two, or the largest scores; -inf in others."""
     g = tl.arange(0, BLOCK_E)  # as many as experts: there are never more groups
     worth = tl.full((TOKENS, BLOCK_E), float("-inf"), tl.float32)
     for one in range(GROUPS):
         of_group = tl.where((group == one)[None, :], scores, float("-inf"))
         first, _, rest = _take_largest(of_group, e, BLOCK_E)
-        both = first + tl.max(rest, axis=1)
-        worth = tl.where((g == one)[None, :], both[:, None], worth)
+        if PAIRS:
+            first += tl.max(rest, axis=1)
+        worth = tl.where((g == one)[None, :], first[:, None], worth)
     kept = tl.zeros((TOKENS, BLOCK_E), tl.int32)
     for _ in range(TOP_GROUPS):
         _, best, worth = _take_largest(worth, g, BLOCK_E)

@@ -15,7 +15,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centred: bool = False) 
     width = x.shape[-1]
     per_row = x.shape[1] if x.dim() == 3 else 1
     if out.numel():
-        _rms_norm[(per_row, x.shape[0])](
+        _rms_norm[(x.shape[0], per_row)](
             packed(x), weight, out, eps, x.stride(0), per_row, width,
             weight.numel() // width, ZERO_CENTRED=zero_centred, BLOCK=block(width),
             num_warps=_warps(width),
@@ -42,7 +42,7 @@ def gated_norm(
     tokens, channels = y.shape
     out = y.new_empty((tokens, channels))
     if out.numel():
-        _gated_norm[(channels // group_size, tokens)](
+        _gated_norm[(tokens, channels // group_size)](
             packed(y), packed(z), weight, out, eps, y.stride(0), z.stride(0), channels,
             group_size, SHARED=weight is not None and weight.shape[0] != channels,
             BEFORE=norm_before_gate, SILU=silu, BLOCK=block(group_size),
@@ -70,7 +70,7 @@ def _rms_norm(
     BLOCK: tl.constexpr,
 ):
     """One run of `width` channels; `weights` of them have a weight each, in turn."""
-    place, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tl.arange(0, BLOCK)
     inside = c < width
     value = tl.load(x + row * x_stride + place * width + c, mask=inside, other=0.0).to(tl.float32)
@@ -99,7 +99,7 @@ def _gated_norm(
     BLOCK: tl.constexpr,
 ):
     """One group of one token."""
-    group, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     within = tl.arange(0, BLOCK)
     inside = within < group_size
     c = group * group_size + within

@@ -15,7 +15,7 @@ def apply_rope(x: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
     tokens, heads, width = x.shape
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if out.numel():
-        _rotate[(triton.cdiv(heads, _HEADS), tokens)](
+        _rotate[(tokens, triton.cdiv(heads, _HEADS))](
             packed(x), cache, positions, out, x.stride(0), heads, width, cache.shape[1],
             HEADS=_HEADS, BLOCK=block(width), num_warps=4,
         )  # fmt: skip
@@ -29,8 +29,8 @@ def _rotate(
 ):  # fmt: skip
     """Some heads of one token. Each channel reads its partner: half the reads come from the cache
     of the first level."""
-    head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
-    token = tl.program_id(1).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)
     half = rotary // 2
     first, second = c < half, (c >= half) & (c < rotary)
@@ -46,3 +46,44 @@ def _rotate(
     rotated = value * cos[None, :] + tl.where(first, -other, other) * sin[None, :]
     target = out + (token * heads + head)[:, None] * width + c[None, :]
     tl.store(target, rotated, mask=inside)
+
+
+def rotate_tails(
+    x: Tensor, rotated: int, cache: Tensor, positions: Tensor, interleaved: bool
+) -> Tensor:
+    """As baton.kernels.mla.rotate_tails, in one launch."""
+    tokens, heads, width = x.shape
+    out = x.new_empty((tokens, heads, rotated))
+    if out.numel():
+        _rotate_tails[(tokens, triton.cdiv(heads, _HEADS))](
+            x[..., width - rotated :], cache, positions, out, x.stride(0), x.stride(1), heads,
+            rotated, INTERLEAVED=interleaved, HEADS=_HEADS, BLOCK=block(rotated), num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _rotate_tails(
+    x, cache, positions, out, x_stride, head_stride, heads, rotated,
+    INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Some heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    c = tl.arange(0, BLOCK)
+    half = rotated // 2
+    first = c < half
+    pair = tl.where(first, c, c - half)
+    own, partner = c, tl.where(first, c + half, c - half)
+    if INTERLEAVED:
+        own, partner = 2 * pair + (c >= half), 2 * pair + first
+    in_c = c < rotated
+    angle = cache + tl.load(positions + token) * rotated + pair
+    cos = tl.load(angle, mask=in_c, other=1.0)
+    sin = tl.load(angle + half, mask=in_c, other=0.0)
+    inside = (head < heads)[:, None] & in_c[None, :]
+    row = x + token * x_stride + head[:, None] * head_stride
+    value = tl.load(row + own[None, :], mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(row + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+    turned = value * cos[None, :] + tl.where(first, -other, other) * sin[None, :]
+    tl.store(out + (token * heads + head)[:, None] * rotated + c[None, :], turned, mask=inside)

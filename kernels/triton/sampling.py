@@ -8,7 +8,7 @@ from baton.kernels.triton.arithmetic import log1p
 from baton.kernels.triton.philox import uniform
 from baton.kernels.triton.shapes import block, packed
 
-_TOKENS = 4096  # logits of one row that are looked at together
+_TOKENS = 8192  # logits of one row that are looked at together
 _PENALISED = 1024
 
 
@@ -105,29 +105,32 @@ def _row_block(row, first, vocab, temperature, BLOCK: tl.constexpr):
 
 @triton.jit
 def _count_from(row, vocab, temperature, low, high, highest, BLOCK: tl.constexpr):
-    """How many logits are of order low or above, high or above, highest or above."""
-    some, fewer, fewest = 0, 0, 0
+    """How many logits are of order low or above, high or above, highest or above. Threads count
+    apart until the end: a sum over all of them is a barrier."""
+    some = tl.zeros((BLOCK,), tl.int32)
+    fewer, fewest = some, some
     for first in range(0, vocab, BLOCK):
         token, x = _row_block(row, first, vocab, temperature, BLOCK)
         order = tl.where(token < vocab, _order(x), -1)
-        some += tl.sum((order >= low).to(tl.int32), axis=0)
-        fewer += tl.sum((order >= high).to(tl.int32), axis=0)
-        fewest += tl.sum((order >= highest).to(tl.int32), axis=0)
-    return some, fewer, fewest
+        some += (order >= low).to(tl.int32)
+        fewer += (order >= high).to(tl.int32)
+        fewest += (order >= highest).to(tl.int32)
+    return tl.sum(some, axis=0), tl.sum(fewer, axis=0), tl.sum(fewest, axis=0)
 
 
 @triton.jit
 def _mass_above(row, vocab, temperature, best, floor, low, high, highest, BLOCK: tl.constexpr):
     """exp(x - best) summed over logits of at least floor, of an order above each of the three."""
-    most, less, least = 0.0, 0.0, 0.0
+    most = tl.zeros((BLOCK,), tl.float32)
+    less, least = most, most
     for first in range(0, vocab, BLOCK):
         _, x = _row_block(row, first, vocab, temperature, BLOCK)
         order = _order(x)
         weight = tl.where(x >= floor, tl.exp(x - best), 0.0)
-        most += tl.sum(tl.where(order > low, weight, 0.0), axis=0)
-        less += tl.sum(tl.where(order > high, weight, 0.0), axis=0)
-        least += tl.sum(tl.where(order > highest, weight, 0.0), axis=0)
-    return most, less, least
+        most += tl.where(order > low, weight, 0.0)
+        less += tl.where(order > high, weight, 0.0)
+        least += tl.where(order > highest, weight, 0.0)
+    return tl.sum(most, axis=0), tl.sum(less, axis=0), tl.sum(least, axis=0)
 
 
 @triton.jit
@@ -204,10 +207,11 @@ def _sample(
     ties = tl.full((), 0, tl.int32)
     floor = tl.full((), float("-inf"), tl.float32)
     if top_ks is not None:
-        best = tl.full((), float("-inf"), tl.float32)
+        largest = tl.full((BLOCK,), float("-inf"), tl.float32)
         for first in range(0, vocab, BLOCK):
             _, x = _row_block(row, first, vocab, temperature, BLOCK)
-            best = tl.maximum(best, tl.max(x, axis=0))
+            largest = tl.maximum(largest, x)
+        best = tl.max(largest, axis=0)
         share = tl.load(min_ps + n)
         if share > 0.0:
             floor = tl.minimum(best + tl.log(share), best)

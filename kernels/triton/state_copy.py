@@ -73,7 +73,7 @@ def kv_unpack(
 
 def _move_tokens(pages: Tensor, run: Tensor, page_ids: Tensor, first: int, PACK: bool) -> None:
     planes, count, words = run.shape
-    _move_run[(triton.cdiv(words, _WORDS), count, planes)](
+    _move_run[(count, triton.cdiv(words, _WORDS), planes)](
         pages, run, page_ids, first, pages.shape[2], pages.stride(0), pages.stride(1),
         pages.stride(2), words, count, PACK=PACK, BLOCK=min(_WORDS, triton.next_power_of_2(words)),
         num_warps=4,
@@ -86,8 +86,8 @@ def _move_run(
     PACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One token of one plane."""
-    word = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    token = tl.program_id(1)
+    token = tl.program_id(0)
+    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     plane = tl.program_id(2).to(tl.int64)
     inside = word < words
     place = first + token

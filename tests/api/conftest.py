@@ -81,6 +81,6 @@ def serve(backend: FakeBackend, text: TextService) -> Serve:
                 yield f"http://127.0.0.1:{listener.getsockname()[1]}"
             finally:
                 server.should_exit = True
-                await asyncio.wait_for(task, 10)
+                await asyncio.wait_for(task, 60)
 
     return run

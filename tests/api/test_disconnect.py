@@ -15,7 +15,7 @@ class Client:
         self.left = asyncio.Event()
 
     async def receive(self) -> dict[str, Any]:
-        await asyncio.wait_for(self.left.wait(), 10)
+        await asyncio.wait_for(self.left.wait(), 60)
         return {"type": "http.disconnect"}
 
 
@@ -27,7 +27,7 @@ async def test_the_work_is_cancelled_and_cleaned_up_before_the_client_is_reporte
         nonlocal cleaned
         try:
             client.left.set()
-            await asyncio.wait_for(asyncio.Event().wait(), 10)
+            await asyncio.wait_for(asyncio.Event().wait(), 60)
         finally:
             await asyncio.sleep(0)
             cleaned = True

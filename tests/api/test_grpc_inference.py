@@ -40,7 +40,7 @@ def options(**fields: object) -> inference_pb2.SampleOptions:
 async def replies(
     stub: inference_pb2_grpc.InferenceStub, wanted: inference_pb2.GenerateRequest
 ) -> list[inference_pb2.GenerateReply]:
-    return [reply async for reply in stub.Generate(wanted, timeout=20)]
+    return [reply async for reply in stub.Generate(wanted, timeout=60)]
 
 
 async def test_text_goes_in_and_text_and_ids_come_out_as_they_are_made(
@@ -134,7 +134,7 @@ async def test_a_failure_brings_the_whole_error_in_the_trailing_metadata(
     backend.failure = ApiError(ErrorCode.UNAVAILABLE, "lost", origin="decode-1", expected="alive")
     got = []
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        async for reply in stub.Generate(request(text="hello world", stream=True), timeout=20):
+        async for reply in stub.Generate(request(text="hello world", stream=True), timeout=60):
             got.append(reply)
     assert len(got) == 1
     assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
@@ -148,10 +148,10 @@ async def test_a_cancelled_call_cancels_its_request(
     stub: inference_pb2_grpc.InferenceStub, backend: FakeBackend, stream: bool
 ) -> None:
     backend.hold_after = 1
-    call = stub.Generate(request(text="hello world", stream=stream), timeout=20)
+    call = stub.Generate(request(text="hello world", stream=stream), timeout=60)
     reading = asyncio.create_task(anext(aiter(call)))
-    await asyncio.wait_for(backend.holding.wait(), 10)
+    await asyncio.wait_for(backend.holding.wait(), 60)
     call.cancel()
-    await asyncio.wait_for(backend.was_cancelled.wait(), 10)
+    await asyncio.wait_for(backend.was_cancelled.wait(), 60)
     assert backend.cancelled == [backend.seen[0].request_id]
     await asyncio.gather(reading, return_exceptions=True)

@@ -18,7 +18,7 @@ SAYS = "naïve café 日本語 😀 done"
 @asynccontextmanager
 async def connected(serve: Serve) -> AsyncIterator[openai.AsyncOpenAI]:
     async with serve() as url:
-        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20)
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
         async with client:
             yield client
 

@@ -9,7 +9,7 @@ from baton.api.errors import ApiError, ErrorCode
 
 
 async def stream_of(serve: Serve, path: str, body: dict[str, object]) -> httpx.Response:
-    async with serve() as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+    async with serve() as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         return await client.post(path, json=body | {"stream": True})
 
 

@@ -7,9 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 from step_driver import StepDriver
+from triton.runtime.jit import JITFunction
 
 from baton.bench.aot import HOPPER, compile_for
-from baton.bench.gpu_cases import KIMI_LINEAR, MODELS, NEMOTRON_9B, ONES, QWEN3_NEXT, Maker, cases
+from baton.bench.gpu_cases import (
+    KIMI_LINEAR,
+    LFM2,
+    MODELS,
+    NEMOTRON_9B,
+    ONES,
+    QWEN3_NEXT,
+    TINY,
+    Maker,
+    cases,
+)
 from baton.bench.gpu_models import MODELS as ENGINE_MODELS
 from baton.bench.gpu_models import write_config
 from baton.engine.models.families import read_config
@@ -27,7 +38,8 @@ MAKE = Maker(torch.device("meta"), torch.bfloat16)
 FEW = {
     NEMOTRON_9B: {"mamba2_step", "mamba2_prefill", "attn_decode", "attn_prefill", "sample"},
     QWEN3_NEXT: {"delta_step", "delta_prefill", "moe_decode"},
-    KIMI_LINEAR: {"mla_decode"},
+    KIMI_LINEAR: {"mla_decode", "mla_prefill"},
+    LFM2: {"conv_prefill"},
     ONES: {"delta_prefill"},
 }
 
@@ -40,6 +52,26 @@ def test_kernels_fit_in_shared_memory_and_spill_nothing():
                     case.run()
     assert len({kernel.name for kernel in compiled}) >= 20
     assert not [str(kernel) for kernel in compiled if not kernel.fits]
+
+
+# Steps' kernels whose programs are tokens; all those of prompts are.
+A_TOKEN_EACH = {"rms_norm", "swiglu", "gate", "rope", "rotate_tails", "kv_write", "kv_pack"}
+
+
+def test_no_number_of_tokens_is_too_large_for_a_grid(monkeypatch):
+    """A grid's second and third axes end at 65535; its first has room for any prompt."""
+    grids: dict[str, tuple[int, ...]] = {}
+
+    def launch(self: JITFunction, *args: object, grid: tuple[int, ...], **options: object) -> None:
+        grids[self.__name__] = grid
+
+    monkeypatch.setattr(JITFunction, "run", launch)
+    for case in cases(replace(TINY, prompt=1 << 17, decode_rows=1 << 17), MAKE):
+        if case.name.endswith("_prefill") or case.name in A_TOKEN_EACH:
+            case.run()
+    assert {"_convolve", "_outputs", "_attend_expanded", "_combine", "_rotate"} <= grids.keys()
+    assert not {name: grid for name, grid in grids.items() if max(grid[1:], default=0) > 65535}
+    assert sum(1 << 17 in grid for grid in grids.values()) >= 6
 
 
 def launched() -> set[str]:

@@ -25,7 +25,7 @@ def test_a_dry_run_gets_through_every_section():
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     table = done.stdout[done.stdout.rindex("dry run") :]
-    assert "failed" not in table and "no time left" not in table
+    assert not any(bad in table for bad in ("failed", "no time left", "stopped", "ended with"))
     for section in ("parity tests", "steps without a wait", "tiny mamba2_prefill", "first token"):
         assert section in table
 

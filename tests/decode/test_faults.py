@@ -27,7 +27,7 @@ from baton.transfer.handoff import HandoffState
 S = HandoffState
 TOKENS = 10
 LEASE_MS = 600  # where a test waits for it to end
-LEASES_MS = {"cut": 5000, "silent": LEASE_MS}
+LEASES_MS = {"cut": 30_000, "silent": LEASE_MS}
 
 
 @dataclass
@@ -61,7 +61,7 @@ STATES = ["queued", "scheduled", "held", "reserved", "writing", "complete", "act
 
 @asynccontextmanager
 async def stuck(
-    state: str, rng: random.Random, *, fallback: bool = False, lease_ms: int = 5000
+    state: str, rng: random.Random, *, fallback: bool = False, lease_ms: int = 30_000
 ) -> AsyncIterator[Stuck]:
     """`held`: scheduled, and the first token sampled, but there is no ticket."""
     prefill, spare = prefill_worker(lease_ms=lease_ms), prefill_worker("p1", lease_ms=lease_ms)

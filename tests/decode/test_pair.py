@@ -257,10 +257,12 @@ async def test_a_request_that_could_never_fit_is_an_error_that_says_so(
 async def test_tokens_of_one_step_travel_in_one_message(seeded: random.Random) -> None:
     prefill, decode = prefill_worker(), decode_worker()
     async with running(prefill, decode), session(decode) as router:
-        started = [
-            await router.start(random_prompt(seeded, 5, 20), greedy(30), [prefill])
-            for _ in range(3)
-        ]
+        decode.model.gate.allow(0)
+        started = []
+        for _ in range(3):
+            started.append(await router.start(random_prompt(seeded, 5, 20), greedy(90), [prefill]))
+            await decode.blocked()
+        await decode.step_until(lambda: decode.been_in(S.ACTIVE) == 3)
         await asyncio.gather(*(answer.end() for _, answer in started))
         assert max(router.sizes) == 3
         await decode.clean()

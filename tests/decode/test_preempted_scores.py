@@ -8,6 +8,7 @@ from engine.hash_model import VOCAB, HashModel, expected_tokens
 from worker.cluster import decode_worker, prefill_worker, running, session
 
 from baton.engine.engine import Engine
+from baton.transfer.handoff import HandoffState
 
 
 async def test_a_preempted_request_that_was_scored_resumes_from_its_snapshots(
@@ -17,7 +18,12 @@ async def test_a_preempted_request_that_was_scored_resumes_from_its_snapshots(
     prompts = [tuple(seeded.randrange(VOCAB) for _ in range(4 * PAGE)) for _ in range(2)]
     sampling = replace(greedy(13 * PAGE), prompt_logprobs_start=0)
     async with running(prefill, decode), session(decode) as router:
-        answers = [(await router.start(p, sampling, [prefill]))[1] for p in prompts]
+        decode.model.gate.allow(0)  # or the first could end before the second is there
+        answers = []
+        for prompt in prompts:
+            answers.append((await router.start(prompt, sampling, [prefill]))[1])
+            await decode.blocked()
+        await decode.step_until(lambda: decode.been_in(HandoffState.ACTIVE) == 2)
         for prompt, answer in zip(prompts, answers, strict=True):
             await answer.end()
             assert answer.token_ids == expected_tokens(HashModel(), prompt, 13 * PAGE)

@@ -10,7 +10,7 @@ from baton.decode.router_session import RouterSession
 from baton.proto import worker_pb2
 from baton.proto.common_pb2 import Heartbeat
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Wire:

@@ -216,7 +216,8 @@ async def test_what_cannot_be_had_is_computed(
 ) -> None:
     p, d, other = prefill(), decode(), decode("d1")
     async with running(p, d, other), session(other) as router:
-        p.service._prefixes.fetcher._deadline_s = 0.5
+        if trouble is _silent:
+            p.service._prefixes.fetcher._deadline_s = 0.5
         async with session(d) as first:
             second, kept = await first_turn(first, p, seeded)
             await d.clean()
@@ -297,15 +298,20 @@ async def test_a_prefill_without_room_computes(seeded: random.Random) -> None:
 async def test_a_request_that_is_cancelled_while_its_state_comes_leaves_nothing(
     seeded: random.Random,
 ) -> None:
-    p, d = prefill(), decode()
+    p, d, cancelled = prefill(), decode(), asyncio.Event()
+
+    async def fail_late(*_: Any) -> None:
+        await cancelled.wait()
+        raise RuntimeError("the source has a fault")
+
     async with running(p, d), session(d) as router:
         second, _ = await first_turn(router, p, seeded)
-        await _silent(d)
-        p.service._prefixes.fetcher._deadline_s = 0.5
+        d.service._prefixes._holder._write_all = fail_late
         request_id, answer = await router.start(second, greedy(9), [p])
         await until(lambda: len(p.service._prefixes.fetcher._under_way) == 1)
         await router.cancel(request_id)
         assert (await answer.end()).reason == common_pb2.ABORT
+        cancelled.set()
         await until(lambda: fetches(p, Outcome.FAILED) == 1)
         for worker in (p, d):
             await worker.clean()

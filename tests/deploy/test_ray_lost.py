@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 SCRIPT = """
 import signal, subprocess, sys, time
 from baton.deploy.ray_lost import end_if_ray_is_lost

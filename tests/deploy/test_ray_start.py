@@ -48,7 +48,7 @@ def test_it_is_tried_again_and_leaves_nothing_behind(
     fake = failing(monkeypatch, failures=2)
     ray_start.connect(RayConfig())
     assert len(fake.calls) == 3
-    assert [process.wait(timeout=10) for process in fake.left] == [-9, -9]
+    assert [process.wait(timeout=60) for process in fake.left] == [-9, -9]
     assert bystander.is_running()
 
 

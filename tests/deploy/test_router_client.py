@@ -21,7 +21,7 @@ WORD = b'data: {"choices": [{"text": "so "}]}\n'
 def says(answer: bytes) -> Iterator[str]:
     """The URL of a server that gives this answer to its one client, and ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(20)
+        listener.settimeout(60)
 
         def serve() -> None:
             connection, _ = listener.accept()
@@ -32,7 +32,7 @@ def says(answer: bytes) -> Iterator[str]:
         server = threading.Thread(target=serve)
         server.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.join(20)
+        server.join(60)
 
 
 @pytest.mark.parametrize(

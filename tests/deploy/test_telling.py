@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from baton.deploy.commands.status import status
 from baton.deploy.progress import Lines, shown
+from baton.deploy.router_client import RouterClient
 from baton.deploy.status_table import _lag, render
 from baton.deploy.timings_line import first_token, second_token
 from baton.deploy.vigil import changes
@@ -53,8 +55,9 @@ def test_workers_that_go_come_and_start_again_are_each_told_once() -> None:
     assert changes({"router": 0}, before, both) == ["decode-0 is here", "decode-1 is here"]
 
 
-def test_the_status_table_names_owners_that_own_something() -> None:
-    worker: dict[str, Any] = {
+def _info(workers: int = 1) -> dict[str, Any]:
+    """What a router says of as many workers, all alike."""
+    worker = {
         "worker_id": "decode-0", "role": "decode", "state": "draining", "dp_group": 1,
         "heard_s": 0.2, "lag_ms": 3.21,
         "uptime_s": 75.0, "running": 3, "max_running": 16, "waiting": 2, "incarnation": 0xAB_CDEF01,
@@ -64,14 +67,47 @@ def test_the_status_table_names_owners_that_own_something() -> None:
     }  # fmt: skip
     router = {"model": "m", "policy": "round_robin", "uptime_s": 3700.0, "active": 5,
               "capacity": 16, "queued": 1}  # fmt: skip
+    named = [worker | {"worker_id": f"decode-{number}"} for number in range(workers)]
+    return {"router": router, "workers": named}
+
+
+def test_the_status_table_names_owners_that_own_something() -> None:
     console, out = _console()
-    console.print(render({"router": router, "workers": [worker]}))
+    console.print(render(_info()))
     text = out.getvalue()
     assert "requests 5 of 16, queued 1" in text and "1h01m" in text and "1m15s" in text
     assert "12 free" in text and "3 live" in text and "ticket" not in text
     assert "2 writing" in text and "complete" not in text and "nixl" in text
     assert "3.2ms" in text and "silent" not in text
     assert "cdef01" in text and "draining 1m15s" in text
+
+
+@pytest.mark.parametrize("width", [200, 110, 80, 40, 12])
+def test_status_says_all_of_it_at_any_width(width: int) -> None:
+    out = io.StringIO()
+    Console(file=out, width=width).print(render(_info(workers=3)))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    said = " ".join(" ".join(lines).replace("─", "").split())
+    for fact in ("requests 5 of 16, queued 1", "decode-0", "decode-2", "3.2ms", "cdef01", "nixl"):
+        assert fact in said, fact
+    for fact in ("12 free", "3 live", "7 free", "1 live", "2 writing", "draining 1m15s"):
+        assert said.count(fact) == 3, fact
+    assert "…" not in said
+
+
+@pytest.mark.parametrize("columns", ["20", "500"])
+def test_status_in_a_pipe_is_as_wide_as_what_it_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(RouterClient, "server_info", lambda _: _info(workers=2))
+    assert status.callback is not None
+    status.callback("http://127.0.0.1:1", watch=False, interval=1.0, json_wanted=False)
+    head, *rows = capsys.readouterr().out.splitlines()[1:]
+    assert head.split()[:4] == ["worker", "role", "group", "state"]
+    assert {len(row) for row in rows} == {len(head)}
+    assert [row.split()[0] for row in rows if "3/16" in row] == ["decode-0", "decode-1"]
 
 
 @pytest.mark.parametrize(

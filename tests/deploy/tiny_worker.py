@@ -17,7 +17,7 @@ from baton.engine.engine import Engine
 from baton.proto import worker_pb2, worker_pb2_grpc
 from baton.worker.config import Role, WorkerConfig
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 GRID = 16
 VOCAB = 300
 TINY: dict[str, Any] = GRANITE_SMALL | {

@@ -9,8 +9,8 @@ from baton.deploy.cluster import Cluster
 from baton.engine.memory.owners import Owner
 from baton.proto import worker_pb2, worker_pb2_grpc
 
-IDLE_MS = 15_000
-RETURN_S = 60.0
+IDLE_MS = 60_000
+RETURN_S = 120.0
 KEPT = {"free", "cache"}
 
 

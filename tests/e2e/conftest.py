@@ -58,7 +58,7 @@ def running_cluster(
 async def cluster(running_cluster: Cluster) -> AsyncIterator[Cluster]:
     """The cluster, whose books must balance once the test is over."""
     yield running_cluster
-    findings = await asyncio.wait_for(settled_findings(running_cluster), timeout=120)
+    findings = await asyncio.wait_for(settled_findings(running_cluster), timeout=240)
     assert not findings
 
 

@@ -6,7 +6,7 @@ import random
 import grpc
 import httpx
 import pytest
-from e2e.clients import greedy_request, grpc_replies, http_greedy, prompts_of
+from e2e.clients import DEADLINE_S, greedy_request, grpc_replies, http_greedy, prompts_of
 
 from baton.deploy.cluster import Cluster
 from baton.proto import inference_pb2
@@ -34,7 +34,7 @@ BODIES = [
 
 @pytest.fixture
 async def http(cluster: Cluster) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=cluster.http_url, timeout=30)
+    return httpx.AsyncClient(base_url=cluster.http_url, timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize(("body", "status", "named"), BODIES)

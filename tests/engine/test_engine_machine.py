@@ -41,10 +41,14 @@ class Disaggregated(RuleBasedStateMachine):
         count=st.integers(0, 25),
         at_target=st.booleans(),
         hold=st.booleans(),
+        priority=st.integers(-2, 2),
     )
-    def submit(self, prompt: list[int], count: int, at_target: bool, hold: bool) -> None:
+    def submit(
+        self, prompt: list[int], count: int, at_target: bool, hold: bool, priority: int
+    ) -> None:
         name = f"r{len(self.specs)}"
-        spec = RequestSpec(name, tuple(prompt), greedy(count), hold=hold and not at_target)
+        hold = hold and not at_target
+        spec = RequestSpec(name, tuple(prompt), greedy(count), hold=hold, priority=priority)
         engine = self.target if at_target else self.source
         engine.submit(spec)
         self.specs[name], self.outputs[name], self.place[name] = spec, [], engine
@@ -86,7 +90,8 @@ class Disaggregated(RuleBasedStateMachine):
         if name in self.reserved:
             return
         prompt = self.specs[name].prompt_ids
-        reservation = self.target.reserve(name, len(prompt), token_key(prompt))
+        priority = self.specs[name].priority
+        reservation = self.target.reserve(name, len(prompt), token_key(prompt), priority)
         if reservation is not None:
             self.reserved[name] = reservation
 
@@ -112,7 +117,7 @@ class Disaggregated(RuleBasedStateMachine):
     def fail_a_step(self, at_target: bool) -> None:
         engine, model = self.sides[at_target]
         # Else it depends on the clock which step is to fail.
-        wait([launched.sampled for launched in engine._in_flight], timeout=10)
+        wait([launched.sampled for launched in engine._in_flight], timeout=60)
         model.fail_next = True
         for event in step_or_fail(engine):
             self.hear(engine, event)

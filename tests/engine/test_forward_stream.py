@@ -35,6 +35,7 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
 
 
 def broken() -> int:
@@ -49,10 +50,23 @@ def test_what_goes_wrong_is_told_by_the_result_and_later_work_is_done(
     stream = make()
     before, failed, after = stream.submit(lambda: 1), stream.submit(broken), stream.submit(int)
     FakeEvent.waited = 0
-    assert before.result(10) == 1
+    assert before.result(60) == 1
     with pytest.raises(RuntimeError, match="out of memory"):
-        failed.result(10)
-    assert after.result(10) == 0
+        failed.result(60)
+    assert after.result(60) == 0
     if make is cuda_stream:
         assert FakeEvent.waited == 3, "what was enqueued before the fault may still run"
+    stream.close()
+
+
+def test_the_first_work_on_a_gpu_waits_for_what_the_device_was_given_before(
+    without_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pools are cleared on another stream than forwards run on."""
+    told: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: told.append(f"wait for {device}"))
+    stream = CudaStream(torch.device("cuda:1"))
+    for step in ("first", "second"):
+        stream.submit(lambda step=step: told.append(step)).result()
+    assert told == ["wait for cuda:1", "first", "second"]
     stream.close()

@@ -19,7 +19,7 @@ from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.request import RequestSpec
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class Running:

@@ -66,7 +66,8 @@ class Mix:
                 answer = expected_tokens(HashModel(), last.prompt_ids, last.sampling.max_tokens)
                 prompt = (*last.prompt_ids, *answer)
             prompt += tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, 30)))
-            specs.append(RequestSpec(name, prompt, draw_sampling(rng)))
+            priority = rng.choice((0, 0, 0, -1, 1, 3))
+            specs.append(RequestSpec(name, prompt, draw_sampling(rng), priority=priority))
             after.append(rng.choice((0, 0, 1, 3, 8)))
             if rng.random() < 0.15:
                 cancels[name] = rng.randrange(6)
@@ -256,7 +257,7 @@ def test_steps_really_overlap() -> None:
 
     @contextmanager
     def held_up() -> Iterator[None]:
-        assert gate.wait(10)
+        assert gate.wait(60)
         yield
 
     engine = make_engine(stream=ThreadStream(held_up))

@@ -45,7 +45,8 @@ class LatentBatch:
     def prefill(self) -> Tensor:
         cu_seqlens, kv_lens = torch.tensor(self.cu_seqlens_q_host), torch.tensor(self.kv_lens_host)
         lens = (cu_seqlens, self.cu_seqlens_q_host, kv_lens, self.kv_lens_host)
-        return mla_prefill(self.q, self.pool, self.up, self.block_tables, *lens, SCALE)
+        q = self.q[..., :KEY], self.q[..., KEY:]
+        return mla_prefill(*q, self.pool, self.up, self.block_tables, *lens, SCALE)
 
     def decode(self, queries: int = 1, tree: Tensor | None = None) -> Tensor:
         """Its projections before and after; `queries` tokens in every row."""

@@ -113,7 +113,8 @@ def test_latent_attention_reads_nothing_back():
     cu_seqlens, tree = torch.tensor([0, 3, 4]), torch.ones(2, 2, 2, dtype=torch.bool)
     with NoHostReads():
         latent_write(torch.randn(4, 8), pool, torch.tensor([2, 2, 2, 3]), torch.arange(4))
-        mla_prefill(q, pool, up, tables, cu_seqlens, [0, 3, 4], kv_lens, [7, 2], 0.3)
+        lens = (cu_seqlens, [0, 3, 4], kv_lens, [7, 2])
+        mla_prefill(q[..., :-2], q[..., -2:], pool, up, tables, *lens, 0.3)
         turned = rotate_tails(q, 2, rope_cache(torch.rand(1), 8), torch.arange(4), True)
         query = mla_query(q[..., :5], turned, up).unflatten(0, (2, 2))
         mean = mla_decode(query, pool, tables, kv_lens, [7, 2], 6, 0.3, tree)

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from router_neighbours import (
+    DEADLINE_S,
     Cluster,
     FakeRank,
     FakeWorker,
@@ -31,6 +32,10 @@ def rng() -> random.Random:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     return random.Random(seed)
+
+
+def client(cluster: Cluster) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=cluster.http, timeout=DEADLINE_S)
 
 
 def ended(start: StartRequest, code: common_pb2.ErrorCode, retryable: bool) -> RequestTokens:
@@ -70,7 +75,7 @@ async def event_of(lines: AsyncIterator[str]) -> dict[str, Any]:
 
 async def counted(cluster: Cluster, name: str) -> dict[str, float]:
     """That metric of the router, by worker."""
-    async with httpx.AsyncClient(base_url=cluster.http) as http:
+    async with client(cluster) as http:
         page = (await http.get("/metrics")).text
     return {
         sample.labels["worker"]: sample.value
@@ -194,11 +199,11 @@ async def test_a_request_that_nobody_takes_says_who_lost_it_and_keeps_its_tokens
 
 
 async def test_an_abort_reaches_a_request_that_waits_for_another_rank(tmp_path: Path) -> None:
-    async with Cluster(tmp_path) as cluster, httpx.AsyncClient(base_url=cluster.http) as http:
+    async with Cluster(tmp_path) as cluster, client(cluster) as http:
         rank = FakeRank("d0")
         await cluster.add(FakeWorker("p0"), rank)
         body = {"input_ids": [11], "rid": "r", "sampling_params": {"max_new_tokens": 3}}
-        request = http.build_request("POST", "/generate", json=body | {"stream": True}, timeout=20)
+        request = http.build_request("POST", "/generate", json=body | {"stream": True})
         asked = asyncio.create_task(http.send(request, stream=True))
         start = await within(rank.starts.get())
         rank.send(tokens_of(start, [20]))
@@ -213,11 +218,11 @@ async def test_an_abort_reaches_a_request_that_waits_for_another_rank(tmp_path: 
 
 
 async def test_a_pinned_request_waits_for_its_own_rank(tmp_path: Path) -> None:
-    async with Cluster(tmp_path) as cluster, httpx.AsyncClient(base_url=cluster.http) as http:
+    async with Cluster(tmp_path) as cluster, client(cluster) as http:
         ranks = [FakeRank("d0"), FakeRank("d1", incarnation=1)]
         await cluster.add(FakeWorker("p0"), *ranks)
         body = {"input_ids": [11], "routed_dp_rank": 1, "sampling_params": {"max_new_tokens": 2}}
-        asked = asyncio.create_task(http.post("/generate", json=body, timeout=20))
+        asked = asyncio.create_task(http.post("/generate", json=body))
         start = await within(ranks[1].starts.get())
         ranks[1].send(tokens_of(start, [20]))
         ranks[1].unregister()
@@ -233,11 +238,11 @@ async def test_a_pinned_request_waits_for_its_own_rank(tmp_path: Path) -> None:
 async def test_a_pinned_answer_that_its_rank_leaves_for_good_goes_on_elsewhere(
     tmp_path: Path,
 ) -> None:
-    async with Cluster(tmp_path) as cluster, httpx.AsyncClient(base_url=cluster.http) as http:
+    async with Cluster(tmp_path) as cluster, client(cluster) as http:
         ranks = [FakeRank("d0"), FakeRank("d1")]
         await cluster.add(FakeWorker("p0"), *ranks)
         body = {"input_ids": [11], "routed_dp_rank": 1, "sampling_params": {"max_new_tokens": 2}}
-        asked = asyncio.create_task(http.post("/generate", json=body, timeout=20))
+        asked = asyncio.create_task(http.post("/generate", json=body))
         start = await within(ranks[1].starts.get())
         ranks[1].send(tokens_of(start, [20]))
         ranks[1].report(leaving=True)
@@ -246,9 +251,32 @@ async def test_a_pinned_answer_that_its_rank_leaves_for_good_goes_on_elsewhere(
         again = await within(ranks[0].starts.get())
         ranks[0].send(tokens_of(again, [21], first_index=1, last=True))
         assert (await within(asked)).json()["output_ids"] == [20, 21]
-        fresh = await http.post("/generate", json=body)
-        assert fresh.status_code == 400
-        assert fresh.json()["error"]["message"] == "routed_dp_rank is 1; the decode ranks are 0"
+        fresh = asyncio.create_task(http.post("/generate", json=body, timeout=20))
+        ranks[0].send(rest_of(await within(ranks[0].starts.get()), [20, 21]))
+        assert (await within(fresh)).json()["output_ids"] == [20, 21]
+        wrong = await http.post("/generate", json=body | {"routed_dp_rank": 2})
+        assert wrong.status_code == 400
+        assert wrong.json()["error"]["message"] == "routed_dp_rank is 2; the decode ranks are 0"
+
+
+async def test_a_pinned_request_waits_no_longer_once_its_lost_rank_is_retired(
+    tmp_path: Path,
+) -> None:
+    async with (
+        Cluster(tmp_path, worker_wait_s=600.0) as cluster,
+        httpx.AsyncClient(base_url=cluster.http) as http,
+    ):
+        ranks = [FakeRank("d0"), FakeRank("d1")]
+        await cluster.add(FakeWorker("p0"), *ranks)
+        ranks[1].unregister()
+        await cluster.until(lambda workers: "d1" not in workers)
+        body = {"input_ids": [11], "routed_dp_rank": 1, "sampling_params": {"max_new_tokens": 2}}
+        asked = asyncio.create_task(http.post("/generate", json=body, timeout=20))
+        await cluster.until_active(1)
+        assert ranks[0].starts.empty(), "it waits for rank 1"
+        cluster.server.retire([1])
+        ranks[0].send(rest_of(await within(ranks[0].starts.get()), [20, 21]))
+        assert (await within(asked)).json()["output_ids"] == [20, 21]
 
 
 async def test_a_pinned_answer_goes_on_elsewhere_when_its_rank_does_not_come_back(
@@ -256,12 +284,12 @@ async def test_a_pinned_answer_goes_on_elsewhere_when_its_rank_does_not_come_bac
 ) -> None:
     async with (
         Cluster(tmp_path, worker_wait_s=0.05) as cluster,
-        httpx.AsyncClient(base_url=cluster.http) as http,
+        client(cluster) as http,
     ):
         ranks = [FakeRank("d0"), FakeRank("d1")]
         await cluster.add(FakeWorker("p0"), *ranks)
         body = {"input_ids": [11], "routed_dp_rank": 1, "sampling_params": {"max_new_tokens": 2}}
-        asked = asyncio.create_task(http.post("/generate", json=body, timeout=20))
+        asked = asyncio.create_task(http.post("/generate", json=body))
         start = await within(ranks[1].starts.get())
         ranks[1].send(tokens_of(start, [20]))
         ranks[1].unregister()

@@ -105,11 +105,8 @@ def test_numbers_of_ranks_stay_when_others_leave() -> None:
     setup = Setup(prefills=1, ranks=3)
     setup.report("d0", leaving=True)
     assert setup.chosen(only_rank=2)[1] == "d2"
-    with pytest.raises(ApiError, match="routed_dp_rank is 0; the decode ranks are 1, 2"):
-        setup.placer.place(only_rank=0)
-    setup.table.remove(setup.workers["d0"], "it has left")
-    with pytest.raises(ApiError, match="the decode ranks are 1, 2"):
-        setup.placer.place(only_rank=0)
+    with pytest.raises(ApiError, match="routed_dp_rank is 3; the decode ranks are 1, 2"):
+        setup.placer.place(only_rank=3)
 
 
 def test_a_named_rank_that_was_lost_is_waited_for() -> None:
@@ -118,14 +115,34 @@ def test_a_named_rank_that_was_lost_is_waited_for() -> None:
     assert setup.placer.place(only_rank=1) is None
 
 
-def test_a_named_rank_that_has_left_ends_no_request_that_it_had_begun() -> None:
+def test_where_a_named_rank_leaves_any_other_is_as_good() -> None:
     setup = Setup(prefills=1, ranks=2)
-    begun = {setup.workers["d1"].registration}
     setup.report("d1", leaving=True)
-    placement = setup.placer.place(1, begun)
-    assert placement is not None and placement.rank.worker_id == "d0"
-    with pytest.raises(ApiError, match="the decode ranks are 0"):
-        setup.placer.place(1)
+    assert setup.chosen(only_rank=1)[1] == "d0"
+    setup.table.remove(setup.workers["d1"], "it has left")
+    assert setup.chosen(only_rank=1)[1] == "d0"
+    assert setup.placer.place(1, {setup.workers["d1"].registration}) is not None
+
+
+def test_a_named_rank_that_was_lost_and_then_retired_is_waited_for_no_longer() -> None:
+    setup = Setup(prefills=1, ranks=3)
+    setup.table.remove(setup.workers["d2"], "its stream ended")
+    setup.table.retire([1, 2])
+    assert setup.chosen(only_rank=2)[1] != "d2"
+    assert setup.chosen(only_rank=1)[1] == "d1", "it is still here"
+    setup.table.remove(setup.workers["d1"], "its stream ended")
+    assert setup.chosen(only_rank=1)[1] == "d0"
+    identity = WorkerIdentity(worker_id="d2", address="a:1", role=DECODE, rank=2, incarnation=2)
+    setup.table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
+    assert setup.chosen(only_rank=2)[1] == "d2", "the cluster has grown again"
+
+
+def test_a_prefill_worker_that_registers_says_nothing_of_a_rank_that_was_lost() -> None:
+    setup = Setup(prefills=1, ranks=2)
+    setup.table.remove(setup.workers["d0"], "its stream ended")
+    identity = WorkerIdentity(worker_id="p1", address="a:1", role=PREFILL)
+    setup.table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
+    assert setup.placer.place(only_rank=0) is None, "it is waited for still"
 
 
 def test_a_rank_that_lost_the_request_is_used_only_where_there_is_no_other() -> None:

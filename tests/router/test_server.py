@@ -238,9 +238,10 @@ def test_an_actor_serves_from_its_own_thread_until_stopped(tmp_path: Path) -> No
             stub = inference_pb2_grpc.InferenceStub(channel)
             with pytest.raises(grpc.RpcError, match="no prefill and no decode worker"):
                 list(stub.Generate(GenerateRequest(text="hello"), timeout=DEADLINE_S))
-        assert httpx.get(f"http://{started.http_address}/v1/models").status_code == 200
+        models = httpx.get(f"http://{started.http_address}/v1/models", timeout=DEADLINE_S)
+        assert models.status_code == 200
     finally:
         actor.stop(grace_s=0)
         actor.stop(grace_s=0)
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"http://{started.http_address}/v1/models")
+        httpx.get(f"http://{started.http_address}/v1/models", timeout=DEADLINE_S)

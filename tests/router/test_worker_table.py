@@ -83,6 +83,20 @@ def test_workers_are_not_blamed_for_a_pause_of_the_router_itself(watched: Watche
     assert watched.names() == []
 
 
+def test_a_pause_of_the_router_adds_nothing_to_a_silence_however_short_it_is(
+    watched: Watched,
+) -> None:
+    """Two of them here, each far below a lease: what a worker said meanwhile lies unread."""
+    watched.table.register(hello())
+    for _ in range(2):
+        watched.clock.now += watched.table.check() + LEASE_S * 0.6  # asked for a quarter
+        watched.table.check()
+    watched.pass_time(LEASE_S * 0.49)
+    assert watched.names() == ["d0"]
+    watched.pass_time(LEASE_S * 0.02)
+    assert watched.names() == []
+
+
 def test_a_newer_incarnation_takes_the_place_and_the_older_one_is_ignored(
     watched: Watched,
 ) -> None:

@@ -13,7 +13,7 @@ from baton.transfer.errors import ChannelError
 from baton.transfer.nixl_agent import NixlAgent
 from baton.transfer.regions import Span
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 def main() -> None:

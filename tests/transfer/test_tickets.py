@@ -200,7 +200,7 @@ def test_close_waits_for_a_copy_that_is_under_way(table: Table) -> None:
 
     def slow(*args: object) -> None:
         inside.set()
-        assert leave.wait(10)
+        assert leave.wait(60)
         write(*args)
 
     table.pools.memory.write = slow
@@ -209,7 +209,7 @@ def test_close_waits_for_a_copy_that_is_under_way(table: Table) -> None:
         target=table.table.apply, args=(ticket.claim, segment, payload(segment))
     )
     writer.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     closed: list[bytes] = []
     closer = threading.Thread(
         target=lambda: closed.append(table.bytes() if table.table.close(ticket) else b"")
@@ -218,8 +218,8 @@ def test_close_waits_for_a_copy_that_is_under_way(table: Table) -> None:
     closer.join(0.05)
     assert not closed
     leave.set()
-    writer.join(10)
-    closer.join(10)
+    writer.join(60)
+    closer.join(60)
     assert closed == [table.bytes()]
 
 

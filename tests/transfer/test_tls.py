@@ -18,7 +18,7 @@ from baton.transfer.segments import cut_kv, cut_state
 from baton.transfer.tickets import Ticket, TicketTable
 from baton.transfer.tls import Tls
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def self_signed(folder: Path) -> Tls:

@@ -27,8 +27,8 @@ from baton.worker.convert import sampling_to_proto
 from baton.worker.runtime import WorkerRuntime
 from baton.worker.started import Started
 
-DEADLINE_S = 6.0
-"""Of every wait in a test. Long: it is only met where something hangs."""
+DEADLINE_S = 60.0
+"""Of every wait in a test. Long: it is only met where something hangs, on the slowest machine."""
 
 
 class Gate:
@@ -77,7 +77,7 @@ class TestWorker:
         worker_id: str,
         role: Role,
         *,
-        lease_ms: int = 2000,
+        lease_ms: int = 30_000,
         channel: str = "grpc",
         hub: LocalHub | None = None,
         worker: dict[str, Any] | None = None,
@@ -161,6 +161,16 @@ class TestWorker:
             while not self.model.gate.waiting:
                 await asyncio.sleep(0.005)
 
+    async def step_until(self, true: Callable[[], Any]) -> None:
+        """Let its steps through one by one until it is so; the gate is closed, and opens then.
+        Between two of them the engine does what it was asked to meanwhile."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not true():
+                self.model.gate.waiting = False
+                self.model.gate.allow(1)
+                await self.blocked()
+        self.model.gate.open()
+
     async def clean(self) -> None:
         """Wait until nothing is under way here; then the books must balance and all be free."""
         left: Any = None
@@ -228,6 +238,8 @@ class RouterClient:
         self.answers: dict[str, Answer] = {}
         self.beats: list[int] = []
         self.sizes: list[int] = []  # distinct requests in each message
+        self.begun: list[str] = []  # requests, in the order of their first tokens
+        self.decoded: list[str] = []  # and of their second ones
         self._writing = asyncio.Lock()
         self._reader = asyncio.ensure_future(self._read())
 
@@ -239,6 +251,7 @@ class RouterClient:
         outputs: tuple[int, ...] = (),
         raw_sampling: common_pb2.SamplingParams | None = None,
         state_at: common_pb2.StateAt | None = None,
+        priority: int = 0,
     ) -> tuple[str, Answer]:
         request_id = f"{next(self._ids):032x}"
         answer = self.answers[request_id] = Answer(given=len(outputs))
@@ -249,6 +262,7 @@ class RouterClient:
             output_ids=outputs,
             sampling=raw_sampling or sampling_to_proto(sampling),
             state_at=state_at,
+            priority=priority,
             prefills=[p if isinstance(p, common_pb2.WorkerIdentity) else p.identity
                       for p in prefills],
         )  # fmt: skip
@@ -268,6 +282,11 @@ class RouterClient:
             self.sizes.append(len({tokens.request_id for tokens in message.requests}))
             for tokens in message.requests:
                 self.answers[tokens.request_id].feed(tokens)
+                for position, order in ((0, self.begun), (1, self.decoded)):
+                    if position in range(
+                        tokens.first_index, tokens.first_index + len(tokens.token_ids)
+                    ):
+                        order.append(tokens.request_id)
             if message.HasField("heartbeat"):
                 self.beats.append(message.heartbeat.sequence)
 

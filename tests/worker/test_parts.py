@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 
 import pytest
+from worker.cluster import DEADLINE_S
 
 from baton.engine.errors import RequestError, TooLargeError
 from baton.engine.events import Finished, FinishReason, TokenLogprob
@@ -85,7 +86,7 @@ def test_what_was_raised_becomes_the_code_that_fits() -> None:
 async def test_a_lease_ends_after_silence_and_beats_meanwhile() -> None:
     beats = []
     lease = Lease("p0", 0.1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(PeerSilentError, match="p0 was silent"):
             await lease.watch(lambda: beats.append(1))
     assert len(beats) >= 4
@@ -129,7 +130,7 @@ async def test_an_outbox_keeps_its_order() -> None:
         written.append(number)
 
     draining = asyncio.ensure_future(outbox.drain(write))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         while len(written) < 5:
             await asyncio.sleep(0)
     assert written == list(range(5))

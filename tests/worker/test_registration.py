@@ -41,8 +41,10 @@ async def test_a_change_of_load_is_reported_before_the_period_ends() -> None:
     async with serving(router) as address:
         prefill, decode = prefill_worker(), told(decode_worker(), address)
         async with running(prefill, decode), session(decode) as client:
+            decode.model.gate.allow(0)
             _, answer = await client.start((1, 2, 3), greedy(400), [prefill])
-            await router.until(lambda r: any(x.status.running for s in r.streams for x in s))
+            await decode.blocked()
+            await decode.step_until(lambda: router.streams and router.streams[0][-1].status.running)
             await answer.end()
             await router.until(lambda r: not r.streams[0][-1].status.running)
 
@@ -100,6 +102,7 @@ async def test_a_worker_that_stops_says_that_it_leaves() -> None:
             prefill.model.gate.allow(0)
             _, answer = await client.start((1, 2, 3), greedy(3), [prefill])
             await decode.opened(1)
+            await router.until(lambda r: r.streams and len(r.streams[0]) >= 2)  # it is registered
             stopping = decode.stop_soon(grace_s=5.0)
             await router.until(lambda r: r.streams[0][-1].leaving)
             prefill.model.gate.open()

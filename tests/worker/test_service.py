@@ -9,7 +9,7 @@ from engine.engines import greedy, make_engine
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from worker.cluster import decode_worker, prefill_worker, running, session
+from worker.cluster import DEADLINE_S, decode_worker, prefill_worker, running, session
 
 from baton.engine.errors import ConfigError
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
@@ -20,7 +20,7 @@ async def http(address: str, request: str) -> str:
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(request.encode())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         reply = await reader.read()
     writer.close()
     return reply.decode()
@@ -69,7 +69,7 @@ async def test_flush_waits_for_idle_and_then_empties_the_cache() -> None:
             await prefill.opened(1)
             busy = asyncio.ensure_future(flush(worker_pb2.FlushCacheRequest(timeout_ms=1)))
             prefill.model.gate.open()
-            reply = await flush(worker_pb2.FlushCacheRequest(timeout_ms=5000))
+            reply = await flush(worker_pb2.FlushCacheRequest(timeout_ms=round(1000 * DEADLINE_S)))
             assert not reply.HasField("error")
             late = await busy
             if late.HasField("error"):
@@ -140,6 +140,6 @@ async def test_an_engine_that_stops_ends_its_requests_and_the_health() -> None:
             assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
             with pytest.raises(aio.AioRpcError) as failed:
                 stub = worker_pb2_grpc.WorkerStub(channel)
-                await stub.Status(worker_pb2.StatusRequest(), timeout=5)
+                await stub.Status(worker_pb2.StatusRequest(), timeout=DEADLINE_S)
             assert failed.value.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
         await prefill.clean()

@@ -153,7 +153,7 @@ class Attention:
             ragged = step.prefill
             parts.append(
                 self.kernels.paged_attn_prefill(
-                    q[step.decode_tokens :].contiguous(),
+                    q[step.decode_tokens :],
                     k_pool,
                     v_pool,
                     ragged.block_tables,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from baton.engine.comm import Comm
@@ -22,7 +21,8 @@ class Linear(Protocol):
 class ColumnLinear:
     """y = x W^T + b with W's rows (the outputs) divided among the ranks.
 
-    weight: [rows, columns] in the model's dtype, or 8-bit; bias: [rows] float32, or None.
+    weight: [rows, columns] in the model's dtype, or 8-bit; bias: [rows] in that which products add
+    biases in, or None.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ColumnLinear:
         """
         self.kernels = scope.kernels
         self.weight = scope.product_rows(parts, columns, then)
-        self.bias = scope.rows(parts, "bias", (), torch.float32, then) if bias else None
+        self.bias = scope.rows(parts, "bias", (), scope.bias_dtype, then) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, columns] -> [T, this rank's rows]"""
@@ -60,7 +60,7 @@ class RowLinear:
         self.comm: Comm = scope.comm
         self.kernels = scope.kernels
         self.weight = scope.product(f"{name}.weight", (rows, columns), (columns,), dim=1)
-        self.bias = scope.tensor(f"{name}.bias", rows, dtype=torch.float32) if bias else None
+        self.bias = scope.tensor(f"{name}.bias", rows, dtype=scope.bias_dtype) if bias else None
         self.own_bias = self.bias if scope.shard.rank == 0 else None  # added once in the sum
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class WholeLinear:
     ) -> None:
         self.kernels = scope.kernels
         self.weight = scope.product(f"{name}.weight", (rows, columns), ())
-        self.bias = scope.tensor(f"{name}.bias", rows, dtype=torch.float32) if bias else None
+        self.bias = scope.tensor(f"{name}.bias", rows, dtype=scope.bias_dtype) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, columns] -> [T, rows]"""

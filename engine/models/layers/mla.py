@@ -10,7 +10,6 @@ from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear, WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import DecodeRows, Step
-from baton.kernels.mla import mla_prefill
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,9 @@ class Mla:
         if step.prefill is not None:
             ragged = step.prefill
             parts.append(
-                mla_prefill(
-                    torch.cat((plain[done:], turned[done:]), dim=-1),
+                self.kernels.mla_prefill(
+                    plain[done:],
+                    turned[done:],
                     pool,
                     self.up,
                     ragged.block_tables,

@@ -1,4 +1,4 @@
-"""Decode of latent attention on a GPU against torch's, which has a float64 reference of its own."""
+"""Latent attention on a GPU against torch's, which has a float64 reference of its own."""
 
 import pytest
 import torch
@@ -6,7 +6,13 @@ from ragged_batches import seeded
 from triton_device import BOUND, assert_near, here
 
 from baton.kernels.mla import mla_decode as torch_mla_decode
+from baton.kernels.mla import mla_prefill as torch_mla_prefill
+from baton.kernels.mla import rotate_tails as torch_rotate_tails
+from baton.kernels.rope import rope_cache
+from baton.kernels.triton import mla_prefill as prefill_of
 from baton.kernels.triton.mla import mla_decode
+from baton.kernels.triton.mla_prefill import mla_prefill
+from baton.kernels.triton.rope import rotate_tails
 
 RANK, WIDTH, PAGE = 20, 28, 16
 
@@ -44,3 +50,43 @@ def test_decode_matches_torchs_with_and_without_a_tree(queries, dtype):
                                     kv_lens, RANK, 0.2, mask)  # fmt: skip
         assert_near(out[:2], expected[:2], BOUND[dtype])
         assert not out[2].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "lengths, prefixes", [([1], [0]), ([40, 1, 0, 18], [0, 70, 5, 33]), ([17], [16])]
+)
+def test_prompts_after_any_prefix_match_torchs(lengths, prefixes, dtype, monkeypatch):
+    rng = seeded(sum(lengths))
+    heads, key, values = 3, 12, 18
+    kv_lens = [prefix + length for prefix, length in zip(prefixes, lengths, strict=True)]
+    pool, tables = latent_batch(kv_lens, dtype, rng)
+    starts = [sum(lengths[:row]) for row in range(len(lengths) + 1)]
+    q = torch.randn(starts[-1], heads, key + WIDTH - RANK).to(dtype)  # its parts are strided views
+    up = torch.randn(heads, key + values, RANK).to(dtype)
+    lens = torch.tensor(starts), torch.tensor(kv_lens)
+    expected = torch_mla_prefill(
+        q.float()[..., :key], q.float()[..., key:], pool.float(), up.float(), tables,
+        lens[0], starts, lens[1], kv_lens, 0.2,
+    )  # fmt: skip
+    own_q, own_pool, own_up, own_tables, cu_seqlens, own_lens = here((q, pool, up, tables, *lens))
+    for at_once in (1 << 20, 1):  # all heads, and a head at a time
+        monkeypatch.setattr(prefill_of, "_EXPANDED", at_once)
+        out = mla_prefill(
+            own_q[..., :key], own_q[..., key:], own_pool, own_up, own_tables,
+            cu_seqlens, starts, own_lens, kv_lens, 0.2,
+        )  # fmt: skip
+        assert out.dtype == dtype
+        assert_near(out, expected, BOUND[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotated_tails_match_torchs(interleaved, dtype):
+    seeded(interleaved)
+    x = torch.randn(5, 11, 24).to(dtype)[:, 1:10]  # strided over tokens and, below, over heads
+    cache, positions = rope_cache(torch.rand(6), 40), torch.tensor([0, 39, 7, 7, 3])
+    out = rotate_tails(here(x[:, ::2]), 12, here(cache), here(positions), interleaved)
+    expected = torch_rotate_tails(x[:, ::2].float(), 12, cache, positions, interleaved)
+    assert out.dtype == dtype
+    assert_near(out, expected, BOUND[dtype])

@@ -5,9 +5,19 @@ import torch
 from ragged_batches import seeded
 from triton_device import BOUND, assert_near, here
 
-from baton.kernels.moe import experts_relu2_ref, moe_forward_ref, route_sigmoid_grouped_ref
+from baton.kernels.moe import (
+    experts_relu2_ref,
+    moe_forward_ref,
+    route_sigmoid_grouped_ref,
+    route_softmax_grouped_ref,
+)
 from baton.kernels.triton.moe import experts_relu2, experts_swiglu
-from baton.kernels.triton.moe_routing import assign, route_sigmoid_grouped, route_softmax_topk
+from baton.kernels.triton.moe_routing import (
+    assign,
+    route_sigmoid_grouped,
+    route_softmax_grouped,
+    route_softmax_topk,
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -38,6 +48,10 @@ def test_grouped_routing_matches_the_reference(groups, top_groups, normalised):
     options = (3, groups, top_groups, normalised, 2.5)
     weights, experts = route_sigmoid_grouped(here(logits), here(correction), *options)
     expected, chosen = route_sigmoid_grouped_ref(logits, correction, *options)
+    assert torch.equal(experts.cpu(), chosen)
+    assert_near(weights, expected, 1e-6)
+    weights, experts = route_softmax_grouped(here(logits), *options)
+    expected, chosen = route_softmax_grouped_ref(logits, *options)
     assert torch.equal(experts.cpu(), chosen)
     assert_near(weights, expected, 1e-6)
 

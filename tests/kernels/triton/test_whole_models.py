@@ -18,7 +18,9 @@ from baton.engine.weights import DummyWeights
 from baton.kernels.triton.table import TRITON
 
 
-@pytest.mark.parametrize("name", ["granite_moe_rope", "qwen3_next_moe"])
+@pytest.mark.parametrize(
+    "name", ["granite_moe_rope", "qwen3_next_moe", "lfm2_odd", "deepseek2_grouped", "zamba2_odd"]
+)
 def test_prompts_and_captured_decode_steps_say_what_torchs_say(name: str, tmp_path: Path) -> None:
     spec = SPECS[name]
     seed = random.randrange(1 << 30)

@@ -1,0 +1,208 @@
+"""Latent attention of prompts on a GPU, on what the latents expand to; see baton.kernels.mla.
+
+The latents of a batch's rows are gathered end to end, taken through `up` by one whole matrix
+product, and met by a flash attention whose keys are half expanded, half the rotated channels that
+all heads share. Where contexts are long that goes by heads, some at a time.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.kernels.triton.arithmetic import dot, narrow
+from baton.kernels.triton.attention_prefill import LOG2_E
+from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
+
+_QUERIES = 128  # of one program; a quarter in float32
+_KEYS = 64  # of one product; half as many in float32
+_GATHERED = 16  # tokens that one program gathers
+_EXPANDED = 1 << 27  # values of expanded keys and values that exist at once
+
+
+def mla_prefill(
+    plain: Tensor,
+    rotated: Tensor,
+    pool: Tensor,
+    up: Tensor,
+    block_tables: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_q_host: Sequence[int],
+    kv_lens: Tensor,
+    kv_lens_host: Sequence[int],
+    scale: float,
+) -> Tensor:
+    """As baton.kernels.mla.mla_prefill. Host lengths size what is expanded."""
+    tokens, heads, key_rows = plain.shape
+    each, rank = up.shape[1:]
+    values = each - key_rows
+    out = plain.new_empty((tokens, heads, values))
+    if not tokens:
+        return out
+    latents = _gathered(pool, block_tables, kv_lens, kv_lens_host, plain)
+    total, width = latents.shape
+    longest = max(end - start for start, end in pairwise(cu_seqlens_q_host))
+    wide = plain.element_size() == 4
+    queries = min(_QUERIES // 4 if wide else _QUERIES, block(longest, SMALLEST_DOT))
+    at_once = min(heads, max(1, _EXPANDED // (total * each)))
+    for first in range(0, heads, at_once):
+        some = slice(first, first + at_once)
+        matrix = up[some].flatten(0, 1).to(plain.dtype)
+        expanded = latents[:, :rank] @ matrix.t()
+        _attend_expanded[(triton.cdiv(longest, queries), len(matrix) // each, len(kv_lens_host))](
+            _heads_last(plain[:, some]), _heads_last(rotated[:, some]), expanded, latents,
+            cu_seqlens_q, kv_lens, out[:, some], scale, plain.stride(0), plain.stride(1),
+            rotated.stride(0), rotated.stride(1), expanded.stride(0), heads * values,
+            PLAIN=key_rows, TURNED=width - rank, VALUES=values, RANK=rank,
+            BLOCK_N=block(key_rows, SMALLEST_DOT), BLOCK_T=block(width - rank, SMALLEST_DOT),
+            BLOCK_V=block(values, SMALLEST_DOT), ROWS=block(len(kv_lens_host)), QUERIES=queries,
+            KEYS=_KEYS // 2 if wide else _KEYS, num_warps=8 if queries > 32 else 4, num_stages=2,
+        )  # fmt: skip
+    return out
+
+
+def _heads_last(x: Tensor) -> Tensor:
+    """`x` [T, H, D], whose heads may lie apart, but not their channels."""
+    packed(x[0])
+    return x
+
+
+def _gathered(
+    pool: Tensor, block_tables: Tensor, kv_lens: Tensor, kv_lens_host: Sequence[int], like: Tensor
+) -> Tensor:
+    """[sum of kv_lens, W], dtype of `like`: the rows' latents end to end."""
+    page_size, width = pool.shape[1:]
+    rows = len(kv_lens_host)
+    latents = like.new_empty((sum(kv_lens_host), width))
+    _gather[(triton.cdiv(max(kv_lens_host), _GATHERED), rows)](
+        packed(pool), block_tables, kv_lens, latents, pool.stride(0), block_tables.stride(0),
+        page_size, WIDTH=width, BLOCK=block(width), ROWS=block(rows), TOKENS=_GATHERED,
+        num_warps=8,
+    )  # fmt: skip
+    return latents
+
+
+@triton.jit
+def _tokens_before(kv_lens, row, ROWS: tl.constexpr):
+    """Tokens of the rows before `row`: int64."""
+    other = tl.arange(0, ROWS)
+    return tl.sum(tl.load(kv_lens + other, mask=other < row, other=0), axis=0)
+
+
+@triton.jit
+def _gather(
+    pool,
+    block_tables,
+    kv_lens,
+    latents,
+    page_stride,
+    table_stride,
+    page_size,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Some tokens of one row."""
+    row = tl.program_id(1)
+    position = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    c = tl.arange(0, BLOCK)
+    held = position < tl.load(kv_lens + row)
+    mask = held[:, None] & (c < WIDTH)[None, :]
+    pages = block_tables + row.to(tl.int64) * table_stride + position // page_size
+    page = tl.load(pages, mask=held, other=0).to(tl.int64)
+    place = page * page_stride + (position % page_size) * WIDTH
+    values = tl.load(pool + place[:, None] + c[None, :], mask=mask, other=0.0)
+    target = (_tokens_before(kv_lens, row, ROWS) + position) * WIDTH
+    tl.store(latents + target[:, None] + c[None, :], values, mask=mask)
+
+
+@triton.jit
+def _attend_expanded(
+    plain,
+    turned,
+    expanded,
+    latents,
+    cu_seqlens_q,
+    kv_lens,
+    out,
+    scale,
+    plain_stride,
+    plain_head,
+    turned_stride,
+    turned_head,
+    expanded_stride,
+    out_stride,
+    PLAIN: tl.constexpr,
+    TURNED: tl.constexpr,
+    VALUES: tl.constexpr,
+    RANK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    ROWS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Some new tokens of one row, for one head. The last tokens, which see most, go first."""
+    head, row = tl.program_id(1), tl.program_id(2)
+    first_block = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
+    start, end = tl.load(cu_seqlens_q + row), tl.load(cu_seqlens_q + row + 1)
+    if start + first_block < end:
+        within = first_block + tl.arange(0, QUERIES)
+        token = start + within
+        inside = token < end
+        kv_len = tl.load(kv_lens + row).to(tl.int32)  # fewer registers than int64
+        prefix = kv_len - (end - start).to(tl.int32)
+        own = prefix + within  # absolute positions
+        n, t, v = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_T), tl.arange(0, BLOCK_V)
+        in_n, in_t, in_v = n < PLAIN, t < TURNED, v < VALUES
+        plain_q = tl.load(
+            plain + token[:, None] * plain_stride + head * plain_head + n[None, :],
+            mask=inside[:, None] & in_n[None, :],
+            other=0.0,
+        )
+        turned_q = tl.load(
+            turned + token[:, None] * turned_stride + head * turned_head + t[None, :],
+            mask=inside[:, None] & in_t[None, :],
+            other=0.0,
+        )
+        before = _tokens_before(kv_lens, row, ROWS)
+        own_keys = expanded + before * expanded_stride + head * (PLAIN + VALUES)
+        shared_keys = latents + before * (RANK + TURNED) + RANK
+        best = tl.full((QUERIES,), -1e30, tl.float32)
+        total = tl.zeros((QUERIES,), tl.float32)
+        mean = tl.zeros((QUERIES, BLOCK_V), tl.float32)
+        for first in range(0, tl.minimum(prefix + first_block + QUERIES, kv_len), KEYS):
+            position = first + tl.arange(0, KEYS)
+            held = position < kv_len
+            place = position.to(tl.int64)
+            keys = tl.load(
+                own_keys + place[None, :] * expanded_stride + n[:, None],
+                mask=held[None, :] & in_n[:, None],
+                other=0.0,
+            )
+            turned_keys = tl.load(
+                shared_keys + place[None, :] * (RANK + TURNED) + t[:, None],
+                mask=held[None, :] & in_t[:, None],
+                other=0.0,
+            )
+            scores = (dot(plain_q, keys) + dot(turned_q, turned_keys)) * scale
+            visible = (position[None, :] <= own[:, None]) & held[None, :]
+            scores = tl.where(visible, scores * LOG2_E, -1e30)
+            better = tl.maximum(best, tl.max(scores, axis=1))
+            weights = tl.where(visible, tl.exp2(scores - better[:, None]), 0.0)
+            faded = tl.exp2(best - better)
+            values = tl.load(
+                own_keys + PLAIN + place[:, None] * expanded_stride + v[None, :],
+                mask=held[:, None] & in_v[None, :],
+                other=0.0,
+            )
+            total = total * faded + tl.sum(weights, axis=1)
+            mean = mean * faded[:, None] + dot(narrow(weights, values.dtype), values)
+            best = better
+        mean = mean / tl.where(inside, total, 1.0)[:, None]
+        target = out + token[:, None] * out_stride + head * VALUES + v[None, :]
+        tl.store(target, narrow(mean, out.dtype.element_ty), mask=inside[:, None] & in_v[None, :])

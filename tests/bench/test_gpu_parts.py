@@ -1,0 +1,72 @@
+"""A part of a GPU's run that fails, dies or hangs costs no line but its own."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from baton.bench.gpu_parts import Limits, Line, Part, Run, Task
+
+# Where a process with threads is forked, Python 3.12 warns; the run's own has none.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+def tells(part: Part) -> None:
+    part.add("told", "1 us")
+
+
+def ran(*works) -> Run:
+    run = Run(dry=True, budget_s=60.0)
+    for number, (work, most_s) in enumerate(works):
+        run.part(Task(f"part {number}", work, most_s))
+    return run
+
+
+def test_a_row_that_raises_is_told_and_the_next_has_its_turn():
+    def work(part: Part) -> None:
+        part.row("bad", lambda: {}["absent"])
+        part.row("late", lambda: tells(part), least_s=1e6)
+        part.row("good", lambda: tells(part))
+
+    run = ran((work, 30.0))
+    assert [line.what for line in run.lines] == ["bad", "late", "told"]
+    assert [line.failed for line in run.lines] == [True, True, False] and run.failed
+    assert run.lines[0].beside == "KeyError: 'absent'"
+
+
+def test_a_part_that_raises_dies_or_hangs_keeps_its_lines_and_leaves_the_others_theirs():
+    def raises(part: Part) -> None:
+        tells(part)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nand more")
+
+    def dies(part: Part) -> None:
+        tells(part)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def hangs(part: Part) -> None:
+        tells(part)
+        threading.Event().wait()
+
+    run = ran((raises, 30.0), (dies, 30.0), (hangs, 0.5), (tells, 30.0))
+    told = [str(line).split()[0] for line in run.lines]
+    assert told == ["told", "[part", "told", "[part", "told", "[part", "told"]
+    failed = [line for line in run.lines if line.failed]
+    assert failed[0].beside == "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert [line.value for line in failed[1:]] == ["ended with -9", "stopped after 0 s"]
+
+
+def test_what_one_part_measures_the_next_ones_know():
+    measured = Limits(1e12, 2e14, "a chip")
+
+    def asks(part: Part) -> None:
+        part.add("limits", part.limits.chip)
+
+    run = ran((lambda part: part.measured(measured), 30.0), (asks, 30.0))
+    assert run.limits == measured and run.lines == [Line("limits", "a chip")]
+
+
+def test_no_part_begins_once_the_budget_is_spent():
+    run = Run(dry=True, budget_s=0.0)
+    run.part(Task("part", tells, 30.0))
+    assert [line.value for line in run.lines] == ["no time left"] and run.failed
