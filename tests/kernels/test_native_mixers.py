@@ -60,7 +60,9 @@ def test_attention_of_wide_heads_is_the_same_bits_on_every_number_of_threads(
     native, rng, query_heads, kv_heads, head_dim, dtype
 ):
     prefixes = [rng.randrange(200) for _ in range(3)]
-    batch = paged_batch([1] * 3, prefixes, query_heads, kv_heads, rng.choice([4, 16]), rng, head_dim)
+    batch = paged_batch(
+        [1] * 3, prefixes, query_heads, kv_heads, rng.choice([4, 16]), rng, head_dim
+    )
     batch = dataclasses.replace(
         batch,
         k_pool=batch.k_pool.to(dtype),
