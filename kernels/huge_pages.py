@@ -5,6 +5,7 @@ thirds of the speed that it reaches on pages of 2 MiB, since each page's address
 Attention over long contexts meets pages of KV in any order, and gains as much.
 """
 
+import contextlib
 import mmap
 from collections.abc import Sequence
 from math import prod
@@ -36,5 +37,6 @@ def _map(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tens
     memory = mmap.mmap(-1, nbytes + _HUGE, flags=flags)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % _HUGE
-    memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes // _HUGE * _HUGE)  # its end on small ones
+    with contextlib.suppress(OSError):  # a system that was built without them has small ones
+        memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes // _HUGE * _HUGE)  # its end on small ones
     return whole[start : start + nbytes].view(dtype).view(*shape)
