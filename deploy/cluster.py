@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -36,8 +36,10 @@ class Cluster:
         self.config = config
         self.seconds: dict[str, float] = {}  # how long each part of the start took
         self._progress = progress or Silent()
-        self._wiring = Wiring.settle(config)
-        self._fleet = Fleet(self._wiring)
+        with ExitStack() as held:
+            self._wiring = Wiring.settle(config, held)
+            self._fleet = Fleet(self._wiring)
+            self._ports = held.pop_all()
         self._router: actors.RouterActor | None = None
         self._scaling = threading.Lock()
 
@@ -114,6 +116,7 @@ class Cluster:
                 self._router = None
         finally:
             ray_start.leave()
+            self._ports.close()
 
     def kill(self, worker_id: str) -> None:
         """End its process as a crash would; Ray starts it again."""

@@ -84,7 +84,7 @@ void baton_run(const Operation* operations, int64_t count, int64_t threads) {
   const std::unique_ptr<Loop[]> loops(new Loop[MOST_LOOPS * count]);
 #pragma omp parallel num_threads(static_cast<int>(threads))
   {
-    Team team(loops.get());
+    Team team(loops.get(), threads);
     for (int64_t i = 0; i < count; i++) operations[i].run(operations[i].arguments, &team);
   }
 }
