@@ -13,11 +13,18 @@ from baton.api.text_service import TextService
 
 
 def native_routes(
-    backend: Backend, text: TextService, *, max_body_bytes: int = MAX_BODY_BYTES
+    backend: Backend,
+    text: TextService,
+    *,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    incremental: bool = False,
 ) -> list[BaseRoute]:
-    """`/health` is not among them: every application has it."""
-    generate = GenerateEndpoint(backend, text, max_body_bytes)
-    admin = NativeAdmin(backend, max_body_bytes)
+    """`/health` is not among them: every application has it.
+
+    incremental: streams of `/generate` send what is new, SGLang's --incremental-streaming-output.
+    """
+    generate = GenerateEndpoint(backend, text, max_body_bytes, incremental)
+    admin = NativeAdmin(backend, max_body_bytes, incremental)
     routes: list[BaseRoute] = [
         Route("/generate", generate.post, methods=["POST", "PUT"]),
         Route("/flush_cache", admin.flush_cache, methods=["GET", "POST"]),

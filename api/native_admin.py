@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from baton.api.backend import Backend, Finished, GenerateRequest
 from baton.api.errors import ApiError, ErrorCode, invalid, shorten
 from baton.api.request_body import read_body
-from baton.api.requests import new_request_id
+from baton.api.requests import MAX_PRIORITY, new_request_id
 from baton.api.sampling import SamplingParams
 from baton.api.schema import Body, parse_body, refused
 from baton.api.text_service import served_model
@@ -35,6 +35,7 @@ class AbortBody(Body):
 class NativeAdmin:
     backend: Backend
     max_body_bytes: int
+    incremental: bool  # see `native_routes`
 
     async def flush_cache(self, request: Request) -> Response:
         """`timeout`: seconds to wait until nothing runs; 504 when that takes longer."""
@@ -52,7 +53,8 @@ class NativeAdmin:
     async def health_generate(self, _: Request) -> Response:
         """200 once a token was computed, by as much of the server as a request goes through."""
         probe = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-        request = GenerateRequest(new_request_id(), (PROBE_TOKEN,), probe)
+        # Before all that wait: a server with much to do is not ill.
+        request = GenerateRequest(new_request_id(), (PROBE_TOKEN,), probe, priority=MAX_PRIORITY)
         try:
             async with asyncio.timeout(PROBE_S):
                 await self._run(request)
@@ -88,6 +90,7 @@ class NativeAdmin:
             "context_length": model.max_model_len,
             "status": "ready" if health.ready else "not ready",
             "version": version("baton"),
+            "incremental_streaming_output": self.incremental,
         }
         return JSONResponse(info | dict(await self.backend.server_info()))
 

@@ -15,7 +15,7 @@ Entry = list[Any]  # [log probability or null, token id, text or null]
 
 
 class NativeAnswer:
-    """Deltas in, the whole reply so far out: streams send all of it again with every chunk."""
+    """Deltas in; out comes the whole reply so far, or what is new of it."""
 
     def __init__(
         self,
@@ -31,6 +31,7 @@ class NativeAnswer:
         self._table = table
         self._text = ""
         self._ids: list[int] = []
+        self._given = 0  # tokens that segments have given out
         self._input: list[Entry] = []
         self._output: list[Entry] = []
         self._input_top: list[list[Entry] | None] = []
@@ -54,7 +55,7 @@ class NativeAnswer:
             "id": self._reply_id,
             "finish_reason": None,
             "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": len(self._ids),
+            "completion_tokens": self._given + len(self._ids),
             "cached_tokens": None,  # known at the end
             "weight_version": "default",
         }
@@ -63,6 +64,16 @@ class NativeAnswer:
         if self._finished is not None:
             meta |= _ending(self._finished)
         return {"text": self._text, "output_ids": self._ids, "meta_info": meta}
+
+    def segment(self) -> dict[str, Any]:
+        """As `json`, with the text, ids and log probabilities since the last segment alone."""
+        found = self.json()
+        self._given += len(self._ids)
+        self._text, self._ids = "", []
+        self._input, self._output = [], []
+        self._input_top, self._output_top = [], []
+        self._input_asked, self._output_asked = [], []
+        return found
 
     def _logprobs(self) -> dict[str, Any]:
         found: dict[str, Any] = {

@@ -36,6 +36,7 @@ class GenerateEndpoint:
     backend: Backend
     text: TextService
     max_body_bytes: int
+    incremental: bool  # streams send what is new, not the whole reply so far
 
     async def post(self, request: Request) -> Response:
         body = parse_body(GenerateBody, await read_body(request, self.max_body_bytes))
@@ -45,7 +46,7 @@ class GenerateEndpoint:
             await self._add(call, asked, body, model)
         several = body.batched or len(call.answers) > 1
         if body.stream:
-            return EventStream(_chunks(call, several), {})
+            return EventStream(_chunks(call, several, self.incremental), {})
         await unless_disconnected(request.receive, _collect(call))
         replies = [answer.json() for answer in call.answers]
         return JSONResponse(replies if several else replies[0])
@@ -102,11 +103,14 @@ async def _collect(call: _Call) -> None:
             call.answers[delta.index].add(delta)
 
 
-async def _chunks(call: _Call, several: bool) -> AsyncGenerator[dict[str, Any], None]:
-    """The whole reply so far with every token, as SGLang's clients expect."""
+async def _chunks(
+    call: _Call, several: bool, incremental: bool
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The whole reply so far with every token, as SGLang's clients expect, or what is new of it."""
     async with aclosing(merged(call.streams)) as deltas:
         async for delta in deltas:
             answer = call.answers[delta.index]
             answer.add(delta)
             if delta.token_ids or delta.finished is not None:
-                yield answer.json() | {"index": delta.index} if several else answer.json()
+                chunk = answer.segment() if incremental else answer.json()
+                yield chunk | {"index": delta.index} if several else chunk

@@ -11,8 +11,9 @@ from baton.api.errors import ApiError, ErrorCode, invalid
 from baton.api.sampling import SamplingParams
 from baton.text.answer import AnswerText
 from baton.text.chat_template import ChatTemplate
-from baton.text.errors import TextError
+from baton.text.errors import GrammarBusyError, TextError
 from baton.text.grammar import Grammar, GrammarCompiler
+from baton.text.grammar_desk import GrammarDesk
 from baton.text.reply_parser import find_reasoning_format
 from baton.text.token_table import TokenTable
 from baton.text.tokenizer import Tokenizer
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 INLINE_CHARS = 2048
 """Shorter prompts take well under a millisecond: a thread costs more than it saves."""
+
+RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,15 @@ class TextService:
         self.table = TokenTable(tokenizer)
         self.reasoning = find_reasoning_format(template.source or "")
         self.tools = find_tool_format(template.source or "")
-        self._grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.stop_ids)
+        self._grammars = GrammarDesk(
+            GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.stop_ids)
+        )
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
     def close(self) -> None:
         """Let the threads end; what was begun completes."""
         self._threads.shutdown(wait=False)
+        self._grammars.close()
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
@@ -88,10 +94,18 @@ class TextService:
         return await self._run(lambda: self.tokenizer.decode(ids), len(ids), "prompt")
 
     async def check_grammar(self, grammar: Grammar | None, param: str) -> None:
-        """INVALID_REQUEST naming `param` for a grammar that could not be used."""
-        if grammar is not None:
-            compiler = self._grammars
-            await self._run(lambda: compiler.check(grammar), INLINE_CHARS + 1, param)
+        """INVALID_REQUEST naming `param` for a grammar that could not be used, OVERLOADED where
+        there was no time to see."""
+        if grammar is None:
+            return
+        try:
+            await self._grammars.compile(grammar)
+        except GrammarBusyError as err:
+            raise ApiError(
+                ErrorCode.OVERLOADED, f"{param}: {err}", param=param, retry_after_s=RETRY_AFTER_S
+            ) from err
+        except TextError as err:
+            raise invalid(param, f"{param}: {err}") from err
 
     def answer(self, params: SamplingParams, skip_special_tokens: bool = True) -> AnswerText:
         """A fresh text for one answer, under the stop rules that the engine follows too."""

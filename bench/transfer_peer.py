@@ -19,7 +19,7 @@ from baton.transfer.nixl_agent import NixlAgent
 from baton.transfer.nixl_intake import NixlSource
 from baton.transfer.poller import Poller, Work
 from baton.transfer.segments import Kind
-from baton.transfer.tickets import Ticket, TicketTable
+from baton.transfer.tickets import Ticket, TicketTable, tell_on_loop
 
 RAW_SERVICE = "bench.Raw"
 
@@ -48,8 +48,7 @@ class Peer:
         self._pipe = pipe
         self._pools = Pools(seed)
         self._poller = Poller("transfers")
-        loop = asyncio.get_running_loop()
-        self._tickets = TicketTable(self._pools.memory, 0, loop.call_soon_threadsafe)
+        self._tickets = TicketTable(self._pools.memory, 0, tell_on_loop())
         self._inlets: dict[str, OfferedInlet] = {}
         self._ticket: Ticket | None = None
         self._landed = asyncio.Event()

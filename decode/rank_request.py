@@ -12,6 +12,7 @@ from baton.engine.errors import RequestError
 from baton.engine.events import Event, Finished, Scheduled, TokenSampled
 from baton.engine.request import RequestSpec, Reservation
 from baton.proto import common_pb2, handoff_pb2, worker_pb2
+from baton.text.grammar import CompiledGrammar
 from baton.worker.convert import finished_to_proto, logprob_to_proto, sampling_from_proto
 from baton.worker.errors import error_of, make_error
 
@@ -22,7 +23,7 @@ ATTEMPT_BITS = 8
 
 
 class Phase(StrEnum):
-    HANDOFF = "handoff"  # a prefill has it
+    HANDOFF = "handoff"  # a prefill has it, or soon will
     ADOPTING = "adopting"  # the engine is about to take it over
     DECODING = "decoding"
     OVER = "over"
@@ -65,6 +66,7 @@ class RankRequest:
         self._link: PrefillLink | None = None  # to the prefill worker that has it, or had
         self._handoff: IncomingHandoff | None = None
         self._handoffs = 0
+        self._grammar: CompiledGrammar | None = None
         self._output = list(start.output_ids)
         self._scored_to = 0  # prompt positions below have gone out
         self._cached = 0
@@ -80,10 +82,10 @@ class RankRequest:
         except RequestError as error:
             self._fail(error_of(error, self._origin))
             return
-        self._next_prefill(
-            make_error(
-                common_pb2.UNAVAILABLE, self._origin, "the request names no prefill worker", True
-            )
+        self._rank.context.grammars.compile(
+            self._sampling.grammar,
+            self._compiled,
+            lambda error: self.fail(error_of(error, self._origin)),
         )
 
     def cancel(self, reason: str) -> None:
@@ -154,7 +156,7 @@ class RankRequest:
             priority=self._start.priority,
         )
         self._rank.context.port.request(
-            lambda engine: engine.adopt(spec, reservation),
+            lambda engine: engine.adopt(spec, reservation, self._grammar),
             self._adopted,
             lambda error: self._not_adopted(error, reservation),
         )
@@ -177,6 +179,16 @@ class RankRequest:
             self._launched(at_s)
         elif isinstance(event, Finished):
             self._finished(event)
+
+    def _compiled(self, grammar: CompiledGrammar | None) -> None:
+        if self._phase is Phase.OVER:  # it was cancelled meanwhile
+            return
+        self._grammar = grammar
+        self._next_prefill(
+            make_error(
+                common_pb2.UNAVAILABLE, self._origin, "the request names no prefill worker", True
+            )
+        )
 
     def _next_prefill(self, why: common_pb2.Error) -> None:
         """The next in the router's list; `why` goes back when it is spent."""

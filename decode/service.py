@@ -16,7 +16,7 @@ from baton.decode.way_back import WayBack
 from baton.engine.events import Finished, TokenSampled
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.transfer.grpc_channel import GrpcReceiver
-from baton.transfer.tickets import TicketTable
+from baton.transfer.tickets import TicketTable, tell_on_loop
 from baton.worker.channels import make_inlets
 from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
@@ -31,10 +31,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         # Generations of a later life are above all of an earlier one.
-        loop = asyncio.get_running_loop()
-        tickets = TicketTable(
-            context.memory, context.hello.worker.incarnation, loop.call_soon_threadsafe
-        )
+        tickets = TicketTable(context.memory, context.hello.worker.incarnation, tell_on_loop())
         self._grants = Grants(context.port)
         self._prefixes = Prefixes(context, tickets)
         self._quarantine = Quarantine(context, self._grants, self.link_to)

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -36,8 +36,10 @@ class Cluster:
         self.config = config
         self.seconds: dict[str, float] = {}  # how long each part of the start took
         self._progress = progress or Silent()
-        self._wiring = Wiring.settle(config)
-        self._fleet = Fleet(self._wiring)
+        with ExitStack() as held:
+            self._wiring = Wiring.settle(config, held)
+            self._fleet = Fleet(self._wiring)
+            self._ports = held.pop_all()
         self._router: actors.RouterActor | None = None
         self._scaling = threading.Lock()
 
@@ -72,7 +74,7 @@ class Cluster:
             # All at once: the router's addresses are settled, so nobody waits for anybody.
             self._router = actors.RouterActor(_ROUTER, RouterActor, self._wiring.router(), cpus=1)
             starting = [self._router, *self._fleet.begin()]
-            started = wait_for_all(starting, self._progress, self.config.start_deadline_s)
+            started = self._wait_for(starting, self._progress)
             self.workers.update({name: s for name, s in started.items() if name != _ROUTER})
         with self._timed("registration"):
             self._wait_until_ready(self.workers)
@@ -114,6 +116,7 @@ class Cluster:
                 self._router = None
         finally:
             ray_start.leave()
+            self._ports.close()
 
     def kill(self, worker_id: str) -> None:
         """End its process as a crash would; Ray starts it again."""
@@ -144,7 +147,7 @@ class Cluster:
     def _join(self, joining: Sequence[Member], progress: StartProgress) -> None:
         starting = self._fleet.join(joining)
         try:
-            started = wait_for_all(starting, progress, self.config.start_deadline_s)
+            started = self._wait_for(starting, progress)
             self._wait_until_ready(started)
         except BaseException:
             self._fleet.leave(joining)
@@ -162,6 +165,12 @@ class Cluster:
         self._retire(leaving)
         for member in leaving:
             progress.done(member.worker_id, "has left")
+
+    def _wait_for(
+        self, starting: Sequence[actors.Actor], progress: StartProgress
+    ) -> dict[str, Started]:
+        shared = self.config.ray_address is not None
+        return wait_for_all(starting, progress, self.config.start_deadline_s, shared=shared)
 
     def _retire(self, leaving: Sequence[Member]) -> None:
         """Tell the router. One that does not answer is gone, and with it what it waited for."""

@@ -25,6 +25,7 @@ class ClusterConfig:
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF
     served_model_name: str | None = None  # None: the folder's name, or the id on the hub
+    incremental_streaming_output: bool = False  # of /generate: what is new, not all so far
     host: str = "127.0.0.1"
     http_port: int = 0  # 0: any free one
     grpc_port: int = 0

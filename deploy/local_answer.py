@@ -24,6 +24,8 @@ class LocalAnswer:
         self.request = request
         self.over = False
         """`Finished`, or the error instead of it, lies here or was read."""
+        self.queued = False
+        """In the engine; before that, its grammar is compiled."""
         self._arrived_s = time.monotonic()
         self._scheduled_s = self._arrived_s
         self._first_s: float | None = None  # when the first token was there

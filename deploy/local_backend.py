@@ -13,6 +13,7 @@ from baton.engine.engine import Engine
 from baton.engine.errors import RequestError
 from baton.engine.request import RequestSpec
 from baton.engine.status import EngineStatus
+from baton.text.grammar import CompiledGrammar
 from baton.worker.cache_flush import flush_when_idle
 from baton.worker.context import WorkerContext
 from baton.worker.convert import sampling_from_proto
@@ -151,13 +152,28 @@ class LocalBackend:
             )
         except RequestError as error:
             raise self._error_of(error) from error
+        self._context.grammars.compile(
+            spec.sampling.grammar,
+            lambda grammar: self._queue(answer, spec, grammar),
+            lambda error: answer.fail(self._error_of(error)),
+        )
+
+    def _queue(
+        self, answer: LocalAnswer, spec: RequestSpec, grammar: CompiledGrammar | None
+    ) -> None:
+        if answer.over:  # it was cancelled meanwhile
+            return
+        answer.queued = True
         self._context.port.request(
-            lambda engine: engine.submit(spec),
+            lambda engine: engine.submit(spec, grammar),
             lambda _: None,
             lambda error: answer.fail(self._error_of(error)),
         )
 
     def _cancel(self, answer: LocalAnswer, reason: str) -> None:
+        if not answer.queued:
+            answer.fail(ApiError(ErrorCode.CANCELLED, reason))
+            return
         name = answer.request.request_id
         self._context.port.post(lambda engine: engine.cancel(name, reason), "cancel")
 

@@ -54,6 +54,7 @@ class LocalWorker:
         *,
         http_port: int = 0,
         served_model_name: str | None = None,
+        incremental_streaming_output: bool = False,
         drain_s: float = 0.0,
     ) -> None:
         """http_port: 0 for any free one. drain_s: requests under way may finish, at the stop."""
@@ -61,6 +62,7 @@ class LocalWorker:
         self._engine = engine
         self._http_port = http_port
         self._model_id = served_model_name or model_name(config.engine.model)
+        self._incremental = incremental_streaming_output
         self._drain_s = drain_s
         self._open = contextlib.AsyncExitStack()
         self._context: WorkerContext
@@ -97,7 +99,7 @@ class LocalWorker:
         started = await runtime.start()
         async with contextlib.AsyncExitStack() as guard:
             guard.push_async_callback(runtime.stop, 0.0)
-            routes = native_routes(self.backend, text)
+            routes = native_routes(self.backend, text, incremental=self._incremental)
             app = make_app(self.backend, text, self._metrics, more_routes=routes)
             http = HttpServer(app, config.host, self._http_port)
             await http.start()

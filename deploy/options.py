@@ -107,11 +107,19 @@ _CLUSTER = (
 )  # fmt: skip
 
 
+def streaming_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What streams of `/generate` send: of a router, and of a worker that answers alone."""
+    return click.option(
+        "--incremental-streaming-output", is_flag=True,
+        help="Streams of /generate send what is new; the whole reply so far when left out.",
+    )(command)  # fmt: skip
+
+
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add them all; `config_from` reads what they gave."""
     for option in reversed(_ENGINE + _TRANSFER + _CLUSTER):
         command = option(command)
-    return command
+    return streaming_option(command)
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,6 +194,7 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         state_return=StateReturn(given["state_return"]),
         send_snapshots=SendSnapshots(given["send_snapshots"]),
         served_model_name=given["served_model_name"],
+        incremental_streaming_output=given["incremental_streaming_output"],
         ray_address=given["ray_address"],
         start_deadline_s=given["start_timeout"],
     )

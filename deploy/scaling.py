@@ -8,15 +8,13 @@ from baton.deploy.progress import StartProgress
 from baton.worker.config import Role
 
 
-def scale_request(counts: Mapping[Role, int], drain_s: float) -> dict[str, Any]:
-    """What is sent to the process that serves."""
-    return {"scale": {role.value: count for role, count in counts.items()}, "drain_s": drain_s}
-
-
 def handle_scale(
     cluster: Cluster, request: Mapping[str, Any], progress: StartProgress
 ) -> dict[str, list[str]]:
-    """The workers of each role that was asked about, once it is done. Raises DeployError."""
+    """The workers of each role that was asked about, once it is done. Raises DeployError.
+
+    request: see `scale_request`.
+    """
     counts = {Role(name): int(count) for name, count in request["scale"].items()}
     for role, count in counts.items():
         cluster.scale(role, count, float(request["drain_s"]), progress)

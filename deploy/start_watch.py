@@ -15,8 +15,9 @@ _PATIENCE_S = 5.0  # until a process that does not come is asked after
 class StartWatch:
     """One actor's start, and what it said last."""
 
-    def __init__(self, actor: Actor, progress: StartProgress) -> None:
+    def __init__(self, actor: Actor, progress: StartProgress, shared: bool) -> None:
         self.actor = actor
+        self._shared = shared
         self._progress = progress
         self._start = actor.start()
         self._asked: Call | None = None
@@ -32,7 +33,7 @@ class StartWatch:
         return None
 
     def _tell_what_it_lacks(self) -> None:
-        if time.monotonic() > self._look_at:
+        if self._shared and time.monotonic() > self._look_at:
             self._look_at += _PATIENCE_S
             lacks = self.actor.lacks()
             if lacks:
@@ -50,11 +51,15 @@ class StartWatch:
 
 
 def wait_for_all(
-    actors: Sequence[Actor], progress: StartProgress, deadline_s: float
+    actors: Sequence[Actor], progress: StartProgress, deadline_s: float, *, shared: bool
 ) -> dict[str, Any]:
-    """Each actor's `Started` by name. Raises StartError at the first that fails."""
+    """Each actor's `Started` by name. Raises StartError at the first that fails.
+
+    shared: others use this Ray too, and may have taken what an actor asks for. Of our own, all
+    that is taken is ours.
+    """
     until = time.monotonic() + deadline_s
-    watches = {actor.name: StartWatch(actor, progress) for actor in actors}
+    watches = {actor.name: StartWatch(actor, progress, shared) for actor in actors}
     started: dict[str, Any] = {}
     began = time.monotonic()
     while watches:

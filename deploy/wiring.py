@@ -1,6 +1,7 @@
 """What the router and each worker of a cluster are told: addresses, threads, shares of memory."""
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -24,10 +25,10 @@ class Wiring:
     threads: int  # compute threads of each worker: oversubscribed OpenMP collapses
 
     @classmethod
-    def settle(cls, config: ClusterConfig) -> Self:
-        """Raises StartError where a port cannot be used."""
+    def settle(cls, config: ClusterConfig, held: ExitStack) -> Self:
+        """held: keeps the ports. Raises StartError where one cannot be used."""
         wanted = {"--http-port": config.http_port, "--grpc-port": config.grpc_port}
-        ports = settle(config.host, wanted)
+        ports = settle(config.host, wanted, held)
         cores = len(os.sched_getaffinity(0))
         threads = config.threads or max(1, cores // len(config.members))
         return cls(config, ports["--http-port"], ports["--grpc-port"], threads)
@@ -50,6 +51,7 @@ class Wiring:
             http_port=self.http_port,
             grpc_port=self.grpc_port,
             policy=config.policy,
+            incremental_streaming_output=config.incremental_streaming_output,
         )
 
     def worker(self, member: Member) -> WorkerConfig:

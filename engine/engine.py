@@ -40,6 +40,7 @@ from baton.engine.status import EngineStatus
 from baton.engine.stop_checker import Stop
 from baton.engine.tracker import Tracker
 from baton.engine.turns import turn_of
+from baton.text.grammar import CompiledGrammar, GrammarCompiler
 from baton.text.tokenizer import Tokenizer
 
 
@@ -139,9 +140,18 @@ class Engine:
         under_way = self._planned is not None or bool(self._in_flight)
         return bool(self._outbox) or under_way or self._scheduler.has_work
 
-    def submit(self, spec: RequestSpec) -> None:
-        """Queue a request. Raises RequestError or TooLargeError; then nothing was queued."""
-        request = self._enter(spec)
+    @property
+    def grammars(self) -> GrammarCompiler | None:
+        """Of this model; None without a tokenizer. Any thread may use it."""
+        return self._intake.grammars
+
+    def submit(self, spec: RequestSpec, grammar: CompiledGrammar | None = None) -> None:
+        """Queue a request. Raises RequestError or TooLargeError; then nothing was queued.
+
+        grammar: that of the spec, compiled by `grammars` on another thread; where it is not given
+        and needed, all requests wait until it is compiled here.
+        """
+        request = self._enter(spec, grammar)
         self._scheduler.enqueue(request)
         self._end_if_given(request)
 
@@ -273,10 +283,13 @@ class Engine:
             self._reservations[reservation.request_id] = reservation
             raise
 
-    def adopt(self, spec: RequestSpec, reservation: Reservation) -> None:
+    def adopt(
+        self, spec: RequestSpec, reservation: Reservation, grammar: CompiledGrammar | None = None
+    ) -> None:
         """Start a request whose state a peer has written into `reservation`.
 
         The state is that of prompt and output less the last token, which is computed next.
+        grammar: as for `submit`.
         Raises RequestError; then the reservation stands as it was.
         """
         computed = len(spec.prompt_ids) + len(spec.output_ids) - 1
@@ -288,7 +301,7 @@ class Engine:
             )
         self._take(reservation)
         try:
-            request = self._enter(spec)
+            request = self._enter(spec, grammar)
         except RequestError:
             self._reservations[reservation.request_id] = reservation
             raise
@@ -363,12 +376,12 @@ class Engine:
         planned = [self._planned] if self._planned is not None else []
         return [launched.batch for launched in self._in_flight] + planned
 
-    def _enter(self, spec: RequestSpec) -> Request:
+    def _enter(self, spec: RequestSpec, grammar: CompiledGrammar | None) -> Request:
         self._check_new(spec.request_id)
         self._intake.check(spec)
-        stopper, grammar = self._intake.stopper(spec), self._intake.grammar(spec)
+        stopper, state = self._intake.stopper(spec), self._intake.grammar(spec, grammar)
         self._last_serial += 1
-        request = Request(spec, self._last_serial, stopper, grammar)
+        request = Request(spec, self._last_serial, stopper, state)
         self._requests.add(request)
         return request
 

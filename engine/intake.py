@@ -6,7 +6,7 @@ from baton.engine.errors import RequestError, TooLargeError
 from baton.engine.request import RequestSpec
 from baton.engine.stop_checker import StopChecker
 from baton.text.errors import GrammarError
-from baton.text.grammar import GrammarCompiler, GrammarState
+from baton.text.grammar import CompiledGrammar, GrammarCompiler, GrammarState
 from baton.text.tokenizer import Tokenizer
 
 
@@ -24,7 +24,7 @@ class Intake:
         self._max_model_len = max_model_len
         self._eos_ids = frozenset(eos_ids)
         self._tokenizer = tokenizer
-        self._grammars = (
+        self.grammars = (
             None if tokenizer is None else GrammarCompiler(tokenizer, vocab_size, self._eos_ids)
         )
 
@@ -56,24 +56,22 @@ class Intake:
         room = self._max_model_len - len(spec.prompt_ids)
         return StopChecker(spec.sampling, room, self._eos_ids, self._tokenizer)
 
-    def grammar(self, spec: RequestSpec) -> GrammarState | None:
-        """Of a constrained answer, as far as its given output. Raises RequestError."""
+    def grammar(self, spec: RequestSpec, compiled: CompiledGrammar | None) -> GrammarState | None:
+        """Of a constrained answer, as far as its given output. compiled: its grammar, if that was
+        compiled elsewhere. Raises RequestError."""
         wanted = spec.sampling.grammar
         if wanted is None:
             return None
-        if self._grammars is None:
+        if self.grammars is None:
             raise RequestError(
                 "structured output needs a tokenizer, and this engine has none: add "
                 "tokenizer.json to the model folder",
                 "grammar",
             )
         try:
-            state = self._grammars.start(wanted)
-            for token in spec.output_ids:
-                state.push(token)
+            return (compiled or self.grammars.compile(wanted)).start(spec.output_ids)
         except GrammarError as error:
             raise RequestError(str(error), "grammar") from error
-        return state
 
     def _check_ids(self, ids: Sequence[int], field: str) -> None:
         if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:

@@ -129,13 +129,16 @@ class ResultProcessor:
     def _constrained(
         self, request: Request, grammar: GrammarState, token: int, stop: Stop | None
     ) -> Finished | None:
-        """An answer is over as soon as its grammar lets nothing follow."""
+        """An answer is over as soon as its grammar lets nothing follow, and fails where the grammar
+        wants what the model cannot say. What may come next is kept for the next row."""
         try:
             grammar.push(token)
+            if grammar.ended:
+                stop = request.stopper.end()
+            elif stop is None:
+                grammar.allowed()
         except GrammarError as error:
             return self.finish(request, Stop(FinishReason.ERROR), str(error))
-        if grammar.ended:
-            stop = request.stopper.end()
         return self.finish(request, stop) if stop is not None else None
 
     def _computed(self, request: Request) -> Finished | None:

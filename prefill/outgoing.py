@@ -20,6 +20,7 @@ from baton.engine.sampling_params import SamplingParams
 from baton.prefill.drains import WrittenTicket
 from baton.prefill.way import Way
 from baton.proto import common_pb2, handoff_pb2
+from baton.text.grammar import CompiledGrammar
 from baton.transfer.channel import Writing
 from baton.transfer.errors import TicketError, TransferError
 from baton.transfer.handoff import Handoff, HandoffState
@@ -125,9 +126,9 @@ class OutgoingHandoff:
             hold=True,
             priority=request.priority,
         )
-        self._context.port.request(
-            lambda engine: engine.submit(spec),
-            lambda _: None,
+        self._context.grammars.compile(
+            sampling.grammar,
+            lambda grammar: self._queue(spec, grammar),
             lambda error: self.fail(error_of(error, self._context.worker_id)),
         )
 
@@ -205,6 +206,15 @@ class OutgoingHandoff:
         failed = handoff_pb2.Failed(**self._name, error=error)
         self._send(handoff_pb2.PrefillMessage(failed=failed))
         self._end(HandoffState.FAILED, error.message)
+
+    def _queue(self, spec: RequestSpec, grammar: CompiledGrammar | None) -> None:
+        if self.ended:
+            return
+        self._context.port.request(
+            lambda engine: engine.submit(spec, grammar),
+            lambda _: None,
+            lambda error: self.fail(error_of(error, self._context.worker_id)),
+        )
 
     def _scheduled(self, event: Scheduled, at_s: float) -> None:
         self._first_token.cached_tokens = event.cached_tokens

@@ -25,6 +25,7 @@ class RouterConfig:
     worker_wait_s: float = 30.0  # for a worker of a missing role, before a request is turned away
     request_timeout_s: float = 3600.0  # from arrival to finish
     retry_after_s: float = 1.0  # told to clients that are turned away
+    incremental_streaming_output: bool = False  # of /generate: what is new, not all so far
 
     def __post_init__(self) -> None:
         """Raises ConfigError."""

@@ -107,7 +107,12 @@ class RouterServer:
                 lambda: MetricsPage(metrics.page(), CONTENT_TYPE_LATEST),
                 max_body_bytes=config.max_body_bytes,
                 more_routes=[
-                    *native_routes(backend, text, max_body_bytes=config.max_body_bytes),
+                    *native_routes(
+                        backend,
+                        text,
+                        max_body_bytes=config.max_body_bytes,
+                        incremental=config.incremental_streaming_output,
+                    ),
                     *router_routes(table),
                 ],
             ),

@@ -4,7 +4,8 @@ TextError
 ├── TokenizerFileError   the model folder's tokenizer files are missing or bad
 ├── EncodingError        this text has no token ids, or these ids no text
 ├── ChatTemplateError    the chat template is absent, broken, or refused the messages
-└── GrammarError         what an answer must look like is ill-formed, or was not kept to
+├── GrammarError         what an answer must look like is ill-formed, or was not kept to
+└── GrammarBusyError     there was no time to look at it
 """
 
 
@@ -26,3 +27,7 @@ class ChatTemplateError(TextError):
 
 class GrammarError(TextError):
     """A schema, regular expression or grammar cannot be used, or the answer has left it."""
+
+
+class GrammarBusyError(TextError):
+    """Too many grammars have come at once; the same one may pass later."""

@@ -4,9 +4,10 @@ A compiled grammar says, before each token, which tokens may come. llguidance do
 is imported where the first grammar is made, so that this room needs it for nothing else.
 """
 
+import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_GRAMMAR_CHARS = 1 << 16
+MAX_SYMBOLS = 60_000
+"""Of a compiled grammar. llguidance 1.9 panics past 65,525, after a second of work."""
 WORD_BITS = 64
-_KEPT = 16  # compiled grammars
+_KEPT = 16  # compiled grammars, and those that could not be
 _MARK = "\x02"  # in no word: what follows it is not at the beginning of a text
 
 
@@ -40,8 +43,27 @@ class Grammar:
     text: str
 
 
+class CompiledGrammar:
+    """Answers begin from it; it never changes."""
+
+    def __init__(self, matcher: "LLMatcher", words: int) -> None:
+        self._matcher = matcher
+        self._words = words
+
+    def start(self, given: Sequence[int] = ()) -> "GrammarState":
+        """At the beginning of an answer, or behind the tokens that are `given`. A copy: quick
+        enough for the engine's thread. Raises GrammarError where they do not fit, or the model has
+        no token that could come next."""
+        state = GrammarState(self._matcher.deep_copy(), self._words)
+        for token in given:
+            state.push(token)
+        if not state.ended:
+            state.allowed()
+        return state
+
+
 class GrammarCompiler:
-    """For one tokenizer, and one thread."""
+    """For one tokenizer. Any thread may call it; one grammar is compiled at a time."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Iterable[int]) -> None:
         """vocab_size: the model's, which may have more ids than the tokenizer
@@ -53,32 +75,54 @@ class GrammarCompiler:
         self._end_ids = sorted(token for token in end_ids if token < vocab_size)
         self._tokenizer = tokenizer
         self._table: LLTokenizer | None = None
-        self._started: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiling = threading.Lock()
+        self._keeping = threading.Lock()  # held for a moment only
+        self._kept: OrderedDict[Grammar, CompiledGrammar | GrammarError] = OrderedDict()
 
-    def check(self, grammar: Grammar) -> None:
-        """Raises GrammarError that says what is wrong with it."""
-        from llguidance import LLMatcher
+    def kept(self, grammar: Grammar) -> CompiledGrammar | None:
+        """If it was compiled before. Raises GrammarError if that failed."""
+        with self._keeping:
+            found = self._kept.get(grammar)
+            if found is not None:
+                self._kept.move_to_end(grammar)
+        if isinstance(found, GrammarError):
+            raise GrammarError(str(found))  # its own trace, not that of whoever asked first
+        return found
 
-        wrong = LLMatcher.validate_grammar(_source(grammar), self._tokens())
-        if wrong:
-            raise GrammarError(f"the {grammar.kind} cannot be used: {wrong.strip()}")
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Raises GrammarError that says what is wrong with it.
 
-    def start(self, grammar: Grammar) -> "GrammarState":
-        """At an answer's beginning. Raises GrammarError.
-
-        A large one takes up to a second; the next answer to it is a copy.
+        A large one takes a quarter of a second, during which the interpreter is free for other
+        threads; whoever asks again has it at once.
         """
-        from llguidance import LLMatcher
+        with self._compiling:
+            found = self.kept(grammar)
+            if found is not None:
+                return found
+            try:
+                made: CompiledGrammar | GrammarError = self._compile(grammar)
+            except GrammarError as error:
+                made = error
+            with self._keeping:
+                self._kept[grammar] = made
+                if len(self._kept) > _KEPT:
+                    self._kept.popitem(last=False)
+        if isinstance(made, GrammarError):
+            raise made
+        return made
 
-        matcher = self._started.pop(grammar, None)
-        if matcher is None:
-            matcher = LLMatcher(self._tokens(), _source(grammar), log_level=0)
-            if matcher.is_error():
-                raise GrammarError(f"the {grammar.kind} cannot be used: {matcher.get_error()}")
-        self._started[grammar] = matcher
-        if len(self._started) > _KEPT:
-            self._started.popitem(last=False)
-        return GrammarState(matcher.deep_copy(), self.words)
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        from llguidance import LLMatcher
+        from llguidance._lib import LLParserLimits
+
+        limits = LLParserLimits(max_grammar_size=MAX_SYMBOLS)
+        matcher = LLMatcher(self._tokens(), _source(grammar), log_level=0, limits=limits)
+        if matcher.is_error():
+            why, _, _ = matcher.get_error().partition("\n<backtrace>")
+            raise GrammarError(f"the {grammar.kind} cannot be used: {why.strip()}")
+        compiled = CompiledGrammar(matcher, self.words)
+        compiled.start()
+        return compiled
 
     def _tokens(self) -> "LLTokenizer":
         """The bytes of every token, read once."""
@@ -103,20 +147,32 @@ class GrammarState:
     def __init__(self, matcher: "LLMatcher", words: int) -> None:
         self._matcher = matcher
         self._words = words
+        self._allowed: array[int] | None = None  # until the next token
 
     @property
     def ended(self) -> bool:
-        """Nothing may follow."""
-        return self._matcher.is_stopped()
+        """It is satisfied, and nothing may follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def allowed(self) -> "array[int]":
-        """Which tokens may come next: 64 a word, see `GrammarCompiler.words`."""
-        size = self._words * WORD_BITS // 8
-        return array("q", self._matcher.compute_bitmask()[:size].ljust(size, b"\0"))
+        """Which tokens may come next: 64 a word, see `GrammarCompiler.words`. Not of one that has
+        ended. Raises GrammarError where the model has none that could, as happens with a vocabulary
+        of whole words, or the grammar grew too complex; asked again, it says the same."""
+        if self._allowed is None:
+            size = self._words * WORD_BITS // 8
+            mask = self._matcher.compute_bitmask()[:size].ljust(size, b"\0")
+            if self._matcher.is_error():  # the mask then lets the answer end as if it were whole
+                raise GrammarError(
+                    "the answer cannot go on: no token of this model spells what its grammar wants "
+                    f"next ({self._matcher.get_error().splitlines()[0]})"
+                )
+            self._allowed = array("q", mask)
+        return self._allowed
 
     def push(self, token_id: int) -> None:
         """The next token. Raises GrammarError where it may not come, or the grammar grew too
         complex."""
+        self._allowed = None
         if not self._matcher.consume_token(token_id):
             why = self._matcher.get_error().partition("\n")[0]
             raise GrammarError(f"the answer has left its grammar: {why}")

@@ -28,6 +28,7 @@ _PREFIX = struct.Struct("<BBHH2xQQ")
 _CHECKSUM = struct.Struct("<Q")
 _REPLY = struct.Struct("<B7xQQQ")
 _OUTCOMES: tuple[type[TransferError], ...] = (ChecksumError, TicketError, FrameError)
+_KINDS = {kind.value: kind for kind in Kind}
 HEADER_BYTES = _PREFIX.size + _CHECKSUM.size
 PROBE = b"BTNP"
 """A note that tells of nothing: the writer tries whether it can write."""
@@ -93,10 +94,10 @@ def decode_header(frame: bytes) -> Header:
         )
     kind, verified, first, last, start, end = _PREFIX.unpack_from(frame)
     (checksum,) = _CHECKSUM.unpack_from(frame, _PREFIX.size)
-    if kind not in tuple(Kind) or verified not in (0, 1):
+    if kind not in _KINDS or verified not in (0, 1):
         raise FrameError("a segment's header makes no sense", "kind 1 to 3", f"kind {kind}")
     layers = (first, last) if first or last else None
-    return Header(Segment(Kind(kind), start, end, layers), checksum if verified else None)
+    return Header(Segment(_KINDS[kind], start, end, layers), checksum if verified else None)
 
 
 def encode_segment(segment: Segment, payload: Sequence[memoryview], verify: bool) -> bytes:

@@ -5,8 +5,8 @@ nothing can write there any more, and its memory is free at once.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from typing import TypeVar
+from collections import deque
+from collections.abc import AsyncIterator
 
 import grpc
 from grpc import aio
@@ -22,14 +22,17 @@ from baton.transfer.errors import (
 )
 from baton.transfer.grpc_options import DATA_OPTIONS
 from baton.transfer.regions import EngineMemory, Holder
-from baton.transfer.segments import MESSAGE_BYTES, Kind, Segment
+from baton.transfer.segments import Kind, Segment
 from baton.transfer.tickets import Claim, Received, TicketTable
 from baton.transfer.tls import Tls
+from baton.transfer.watchdog import Watchdog
 
 GRPC = "grpc"
 SERVICE = "baton.v1.StateChannel"
 METHOD = f"/{SERVICE}/Write"
-T = TypeVar("T")
+SEGMENT_BYTES = 2 << 20
+"""Of one message: what each costs in Python and in thread switches counts half of what it does at
+1 MiB; past 2 MiB the copies of a message leave the core's own cache, and cost more than that."""
 
 _CODES: tuple[tuple[type[TransferError], grpc.StatusCode], ...] = (
     (ChecksumError, grpc.StatusCode.DATA_LOSS),
@@ -154,7 +157,7 @@ class GrpcOutlet:
 class GrpcConnection:
     """One connection, shared by all hand-offs to one peer."""
 
-    segment_bytes = MESSAGE_BYTES
+    segment_bytes = SEGMENT_BYTES
 
     def __init__(
         self,
@@ -199,7 +202,8 @@ class GrpcConnection:
 
 
 class GrpcWriting:
-    """One call of `StateChannel/Write`."""
+    """One call of `StateChannel/Write`: a task of its own sends, so that a message goes out the
+    moment that the one before it has gone, while the next one is made."""
 
     def __init__(
         self,
@@ -215,51 +219,94 @@ class GrpcWriting:
         self._address = address
         self._memory = memory
         self._verify = verify
-        self._deadline_s = deadline_s
         self._on_bytes = on_bytes
-        self._opening: bytes | None = frames.encode_opening(claim)
+        self._waiting = deque([frames.encode_opening(claim)])
+        self._more = asyncio.Event()  # a message waits, or none will follow
+        self._taken = asyncio.Event()  # a message has left `_waiting`, or none will any more
+        self._last = False  # none will follow
+        self._late = False
         self._reply = asyncio.ensure_future(call.read())
-        self._sending: asyncio.Future[None] | None = None  # the last message
+        self._sending = asyncio.ensure_future(self._send_all())
+        self._sending.add_done_callback(self._over)
+        self._watchdog = Watchdog(deadline_s, self._give_up)
 
     async def write(self, segment: Segment, holder: Holder) -> None:
-        """The payload is copied into the message before the first await; the message goes out while
-        the next one is made."""
+        """The payload is copied into the message before the first await."""
         message = frames.encode_segment(segment, self._memory.read(segment, holder), self._verify)
-        if self._opening is not None:
-            opening, self._opening = self._opening, None
-            await self._send(opening)
-        await self._sent()
-        self._sending = asyncio.ensure_future(self._send(message))
-        self._sending.add_done_callback(_heard)
+        self._waiting.append(message)
+        self._more.set()
         self._on_bytes(segment.kind, len(message))
-        await asyncio.sleep(0)  # it starts now, not after the next one is made
+        while self._waiting and not self._sending.done():
+            self._taken.clear()
+            await self._taken.wait()
+        if self._sending.done():
+            await self._result()
 
     async def flush(self) -> None:
         """Nothing: each message is a copy."""
 
     async def finish(self) -> Received:
-        await self._sent()
-        return await self._within_deadline(self._finish())
+        self._last = True
+        self._more.set()
+        return await self._result()
 
     def cancel(self) -> None:
+        self._sending.cancel()
         self._reply.cancel()
         self._call.cancel()
 
     async def drained(self) -> None:
         """Nothing: the receiver writes, and never into a closed ticket."""
 
-    async def _sent(self) -> None:
-        """The last message has gone. Raises what kept it from going."""
-        if self._sending is not None:
-            await self._sending
-            self._sending = None
+    async def _result(self) -> Received:
+        """Once all has gone. Raises what kept it from going."""
+        await asyncio.wait([self._sending])
+        if self._sending.cancelled():
+            raise ChannelError("the write was cancelled")
+        return self._sending.result()
 
-    async def _send(self, message: bytes) -> None:
-        if self._reply.done():  # before the end there is nothing but a refusal to reply
-            await self._within_deadline(self._read_reply())
-        await self._within_deadline(self._call.write(message))
+    def _give_up(self) -> None:
+        self._late = True
+        self._sending.cancel()
 
-    async def _finish(self) -> Received:
+    def _over(self, sending: "asyncio.Future[Received]") -> None:
+        """What went wrong is raised where the next message waits; after a cancel nobody waits."""
+        self._watchdog.stop()
+        self._taken.set()
+        if sending.cancelled() or sending.exception() is not None:
+            self._reply.cancel()
+            self._call.cancel()
+
+    async def _send_all(self) -> Received:
+        """Every message, and then the reply. Raises what the receiver refused with, or
+        ChannelError."""
+        try:
+            return await self._send_each()
+        except asyncio.CancelledError:
+            if not self._late:
+                raise
+            raise ChannelError(
+                f"{self._address} took no bytes for {self._watchdog.deadline_s:g} s; check the "
+                "network between the two workers"
+            ) from None
+        except (aio.AioRpcError, asyncio.InvalidStateError) as error:
+            why = error.details() if isinstance(error, aio.AioRpcError) else str(error)
+            raise ChannelError(f"the connection to {self._address} broke: {why}") from error
+
+    async def _send_each(self) -> Received:
+        while self._waiting or not self._last:
+            if not self._waiting:
+                self._watchdog.rest()
+                self._more.clear()
+                await self._more.wait()
+                continue
+            self._watchdog.begin()
+            if self._reply.done():  # before the end there is nothing but a refusal to reply
+                return await self._read_reply()
+            message = self._waiting.popleft()
+            self._taken.set()
+            await self._call.write(message)
+        self._watchdog.begin()
         await self._call.done_writing()
         return await self._read_reply()
 
@@ -268,29 +315,3 @@ class GrpcWriting:
         if not isinstance(reply, bytes):
             raise ChannelError(f"{self._address} ended the transfer without a reply")
         return frames.decode_reply(reply)
-
-    async def _within_deadline(self, step: Awaitable[T]) -> T:
-        """`step`'s result. Raises what the receiver refused with, or ChannelError; then the call
-        is over."""
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                return await step
-        except TimeoutError:
-            self.cancel()
-            raise ChannelError(
-                f"{self._address} took no bytes for {self._deadline_s:g} s; check the network "
-                "between the two workers"
-            ) from None
-        except (aio.AioRpcError, asyncio.InvalidStateError) as error:
-            self.cancel()
-            why = error.details() if isinstance(error, aio.AioRpcError) else str(error)
-            raise ChannelError(f"the connection to {self._address} broke: {why}") from error
-        except TransferError:
-            self.cancel()
-            raise
-
-
-def _heard(sending: "asyncio.Future[None]") -> None:
-    """What went wrong is raised where the next message waits; after a cancel nobody waits."""
-    if not sending.cancelled():
-        sending.exception()

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from baton.engine.memory.host_bytes import HostBytes
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.transfer.segments import Kind, Piece, Segment, pieces
@@ -46,16 +46,13 @@ class HostRegion:
 
     def __init__(self, storage: Tensor) -> None:
         self.span = _span(storage)
-        self._bytes = storage.view(-1).numpy()
+        self._bytes = HostBytes(storage.view(-1).numpy())
 
     def read(self, block: int, offset: int, nbytes: int) -> memoryview:
-        start = block * self.span.block_bytes + offset
-        return self._bytes[start : start + nbytes].data
+        return self._bytes.view(block * self.span.block_bytes + offset, nbytes)
 
     def write(self, block: int, offset: int, payload: memoryview) -> None:
-        start = block * self.span.block_bytes + offset
-        # numpy lets the interpreter's other threads run while it copies; a memoryview does not.
-        np.copyto(self._bytes[start : start + len(payload)], np.frombuffer(payload, np.uint8))
+        self._bytes.put(block * self.span.block_bytes + offset, payload)
 
 
 class DeviceRegion:

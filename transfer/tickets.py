@@ -5,6 +5,7 @@ gRPC and local channels) it fences the bytes too: the check and the copy are one
 ticket's lock, so memory is free to reuse the moment that `close` returns.
 """
 
+import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,6 +71,20 @@ OnBroken = Callable[[Ticket, TransferError], None]
 
 Tell = Callable[[Callable[[], None]], object]
 """Calls back, now or later: from any thread to the one that owns the tickets."""
+
+
+def tell_on_loop() -> Tell:
+    """To the thread that this is called on, which runs a loop. There it calls at once: what lands
+    last is then known without another turn of the loop."""
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def tell(call: Callable[[], None]) -> None:
+        if threading.get_ident() == thread:
+            call()
+        else:
+            loop.call_soon_threadsafe(call)
+
+    return tell
 
 
 @dataclass

@@ -12,6 +12,7 @@ from baton.transfer.poller import Poller
 from baton.transfer.regions import EngineMemory
 from baton.worker.config import WorkerConfig
 from baton.worker.engine_port import EngineBatchHandler, EnginePort
+from baton.worker.grammars import Grammars
 from baton.worker.handoff_book import HandoffBook
 from baton.worker.metrics import WorkerMetrics
 
@@ -21,6 +22,7 @@ class WorkerContext:
     config: WorkerConfig
     engine: Engine  # only what never changes may be read here: the engine's thread owns the rest
     port: EnginePort
+    grammars: Grammars
     memory: EngineMemory
     data_address: str  # host:port where the gRPC channel's receiver listens
     hello: common_pb2.Hello  # this worker's, sent first on every stream

@@ -5,6 +5,7 @@ from grpc import aio
 
 from baton.engine.errors import BatonError, RequestError, TooLargeError
 from baton.proto import common_pb2
+from baton.text.errors import GrammarBusyError, GrammarError
 from baton.transfer.errors import (
     ChannelError,
     ChecksumError,
@@ -38,6 +39,8 @@ _CODES: tuple[tuple[type[Exception], common_pb2.ErrorCode, bool], ...] = (
     # (what was raised, its code, whether another attempt may go better); the first that fits
     (TooLargeError, common_pb2.TOO_LARGE, False),
     (RequestError, common_pb2.INVALID_REQUEST, False),
+    (GrammarBusyError, common_pb2.OVERLOADED, True),
+    (GrammarError, common_pb2.INVALID_REQUEST, False),
     (FingerprintError, common_pb2.INCOMPATIBLE, False),
     (ChecksumError, common_pb2.DATA_LOSS, True),
     (TicketError, common_pb2.UNAVAILABLE, True),

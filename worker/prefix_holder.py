@@ -145,11 +145,12 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
             await context.write(lent)
             async for _ in messages:
                 pass
+            # Before the last word: with it the caller ends the call, and this task.
+            for segment in segments:
+                self._context.metrics.count_sent(segment.kind, wire_bytes(segment, memory))
             await context.write(handoff_pb2.LentPrefix(tokens=loan.tokens, held=True))
         finally:
             lender.returned()
-        for segment in segments:
-            self._context.metrics.count_sent(segment.kind, wire_bytes(segment, memory))
 
     def _checksums(self, segments: list[Segment], loan: Loan) -> list[int]:
         memory, holder = self._context.memory, Holder(loan.slot, loan.pages)

@@ -24,6 +24,7 @@ from baton.transfer.regions import EngineMemory
 from baton.worker.config import Role, WorkerConfig
 from baton.worker.context import RoleService, WorkerContext
 from baton.worker.engine_port import EnginePort, EventBatch
+from baton.worker.grammars import Grammars
 from baton.worker.handoff_book import HandoffBook
 from baton.worker.host_process import this_process
 from baton.worker.metrics import WorkerMetrics
@@ -120,6 +121,7 @@ class WorkerRuntime:
                 while self._role.busy:
                     await asyncio.sleep(DRAIN_POLL_S)
         await self._role.close()
+        await self._context.grammars.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -168,6 +170,7 @@ class WorkerRuntime:
             config=config,
             engine=engine,
             port=EnginePort(engine, metrics.observe_step),
+            grammars=Grammars(engine.grammars),
             memory=memory,
             data_address=self._listen_for_data(address),
             hello=common_pb2.Hello(

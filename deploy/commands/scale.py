@@ -6,9 +6,8 @@ import click
 from rich.console import Console
 
 from baton.deploy.control import ask
-from baton.deploy.member import parse_counts
 from baton.deploy.progress import Lines
-from baton.deploy.scaling import scale_request
+from baton.deploy.scale_request import parse_counts, scale_request
 from baton.deploy.state_file import newest
 
 

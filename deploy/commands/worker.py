@@ -14,6 +14,7 @@ from baton.deploy.local_worker import LocalWorker
 from baton.deploy.options import (
     engine_from,
     engine_options,
+    streaming_option,
     tls_from,
     transfer_options,
     verify_from,
@@ -43,6 +44,7 @@ from baton.worker.config import Role, WorkerConfig
 @click.option("--worker-id", default=None, help="Kept through restarts; made up when left out.")
 @click.option("--served-model-name", default=None,
               help="What clients ask for; the folder's name when left out.")  # fmt: skip
+@streaming_option
 @click.option("--threads", type=click.IntRange(1), default=None,
               help="Compute threads; every core when left out.")  # fmt: skip
 @click.option("--drain", type=click.FloatRange(0), default=5.0, show_default=True,
@@ -55,6 +57,7 @@ def worker(
     routers: tuple[str, ...],
     worker_id: str | None,
     served_model_name: str | None,
+    incremental_streaming_output: bool,
     threads: int | None,
     drain: float,
     channel: str,
@@ -86,6 +89,7 @@ def worker(
             Engine.load(engine_config),
             http_port=http_port,
             served_model_name=served_model_name,
+            incremental_streaming_output=incremental_streaming_output,
             drain_s=drain,
         )
         asyncio.run(_serve(local, Console(highlight=False)))

@@ -24,6 +24,7 @@
 #include "mla_prompts.h"
 #include "moe.h"
 #include "packed.h"
+#include "past_cache.h"
 #include "rows.h"
 #include "team.h"
 
@@ -86,9 +87,14 @@ void baton_run(const Operation* operations, int64_t count, int64_t threads) {
   const std::unique_ptr<Loop[]> loops(new Loop[MOST_LOOPS * count]);
 #pragma omp parallel num_threads(static_cast<int>(threads))
   {
-    Team team(loops.get());
+    Team team(loops.get(), threads);
     for (int64_t i = 0; i < count; i++) operations[i].run(operations[i].arguments, &team);
   }
+}
+
+// Outside of any list: one thread's work.
+void baton_copy_past_cache(void* to, const void* from, int64_t bytes) {
+  copy_past_cache(static_cast<char*>(to), static_cast<const char*>(from), bytes);
 }
 
 }  // extern "C"

@@ -26,6 +26,9 @@ class Library:
         self._run = loaded.baton_run
         self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self._run.restype = None
+        self._copy = loaded.baton_copy_past_cache
+        self._copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+        self._copy.restype = None
         loaded.baton_dots_bf16.restype = ctypes.c_int64
         self.dots_bf16 = bool(loaded.baton_dots_bf16())
         self._functions = {
@@ -45,6 +48,11 @@ class Library:
     ) -> None:
         """In order; threads: None for torch's number. The interpreter lock is free meanwhile."""
         self._run(ctypes.addressof(operations), count, threads or torch.get_num_threads())
+
+    def copy_past_cache(self, to: int, source: int, nbytes: int) -> None:
+        """From address to address; the two do not overlap. The interpreter lock is free
+        meanwhile."""
+        self._copy(to, source, nbytes)
 
 
 @functools.cache

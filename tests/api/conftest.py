@@ -46,12 +46,22 @@ def backend(tokenizer: Tokenizer) -> FakeBackend:
 @pytest.fixture
 def connect(backend: FakeBackend, text: TextService) -> Connect:
     """A client of the application, without a server between."""
+    return _connect_to(backend, text, incremental=False)
+
+
+@pytest.fixture
+def connect_incremental(backend: FakeBackend, text: TextService) -> Connect:
+    """As `connect`, where streams of `/generate` send what is new."""
+    return _connect_to(backend, text, incremental=True)
+
+
+def _connect_to(backend: FakeBackend, text: TextService, *, incremental: bool) -> Connect:
     app = make_app(
         backend,
         text,
         lambda: MetricsPage(b"baton_up 1\n", "text/plain; version=0.0.4"),
         max_body_bytes=MAX_BODY,
-        more_routes=native_routes(backend, text, max_body_bytes=MAX_BODY),
+        more_routes=native_routes(backend, text, max_body_bytes=MAX_BODY, incremental=incremental),
     )
 
     @asynccontextmanager

@@ -7,6 +7,7 @@ from fake_backend import Connect, FakeBackend
 
 from baton.api import native_admin
 from baton.api.errors import ApiError, ErrorCode
+from baton.api.requests import MAX_PRIORITY
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -47,6 +48,7 @@ async def test_health_generate_computes_one_token(connect: Connect, backend: Fak
         assert (await client.get("/health_generate")).status_code == 200
     (probe,) = backend.seen
     assert (probe.sampling.max_tokens, len(probe.prompt_ids)) == (1, 1)
+    assert probe.priority == MAX_PRIORITY, "a long queue is no illness"
 
 
 async def test_health_generate_fails_as_a_request_would(

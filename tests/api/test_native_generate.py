@@ -146,6 +146,32 @@ async def test_a_stream_repeats_the_whole_reply_as_it_grows(
     assert "index" not in last
 
 
+async def test_an_incremental_stream_sends_each_part_once(
+    connect_incremental: Connect, connect: Connect, backend: FakeBackend
+) -> None:
+    backend.says = "the baton passes on"
+    body = {"text": ["hello", "world"], "return_logprob": True, "logprob_start_len": 0}
+    body |= {"top_logprobs_num": 1, "token_ids_logprob": [9]}
+    whole = await generate(connect, body)
+    chunks = await stream(connect_incremental, body)
+    for number, expected in enumerate(whole):
+        mine = [chunk for chunk in chunks if chunk["index"] == number]
+        assert len(mine) > 3 and all(len(chunk["output_ids"]) <= 1 for chunk in mine)
+        assert "".join(chunk["text"] for chunk in mine) == expected["text"]
+        assert [i for chunk in mine for i in chunk["output_ids"]] == expected["output_ids"]
+        for name, entries in expected["meta_info"].items():
+            if name.endswith("_logprobs"):
+                parts = [chunk["meta_info"][name] for chunk in mine]
+                assert [entry for part in parts for entry in part] == entries, name
+        counts = [chunk["meta_info"]["completion_tokens"] for chunk in mine]
+        assert counts == sorted(counts) and counts[0] == 1, "of the whole answer so far"
+        last = mine[-1]["meta_info"]
+        assert last["finish_reason"] == expected["meta_info"]["finish_reason"]
+        assert last["completion_tokens"] == expected["meta_info"]["completion_tokens"]
+    async with connect_incremental() as client:
+        assert (await client.get("/server_info")).json()["incremental_streaming_output"] is True
+
+
 async def test_chunks_of_a_batch_say_which_prompt_they_belong_to(connect: Connect) -> None:
     chunks = await stream(connect, {"text": ["hello", "world"]})
     last = {chunk["index"]: chunk["text"] for chunk in chunks}

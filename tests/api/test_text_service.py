@@ -5,9 +5,12 @@ import threading
 import pytest
 import toy_tokenizer
 
-from baton.api.errors import ApiError
+from baton.api.errors import ApiError, ErrorCode
 from baton.api.text_service import INLINE_CHARS, TextService
 from baton.text.chat_template import ChatTemplate
+from baton.text.errors import GrammarBusyError, GrammarError, TextError
+from baton.text.grammar import Grammar, GrammarKind
+from baton.text.grammar_desk import GrammarDesk
 from baton.text.special_tokens import SpecialTokens
 from baton.text.tokenizer import Tokenizer
 
@@ -55,3 +58,23 @@ async def test_an_error_on_a_thread_is_the_callers_error_too() -> None:
         await service.encode_chat([{"role": "user", "content": "x" * 2 * INLINE_CHARS}])
     assert caught.value.param == "messages"
     service.close()
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (GrammarBusyError("later"), ErrorCode.OVERLOADED),
+        (GrammarError("no"), ErrorCode.INVALID_REQUEST),
+    ],
+)
+async def test_a_grammar_that_there_is_no_time_for_is_no_fault_of_the_clients(
+    text: TextService, monkeypatch: pytest.MonkeyPatch, raised: TextError, code: ErrorCode
+) -> None:
+    async def compile_it(self: GrammarDesk, grammar: Grammar) -> None:
+        raise raised
+
+    monkeypatch.setattr(GrammarDesk, "compile", compile_it)
+    with pytest.raises(ApiError, match=f"regex: {raised}") as refused:
+        await text.check_grammar(Grammar(GrammarKind.REGEX, "a"), "regex")
+    assert (refused.value.code, refused.value.param) == (code, "regex")
+    assert (refused.value.retry_after_s is not None) == refused.value.retryable

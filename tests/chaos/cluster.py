@@ -115,16 +115,16 @@ class Cluster:
 
     async def serve(self, ask: Ask, prefill: str, rank: str) -> None:
         """One request by this pair, which nothing may disturb."""
-        await self._held_up(prefill, rank)
+        await self.held_up(prefill, rank)
         reply = await (await self.begin(ask, [prefill], rank)).end()
-        if reply.lost_by_us or (reply.silenced and await self._held_up(prefill, rank)):
+        if reply.lost_by_us or (reply.silenced and await self.held_up(prefill, rank)):
             await self.serve(Ask(new_request_id(), ask.prompt, ask.tokens), prefill, rank)
             return
         where = f"{ask.request_id} by {prefill} and {rank}"
         assert reply.whole, f"{where}: {reply.finished or reply.lost}"
         assert reply.token_ids == ask.answer, where
 
-    async def _held_up(self, *names: str) -> bool:
+    async def held_up(self, *names: str) -> bool:
         """By this machine, which is too full for the lease; since the last question."""
         longest_s = max([await self[name].ask("held_up") for name in names])
         if longest_s > self.lease_s / 2:

@@ -12,15 +12,20 @@ class Pulse:
 
     def __init__(self) -> None:
         self._latest_s = 0.0
+        self._began = time.monotonic()
 
     async def beat(self) -> None:
         """Until cancelled."""
         for _ in itertools.count():
-            began = time.monotonic()
+            self._began = time.monotonic()
             await asyncio.sleep(PERIOD_S)
-            self._latest_s = max(self._latest_s, time.monotonic() - began - PERIOD_S)
+            self._latest_s = max(self._latest_s, self._late_s())
 
     def take_s(self) -> float:
-        """The longest that it was held up since the last call."""
-        latest_s, self._latest_s = self._latest_s, 0.0
+        """The longest that it was held up since the last call; up to now, where `beat` has yet to
+        wake from it."""
+        latest_s, self._latest_s = max(self._latest_s, self._late_s()), 0.0
         return latest_s
+
+    def _late_s(self) -> float:
+        return time.monotonic() - self._began - PERIOD_S

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.engines import greedy, make_engine, random_prompt
 from engine.hash_model import HashModel, expected_tokens
-from worker.cluster import decode_worker, prefill_worker, running, session
+from worker.cluster import DEADLINE_S, decode_worker, prefill_worker, running, session
 
 from baton.decode.grants import Grants, Want
 from baton.engine.request import Reservation
@@ -42,6 +42,7 @@ async def test_a_rank_takes_the_more_urgent_hand_off_first(seeded: random.Random
     prompts = {name: random_prompt(seeded, 20, 60) for name in ("a", "b", "c", "low", "high")}
     priorities = {"low": -1, "high": 2}
     async with running(prefill, decode), session(decode) as router:
+        decode.model.gate.allow(0)
         answers, names = {}, {}
         for name in ("a", "low", "b", "c", "high"):
             priority = priorities.get(name, 0)
@@ -50,8 +51,6 @@ async def test_a_rank_takes_the_more_urgent_hand_off_first(seeded: random.Random
             )
             names[key] = name
             if name == "a":  # its step goes on, and with it the rank's engine, until all are read
-                await answers[name].until(lambda answer: len(answer.token_ids) > 1)
-                decode.model.gate.allow(0)
                 await decode.blocked()
             else:
                 await answers[name].until(lambda answer: answer.token_ids)
@@ -83,7 +82,7 @@ async def test_grants_go_by_priority_then_age() -> None:
         grants.want(Want(name, 5, b"", priority, granted, lambda error: None))
     grants.withdraw("gone")
     running = asyncio.create_task(grants.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         for _ in range(5):
             grants.give_back(await given.get())
     running.cancel()

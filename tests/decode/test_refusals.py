@@ -3,6 +3,7 @@ why."""
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 from engine.engines import greedy, random_prompt
@@ -21,8 +22,8 @@ from worker.proxy import proxied
 from baton.engine.sampling_params import SamplingParams
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.proto.version import PROTOCOL_MAJOR
+from baton.transfer import frames
 from baton.transfer.frames import HEADER_BYTES
-from baton.transfer.grpc_channel import GrpcWriting
 from baton.transfer.handoff import HandoffState
 from baton.worker.errors import METADATA_KEY
 
@@ -75,16 +76,17 @@ async def test_scores_that_went_out_before_a_loss_do_not_go_out_again(
 async def test_a_corrupted_payload_is_retried_elsewhere_and_no_token_is_wrong(
     seeded: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send, corrupted = GrpcWriting._send, []
+    encode, corrupted = frames.encode_segment, []
 
-    async def corrupt_once(self: GrpcWriting, message: bytes) -> None:
+    def corrupt_once(*args: Any) -> bytes:
+        message = encode(*args)
         if len(message) > HEADER_BYTES + 40 and not corrupted:
             corrupted.append(True)
             at = seeded.randrange(HEADER_BYTES, len(message))
             message = message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]
-        await send(self, message)
+        return message
 
-    monkeypatch.setattr(GrpcWriting, "_send", corrupt_once)
+    monkeypatch.setattr(frames, "encode_segment", corrupt_once)
     prompt = random_prompt(seeded, 20, 60)
     prefill, spare, decode = prefill_worker(), prefill_worker("p1"), decode_worker()
     async with running(prefill, spare, decode), session(decode) as router:

@@ -22,8 +22,8 @@ from worker.cluster import (
 
 from baton.engine.engine import Engine
 from baton.proto import common_pb2
+from baton.transfer import frames
 from baton.transfer.frames import HEADER_BYTES
-from baton.transfer.grpc_channel import GrpcWriting
 from baton.transfer.segments import Kind
 from baton.worker.config import SendSnapshots, StateReturn
 from baton.worker.prefix_fetcher import Outcome
@@ -242,15 +242,16 @@ async def test_a_corrupted_prefix_is_computed(
     async with running(p, d), session(d) as router:
         second, kept = await first_turn(router, p, seeded)
         await p.clean()
-        send, corrupted = GrpcWriting._send, []
+        encode, corrupted = frames.encode_segment, []
 
-        async def corrupt_once(self: GrpcWriting, message: bytes) -> None:
+        def corrupt_once(*args: Any) -> bytes:
+            message = encode(*args)
             if len(message) > HEADER_BYTES + 8 and not corrupted:
                 corrupted.append(True)
                 message = message[:-1] + bytes([message[-1] ^ 1])
-            await send(self, message)
+            return message
 
-        monkeypatch.setattr(GrpcWriting, "_send", corrupt_once)
+        monkeypatch.setattr(frames, "encode_segment", corrupt_once)
         _, answer = await router.start(second, greedy(9), [p])
         assert (await answer.end()).usage.cached_tokens < kept
         assert answer.token_ids == expected_tokens(HashModel(), second, 9)

@@ -42,7 +42,7 @@ def no_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_: Any) -> None:
         raise AssertionError("written by gRPC")
 
-    monkeypatch.setattr(GrpcWriting, "_send", never)
+    monkeypatch.setattr(GrpcWriting, "write", never)
 
 
 @pytest.mark.usefixtures("no_grpc")
@@ -200,6 +200,9 @@ async def test_what_was_not_lent_to_the_end_is_not_believed(
         await until(lambda: not lent(d))
 
     async with running(p, d), session(d) as router:
+        second, kept = await first_turn(router, p, seeded)
+        _, answer = await router.start(second, greedy(9), [p])
+        await assert_right(answer, second, kept)  # they are connected: that takes its time
         second, kept = await first_turn(router, p, seeded)
         d.service._prefixes._holder._loan_s = 0.3
         monkeypatch.setattr(NixlReader, "read", held_up)

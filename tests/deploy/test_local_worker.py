@@ -3,19 +3,31 @@
 import asyncio
 import json
 import random
+import threading
 from contextlib import aclosing
 from pathlib import Path
 
 import grpc
 import httpx
 import pytest
-from deploy.tiny_worker import DEADLINE_S, GRID, VOCAB, Client, make_worker, prompt, served
+from deploy.tiny_worker import (
+    DEADLINE_S,
+    GRID,
+    VOCAB,
+    Client,
+    findings,
+    make_worker,
+    prompt,
+    served,
+)
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.api.backend import GenerateRequest, TokenEvent
+from baton.api.errors import ApiError
 from baton.api.sampling import SamplingParams
 from baton.deploy import local_backend
 from baton.proto import inference_pb2, inference_pb2_grpc
+from baton.text.grammar import CompiledGrammar, Grammar, GrammarCompiler, GrammarKind
 from baton.text.tokenizer import Tokenizer
 from baton.worker.config import Role
 
@@ -157,6 +169,36 @@ async def test_closing_the_backends_generator_is_enough_to_cancel(
             await asyncio.sleep(0.005)
         assert state["counters"]["steps"] < 2500, "it ran to its end"
         assert worker.backend.busy == 0
+
+
+async def test_a_request_that_is_cancelled_before_its_grammar_is_compiled_never_runs(
+    tiny: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = SamplingParams(max_tokens=3000, grammar=Grammar(GrammarKind.REGEX, "[a-z]{2000}"))
+    request = GenerateRequest("0" * 32, tuple(prompt(rng, 5)), sampling)
+    may, begun = threading.Event(), threading.Event()
+    compile_it = GrammarCompiler._compile
+
+    def compile_when_it_may(self: GrammarCompiler, grammar: Grammar) -> CompiledGrammar:
+        begun.set()
+        assert may.wait(DEADLINE_S)
+        return compile_it(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", compile_when_it_may)
+    async with make_worker(tiny) as worker, asyncio.timeout(DEADLINE_S):
+
+        async def ask() -> object:
+            return await anext(worker.backend.generate(request))
+
+        asked = asyncio.create_task(ask())
+        await asyncio.to_thread(begun.wait, DEADLINE_S)
+        await worker.backend.cancel(request.request_id)
+        with pytest.raises(ApiError, match="the request was cancelled"):
+            await asked
+        may.set()
+        async with aclosing(worker.backend.generate(request)) as events:  # the name is free again
+            assert isinstance(await anext(events), TokenEvent)
+        assert not await findings(worker)
 
 
 async def test_past_the_bound_a_request_is_told_to_come_later(

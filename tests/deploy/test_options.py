@@ -88,3 +88,10 @@ def test_how_state_travels_is_told_to_every_worker() -> None:
         for role in (Role.PREFILL, Role.DECODE):
             worker = wiring.worker(Member(role, 0))
             assert (worker.channel, worker.verify) == (channel, verify)
+
+
+def test_what_streams_send_reaches_the_router() -> None:
+    for words, wanted in (((), False), (("--incremental-streaming-output",), True)):
+        config = parse_cluster(*words)
+        router = Wiring(config, http_port=1, grpc_port=2, threads=1).router()
+        assert router.incremental_streaming_output is wanted

@@ -15,9 +15,9 @@ from baton.deploy import promised
 from baton.deploy.cluster_config import ClusterConfig
 from baton.deploy.control import ask, listening
 from baton.deploy.errors import DeployError, NotRunning, ScaleError, StartError
-from baton.deploy.member import parse_counts
 from baton.deploy.progress import Silent, StartProgress
 from baton.deploy.promised import Promised
+from baton.deploy.scale_request import parse_counts
 from baton.deploy.wiring import Wiring
 from baton.engine.config import EngineConfig
 from baton.worker.config import Role
@@ -51,7 +51,7 @@ def test_ranks_are_numbered_through_all_groups() -> None:
 
 
 def test_counts_are_read_and_what_is_wrong_is_named() -> None:
-    assert parse_counts(("decode=4", "prefill=2")) == {Role.DECODE: 4, Role.PREFILL: 2}
+    assert parse_counts(("decode=4", "prefill=2")) == {"decode": 4, "prefill": 2}
     for words, wrong in (
         (("decode",), "'decode' is not"),
         (("decode=-1",), "'decode=-1' is not"),

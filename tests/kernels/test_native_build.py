@@ -78,9 +78,7 @@ def test_without_a_compiler_torch_is_used_and_one_warning_says_so(
                 dispatch.select(cpu, torch.float32, dispatch.KernelChoice.AUTO) for _ in range(2)
             ]
         assert chosen == [dispatch.TORCH] * 2
-        assert [str(w.message) for w in seen if "no g++ on PATH" in str(w.message)] == [
-            str(seen[0].message)
-        ]
+        assert sum("no g++ on PATH" in str(w.message) for w in seen) == 1
     finally:
         library.load.cache_clear()
 

@@ -44,7 +44,7 @@ def test_any_walk_through_the_masks_ends_in_what_was_asked_for(
     tokenizer: Tokenizer, compiler: GrammarCompiler, grammar: Grammar, pattern: str, seed: int
 ) -> None:
     rng = random.Random(seed)
-    state = compiler.start(grammar)
+    state = compiler.compile(grammar).start()
     answer: list[int] = []
     while not state.ended:
         allowed = ids(state.allowed())
@@ -56,14 +56,14 @@ def test_any_walk_through_the_masks_ends_in_what_was_asked_for(
 
 
 def test_answers_to_one_grammar_go_their_own_ways(compiler: GrammarCompiler) -> None:
-    first, second = compiler.start(NUMBER), compiler.start(NUMBER)
+    first, second = compiler.compile(NUMBER).start(), compiler.compile(NUMBER).start()
     before = second.allowed()
     first.push(ids(first.allowed())[0])
     assert second.allowed() == before
 
 
 def test_a_token_that_may_not_come_is_refused(compiler: GrammarCompiler) -> None:
-    state = compiler.start(NUMBER)
+    state = compiler.compile(NUMBER).start()
     with pytest.raises(GrammarError, match="left its grammar"):
         state.push(END)
 
@@ -83,12 +83,27 @@ def test_a_token_that_may_not_come_is_refused(compiler: GrammarCompiler) -> None
 def test_what_is_no_grammar_is_refused_with_the_reason(
     compiler: GrammarCompiler, kind: GrammarKind, text: str, why: str
 ) -> None:
-    for use in (compiler.check, compiler.start):
+    for _ in range(2):  # the second time, it is known
         with pytest.raises(GrammarError, match=why):
-            use(Grammar(kind, text))
-    compiler.check(NUMBER)
+            compiler.compile(Grammar(kind, text))
+    with pytest.raises(GrammarError, match=why):
+        compiler.kept(Grammar(kind, text))
+    compiler.compile(NUMBER)
+
+
+def test_a_grammar_that_grows_too_large_is_refused_in_words() -> None:
+    """It passes llguidance's own check, and then makes it panic after a second."""
+    keys = [[f"k{i}_{j}" for j in range(4)] for i in range(6)]
+    alternatives = [
+        {"anyOf": [{"type": "object", "properties": {key: {"type": "integer"}}} for key in some]}
+        for some in keys
+    ]
+    compiler = GrammarCompiler(tokenizer_of(toy_tokenizer.byte_level()), 400, {END})
+    with pytest.raises(GrammarError, match="too big") as refused:
+        compiler.compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"allOf": alternatives})))
+    assert "backtrace" not in str(refused.value) and "panic" not in str(refused.value)
 
 
 def test_a_model_without_an_end_cannot_be_held_to_a_grammar(tokenizer: Tokenizer) -> None:
     with pytest.raises(GrammarError, match="end-of-sequence"):
-        GrammarCompiler(tokenizer, tokenizer.vocab_size, ()).check(NUMBER)
+        GrammarCompiler(tokenizer, tokenizer.vocab_size, ()).compile(NUMBER)

@@ -15,7 +15,7 @@ from baton.transfer.errors import ChannelError, ChecksumError, FrameError
 from baton.transfer.grpc_channel import METHOD, GrpcWriting
 from baton.transfer.regions import DeviceRegion, EngineMemory
 from baton.transfer.segments import Kind, Segment, cut_state
-from baton.transfer.tickets import Claim
+from baton.transfer.tickets import Claim, tell_on_loop
 
 
 @pytest.mark.parametrize("where", ["start", "end", "payload"])
@@ -120,3 +120,29 @@ def test_memory_of_a_device_moves_the_same_bytes_as_the_hosts() -> None:
     other.write(2, 7, region.read(3, 5, 40))
     assert torch.equal(target.pages.storage[2, 7:47], source.pages.storage[3, 5:45])
     assert isinstance(source.memory, EngineMemory)
+
+
+async def test_a_peer_that_takes_nothing_is_an_error_within_the_deadline() -> None:
+    """The call's `write` never returns, as when a stopped process has filled its window."""
+
+    class Stuck(Wire):
+        async def write(self, message: bytes) -> None:
+            await asyncio.get_running_loop().create_future()
+
+    writing = GrpcWriting(
+        Stuck(), "d0", Claim(1, 1, 5, 6), Pools().memory, False, 0.05, lambda kind, size: None
+    )  # fmt: skip
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(ChannelError, match=r"d0 took no bytes for 0\.05 s"):
+            for segment in cut_state(SLOTS, 100):
+                await writing.write(segment, SOURCE)
+
+
+async def test_what_lands_is_told_at_once_on_the_loops_thread_and_soon_from_another() -> None:
+    tell, heard = tell_on_loop(), asyncio.Event()
+    tell(heard.set)
+    assert heard.is_set()
+    heard.clear()
+    await asyncio.to_thread(tell, heard.set)
+    async with asyncio.timeout(DEADLINE_S):
+        await heard.wait()

@@ -22,7 +22,7 @@ from baton.transfer.nixl_outlet import NixlOutlet, NixlSettings
 from baton.transfer.outlets import Outlets
 from baton.transfer.poller import Poller
 from baton.transfer.regions import Holder
-from baton.transfer.tickets import Claim, Ticket, TicketTable
+from baton.transfer.tickets import Claim, Ticket, TicketTable, tell_on_loop
 
 CHANNELS = ("grpc", "local", "nixl")
 DEADLINE_S = 60.0
@@ -85,8 +85,7 @@ async def connected(
     print("seed", seed)
     source, target = Pools(slots, pages), Pools(slots, pages, fill=0x5A)
     source.randomise(torch.Generator().manual_seed(seed))
-    loop = asyncio.get_running_loop()
-    tickets = TicketTable(target.memory, 0, loop.call_soon_threadsafe)
+    tickets = TicketTable(target.memory, 0, tell_on_loop())
     wire = Wire(source, target, tickets)
     name, poller, hub = f"{seed}", Poller("nixl"), LocalHub()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracle.exact import Choices
+from oracle.decided import decided
 from oracle.reference import Oracle
 from oracle.specs import SPECS
 from step_driver import Row, StepDriver
@@ -86,13 +86,12 @@ def decode_logits(config: EngineConfig, seed: int, vocab: int = 512) -> torch.Te
 def decided_logits(config: EngineConfig, rng: random.Random) -> tuple[int, torch.Tensor]:
     """A seed, and its `decode_logits`, without nearly tied experts: of those, rounding takes one
     here and another one there. config: of torch's kernels, whose choices can be seen."""
-    while True:
+
+    def run() -> tuple[int, torch.Tensor]:
         seed = rng.randrange(1 << 30)
-        with Choices() as choices:
-            logits = decode_logits(config, seed)
-        if not choices.nearly_tied():
-            return seed, logits
-        print(f"with seed {seed}, experts are nearly tied")
+        return seed, decode_logits(config, seed)
+
+    return decided(run)
 
 
 @pytest.fixture

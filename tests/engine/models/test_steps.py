@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from guards import NoHostReads
+from oracle.decided import decided
 from step_driver import StepDriver
 from torch import Tensor
 
@@ -39,6 +40,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load_model(EngineConfig(model=write_checkpoint(folder, {**GRANITE_SMALL, **MOE})))
 
 
+@pytest.fixture(scope="module")
+def seen(model: Model) -> Model:
+    """The same one by torch's kernels, whose choices of experts can be seen."""
+    folder = model.config.folder
+    return load_model(EngineConfig(model=folder, kernels=KernelChoice.TORCH))
+
+
 @pytest.fixture
 def rng() -> random.Random:
     seed = random.randrange(1 << 30)
@@ -48,6 +56,22 @@ def rng() -> random.Random:
 
 def _prompt(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(512) for _ in range(length)]
+
+
+def _decided(
+    seen: Model, rng: random.Random, trunk: int, *tails: int
+) -> tuple[list[int], list[list[int]]]:
+    """A prompt of `trunk` tokens and tails that go on from it, all without nearly tied experts."""
+
+    def draw() -> tuple[list[int], list[list[int]]]:
+        prompt = _prompt(rng, trunk)
+        ends = [_prompt(rng, tail) for tail in tails]
+        for end in ends or [[]]:
+            driver = StepDriver(seen)
+            driver.prefill(driver.start([*prompt, *end]))
+        return prompt, ends
+
+    return decided(draw)
 
 
 def test_slots_and_pages_of_others_stay_as_they_were(model: Model, rng: random.Random) -> None:
@@ -63,12 +87,14 @@ def test_slots_and_pages_of_others_stay_as_they_were(model: Model, rng: random.R
         assert not any(pool[row.slot].isnan().any() for pool in driver.states.conv)
 
 
-def test_a_branch_reads_the_snapshot_and_leaves_it_whole(model: Model, rng: random.Random) -> None:
+def test_a_branch_reads_the_snapshot_and_leaves_it_whole(
+    model: Model, seen: Model, rng: random.Random
+) -> None:
+    prompt, tails = _decided(seen, rng, 48, 20, 1)
     driver = StepDriver(model)
-    trunk = driver.start(_prompt(rng, 48))
+    trunk = driver.start(prompt)
     driver.prefill(trunk)
     kept = driver.states.storage[trunk.slot].clone()
-    tails = [_prompt(rng, 20), _prompt(rng, 1)]
     branches = [driver.branch(trunk, tail) for tail in tails]
     got = driver.step(prefill=[(row, len(tail)) for row, tail in zip(branches, tails, strict=True)])
     assert torch.equal(driver.states.storage[trunk.slot], kept)
@@ -77,12 +103,15 @@ def test_a_branch_reads_the_snapshot_and_leaves_it_whole(model: Model, rng: rand
         torch.testing.assert_close(logits, alone, rtol=0, atol=1e-4)
 
 
-def test_a_decoding_branch_reads_the_snapshot_too(model: Model, rng: random.Random) -> None:
+def test_a_decoding_branch_reads_the_snapshot_too(
+    model: Model, seen: Model, rng: random.Random
+) -> None:
+    prompt, (tail,) = _decided(seen, rng, 32, 1)
     driver = StepDriver(model)
-    trunk = driver.start(_prompt(rng, 32))
+    trunk = driver.start(prompt)
     driver.prefill(trunk)
     kept = driver.states.storage[trunk.slot].clone()
-    branch = driver.branch(trunk, [5])
+    branch = driver.branch(trunk, tail)
     (logits,) = driver.step(decode=[branch])
     assert torch.equal(driver.states.storage[trunk.slot], kept)
     alone = driver.prefill(driver.start(branch.tokens))[-1:]
@@ -90,14 +119,15 @@ def test_a_decoding_branch_reads_the_snapshot_too(model: Model, rng: random.Rand
 
 
 def test_a_row_that_begins_by_decoding_starts_from_nothing(
-    model: Model, rng: random.Random
+    model: Model, seen: Model, rng: random.Random
 ) -> None:
+    begun, _ = _decided(seen, rng, 1)
     driver = StepDriver(model)
     other = driver.start(_prompt(rng, 16))
     other.tokens.append(int(driver.prefill(other)[-1].argmax()))
-    fresh = driver.start([7])
+    fresh = driver.start(begun)
     _, logits = driver.step(decode=[other, fresh])
-    alone = driver.prefill(driver.start([7]))
+    alone = driver.prefill(driver.start(begun))
     torch.testing.assert_close(logits, alone, rtol=0, atol=1e-4)
 
 
@@ -112,9 +142,12 @@ def test_a_forward_never_reads_the_device(model: Model, rng: random.Random) -> N
         model.forward(inputs, driver.states, driver.pages)
 
 
-def test_only_the_logits_asked_for_are_computed(model: Model, rng: random.Random) -> None:
+def test_only_the_logits_asked_for_are_computed(
+    model: Model, seen: Model, rng: random.Random
+) -> None:
+    prompt, _ = _decided(seen, rng, 30)
     driver = StepDriver(model)
-    row = driver.start(_prompt(rng, 30))
+    row = driver.start(prompt)
     whole = driver.prefill(driver.start(row.tokens))
     batch = driver.batch([(row, 30)], decode_rows=0, logit_tokens=[29, 4])
     logits = model.forward(batch, driver.states, driver.pages)
