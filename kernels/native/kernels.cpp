@@ -21,6 +21,7 @@
 #include "mamba2.h"
 #include "mamba2_prompts.h"
 #include "mla.h"
+#include "mla_prompts.h"
 #include "moe.h"
 #include "packed.h"
 #include "past_cache.h"
@@ -57,6 +58,8 @@ OPERATION(rotate_tails, RotateTails)
 OPERATION(latent_write, LatentWrite)
 OPERATION(mla_query, MlaQuery)
 OPERATION(mla_decode, MlaDecode)
+OPERATION(latent_read, LatentRead)
+OPERATION(mla_prefill, MlaPrefill)
 OPERATION(from_latent, FromLatent)
 OPERATION(experts, Experts)
 OPERATION(conv_step, ConvStep)
