@@ -277,6 +277,8 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
             assert not reply.HasField("error"), reply
             if isinstance(worker, FakeRank):
                 await within(worker.hellos.get())
+                # Its answer may still be on the way.
+                await self.until(lambda workers, name=worker.worker_id: workers[name]["ready"])
                 await self.until(lambda seen, rank=worker: _ready(seen[rank.worker_id], rank))
 
     def generate(
