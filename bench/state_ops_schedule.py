@@ -29,6 +29,7 @@ from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.dispatch import TORCH
 from baton.kernels.host_plan import HostPlan
 
+P = TypeVar("P")
 T = TypeVar("T")
 
 STEPS = 256  # a measurement: each row reaches the decode grid once
@@ -87,6 +88,9 @@ class TimedStream:
         self.wall += time.perf_counter() - wall
         return done
 
+    def submit_prepared(self, prepare: Callable[[], P], work: Callable[[P], T]) -> Pending[T]:
+        return self.submit(lambda: work(prepare()))
+
     def mark(self, then: Callable[[], None]) -> None:
         then()
 
@@ -97,8 +101,8 @@ class TimedStream:
 @dataclass(frozen=True)
 class StepTimes:
     """Milliseconds a step. schedule: CPU time of the engine's thread: plan, launch, collect,
-    process. wall_p50, wall_p99: the same work on the wall. pack: CPU time of the forward thread
-    without a model: packing, the copy, greedy sampling."""
+    process. wall_p50, wall_p99: the same work on the wall. pack: CPU time of a step without its
+    model: packing, the copy, greedy sampling."""
 
     schedule: float
     wall_p50: float

@@ -61,21 +61,15 @@ def bind_forward(
     batch: Batch,
     forward: PackedForward,
     packed: DevicePack,
-    relay: Tensor,
     progress: LayerProgress | None = None,
 ) -> ForwardBatch:
-    """The ForwardBatch over the packed copy; all views but `has_initial`.
+    """The ForwardBatch over the packed copy; all views but `has_initial`. Relayed tokens are not
+    known yet.
 
-    relay: [slots] int64, the token that each request's last step sampled; relayed rows read it.
     progress: whom the layers tell what they have written.
     """
-    token_ids = packed.ints("token_ids")
-    if any(row.relayed for row in batch.rows[: batch.decode_rows]):
-        slots = packed.ints("relay_slots")
-        decoding = token_ids[: batch.decode_rows]
-        decoding.copy_(torch.where(slots > 0, relay[slots], decoding))
     return ForwardBatch(
-        token_ids=token_ids,
+        token_ids=packed.ints("token_ids"),
         positions=packed.ints("positions"),
         cu_seqlens=packed.ints("cu_seqlens"),
         kv_lens=packed.ints("kv_lens"),
@@ -93,6 +87,17 @@ def bind_forward(
         track=_track(batch, packed),
         progress=progress,
     )
+
+
+def relay_tokens(batch: Batch, packed: DevicePack, forward: ForwardBatch, relay: Tensor) -> None:
+    """Once the step before has sampled: its tokens, in the rows that decode them.
+
+    relay: [slots] int64, the token that each request's last step sampled.
+    """
+    if any(row.relayed for row in batch.rows[: batch.decode_rows]):
+        slots = packed.ints("relay_slots")
+        decoding = forward.token_ids[: batch.decode_rows]
+        decoding.copy_(torch.where(slots > 0, relay[slots], decoding))
 
 
 def _track(batch: Batch, packed: DevicePack) -> tuple[Tensor, Tensor] | None:

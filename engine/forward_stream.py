@@ -7,10 +7,12 @@ Work that is submitted later never starts before what was submitted earlier has 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import torch
 
+P = TypeVar("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Around = Callable[[], AbstractContextManager[object]]
@@ -26,6 +28,12 @@ class Pending(Protocol[T_co]):
 
 class ForwardStream(Protocol):
     def submit(self, work: Callable[[], T]) -> Pending[T]: ...
+
+    def submit_prepared(self, prepare: Callable[[], P], work: Callable[[P], T]) -> Pending[T]:
+        """Work on what `prepare` makes, which runs in the caller, while earlier work is under way:
+        between two pieces of work a device has nothing to do. It may give things to a GPU's stream.
+        What goes wrong in either is told by the result."""
+        ...
 
     def mark(self, then: Callable[[], None]) -> None:
         """From inside of work: call `then`, on some thread, once the stream has done what this
@@ -48,6 +56,9 @@ class InlineStream:
             done.set_exception(error)
         return done
 
+    def submit_prepared(self, prepare: Callable[[], P], work: Callable[[P], T]) -> Pending[T]:
+        return self.submit(lambda: work(prepare()))
+
     def mark(self, then: Callable[[], None]) -> None:
         then()
 
@@ -59,15 +70,26 @@ class ThreadStream:
     """A FIFO worker thread.
 
     around: a context entered for each piece of work, on the stream's thread; tests delay the
-    stream with it, or forbid reads from the device.
+    stream with it, or forbid reads from the device. preparing: the same, for what comes before it
+    in the caller's.
     """
 
-    def __init__(self, around: Around = nullcontext) -> None:
+    def __init__(self, around: Around = nullcontext, preparing: Around = nullcontext) -> None:
         self._around = around
+        self._preparing = preparing
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
         return self._worker.submit(_inside, self._around, work)
+
+    def submit_prepared(self, prepare: Callable[[], P], work: Callable[[P], T]) -> Pending[T]:
+        try:
+            prepared = _inside(self._preparing, prepare)
+        except Exception as error:  # a plan for a model may raise anything; it is the result's
+            failed: Future[T] = Future()
+            failed.set_exception(error)
+            return failed
+        return self.submit(partial(work, prepared))
 
     def mark(self, then: Callable[[], None]) -> None:
         """Work on a CPU is done when the call that does it returns."""
@@ -109,6 +131,9 @@ class CudaStream:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         return _Recorded(done, event)
+
+    def submit_prepared(self, prepare: Callable[[], P], work: Callable[[P], T]) -> Pending[T]:
+        return self.submit(lambda: work(prepare()))
 
     def mark(self, then: Callable[[], None]) -> None:
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]

@@ -9,15 +9,16 @@ import torch
 from baton.engine.batch import Batch
 from baton.engine.errors import InvariantError
 from baton.engine.events import TokenLogprob
-from baton.engine.forward_builder import bind_forward, pack_forward
+from baton.engine.forward_batch import ForwardBatch
+from baton.engine.forward_builder import bind_forward, pack_forward, relay_tokens
 from baton.engine.forward_stream import ForwardStream, Pending
-from baton.engine.host_pack import HostPack
+from baton.engine.host_pack import DevicePack, HostPack
 from baton.engine.layer_progress import LayerBytes, LayerProgress, OnLayers
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
 from baton.engine.sampler import Sampled, sample
-from baton.engine.sampling_batch import bind_sampling, pack_sampling
+from baton.engine.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
 from baton.engine.step_result import StepResult
 from baton.kernels.sampling import LogProbs
 
@@ -31,6 +32,15 @@ class Launched:
 
     batch: Batch
     sampled: Pending[Sampled]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A step whose plan is on the device."""
+
+    packed: DevicePack
+    forward: ForwardBatch
+    sampling: SamplingBatch
 
 
 class ModelRunner:
@@ -64,22 +74,29 @@ class ModelRunner:
 
     def launch(self, batch: Batch) -> Launched:
         """Give the step to the stream. What goes wrong in it is raised by `collect`."""
-        return Launched(batch, self._stream.submit(partial(self._run, batch)))
+        prepare, run = partial(self._prepare, batch), partial(self._run, batch)
+        return Launched(batch, self._stream.submit_prepared(prepare, run))
 
     @torch.inference_mode()
-    def _run(self, batch: Batch) -> Sampled:
-        """Copy the plan to the device, run the forward, sample. Reads nothing back."""
+    def _prepare(self, batch: Batch) -> "_Prepared":
+        """Copy the plan to the device."""
         pack = HostPack()
         plan = pack_forward(batch, self._model, self._pages.layout.page_size, pack)
         pack_sampling(batch, pack)
         packed = pack.ship(self._device)
-        forward = bind_forward(batch, plan, packed, self._relay, self._progress(batch))
+        forward = bind_forward(batch, plan, packed, self._progress(batch))
+        return _Prepared(packed, forward, bind_sampling(batch, packed))
+
+    @torch.inference_mode()
+    def _run(self, batch: Batch, prepared: "_Prepared") -> Sampled:
+        """Run the forward, sample. Reads nothing back."""
+        packed, forward = prepared.packed, prepared.forward
+        relay_tokens(batch, packed, forward, self._relay)
         logits = self._model.forward(forward, self._states, self._pages)
         if forward.track is not None:
             # All layers at once: a slot is one row of bytes.
             self._model.kernels.copy_slots(self._states.storage, *forward.track)
-        sampling = bind_sampling(batch, packed)
-        sampled = sample(logits, sampling, self._relay, self._model.kernels)
+        sampled = sample(logits, prepared.sampling, self._relay, self._model.kernels)
         self._relay.index_copy_(0, packed.ints("draw_slots"), sampled.token_ids)
         return sampled.to_host()
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.kernels.attention import gather_seen
+from baton.kernels.linear import linear_native
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import SMALL, Native
 from baton.kernels.rope import apply_rope
@@ -292,6 +293,87 @@ def mla_prefill(
             heads = slice(first, first + at_once)
             out[start:end, heads] = _expanded(q[start:end, heads], latents, up[heads], scale)
     return out
+
+
+def mla_prefill_native(
+    native: Native,
+    plain: Tensor,
+    rotated: Tensor,
+    pool: Tensor,
+    up: Tensor,
+    block_tables: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_q_host: Sequence[int],
+    kv_lens: Tensor,
+    kv_lens_host: Sequence[int],
+    scale: float,
+) -> Tensor:
+    """The same, for float32 queries, int64 block tables, and a pool and `up` of one dtype, float32
+    or bfloat16. Of the host lengths only the sum is read."""
+    tokens, heads, key_rows = plain.shape
+    each, rank = up.shape[1:]
+    values = each - key_rows
+    out = native.empty(tokens, heads, values)
+    latents = _read_latents(native, pool, block_tables, kv_lens, kv_lens_host)
+    at_once = max(1, _EXPANDED // (max(1, latents.shape[0]) * each))
+    for first in range(0, heads, at_once):
+        some = slice(first, first + at_once)
+        matrix = up[some].flatten(0, 1)
+        expanded = linear_native(native, latents[:, :rank], matrix)
+        native.call(
+            signatures.MlaPrefill(
+                plain[:, some].data_ptr(),
+                rotated[:, some].data_ptr(),
+                expanded.data_ptr(),
+                latents.data_ptr(),
+                cu_seqlens_q.data_ptr(),
+                kv_lens.data_ptr(),
+                out[:, some].data_ptr(),
+                len(kv_lens_host),
+                tokens,
+                matrix.shape[0] // each,
+                key_rows,
+                values,
+                rank,
+                rotated.shape[2],
+                plain.stride(0),
+                plain.stride(1),
+                rotated.stride(0),
+                rotated.stride(1),
+                out.stride(0),
+                scale,
+            )
+        )
+    return out
+
+
+def _read_latents(
+    native: Native,
+    pool: Tensor,
+    block_tables: Tensor,
+    kv_lens: Tensor,
+    kv_lens_host: Sequence[int],
+) -> Tensor:
+    """[sum of kv_lens, W] float32: the rows' latents end to end."""
+    page_size, width = pool.shape[1:]
+    latents = native.empty(sum(kv_lens_host), width)
+    native.call(
+        signatures.LatentRead(
+            pool.data_ptr(),
+            block_tables.data_ptr(),
+            kv_lens.data_ptr(),
+            latents.data_ptr(),
+            len(kv_lens_host),
+            latents.shape[0],
+            width,
+            page_size,
+            pool.stride(0),
+            block_tables.stride(0),
+            signatures.DTYPES[pool.dtype],
+        ),
+        small=latents.numel() < SMALL,
+    )
+    return latents
 
 
 def mla_ref(

@@ -4,9 +4,11 @@ import json
 import time
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.text import Text
 
+from baton.deploy.errors import NotRunning
 from baton.deploy.router_client import RouterClient
 from baton.deploy.state_file import newest
 from baton.deploy.status_table import natural_width, render
@@ -26,12 +28,32 @@ def status(url: str | None, watch: bool, interval: float, json_wanted: bool) -> 
         return
     console = Console()
     if not watch:
-        rendered = render(router.server_info())
+        rendered = _look(router)
         if not console.is_terminal:  # a pipe has no width: as much as is needed
             console.width = natural_width(console, rendered)
         console.print(rendered)
         return
-    with Live(render(router.server_info()), console=console, auto_refresh=False) as live:
+    with Live(_look(router), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(interval)
-            live.update(render(router.server_info()), refresh=True)
+            live.update(_look_again(router), refresh=True)
+
+
+def _look_again(router: RouterClient) -> RenderableType:
+    """A router that has died is back in a moment."""
+    try:
+        return _look(router)
+    except NotRunning as err:
+        return Text(f"{time.strftime('%H:%M:%S')}  {err}", "red")
+
+
+def _look(router: RouterClient) -> RenderableType:
+    """Raises NotRunning."""
+    info = router.server_info()
+    try:
+        return render(info)
+    except KeyError as err:
+        raise NotRunning(
+            f"what answers at {router.url} is no router of this version: it says nothing of {err}; "
+            "what a worker that stands alone has to say, --json shows"
+        ) from err

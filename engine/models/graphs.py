@@ -4,7 +4,7 @@ A captured step runs on fixed memory: a batch is copied in, and rows that it lac
 which use slot 0 and page 0. So a few sizes serve every batch, and a replay is a copy and a launch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from baton.engine.forward_batch import ForwardBatch, HostLengths
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
+from baton.engine.models.static_step import StaticStep
 from baton.engine.recurrent_index import RecurrentIndex
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.dispatch import Kernels
@@ -62,15 +63,12 @@ class CudaCapture:
 
 @dataclass(frozen=True)
 class _Captured:
-    """rows of fixed memory. fields: [8, rows] int64, of which `inputs` are views."""
-
-    fields: Tensor
-    inputs: ForwardBatch
+    inputs: StaticStep
     replay: Callable[[], None]
     logits: Tensor
 
     def run(self, batch: ForwardBatch) -> Tensor:
-        _refresh(self.fields, self.inputs, batch)
+        self.inputs.refresh(batch)
         self.replay()
         return self.logits[: batch.rows]
 
@@ -140,51 +138,8 @@ class GraphedModel:
             self._captured.clear()
             self._pools = states, pages
         if size not in self._captured:
-            fields, inputs = _inputs(size, self._table_width, self._device)
-            replay, logits = self._capture(lambda: self._model.forward(inputs, states, pages))
-            self._captured[size] = _Captured(fields, inputs, replay, logits)
+            # Rows whose has_initial everybody must look at.
+            inputs = StaticStep.of(size, self._table_width, self._device, has_initial=False)
+            replay, logits = self._capture(lambda: self._model.forward(inputs.batch, states, pages))
+            self._captured[size] = _Captured(inputs, replay, logits)
         return self._captured[size]
-
-
-def _inputs(rows: int, table_width: int, device: torch.device) -> tuple[Tensor, ForwardBatch]:
-    """The fields [8, rows] and a batch of padding rows over them."""
-    fields = torch.zeros((8, rows), dtype=torch.int64, device=device)
-    ids, positions, kv_lens, read, write, token_pages, token_offsets, logit_tokens = fields
-    return fields, ForwardBatch(
-        token_ids=ids,
-        positions=positions,
-        cu_seqlens=torch.arange(rows + 1, device=device),
-        kv_lens=kv_lens,
-        read_slots=read,
-        write_slots=write,
-        has_initial=torch.ones(rows, dtype=torch.bool, device=device),
-        block_tables=torch.zeros((rows, table_width), dtype=torch.int64, device=device),
-        token_pages=token_pages,
-        token_offsets=token_offsets,
-        logit_tokens=logit_tokens,
-        decode_rows=rows,
-        # Lengths that nobody looks at, and rows whose has_initial everybody must look at.
-        host=HostLengths(tuple(range(rows + 1)), (1,) * rows, (1,) * rows, (False,) * rows),
-    )
-
-
-def _refresh(fields: Tensor, inputs: ForwardBatch, batch: ForwardBatch) -> None:
-    """Copy a batch in; the rows that it lacks become padding. Four launches.
-
-    What is left in a row's block table past its own pages is never read: its length is refreshed.
-    """
-    rows = batch.rows
-    sources: Sequence[Tensor] = (
-        batch.token_ids,
-        batch.positions,
-        batch.kv_lens,
-        batch.read_slots,
-        batch.write_slots,
-        batch.token_pages,
-        batch.token_offsets,
-        batch.logit_tokens,
-    )
-    fields.zero_()
-    torch._foreach_copy_([field[:rows] for field in fields], list(sources), non_blocking=True)
-    inputs.has_initial[:rows].copy_(batch.has_initial)
-    inputs.block_tables[:rows, : batch.block_tables.shape[1]].copy_(batch.block_tables)

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,12 +12,14 @@ from baton.engine.forward_batch import ForwardBatch, HostLengths
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
+from baton.engine.models.static_step import StaticStep
 from baton.engine.recurrent_index import RecurrentIndex
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.dispatch import Kernels
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.native.recorder import Native, NotRecordableError, Recording
 
+_CPU = torch.device("cpu")
 _KEPT = 16  # recordings; making one costs about what a step does
 
 
@@ -32,26 +35,14 @@ class _Shape:
 class _Recorded:
     """A step of fixed shape on fixed memory: inputs are copied in, logits lie where they lay."""
 
-    inputs: ForwardBatch
+    inputs: StaticStep
     logits: Tensor
     recording: Recording
     states: StatePool
     pages: PagePool
 
     def run(self, batch: ForwardBatch) -> Tensor:
-        mine = self.inputs
-        for to, value in (
-            (mine.token_ids, batch.token_ids),
-            (mine.positions, batch.positions),
-            (mine.kv_lens, batch.kv_lens),
-            (mine.read_slots, batch.read_slots),
-            (mine.write_slots, batch.write_slots),
-            (mine.token_pages, batch.token_pages),
-            (mine.token_offsets, batch.token_offsets),
-            (mine.logit_tokens, batch.logit_tokens),
-        ):
-            to.copy_(value)
-        mine.block_tables[:, : batch.block_tables.shape[1]].copy_(batch.block_tables)
+        self.inputs.refresh(batch)
         self.recording.run()
         return self.logits
 
@@ -121,35 +112,7 @@ class ReplayedModel:
         return found
 
     def _record(self, shape: _Shape, states: StatePool, pages: PagePool) -> _Recorded:
-        inputs = _inputs(shape)
-        recording, logits = self._native.record(lambda: self._model.forward(inputs, states, pages))
+        inputs = StaticStep.of(shape.rows, shape.table_width, _CPU, has_initial=True)
+        forward = partial(self._model.forward, inputs.batch, states, pages)
+        recording, logits = self._native.record(forward)
         return _Recorded(inputs, logits, recording, states, pages)
-
-
-def _inputs(shape: _Shape) -> ForwardBatch:
-    """Memory for the inputs of a step; lengths on the host are not read by native kernels."""
-    rows = shape.rows
-
-    def ints(*size: int) -> Tensor:
-        return torch.zeros(size, dtype=torch.int64)
-
-    return ForwardBatch(
-        token_ids=ints(rows),
-        positions=ints(rows),
-        cu_seqlens=ints(rows + 1),
-        kv_lens=ints(rows),
-        read_slots=ints(rows),
-        write_slots=ints(rows),
-        has_initial=torch.ones(rows, dtype=torch.bool),
-        block_tables=ints(rows, shape.table_width),
-        token_pages=ints(rows),
-        token_offsets=ints(rows),
-        logit_tokens=ints(rows),
-        decode_rows=rows,
-        host=HostLengths(
-            cu_seqlens=tuple(range(rows + 1)),
-            prefix_lens=(1,) * rows,
-            kv_lens=(1,) * rows,
-            has_initial=(True,) * rows,
-        ),
-    )

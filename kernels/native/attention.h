@@ -1,5 +1,6 @@
 // Keys and values into pages, and attention of one token a row over them.
 #pragma once
+#include "attention_token.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -40,63 +41,33 @@ struct AttnDecode {
   double scale, softcap;  // softcap 0: none
 };
 
-// One row's query heads of one KV head over positions first .. end.
+// KV heads first .. first + count of one row.
 template <class T>
-void attend(const AttnDecode& a, int64_t row, int64_t kv_head) {
-  struct Scores {};
-  const int64_t per = a.heads / a.kv_heads, D = a.head_dim, end = a.kv_lens[row];
-  const int64_t first = a.window && end > a.window ? end - a.window : 0, count = end - first;
-  const float* q = a.q + row * a.q_stride + kv_head * per * D;
-  float* out = a.out + (row * a.heads + kv_head * per) * D;
-  float* scores = scratch<float, Scores>(per * count);
-  const int64_t* table = a.tables + row * a.table_stride;
-  auto token = [&](const void* pool, int64_t position) {
-    return static_cast<const T*>(pool) + table[position / a.page_size] * a.page_stride +
-           (position % a.page_size * a.kv_heads + kv_head) * D;
+void attend(const AttnDecode& a, int64_t row, int64_t first, int64_t count) {
+  const int64_t D = a.head_dim, end = a.kv_lens[row], per = a.heads / a.kv_heads;
+  auto positions = [&](const void* pool) {
+    return Positions<T>{static_cast<const T*>(pool) + first * D, a.tables + row * a.table_stride,
+                        a.page_size, a.page_stride, a.kv_heads * D};
   };
-  const float scale = static_cast<float>(a.scale), cap = static_cast<float>(a.softcap);
-  for (int64_t i = 0; i < count; i++) {
-    const T* k = token(a.k_pool, first + i);
-    for (int64_t h = 0; h < per; h++) {
-      Vec total = {};
-      runs(D, [&](int64_t d, int64_t n) {
-        total += load_run(q + h * D + d, n) * load_run(k + d, n);
-      });
-      float score = sum(total) * scale;
-      scores[h * count + i] = cap > 0 ? cap * tanhf(score / cap) : score;
-    }
-  }
-  memset(out, 0, per * D * sizeof(float));
-  for (int64_t h = 0; h < per; h++) {
-    float* s = scores + h * count;
-    float top = count ? s[0] : 0.0f;
-    for (int64_t i = 1; i < count; i++) top = s[i] > top ? s[i] : top;
-    Vec total = {};
-    runs(count, [&](int64_t i, int64_t n) {
-      store_run(s + i, exp(load_run(s + i, n) - top), n);
-      total += load_run(s + i, n);
-    });
-    const float share = 1.0f / sum(total);
-    runs(count, [&](int64_t i, int64_t n) { store_run(s + i, load_run(s + i, n) * share, n); });
-  }
-  for (int64_t i = 0; i < count; i++) {
-    const T* v = token(a.v_pool, first + i);
-    for (int64_t h = 0; h < per; h++) {
-      const float weight = scores[h * count + i];
-      runs(D, [&](int64_t d, int64_t n) {
-        float* o = out + h * D + d;
-        store_run(o, load_run(o, n) + weight * load_run(v + d, n), n);
-      });
-    }
-  }
+  const TokenHeads heads{a.q + row * a.q_stride + first * per * D,
+                         a.out + (row * a.heads + first * per) * D,
+                         count, per, D, D,
+                         static_cast<float>(a.scale), static_cast<float>(a.softcap)};
+  attend_token(heads, positions(a.k_pool), positions(a.v_pool),
+               a.window && end > a.window ? end - a.window : 0, end);
 }
 
 void attn_decode(const AttnDecode& a, Team& team) {
-  team.each(a.rows * a.kv_heads, [&](int64_t job) {
+  // What a head adds up does not depend on how many share its piece of work.
+  const int64_t each = team.share_of(a.rows, a.kv_heads);
+  const int64_t parts = (a.kv_heads + each - 1) / each;
+  team.each(a.rows * parts, [&](int64_t job) {
+    const int64_t row = job / parts, first = job % parts * each;
+    const int64_t count = a.kv_heads - first < each ? a.kv_heads - first : each;
     if (a.dtype == FLOAT32) {
-      attend<float>(a, job / a.kv_heads, job % a.kv_heads);
+      attend<float>(a, row, first, count);
     } else {
-      attend<Bf16>(a, job / a.kv_heads, job % a.kv_heads);
+      attend<Bf16>(a, row, first, count);
     }
   });
 }

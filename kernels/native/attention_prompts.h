@@ -1,6 +1,7 @@
 // Attention of prompts over pages.
 #pragma once
 #include "products.h"
+#include "softmax.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -20,134 +21,124 @@ struct AttnPrefill {
 };
 
 constexpr int64_t QUERIES = 32;  // tokens of one piece of work, with all heads of one KV head
-constexpr int64_t KEYS = 64;     // positions that they meet at once
 
-// The largest so far of each query's scores, what their exponentials add up to, and the values
-// weighted by those: a query's sums are taken position after position from the first block that it
-// sees on, whatever other queries there are.
-struct Softmax {
-  float *top, *total, *values;
+// Queries of one row, `per` of them at each position, that meet its keys block by block.
+struct Piece {
+  int64_t count, per, position;  // queries, and the position of the first
+  int64_t last;                  // past the last position that any of them sees
+  int64_t key_width, value_width;
+  int64_t window;  // 0: none
+  float cap;       // 0: none
 };
 
-// Scores of one query against a block of keys, of which it sees lo .. hi: to weights, in place.
-inline void weigh(float* scores, int64_t lo, int64_t hi, float cap, int64_t query, int64_t width,
-                  const Softmax& softmax) {
-  if (cap > 0) {
-    for (int64_t i = lo; i < hi; i++) scores[i] = cap * tanhf(scores[i] / cap);
+// query(i, to): the i-th query, scaled. fetch(at, here, keys, values): of positions at .. at + here.
+// out(i): where the i-th result goes.
+template <class Memory, class Query, class Fetch, class Out>
+inline void attend_piece(const Piece& p, Query query, Fetch fetch, Out out) {
+  const int64_t D = p.key_width, E = p.value_width, count = p.count;
+  float* q = scratch<float, Memory>(count * (D + KEYS + E + 2) + KEYS * (2 * D + E));
+  float* scores = q + count * D;
+  float* block = scores + count * KEYS;  // [keys, D]
+  float* keys = block + KEYS * D;        // [D, keys]
+  float* values = keys + KEYS * D;       // [keys, E]
+  float* means = values + KEYS * E;      // [queries, E]
+  const Softmax softmax{means + count * E, means + count * (E + 1), means};
+  for (int64_t i = 0; i < count; i++) {
+    query(i, q + i * D);
+    softmax.top[i] = -INFINITY;
+    softmax.total[i] = 0.0f;
   }
-  float top = softmax.top[query];
-  int64_t next = lo;
-  if (hi - lo >= LANES) {
-    Vec tops = splat(top);
-    for (; next + LANES <= hi; next += LANES) {
-      const Vec some = load(scores + next);
-      tops = some > tops ? some : tops;
+  memset(means, 0, count * E * sizeof(float));
+  const int64_t oldest = p.position + 1 - p.window;
+  for (int64_t at = p.window && oldest > 0 ? oldest / KEYS * KEYS : 0; at < p.last; at += KEYS) {
+    const int64_t here = p.last - at < KEYS ? p.last - at : KEYS;
+    memset(block + here * D, 0, (KEYS - here) * D * sizeof(float));
+    memset(values + here * E, 0, (KEYS - here) * E * sizeof(float));
+    fetch(at, here, block, values);
+    transpose(block, KEYS, D, keys);
+    memset(scores, 0, count * KEYS * sizeof(float));
+    add_product({q, D, 1}, keys, KEYS, scores, KEYS, count, D, KEYS, D);
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t position = p.position + i / p.per, seen = position + 1 - at;
+      const int64_t hidden = p.window ? position + 1 - p.window - at : 0;
+      const int64_t hi = seen < 0 ? 0 : seen < here ? seen : here;
+      const int64_t lo = hidden < 0 ? 0 : hidden < hi ? hidden : hi;
+      if (lo < hi) {
+        weigh(scores + i * KEYS, lo, hi, p.cap, i, E, softmax);
+      } else {
+        memset(scores + i * KEYS, 0, KEYS * sizeof(float));
+      }
     }
-    UNROLL for (int i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
+    add_product({scores, KEYS, 1}, values, E, means, E, count, KEYS, E, KEYS);
   }
-  for (; next < hi; next++) top = scores[next] > top ? scores[next] : top;
-  memset(scores, 0, lo * sizeof(float));
-  Vec added = {};
-  runs(hi - lo, [&](int64_t i, int64_t n) {
-    const Vec weights = exp(load_run(scores + lo + i, n) - top);
-    store_run(scores + lo + i, weights, n);
-    added += load_run(scores + lo + i, n);  // no lane past the run
-  });
-  memset(scores + hi, 0, (KEYS - hi) * sizeof(float));
-  if (top > softmax.top[query]) {
-    const float faded = expf(softmax.top[query] - top);
-    float* values = softmax.values + query * width;
-    softmax.total[query] *= faded;
-    runs(width, [&](int64_t i, int64_t n) {
-      store_run(values + i, load_run(values + i, n) * faded, n);
+  for (int64_t i = 0; i < count; i++) {
+    float* to = out(i);
+    const float share = 1.0f / softmax.total[i];
+    runs(E, [&](int64_t d, int64_t n) {
+      store_run(to + d, load_run(means + i * E + d, n) * share, n);
     });
-    softmax.top[query] = top;
   }
-  softmax.total[query] += sum(added);
+}
+
+// body(row, first, end, part) for all new tokens of the rows, QUERIES at a time, in `parts` parts
+// each; the longest first: from the end.
+template <class F>
+void each_piece(const int64_t* starts, int64_t rows, int64_t tokens, int64_t parts, Team& team,
+                F body) {
+  auto length = [=](int64_t row) { return starts[row + 1] - starts[row]; };
+  auto blocks = [=](int64_t row) { return (length(row) + QUERIES - 1) / QUERIES; };
+  const int64_t most = tokens / QUERIES + rows;  // blocks: each row's last may be short
+  team.each(most * parts, [&](int64_t job) {
+    int64_t row = rows - 1, after = job / parts;
+    while (row >= 0 && after >= blocks(row)) after -= blocks(row--);
+    if (row < 0) return;
+    const int64_t first = (blocks(row) - 1 - after) * QUERIES;
+    body(row, first, first + QUERIES < length(row) ? first + QUERIES : length(row), job % parts);
+  });
 }
 
 // Queries first .. end (tokens of the row's new ones), for the query heads of one KV head.
 template <class T>
 void attend_prompt(const AttnPrefill& a, int64_t row, int64_t first, int64_t end, int64_t kv_head) {
   struct Memory {};
-  const int64_t D = a.head_dim, per = a.heads / a.kv_heads, most = QUERIES * per;
+  const int64_t D = a.head_dim, per = a.heads / a.kv_heads;
   const int64_t prefix = a.kv_lens[row] - (a.starts[row + 1] - a.starts[row]);
-  const int64_t count = (end - first) * per;
-  float* q = scratch<float, Memory>(most * (2 * D + KEYS + 2) + 3 * KEYS * D);
-  float* scores = q + most * D;
-  float* block = scores + most * KEYS;  // [keys, D]
-  float* keys = block + KEYS * D;       // [D, keys]
-  float* values = keys + KEYS * D;      // [keys, D]
-  const Softmax softmax{values + KEYS * D, values + KEYS * D + most, values + KEYS * D + 2 * most};
-  const float scale = static_cast<float>(a.scale), cap = static_cast<float>(a.softcap);
-  for (int64_t i = 0; i < count; i++) {
-    const int64_t token = a.starts[row] + first + i / per;
-    const float* from = a.q + token * a.q_stride + (kv_head * per + i % per) * D;
-    runs(D, [&](int64_t d, int64_t n) { store_run(q + i * D + d, load_run(from + d, n) * scale, n); });
-    softmax.top[i] = -INFINITY;
-    softmax.total[i] = 0.0f;
-  }
-  memset(softmax.values, 0, count * D * sizeof(float));
-  const int64_t last = prefix + end, oldest = prefix + first + 1 - a.window;
   const int64_t* table = a.tables + row * a.table_stride;
-  for (int64_t at = a.window && oldest > 0 ? oldest / KEYS * KEYS : 0; at < last; at += KEYS) {
-    const int64_t here = last - at < KEYS ? last - at : KEYS;
-    memset(block + here * D, 0, (KEYS - here) * D * sizeof(float));
-    memset(values + here * D, 0, (KEYS - here) * D * sizeof(float));
+  const float scale = static_cast<float>(a.scale);
+  auto token = [&](int64_t i) { return a.starts[row] + first + i / per; };
+  auto query = [&](int64_t i, float* to) {
+    const float* from = a.q + token(i) * a.q_stride + (kv_head * per + i % per) * D;
+    runs(D, [&](int64_t d, int64_t n) { store_run(to + d, load_run(from + d, n) * scale, n); });
+  };
+  auto fetch = [&](int64_t at, int64_t here, float* keys, float* values) {
     for (int64_t i = 0; i < here; i++) {
       const int64_t place = table[(at + i) / a.page_size] * a.page_stride +
                             ((at + i) % a.page_size * a.kv_heads + kv_head) * D;
       const T* k = static_cast<const T*>(a.k_pool) + place;
       const T* v = static_cast<const T*>(a.v_pool) + place;
       runs(D, [&](int64_t d, int64_t n) {
-        store_run(block + i * D + d, load_run(k + d, n), n);
+        store_run(keys + i * D + d, load_run(k + d, n), n);
         store_run(values + i * D + d, load_run(v + d, n), n);
       });
     }
-    transpose(block, KEYS, D, keys);
-    memset(scores, 0, count * KEYS * sizeof(float));
-    add_product({q, D, 1}, keys, KEYS, scores, KEYS, count, D, KEYS, D);
-    for (int64_t i = 0; i < count; i++) {
-      const int64_t position = prefix + first + i / per, seen = position + 1 - at;
-      const int64_t hidden = a.window ? position + 1 - a.window - at : 0;
-      const int64_t hi = seen < 0 ? 0 : seen < here ? seen : here;
-      const int64_t lo = hidden < 0 ? 0 : hidden < hi ? hidden : hi;
-      if (lo < hi) {
-        weigh(scores + i * KEYS, lo, hi, cap, i, D, softmax);
-      } else {
-        memset(scores + i * KEYS, 0, KEYS * sizeof(float));
-      }
-    }
-    add_product({scores, KEYS, 1}, values, D, softmax.values, D, count, KEYS, D, KEYS);
-  }
-  for (int64_t i = 0; i < count; i++) {
-    const int64_t token = a.starts[row] + first + i / per;
-    float* out = a.out + (token * a.heads + kv_head * per + i % per) * D;
-    const float share = 1.0f / softmax.total[i];
-    runs(D, [&](int64_t d, int64_t n) {
-      store_run(out + d, load_run(softmax.values + i * D + d, n) * share, n);
-    });
-  }
+  };
+  auto out = [&](int64_t i) {
+    return a.out + (token(i) * a.heads + kv_head * per + i % per) * D;
+  };
+  const Piece piece{(end - first) * per, per, prefix + first, prefix + end, D, D, a.window,
+                    static_cast<float>(a.softcap)};
+  attend_piece<Memory>(piece, query, fetch, out);
 }
 
 void attn_prefill(const AttnPrefill& a, Team& team) {
-  auto blocks = [&](int64_t row) {
-    return (a.starts[row + 1] - a.starts[row] + QUERIES - 1) / QUERIES;
-  };
-  const int64_t most = a.tokens / QUERIES + a.rows;  // blocks: each row's last may be short
-  team.each(most * a.kv_heads, [&](int64_t job) {
-    int64_t row = a.rows - 1, after = job / a.kv_heads;  // the longest first: from the end
-    while (row >= 0 && after >= blocks(row)) after -= blocks(row--);
-    if (row < 0) return;
-    const int64_t first = (blocks(row) - 1 - after) * QUERIES;
-    const int64_t length = a.starts[row + 1] - a.starts[row];
-    const int64_t end = first + QUERIES < length ? first + QUERIES : length;
+  auto work = [&](int64_t row, int64_t first, int64_t end, int64_t kv_head) {
     if (a.dtype == FLOAT32) {
-      attend_prompt<float>(a, row, first, end, job % a.kv_heads);
+      attend_prompt<float>(a, row, first, end, kv_head);
     } else {
-      attend_prompt<Bf16>(a, row, first, end, job % a.kv_heads);
+      attend_prompt<Bf16>(a, row, first, end, kv_head);
     }
-  });
+  };
+  each_piece(a.starts, a.rows, a.tokens, a.kv_heads, team, work);
 }
 
 }  // namespace

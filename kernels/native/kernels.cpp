@@ -21,6 +21,7 @@
 #include "mamba2.h"
 #include "mamba2_prompts.h"
 #include "mla.h"
+#include "mla_prompts.h"
 #include "moe.h"
 #include "packed.h"
 #include "past_cache.h"
@@ -57,6 +58,8 @@ OPERATION(rotate_tails, RotateTails)
 OPERATION(latent_write, LatentWrite)
 OPERATION(mla_query, MlaQuery)
 OPERATION(mla_decode, MlaDecode)
+OPERATION(latent_read, LatentRead)
+OPERATION(mla_prefill, MlaPrefill)
 OPERATION(from_latent, FromLatent)
 OPERATION(experts, Experts)
 OPERATION(conv_step, ConvStep)
@@ -84,7 +87,7 @@ void baton_run(const Operation* operations, int64_t count, int64_t threads) {
   const std::unique_ptr<Loop[]> loops(new Loop[MOST_LOOPS * count]);
 #pragma omp parallel num_threads(static_cast<int>(threads))
   {
-    Team team(loops.get());
+    Team team(loops.get(), threads);
     for (int64_t i = 0; i < count; i++) operations[i].run(operations[i].arguments, &team);
   }
 }

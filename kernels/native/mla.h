@@ -1,5 +1,6 @@
 // Latent attention: what is done to queries before, over pages of latents, and after; see mla.py.
 #pragma once
+#include "attention_token.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -94,54 +95,17 @@ struct MlaDecode {
   double scale;
 };
 
-constexpr int64_t MLA_HEADS = 8;  // that one thread takes over a row's latents together
-
 template <class T>
-void mla_attend(const MlaDecode& a, int64_t row, int64_t first_head, int64_t heads) {
-  struct Scores {};
-  const int64_t count = a.kv_lens[row];
-  const float* q = a.q + (row * a.heads + first_head) * a.width;
-  float* out = a.out + (row * a.heads + first_head) * a.rank;
-  float* scores = scratch<float, Scores>(heads * count);
-  const int64_t* table = a.tables + row * a.table_stride;
-  auto latent = [&](int64_t position) {
-    return static_cast<const T*>(a.pool) + table[position / a.page_size] * a.page_stride +
-           position % a.page_size * a.width;
-  };
-  for (int64_t i = 0; i < count; i++) {
-    const T* key = latent(i);
-    for (int64_t h = 0; h < heads; h++) {
-      Vec total = {};
-      runs(a.width, [&](int64_t d, int64_t n) {
-        total += load_run(q + h * a.width + d, n) * load_run(key + d, n);
-      });
-      scores[h * count + i] = sum(total) * static_cast<float>(a.scale);
-    }
-  }
-  for (int64_t h = 0; h < heads; h++) {
-    float* s = scores + h * count;
-    float top = count ? s[0] : 0.0f;
-    for (int64_t i = 1; i < count; i++) top = s[i] > top ? s[i] : top;
-    Vec total = {};
-    runs(count, [&](int64_t i, int64_t n) {
-      store_run(s + i, exp(load_run(s + i, n) - top), n);
-      total += load_run(s + i, n);
-    });
-    const float share = 1.0f / sum(total);
-    runs(count, [&](int64_t i, int64_t n) { store_run(s + i, load_run(s + i, n) * share, n); });
-  }
-  memset(out, 0, heads * a.rank * sizeof(float));
-  for (int64_t i = 0; i < count; i++) {
-    const T* value = latent(i);
-    for (int64_t h = 0; h < heads; h++) {
-      const float weight = scores[h * count + i];
-      runs(a.rank, [&](int64_t d, int64_t n) {
-        float* o = out + h * a.rank + d;
-        store_run(o, load_run(o, n) + weight * load_run(value + d, n), n);
-      });
-    }
-  }
+void mla_attend(const MlaDecode& a, int64_t row, int64_t first, int64_t count) {
+  const Positions<T> latents{static_cast<const T*>(a.pool), a.tables + row * a.table_stride,
+                             a.page_size, a.page_stride, a.width};
+  const int64_t head = row * a.heads + first;
+  const TokenHeads heads{a.q + head * a.width, a.out + head * a.rank, 1, count, a.width, a.rank,
+                         static_cast<float>(a.scale), 0.0f};
+  attend_token(heads, latents, latents, 0, a.kv_lens[row]);
 }
+
+constexpr int64_t MLA_HEADS = 8;  // that one thread takes over a row's latents together
 
 void mla_decode(const MlaDecode& a, Team& team) {
   const int64_t groups = (a.heads + MLA_HEADS - 1) / MLA_HEADS;

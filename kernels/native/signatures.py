@@ -160,6 +160,24 @@ class MlaDecode(Arguments):
     )
 
 
+class LatentRead(Arguments):
+    operation = "latent_read"
+    _fields_ = _fields(
+        "pool tables kv_lens out",
+        "rows tokens width page_size page_stride table_stride dtype",
+    )
+
+
+class MlaPrefill(Arguments):
+    operation = "mla_prefill"
+    _fields_ = _fields(
+        "plain rotated expanded latents starts kv_lens out",
+        "rows tokens heads keys values rank tail "
+        "plain_stride plain_head rotated_stride rotated_head out_stride",
+        "scale",
+    )
+
+
 class FromLatent(Arguments):
     operation = "from_latent"
     _fields_ = _fields("mean up out", "rows heads keys values rank dtype")
@@ -259,6 +277,8 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     LatentWrite,
     MlaQuery,
     MlaDecode,
+    LatentRead,
+    MlaPrefill,
     FromLatent,
     Experts,
     ConvStep,

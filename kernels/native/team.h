@@ -22,7 +22,15 @@ struct alignas(128) Loop {
 // others: outside of loops it may read nothing but the arguments themselves.
 class Team {
  public:
-  Team(Loop* loops) : loop_(loops) {}
+  Team(Loop* loops, int64_t threads) : loop_(loops), threads_(threads) {}
+
+  // Of `parts` that each of `items` has, how many make one piece of work: all of them, or as few as
+  // give every thread two pieces.
+  int64_t share_of(int64_t items, int64_t parts) const {
+    const int64_t pieces = 2 * threads_, wanted = (pieces + items - 1) / (items ? items : 1);
+    const int64_t cuts = wanted < parts ? wanted : parts;
+    return cuts > 1 ? (parts + cuts - 1) / cuts : parts;
+  }
 
   // body(i) for every i below `count`, each by one thread.
   template <class F>
@@ -44,6 +52,7 @@ class Team {
  private:
   static constexpr int SPINS = 2000;  // some microseconds
   Loop* loop_;
+  int64_t threads_;
 };
 
 }  // namespace

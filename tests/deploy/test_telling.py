@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from baton.deploy.commands.status import status
+from baton.deploy.errors import NotRunning
 from baton.deploy.progress import Lines, shown
 from baton.deploy.router_client import RouterClient
 from baton.deploy.status_table import _lag, render
@@ -108,6 +109,32 @@ def test_status_in_a_pipe_is_as_wide_as_what_it_says(
     assert head.split()[:4] == ["worker", "role", "group", "state"]
     assert {len(row) for row in rows} == {len(head)}
     assert [row.split()[0] for row in rows if "3/16" in row] == ["decode-0", "decode-1"]
+
+
+def test_watching_goes_on_when_the_router_is_away_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([_info(1), NotRunning("no router answers"), _info(2), KeyboardInterrupt()])
+
+    def look(_: RouterClient) -> dict[str, Any]:
+        seen = next(looks)
+        if isinstance(seen, BaseException):
+            raise seen
+        return seen
+
+    monkeypatch.setattr(RouterClient, "server_info", look)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    assert status.callback is not None
+    with pytest.raises(KeyboardInterrupt):
+        status.callback("http://127.0.0.1:1", watch=True, interval=1.0, json_wanted=False)
+    assert "decode-1" in capsys.readouterr().out
+
+
+def test_status_of_what_is_no_router_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RouterClient, "server_info", lambda _: {"internal_states": []})
+    assert status.callback is not None
+    with pytest.raises(NotRunning, match="no router of this version: it says nothing of 'router'"):
+        status.callback("http://127.0.0.1:1", watch=False, interval=1.0, json_wanted=False)
 
 
 @pytest.mark.parametrize(

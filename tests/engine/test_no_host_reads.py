@@ -37,11 +37,11 @@ class CountedGuard:
         self.uploads = 0
 
     def around(self) -> AbstractContextManager[object]:
-        return self._guarded()
+        self.steps += 1
+        return self.preparing()
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        self.steps += 1
+    def preparing(self) -> Iterator[None]:
         with HostUploads() as uploads, NoHostReads():
             yield
         self.uploads = max(self.uploads, uploads.count)
@@ -101,7 +101,8 @@ def test_mixed_steps_read_nothing_on_the_host_and_take_one_copy_from_it(
     oracle: Oracle, name: str, kernels: KernelChoice, seeded: random.Random
 ) -> None:
     guard = CountedGuard()
-    engine = make(oracle.checkpoint(name), kernels, ThreadStream(guard.around))
+    stream = ThreadStream(guard.around, preparing=guard.preparing)
+    engine = make(oracle.checkpoint(name), kernels, stream)
     talk(engine, seeded, SPECS[name].config["vocab_size"])
     engine.close()
     counters = engine.counters

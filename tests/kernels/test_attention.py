@@ -29,10 +29,16 @@ class PagedBatch:
 
 
 def paged_batch(
-    lengths: list[int], prefixes: list[int], query_heads: int, kv_heads: int, page_size: int, rng
+    lengths: list[int],
+    prefixes: list[int],
+    query_heads: int,
+    kv_heads: int,
+    page_size: int,
+    rng,
+    head_dim: int | None = None,
 ) -> PagedBatch:
     """Rows on shuffled pages; whatever no row may see is NaN, page 0 too."""
-    head_dim = rng.choice([8, 20])
+    head_dim = head_dim or rng.choice([8, 20])
     kv_lens = [p + n for p, n in zip(prefixes, lengths, strict=True)]
     needed = [-(-kv_len // page_size) for kv_len in kv_lens]
     num_pages = sum(needed) + 4

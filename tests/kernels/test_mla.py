@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 import torch
+from kernels.native_cases import PoisonedNative
 from ragged_batches import seeded
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from baton.kernels.mla import (
     mla_decode,
     mla_decode_native,
     mla_prefill,
+    mla_prefill_native,
     mla_query,
     mla_query_native,
     mla_ref,
@@ -42,11 +44,15 @@ class LatentBatch:
     def reference(self, tree: Tensor | None = None) -> Tensor:
         return mla_ref(**vars(self), scale=SCALE, tree=tree)
 
-    def prefill(self) -> Tensor:
+    def prefill(self, native: Native | None = None) -> Tensor:
+        """On the native kernels, where they are given."""
         cu_seqlens, kv_lens = torch.tensor(self.cu_seqlens_q_host), torch.tensor(self.kv_lens_host)
         lens = (cu_seqlens, self.cu_seqlens_q_host, kv_lens, self.kv_lens_host)
         q = self.q[..., :KEY], self.q[..., KEY:]
-        return mla_prefill(*q, self.pool, self.up, self.block_tables, *lens, SCALE)
+        arguments = (*q, self.pool, self.up, self.block_tables, *lens, SCALE)
+        if native is None:
+            return mla_prefill(*arguments)
+        return mla_prefill_native(native, *arguments)
 
     def decode(self, queries: int = 1, tree: Tensor | None = None) -> Tensor:
         """Its projections before and after; `queries` tokens in every row."""
@@ -70,7 +76,7 @@ def native() -> Native:
     library = load()
     if library is None:
         pytest.skip("no C++ compiler")
-    return Native(library)
+    return PoisonedNative(library)
 
 
 def latent_batch(
@@ -170,6 +176,45 @@ def test_a_write_touches_only_the_named_places():
     for page in range(5):
         for offset in range(3):
             assert bool(pool[page, offset].isnan().all()) == ((page, offset) not in written)
+
+
+PROMPTS = [  # blocks of 32 queries and of 64 positions, whole and not
+    ([1], [0], 16),
+    ([5, 1, 9, 0, 17], [0, 8, 3, 4, 16], 4),
+    ([70, 33], [0, 60], 16),
+    ([0, 0], [3, 0], 4),
+]
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lengths, prefixes, page_size", PROMPTS)
+def test_native_prefill_matches_the_reference(
+    native, lengths, prefixes, page_size, dtype, heads, monkeypatch
+):
+    batch = latent_batch(lengths, prefixes, heads, page_size, seeded(heads + sum(lengths)))
+    stored = {"pool": batch.pool.to(dtype), "up": batch.up.to(dtype)}
+    batch = LatentBatch(**{**vars(batch), **stored})
+    expected = batch.reference()
+    torch.testing.assert_close(batch.prefill(native).double(), expected, atol=1e-5, rtol=1e-5)
+    monkeypatch.setattr(mla, "_EXPANDED", 1)  # a head at a time
+    torch.testing.assert_close(batch.prefill(native).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_native_prompt_cut_anywhere_is_the_same_bits_on_any_number_of_threads(native):
+    whole = latent_batch([90], [0], 3, 16, seeded(8))
+    out = whole.prefill(native)
+    cut = 37  # neither a page's end nor a block's
+    for first, last in ((0, cut), (cut, 90)):
+        part = {"cu_seqlens_q_host": [0, last - first], "kv_lens_host": [last]}
+        piece = LatentBatch(**{**vars(whole), **part, "q": whole.q[first:last]})
+        assert torch.equal(piece.prefill(native), out[first:last])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert torch.equal(whole.prefill(native), out)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("heads", [1, 3, 19])

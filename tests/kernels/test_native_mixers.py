@@ -53,6 +53,34 @@ def test_attention(native, rng, prefixes, page_size, query_heads, kv_heads, opti
     assert_near(out, expected, 5e-6)
 
 
+@pytest.mark.parametrize("head_dim", [64, 100, 128])
+@pytest.mark.parametrize("query_heads, kv_heads", [(15, 3), (8, 1), (6, 6)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_of_wide_heads_is_the_same_bits_on_every_number_of_threads(
+    native, rng, query_heads, kv_heads, head_dim, dtype
+):
+    prefixes = [rng.randrange(200) for _ in range(3)]
+    batch = paged_batch(
+        [1] * 3, prefixes, query_heads, kv_heads, rng.choice([4, 16]), rng, head_dim
+    )
+    batch = dataclasses.replace(
+        batch,
+        k_pool=batch.k_pool.to(dtype),
+        v_pool=batch.v_pool.to(dtype),
+        block_tables=batch.block_tables.long(),
+    )
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 5):  # a piece of work has three, one or two of three KV heads
+            torch.set_num_threads(count)
+            out = paged_attn_decode_native(native, **batch.decode_arguments(), scale=0.1)
+            results.append(out.clone())
+    finally:
+        torch.set_num_threads(threads)
+    assert_near(results[0], paged_attn_ref(**batch.prefill_arguments(), scale=0.1), 5e-6)
+    assert all(torch.equal(result, results[0]) for result in results[1:])
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("query_heads, kv_heads", [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize(

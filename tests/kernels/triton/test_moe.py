@@ -56,6 +56,12 @@ def test_grouped_routing_matches_the_reference(groups, top_groups, normalised):
     assert_near(weights, expected, 1e-6)
 
 
+def test_a_softmaxs_groups_are_chosen_by_their_likeliest_expert_alone():
+    logits = torch.tensor([[3.0, -9.0, 2.5, 2.5, 2.9, -9.0]])  # by two of each, the second is first
+    _, experts = route_softmax_grouped(here(logits), 2, 3, 2)
+    assert experts.tolist() == [[0, 4]]
+
+
 def test_every_pair_has_one_place_in_a_block_of_its_expert():
     seeded(3)
     experts = torch.randint(0, 6, (50, 2)) // 2 * 2  # three experts have nothing

@@ -1,0 +1,142 @@
+// Attention of one token over positions that lie in pages.
+#pragma once
+#include "linear.h"
+#include "softmax.h"
+#include "vectors.h"
+
+namespace {
+
+// Where one pool keeps what a token's query heads meet.
+template <class T>
+struct Positions {
+  const T* pool;  // the first position of page 0
+  const int64_t* table;
+  int64_t page_size, page_stride, step;  // step: between two positions of a page (in values)
+
+  // f(i, from, n) for each run of positions at + i .. at + i + n below at + count that lie in one
+  // page one after another.
+  template <class F>
+  void runs_of(int64_t at, int64_t count, F f) const {
+    int64_t page = at / page_size, inside = at % page_size;
+    for (int64_t i = 0; i < count; page++, inside = 0) {
+      const int64_t n = page_size - inside < count - i ? page_size - inside : count - i;
+      f(i, pool + table[page] * page_stride + inside * step, n);
+      i += n;
+    }
+  }
+};
+
+// f(h, NB) for groups of NB query heads from the hth on: as many as share what is loaded.
+template <class F>
+inline void head_groups(int64_t heads, F f) {
+  int64_t h = 0;
+  for (; h + 4 <= heads; h += 4) f(h, std::integral_constant<int, 4>{});
+  if (h + 3 == heads) return f(h, std::integral_constant<int, 3>{});
+  if (h + 2 == heads) return f(h, std::integral_constant<int, 2>{});
+  if (h < heads) f(h, std::integral_constant<int, 1>{});
+}
+
+// out[h, d] += weights[h * KEYS + i] values[i, d] for n positions and V vectors of channels; `last`:
+// channels of the last of these.
+template <class T, int NB, int V>
+inline void add_values(const float* weights, const T* values, int64_t step, int64_t n, int64_t last,
+                       float* out, int64_t width) {
+  Vec total[NB][V];
+  UNROLL for (int h = 0; h < NB; h++) UNROLL for (int v = 0; v < V; v++) {
+    total[h][v] = load_run(out + h * width + v * LANES, v + 1 == V ? last : LANES);
+  }
+  for (int64_t i = 0; i < n; i++) {
+    Vec some[V];
+    UNROLL for (int v = 0; v < V; v++) {
+      some[v] = load_run(values + i * step + v * LANES, v + 1 == V ? last : LANES);
+    }
+    UNROLL for (int h = 0; h < NB; h++) {
+      const Vec weight = splat(weights[h * KEYS + i]);
+      UNROLL for (int v = 0; v < V; v++) total[h][v] += weight * some[v];
+    }
+  }
+  UNROLL for (int h = 0; h < NB; h++) UNROLL for (int v = 0; v < V; v++) {
+    store_run(out + h * width + v * LANES, total[h][v], v + 1 == V ? last : LANES);
+  }
+}
+
+template <class T, int NB>
+inline void add_values(const float* weights, const T* values, int64_t step, int64_t n, float* out,
+                       int64_t width) {
+  int64_t d = 0;
+  for (; d + 4 * LANES <= width; d += 4 * LANES) {
+    add_values<T, NB, 4>(weights, values + d, step, n, LANES, out + d, width);
+  }
+  runs(width - d, [&](int64_t i, int64_t some) {
+    add_values<T, NB, 1>(weights, values + d + i, step, n, some, out + d + i, width);
+  });
+}
+
+// Query heads of one token that share their keys and values `per` by `per`.
+struct TokenHeads {
+  const float* q;  // [kv_heads, per, keys]
+  float* out;      // [kv_heads, per, values]
+  int64_t kv_heads, per, keys, values;  // keys, values: channels
+  float scale, cap;                     // cap 0: none
+};
+
+// Softmax over positions first .. end, and the mean of their values by that: zeros where there are
+// none. Positions are read as they lie, those of all KV heads together: one KV head after another,
+// memory is read at half the speed.
+template <class T>
+void attend_token(const TokenHeads& a, const Positions<T>& keys, const Positions<T>& values,
+                  int64_t first, int64_t end) {
+  struct Memory {};
+  constexpr int64_t SCORED = 4, ADDED = 8;  // positions that one KV head takes before the next
+  const int64_t heads = a.kv_heads * a.per;
+  memset(a.out, 0, heads * a.values * sizeof(float));
+  if (first >= end) return;
+  float* q = scratch<float, Memory>(heads * (a.keys + KEYS + 2));
+  float* scores = q + heads * a.keys;
+  const Softmax softmax{scores + heads * KEYS, scores + heads * (KEYS + 1), a.out};
+  runs(heads * a.keys,
+       [&](int64_t i, int64_t n) { store_run(q + i, load_run(a.q + i, n) * a.scale, n); });
+  for (int64_t h = 0; h < heads; h++) {
+    softmax.top[h] = -INFINITY;
+    softmax.total[h] = 0.0f;
+  }
+  auto each_group = [&](auto f) {
+    for (int64_t kv = 0; kv < a.kv_heads; kv++) {
+      head_groups(a.per, [&](int64_t h, auto group) { f(kv, kv * a.per + h, group); });
+    }
+  };
+  for (int64_t at = first; at < end; at += KEYS) {
+    const int64_t count = end - at < KEYS ? end - at : KEYS;
+    keys.runs_of(at, count, [&](int64_t i, const T* from, int64_t n) {
+      const int64_t whole = n / SCORED * SCORED;
+      auto score = [&](int64_t k, auto some) {
+        each_group([&](int64_t kv, int64_t h, auto group) {
+          tile<T, some, group>(q + h * a.keys, a.keys, from + k * keys.step + kv * a.keys,
+                               keys.step, a.keys, scores + h * KEYS + i + k, KEYS);
+        });
+      };
+      for (int64_t k = 0; k < whole; k += SCORED) score(k, std::integral_constant<int, SCORED>{});
+      for (int64_t k = whole; k < n; k++) score(k, std::integral_constant<int, 1>{});
+    });
+    for (int64_t h = 0; h < heads; h++) {
+      weigh(scores + h * KEYS, 0, count, a.cap, h, a.values, softmax);
+    }
+    values.runs_of(at, count, [&](int64_t i, const T* from, int64_t n) {
+      for (int64_t k = 0; k < n; k += ADDED) {
+        each_group([&](int64_t kv, int64_t h, auto group) {
+          add_values<T, group>(scores + h * KEYS + i + k, from + k * values.step + kv * a.values,
+                               values.step, n - k < ADDED ? n - k : ADDED, a.out + h * a.values,
+                               a.values);
+        });
+      }
+    });
+  }
+  for (int64_t h = 0; h < heads; h++) {
+    const float share = 1.0f / softmax.total[h];
+    float* mean = a.out + h * a.values;
+    runs(a.values,
+         [&](int64_t i, int64_t n) { store_run(mean + i, load_run(mean + i, n) * share, n); });
+  }
+}
+
+}  // namespace

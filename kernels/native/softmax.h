@@ -1,0 +1,53 @@
+// Softmax over positions that come a block at a time.
+#pragma once
+#include "vectors.h"
+
+namespace {
+
+constexpr int64_t KEYS = 64;     // positions that they meet at once
+
+// The largest so far of each query's scores, what their exponentials add up to, and the values
+// weighted by those: a query's sums are taken position after position from the first block that it
+// sees on, whatever other queries there are.
+struct Softmax {
+  float *top, *total, *values;
+};
+
+// Scores of one query against a block of keys, of which it sees lo .. hi: to weights, in place.
+inline void weigh(float* scores, int64_t lo, int64_t hi, float cap, int64_t query, int64_t width,
+                  const Softmax& softmax) {
+  if (cap > 0) {
+    for (int64_t i = lo; i < hi; i++) scores[i] = cap * tanhf(scores[i] / cap);
+  }
+  float top = softmax.top[query];
+  int64_t next = lo;
+  if (hi - lo >= LANES) {
+    Vec tops = splat(top);
+    for (; next + LANES <= hi; next += LANES) {
+      const Vec some = load(scores + next);
+      tops = some > tops ? some : tops;
+    }
+    UNROLL for (int i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
+  }
+  for (; next < hi; next++) top = scores[next] > top ? scores[next] : top;
+  memset(scores, 0, lo * sizeof(float));
+  Vec added = {};
+  runs(hi - lo, [&](int64_t i, int64_t n) {
+    const Vec weights = exp(load_run(scores + lo + i, n) - top);
+    store_run(scores + lo + i, weights, n);
+    added += load_run(scores + lo + i, n);  // no lane past the run
+  });
+  memset(scores + hi, 0, (KEYS - hi) * sizeof(float));
+  if (top > softmax.top[query]) {
+    const float faded = expf(softmax.top[query] - top);
+    float* values = softmax.values + query * width;
+    softmax.total[query] *= faded;
+    runs(width, [&](int64_t i, int64_t n) {
+      store_run(values + i, load_run(values + i, n) * faded, n);
+    });
+    softmax.top[query] = top;
+  }
+  softmax.total[query] += sum(added);
+}
+
+}  // namespace
