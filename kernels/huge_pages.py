@@ -2,8 +2,10 @@
 
 A decode step of one row reads every weight once, one after another: from pages of 4 KiB at two
 thirds of the speed that it reaches on pages of 2 MiB, since each page's address is looked up anew.
+Attention over long contexts meets pages of KV in any order, and gains as much.
 """
 
+import contextlib
 import mmap
 from collections.abc import Sequence
 from math import prod
@@ -16,12 +18,25 @@ _HUGE = 2 << 20
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """torch.empty; where it is large, on Linux and for a CPU, on huge pages."""
+    mapped = _map(shape, dtype, device)
+    return torch.empty(shape, dtype=dtype, device=device) if mapped is None else mapped
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """torch.zeros, likewise; memory that nobody has touched costs nothing."""
+    mapped = _map(shape, dtype, device)
+    return torch.zeros(shape, dtype=dtype, device=device) if mapped is None else mapped
+
+
+def _map(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """Zeros; None where huge pages are not to be had, or would be wasted."""
     nbytes = prod(shape) * dtype.itemsize
     if device.type != "cpu" or nbytes < 2 * _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(shape, dtype=dtype, device=device)
+        return None
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, nbytes + _HUGE, flags=flags)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % _HUGE
-    memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes // _HUGE * _HUGE)  # its end on small ones
+    with contextlib.suppress(OSError):  # a system that was built without them has small ones
+        memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes // _HUGE * _HUGE)  # its end on small ones
     return whole[start : start + nbytes].view(dtype).view(*shape)

@@ -6,6 +6,7 @@ from torch import Tensor
 from baton.engine.memory.id_pool import IdPool
 from baton.engine.memory.layout import PageLayout
 from baton.engine.memory.state_pool import component_view
+from baton.kernels import huge_pages
 
 
 class PagePool:
@@ -20,7 +21,7 @@ class PagePool:
     def __init__(self, layout: PageLayout, pages: int, device: torch.device) -> None:
         self.layout = layout
         self.ids = IdPool(pages, "page")
-        self.storage = torch.zeros(pages, layout.page_bytes, dtype=torch.uint8, device=device)
+        self.storage = huge_pages.zeros((pages, layout.page_bytes), torch.uint8, device)
         self.k = self._views("k")
         self.v = self._views("v")
         self.latents = self._views("latent")

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from baton.engine.memory.id_pool import IdPool
 from baton.engine.memory.layout import Component, SlotLayout
+from baton.kernels import huge_pages
 
 
 class StatePool:
@@ -19,7 +20,7 @@ class StatePool:
     def __init__(self, layout: SlotLayout, slots: int, device: torch.device) -> None:
         self.layout = layout
         self.ids = IdPool(slots, "slot")
-        self.storage = torch.zeros(slots, layout.slot_bytes, dtype=torch.uint8, device=device)
+        self.storage = huge_pages.zeros((slots, layout.slot_bytes), torch.uint8, device)
         by_key = {(c.name, c.layer): component_view(self.storage, c) for c in layout.components}
         self.conv: tuple[Tensor, ...] = tuple(
             by_key["conv", index] for index in range(len(layout.layers))
