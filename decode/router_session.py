@@ -7,21 +7,26 @@ from collections.abc import AsyncIterator, Callable
 from grpc import aio
 
 from baton.decode.rank_request import RankRequest
-from baton.proto import worker_pb2
+from baton.proto import common_pb2, worker_pb2
 from baton.worker.errors import PeerSilentError
 from baton.worker.streams import Lease, first_of
 
 log = logging.getLogger(__name__)
 
 Begin = Callable[[worker_pb2.StartRequest, "RouterSession"], RankRequest]
+Introduced = Callable[[common_pb2.WorkerIdentity], None]
 
 
 class RouterSession:
     """Its requests live as long as the stream does."""
 
-    def __init__(self, router_id: str, lease_s: float, begin: Begin) -> None:
-        """begin: makes a request of a StartRequest that came in."""
+    def __init__(
+        self, router_id: str, lease_s: float, begin: Begin, introduced: Introduced
+    ) -> None:
+        """begin: makes a request of a StartRequest that came in. introduced: told of prefill
+        workers that requests may name later."""
         self._begin = begin
+        self._introduced = introduced
         self._lease = Lease(f"router {router_id}", lease_s)
         self._requests: dict[str, RankRequest] = {}
         self._pending = worker_pb2.RankMessage()
@@ -65,6 +70,9 @@ class RouterSession:
                     self._start(message.start)
                 case "cancel":
                     self._cancel(message.cancel)
+                case "prefills":
+                    for worker in message.prefills.workers:
+                        self._introduced(worker)
                 case "heartbeat":
                     self._pending.heartbeat.CopyFrom(message.heartbeat)
                     self._due.set()

@@ -8,16 +8,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RouterMessage(_message.Message):
-    __slots__ = ("hello", "start", "cancel", "heartbeat")
+    __slots__ = ("hello", "start", "cancel", "heartbeat", "prefills")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    PREFILLS_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     start: StartRequest
     cancel: CancelRequest
     heartbeat: _common_pb2.Heartbeat
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., start: _Optional[_Union[StartRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    prefills: Prefills
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., start: _Optional[_Union[StartRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., prefills: _Optional[_Union[Prefills, _Mapping]] = ...) -> None: ...
+
+class Prefills(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[_common_pb2.WorkerIdentity]
+    def __init__(self, workers: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ...) -> None: ...
 
 class StartRequest(_message.Message):
     __slots__ = ("request_id", "attempt", "client_id", "prompt_ids", "output_ids", "sampling", "prefills", "state_at", "priority")

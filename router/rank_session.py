@@ -2,16 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
 
 from baton.api.errors import ApiError, ErrorCode
 from baton.proto import worker_pb2_grpc
-from baton.proto.common_pb2 import Heartbeat, Hello
+from baton.proto.common_pb2 import Heartbeat, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
-from baton.proto.worker_pb2 import CancelRequest, RankMessage, RouterMessage, StartRequest
+from baton.proto.worker_pb2 import (
+    CancelRequest,
+    Prefills,
+    RankMessage,
+    RouterMessage,
+    StartRequest,
+)
 from baton.router.answer_stream import AnswerStream
 from baton.router.errors import RankLost
 from baton.router.worker_table import Worker
@@ -46,11 +52,17 @@ class RankSession:
     """
 
     def __init__(
-        self, worker: Worker, options: SessionOptions, on_change: Callable[[], None]
+        self,
+        worker: Worker,
+        options: SessionOptions,
+        prefills: Callable[[], Sequence[WorkerIdentity]],
+        on_change: Callable[[], None],
     ) -> None:
+        """prefills: the prefill workers that there are."""
         self.worker = worker
         self.ready = False
         self._options = options
+        self._prefills = prefills
         self._on_change = on_change
         self._streams: dict[str, AnswerStream] = {}
         self._outgoing: asyncio.Queue[RouterMessage] = asyncio.Queue()
@@ -85,6 +97,12 @@ class RankSession:
                 request_id=stream.request_id, attempt=stream.attempt, reason=reason
             )
             self._outgoing.put_nowait(RouterMessage(cancel=cancel))
+
+    def introduce(self, prefills: Sequence[WorkerIdentity]) -> None:
+        """The rank may join these now, so that no request waits for it. Nothing where it is not
+        connected: it hears of all of them when it is."""
+        if self.ready and prefills:
+            self._outgoing.put_nowait(RouterMessage(prefills=Prefills(workers=prefills)))
 
     def close(self, reason: str) -> None:
         """The worker is gone: its requests fail now. `run` is to be cancelled in the same turn."""
@@ -127,6 +145,7 @@ class RankSession:
         self._outgoing = asyncio.Queue()
         self._heard = self._options.clock()
         self.ready = True
+        self.introduce(self._prefills())
         self._on_change()
         parts = (self._read(call), self._write(call), self._keep_lease())
         tasks = [asyncio.create_task(part) for part in parts]

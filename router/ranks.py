@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from baton.proto.common_pb2 import WorkerIdentity
 from baton.router.rank_session import RankSession, SessionOptions
 from baton.router.worker_table import Change, Role, Worker, WorkerTable
 
@@ -16,6 +17,7 @@ class Ranks:
     def __init__(
         self, table: WorkerTable, options: SessionOptions, on_change: Callable[[], None]
     ) -> None:
+        self._table = table
         self._options = options
         self._on_change = on_change
         self._sessions: dict[str, RankSession] = {}
@@ -40,15 +42,23 @@ class Ranks:
 
     def _follow(self, change: Change) -> None:
         worker = change.after or change.before
-        if self._stopped or worker is None or worker.role is not Role.DECODE:
+        if self._stopped or worker is None:
+            return
+        if worker.role is Role.PREFILL:
+            if change.before is None:
+                for session in self._sessions.values():
+                    session.introduce([worker.identity])
             return
         if change.after is None:
             self._close(worker.worker_id, change.reason)
         elif change.before is None:
             self._open(worker)
 
+    def _prefills(self) -> list[WorkerIdentity]:
+        return [w.identity for w in self._table.workers(Role.PREFILL) if not w.leaving]
+
     def _open(self, worker: Worker) -> None:
-        session = RankSession(worker, self._options, self._on_change)
+        session = RankSession(worker, self._options, self._prefills, self._on_change)
         self._sessions[worker.worker_id] = session
         task = asyncio.create_task(session.run(), name=f"session-{worker.worker_id}")
         task.add_done_callback(_report)

@@ -188,6 +188,8 @@ class FakeRank(FakeWorker):
         self.starts: asyncio.Queue[StartRequest] = asyncio.Queue()
         self.cancels: asyncio.Queue[CancelRequest] = asyncio.Queue()
         self.hellos: asyncio.Queue[Hello] = asyncio.Queue()
+        self.introduced: asyncio.Queue[list[str]] = asyncio.Queue()
+        """Worker ids, a message at a time."""
         self.mute = False
         """Neither heartbeats nor anything else: a stopped process, as its peers see it."""
         self._outgoing: list[asyncio.Queue[RankMessage | None]] = []
@@ -231,6 +233,8 @@ class FakeRank(FakeWorker):
                 self.hellos.put_nowait(message.hello)
             elif kind == "cancel":
                 self.cancels.put_nowait(message.cancel)
+            elif kind == "prefills":
+                self.introduced.put_nowait([each.worker_id for each in message.prefills.workers])
             elif kind == "start":
                 self.starts.put_nowait(message.start)
                 if self.answer is not None:

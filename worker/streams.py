@@ -53,12 +53,19 @@ class Lease:
 
 
 async def first_of(*parts: Coroutine[Any, Any, None]) -> None:
-    """Run all until the first ends, then end the others. Raises what the first raised."""
+    """Run all until the first ends, then end the others. Raises what the first raised.
+
+    A part that ends cancelled was not cancelled here: grpc.aio says so to whoever reads a call that
+    another part has cancelled, as a write does that runs into a deadline. That one's reason counts.
+    """
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+        ended = [task for task in done if not task.cancelled()]
+        for task in ended:
             task.result()
+        if not ended:
+            raise asyncio.InvalidStateError("the call was cancelled")
     finally:
         for task in tasks:
             task.cancel()

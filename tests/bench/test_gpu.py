@@ -20,7 +20,7 @@ def test_a_dry_run_gets_through_every_section():
         env=os.environ | threads | {"PYTHONPATH": str(ROOT / ".types")},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

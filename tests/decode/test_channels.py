@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from engine.engines import greedy, random_prompt
 from engine.hash_model import HashModel, expected_tokens
+from transfer.wires import until
 from worker.cluster import (
     DEADLINE_S,
     Answer,
@@ -24,7 +25,7 @@ from worker.proxy import Proxy, proxied
 
 from baton.engine.engine import Engine
 from baton.engine.memory.owners import Owner
-from baton.proto import common_pb2
+from baton.proto import common_pb2, worker_pb2
 from baton.transfer.errors import ChannelError
 from baton.transfer.handoff import HandoffState
 from baton.transfer.local_channel import LocalHub
@@ -250,3 +251,21 @@ async def test_a_lost_nixl_connection_is_made_anew(seeded: random.Random) -> Non
             await connection.lost()
         await decode.clean()
         await prefill.clean()
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+async def test_a_rank_joins_a_prefill_worker_that_it_hears_of_before_a_request_names_it(
+    channel: str, seeded: random.Random
+) -> None:
+    prefill, decode = pair(channel)
+    prompt = random_prompt(seeded, 20, 30)
+    async with running(prefill, decode), session(decode) as router:
+        prefills = worker_pb2.Prefills(workers=[prefill.identity])
+        await router.write(worker_pb2.RouterMessage(prefills=prefills))
+        await until(lambda: decode.service.channels().get("p0"))
+        assert decode.service.channels()["p0"].startswith(channel)
+        link = decode.service.link_to(prefill.identity)
+        _, answer = await router.start(prompt, greedy(5), [prefill])
+        await answer.end()
+        assert answer.token_ids == expected_tokens(HashModel(), prompt, 5)
+        assert decode.service.link_to(prefill.identity) is link, "the request came by that one"

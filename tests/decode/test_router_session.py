@@ -66,7 +66,7 @@ async def test_a_steps_tokens_are_one_message_and_a_slow_router_gets_several_ste
     names: list[str],
 ) -> None:
     wire = Wire()
-    session = RouterSession("r", 600.0, never)  # type: ignore[arg-type]
+    session = RouterSession("r", 600.0, never, print)  # type: ignore[arg-type]
     serving = asyncio.ensure_future(session.serve(wire.messages(), wire))  # type: ignore[arg-type]
     step(session, names, 0)
     first = await wire.begun()
@@ -88,7 +88,7 @@ async def test_a_steps_tokens_are_one_message_and_a_slow_router_gets_several_ste
 
 async def test_what_is_added_when_the_router_has_gone_goes_nowhere(names: list[str]) -> None:
     wire = Wire()
-    session = RouterSession("r", 600.0, never)  # type: ignore[arg-type]
+    session = RouterSession("r", 600.0, never, print)  # type: ignore[arg-type]
     wire.to_rank.put_nowait(None)
     await asyncio.wait_for(session.serve(wire.messages(), wire), DEADLINE_S)  # type: ignore[arg-type]
     step(session, names, 0)

@@ -27,7 +27,9 @@ async def naps_until_lost(*late_s: float) -> int:
     readings = list(naps([*late_s, *[0.0] * 10]))
     left = iter(readings)
     worker = Worker(WorkerIdentity(worker_id="d0"), Role.DECODE, {}, 1)
-    session = RankSession(worker, SessionOptions("r", LEASE_S, lambda: next(left)), lambda: None)
+    session = RankSession(
+        worker, SessionOptions("r", LEASE_S, lambda: next(left)), list, lambda: None
+    )
     session._heard = readings[0]
     with pytest.raises(RankLost, match="silent for its lease"):
         await session._keep_lease()

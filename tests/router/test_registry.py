@@ -105,3 +105,15 @@ async def test_where_no_other_rank_is_requests_fail_with_the_name_and_the_reason
             await within(call.read())
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
         assert "decode rank d0 was lost: it" in failed.value.details()
+
+
+async def test_a_rank_hears_of_prefill_workers_when_it_comes_and_when_they_do(
+    tmp_path: Path,
+) -> None:
+    async with Cluster(tmp_path) as cluster:
+        early, late = FakeRank("d0"), FakeRank("d1")
+        await cluster.add(early, FakeWorker("p0"))
+        assert await within(early.introduced.get()) == ["p0"]
+        await cluster.add(FakeWorker("p1"), late)
+        assert await within(early.introduced.get()) == ["p1"]
+        assert await within(late.introduced.get()) == ["p0", "p1"]

@@ -1,5 +1,6 @@
 """A worker makes itself known to every router, and finds it again whenever it comes back."""
 
+import asyncio
 import threading
 
 import pytest
@@ -84,6 +85,28 @@ async def test_a_router_that_comes_back_is_found_again() -> None:
             assert again.streams[0][0].HasField("hello")
     finally:
         await worker.stop()
+
+
+async def test_a_report_that_takes_too_long_to_write_is_no_end_of_reports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when this worker, or the router, was held up for longer than its deadline."""
+    monkeypatch.setattr("baton.worker.reporter.PERIOD_S", 0.1)
+    router = FakeRouter()
+    async with serving(router) as address:
+        worker = told(decode_worker(), address)
+        async with running(worker):
+            (registration,) = worker.runtime._registrations
+            for times in range(1, 6):
+                await router.until(
+                    lambda r, n=times: len(r.streams) == n and len(r.streams[-1]) >= 2
+                )
+                registration._deadline_s = 0.0
+                async with asyncio.timeout(DEADLINE_S):
+                    while registration.router_id is not None:
+                        await asyncio.sleep(0.005)
+                registration._deadline_s = DEADLINE_S
+            await router.until(lambda r: len(r.streams) == 6)
 
 
 async def test_a_refusal_is_tried_again() -> None:
