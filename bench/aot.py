@@ -34,6 +34,7 @@ class Compiled:
     shared: int
     registers: int | None
     stack: int | None  # of a thread: registers that were spilled, or arrays that had no place
+    long_divisions: int  # of 64 bits, each a call of some hundred instructions
 
     @property
     def fits(self) -> bool:
@@ -93,7 +94,8 @@ def compile_for(target: GPUTarget = HOPPER) -> Iterator[list[Compiled]]:
 def _describe(kernel: Any) -> Compiled:
     registers, stack = _resources(kernel.asm["cubin"])
     meta = kernel.metadata
-    return Compiled(meta.name, meta.num_warps, meta.shared, registers, stack)
+    divisions = len(re.findall(r"\b(?:div|rem)\.[su]64\b", kernel.asm["ptx"]))
+    return Compiled(meta.name, meta.num_warps, meta.shared, registers, stack, divisions)
 
 
 def _resources(cubin: bytes) -> tuple[int | None, int | None]:

@@ -51,7 +51,7 @@ def paged_attn_decode(
     _attend_part[(parts, kv_heads, rows)](
         packed(q), packed(k_pool), packed(v_pool), block_tables, kv_lens, means, sums,
         scale, softcap or 0.0, window or 0, q.stride(0), k_pool.stride(0), v_pool.stride(0),
-        block_tables.stride(0), heads, page_size, parts,
+        block_tables.stride(0), heads, parts, PAGE_SIZE=page_size,
         KV_HEADS=kv_heads, PER_KV_HEAD=per_kv_head, HEADS=block(per_kv_head, SMALLEST_DOT),
         KEYS=_KEYS if q.dtype != torch.float32 else _KEYS // 2, LEAST=LEAST_PART, MOST=MOST_PARTS,
         SOFTCAP=softcap is not None, WINDOW=window is not None, **widths,
@@ -87,8 +87,8 @@ def _attend_part(
     v_page,
     table_stride,
     heads,
-    page_size,
     parts,
+    PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     PER_KV_HEAD: tl.constexpr,
     HEADS: tl.constexpr,
@@ -100,10 +100,14 @@ def _attend_part(
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One part of one row's context, for the query heads of one KV head."""
+    """One part of one row's context, for the query heads of one KV head.
+
+    Positions are int32 and the page's size is known when this is compiled: a 64-bit division is a
+    call of some hundred instructions, for every position.
+    """
     part, kv_head = tl.program_id(0), tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
-    kv_len = tl.load(kv_lens + row)
+    kv_len = tl.load(kv_lens + row).to(tl.int32)
     length = part_length(kv_len, LEAST, MOST)
     begin = part * length
     end = tl.minimum(begin + length, kv_len)
@@ -129,9 +133,9 @@ def _attend_part(
             held = position < end
             if WINDOW:
                 held = held & (position >= kv_len - window)
-            pages = block_tables + row * table_stride + position // page_size
+            pages = block_tables + row * table_stride + position // PAGE_SIZE
             page = tl.load(pages, mask=held, other=0).to(tl.int64)
-            place = (position % page_size) * (KV_HEADS * WIDTH) + kv_head * WIDTH
+            place = (position % PAGE_SIZE) * (KV_HEADS * WIDTH) + kv_head * WIDTH
             keys = tl.load(
                 k_pool + (page * k_page + place)[None, :] + d[:, None],
                 mask=held[None, :] & in_d[:, None],
@@ -179,7 +183,7 @@ def merge_parts(
     exponent (of two) and the sum of weights; out: [rows, heads, WIDTH]
     """
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    kv_len = tl.load(kv_lens + row // QUERIES)
+    kv_len = tl.load(kv_lens + row // QUERIES).to(tl.int32)
     used = tl.cdiv(kv_len, part_length(kv_len, LEAST, MOST))
     d = tl.arange(0, BLOCK_D)
     in_d = d < WIDTH

@@ -45,7 +45,7 @@ def paged_attn_prefill(
     _attend[(triton.cdiv(longest, queries), heads, len(starts) - 1)](
         packed(q), packed(k_pool), packed(v_pool), block_tables, cu_seqlens_q, kv_lens, out,
         scale, softcap or 0.0, window or 0, q.stride(0), k_pool.stride(0), v_pool.stride(0),
-        block_tables.stride(0), heads, heads // kv_heads, page_size,
+        block_tables.stride(0), heads, heads // kv_heads, PAGE_SIZE=page_size,
         KV_HEADS=kv_heads, WIDTH=width, BLOCK_D=block(width, SMALLEST_DOT), QUERIES=queries,
         KEYS=_KEYS if q.dtype != torch.float32 else _KEYS // 2, SOFTCAP=softcap is not None,
         WINDOW=window is not None, num_warps=8 if queries > 32 else 4, num_stages=2,
@@ -71,7 +71,7 @@ def _attend(
     table_stride,
     heads,
     per_kv_head,
-    page_size,
+    PAGE_SIZE: tl.constexpr,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -80,7 +80,10 @@ def _attend(
     SOFTCAP: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Some new tokens of one row, for one query head. The last tokens, which see most, go first."""
+    """Some new tokens of one row, for one query head. The last tokens, which see most, go first.
+
+    Positions and pages: as in attention_decode.
+    """
     head, row = tl.program_id(1), tl.program_id(2)
     first_block = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
     start, end = tl.load(cu_seqlens_q + row), tl.load(cu_seqlens_q + row + 1)
@@ -88,8 +91,8 @@ def _attend(
         within = first_block + tl.arange(0, QUERIES)
         token = start + within
         inside = token < end
-        kv_len = tl.load(kv_lens + row)
-        prefix = kv_len - (end - start)
+        kv_len = tl.load(kv_lens + row).to(tl.int32)
+        prefix = kv_len - (end - start).to(tl.int32)
         own = prefix + within  # absolute positions
         d = tl.arange(0, BLOCK_D)
         in_d = d < WIDTH
@@ -103,15 +106,15 @@ def _attend(
         total = tl.zeros((QUERIES,), tl.float32)
         mean = tl.zeros((QUERIES, BLOCK_D), tl.float32)
         seen_to = tl.minimum(prefix + first_block + QUERIES, kv_len)
-        seen_from = tl.zeros((), tl.int64)
+        seen_from = tl.zeros((), tl.int32)
         if WINDOW:
             seen_from = tl.maximum(prefix + first_block - window + 1, 0) // KEYS * KEYS
         for first in range(seen_from, seen_to, KEYS):
             position = first + tl.arange(0, KEYS)
             held = position < kv_len
-            pages = block_tables + row.to(tl.int64) * table_stride + position // page_size
+            pages = block_tables + row.to(tl.int64) * table_stride + position // PAGE_SIZE
             page = tl.load(pages, mask=held, other=0).to(tl.int64)
-            place = (position % page_size) * (KV_HEADS * WIDTH) + kv_head * WIDTH
+            place = (position % PAGE_SIZE) * (KV_HEADS * WIDTH) + kv_head * WIDTH
             keys = tl.load(
                 k_pool + (page * k_page + place)[None, :] + d[:, None],
                 mask=held[None, :] & in_d[:, None],

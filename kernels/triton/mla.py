@@ -44,8 +44,8 @@ def mla_decode(
     _attend_latents[(parts, triton.cdiv(heads, _HEADS), rows * queries)](
         q.contiguous(), packed(pool), block_tables, kv_lens,
         None if tree is None else tree.contiguous(), means, sums,
-        scale, pool.stride(0), block_tables.stride(0), heads, page_size, parts, queries,
-        RANK=rank, WIDTH=width, BLOCK_R=block(rank, SMALLEST_DOT),
+        scale, pool.stride(0), block_tables.stride(0), heads, parts, queries,
+        PAGE_SIZE=page_size, RANK=rank, WIDTH=width, BLOCK_R=block(rank, SMALLEST_DOT),
         BLOCK_T=block(width - rank, SMALLEST_DOT), HEADS=_HEADS, KEYS=_KEYS,
         LEAST=LEAST_PART, MOST=MOST_PARTS, num_warps=4, num_stages=2,
     )  # fmt: skip
@@ -69,9 +69,9 @@ def _attend_latents(
     page_stride,
     table_stride,
     heads,
-    page_size,
     parts,
     queries,
+    PAGE_SIZE: tl.constexpr,
     RANK: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -81,12 +81,13 @@ def _attend_latents(
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """One part of one row's context, for one of its new tokens and some heads."""
+    """One part of one row's context, for one of its new tokens and some heads. Positions and
+    pages: as in attention_decode."""
     part = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     each = tl.program_id(2).to(tl.int64)  # of all rows' new tokens
     row, query = each // queries, each % queries
-    kv_len = tl.load(kv_lens + row)
+    kv_len = tl.load(kv_lens + row).to(tl.int32)
     length = part_length(kv_len, LEAST, MOST)
     begin = part * length
     end = tl.minimum(begin + length, kv_len)
@@ -103,9 +104,9 @@ def _attend_latents(
         for first in range(begin, end, KEYS):
             position = first + tl.arange(0, KEYS)
             held = position < end
-            pages = block_tables + row * table_stride + position // page_size
+            pages = block_tables + row * table_stride + position // PAGE_SIZE
             page = tl.load(pages, mask=held, other=0).to(tl.int64)
-            place = page * page_stride + (position % page_size) * WIDTH
+            place = page * page_stride + (position % PAGE_SIZE) * WIDTH
             latents = tl.load(
                 pool + place[:, None] + r[None, :],
                 mask=held[:, None] & in_r[None, :],

@@ -78,7 +78,7 @@ def _gathered(
     latents = like.new_empty((sum(kv_lens_host), width))
     _gather[(triton.cdiv(max(kv_lens_host), _GATHERED), rows)](
         packed(pool), block_tables, kv_lens, latents, pool.stride(0), block_tables.stride(0),
-        page_size, WIDTH=width, BLOCK=block(width), ROWS=block(rows), TOKENS=_GATHERED,
+        PAGE_SIZE=page_size, WIDTH=width, BLOCK=block(width), ROWS=block(rows), TOKENS=_GATHERED,
         num_warps=8,
     )  # fmt: skip
     return latents
@@ -99,7 +99,7 @@ def _gather(
     latents,
     page_stride,
     table_stride,
-    page_size,
+    PAGE_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -111,9 +111,9 @@ def _gather(
     c = tl.arange(0, BLOCK)
     held = position < tl.load(kv_lens + row)
     mask = held[:, None] & (c < WIDTH)[None, :]
-    pages = block_tables + row.to(tl.int64) * table_stride + position // page_size
+    pages = block_tables + row.to(tl.int64) * table_stride + position // PAGE_SIZE
     page = tl.load(pages, mask=held, other=0).to(tl.int64)
-    place = page * page_stride + (position % page_size) * WIDTH
+    place = page * page_stride + (position % PAGE_SIZE) * WIDTH
     values = tl.load(pool + place[:, None] + c[None, :], mask=mask, other=0.0)
     target = (_tokens_before(kv_lens, row, ROWS) + position) * WIDTH
     tl.store(latents + target[:, None] + c[None, :], values, mask=mask)

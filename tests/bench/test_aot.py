@@ -52,6 +52,7 @@ def test_kernels_fit_in_shared_memory_and_spill_nothing():
                     case.run()
     assert len({kernel.name for kernel in compiled}) >= 20
     assert not [str(kernel) for kernel in compiled if not kernel.fits]
+    assert not [kernel.name for kernel in compiled if kernel.long_divisions]
 
 
 # Steps' kernels whose programs are tokens; all those of prompts are.
@@ -89,6 +90,7 @@ def test_all_of_them_do_at_the_sizes_of_every_model():
                 case.run()
     assert {kernel.name for kernel in compiled} == launched()
     assert not [str(kernel) for kernel in compiled if not kernel.fits]
+    assert not [kernel.name for kernel in compiled if kernel.long_divisions]
 
 
 @pytest.mark.chaos

@@ -11,7 +11,7 @@ from transfer.layouts import SLOTS, Pools
 from transfer.wires import DEADLINE_S, SOURCE, TARGET, connected, until
 
 from baton.transfer import frames
-from baton.transfer.errors import ChannelError, ChecksumError, FrameError
+from baton.transfer.errors import ChannelError, ChecksumError, FrameError, TicketError
 from baton.transfer.grpc_channel import METHOD, GrpcWriting
 from baton.transfer.regions import DeviceRegion, EngineMemory
 from baton.transfer.segments import Kind, Segment, cut_state
@@ -146,3 +146,18 @@ async def test_what_lands_is_told_at_once_on_the_loops_thread_and_soon_from_anot
     await asyncio.to_thread(tell, heard.set)
     async with asyncio.timeout(DEADLINE_S):
         await heard.wait()
+
+
+async def test_nothing_more_is_sent_to_a_receiver_that_has_refused() -> None:
+    class Refusing(Wire):
+        async def read(self) -> bytes:
+            return frames.encode_refusal(TicketError("the ticket is closed"))
+
+    source, wire = Pools(), Refusing()
+    writing = GrpcWriting(
+        wire, "d0", Claim(1, 1, 5, 6), source.memory, False, DEADLINE_S, lambda kind, size: None
+    )  # fmt: skip
+    with pytest.raises(TicketError, match="the ticket is closed"):
+        for segment in cut_state(SLOTS, 10):
+            await writing.write(segment, SOURCE)
+    assert len(wire.taken) <= 1, "the opening at most"
