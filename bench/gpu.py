@@ -128,7 +128,8 @@ def _compile_kernels(part: Part) -> None:
 
 def kernels(sizes: Sizes, part: Part) -> None:
     make = Maker(part.device, torch.bfloat16)
-    others = peers(sizes, make)
+    others: dict[str, tuple[str, Callable[[], object]]] = {}
+    part.row(f"{sizes.name} peers", lambda: others.update(peers(sizes, make)))
     for case in cases(sizes, make):
         what = f"{sizes.name} {case.name}"
         peer = others.get(case.name)

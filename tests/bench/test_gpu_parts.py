@@ -3,9 +3,12 @@
 import os
 import signal
 import threading
+from functools import partial
 
 import pytest
 
+from baton.bench import gpu
+from baton.bench.gpu_cases import TINY, Case, Maker, Sizes
 from baton.bench.gpu_parts import Limits, Line, Part, Run, Task
 
 # Where a process with threads is forked, Python 3.12 warns; the run's own has none.
@@ -70,3 +73,25 @@ def test_no_part_begins_once_the_budget_is_spent():
     run = Run(dry=True, budget_s=0.0)
     run.part(Task("part", tells, 30.0))
     assert [line.value for line in run.lines] == ["no time left"] and run.failed
+
+
+def test_a_kernel_that_fails_and_peers_that_do_leave_the_other_kernels_their_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> float:
+        raise ImportError("libcudart.so.12 is missing")
+
+    def few(sizes: Sizes, make: Maker) -> list[Case]:
+        return [Case("bad", broken, 1), Case("good", lambda: None, 1 << 20)]
+
+    def once(call) -> float:
+        call()
+        return 1e-6
+
+    monkeypatch.setattr(gpu, "cases", few)
+    monkeypatch.setattr(gpu, "peers", broken)
+    monkeypatch.setattr(gpu, "_replayed_seconds", once)
+    run = ran((partial(gpu.kernels, TINY), 30.0))
+    assert [line.what for line in run.lines] == ["tiny peers", "tiny bad", "tiny good"]
+    assert [line.failed for line in run.lines] == [True, True, False]
+    assert run.lines[2].value == "1.0 us" and run.lines[2].share is not None
