@@ -13,6 +13,8 @@ from baton.kernels.native.recorder import SMALL, Native
 # Rows above which torch's float32 product is faster with a weight that is not packed: 1.2 x at 512,
 # with a [3352, 768] weight.
 _NATIVE_ROWS = 128
+# Rows, a multiple of 16, of a weight that are converted before they are packed.
+_CONVERTED_ROWS = 256
 # Multiply-adds that are not worth waking other threads for: some 100 microseconds.
 _SMALL_PRODUCT = 8 << 20
 # Rows up to which each thread rounds the activations to bfloat16 for itself.
@@ -76,20 +78,31 @@ class PackedWeight:
         return self.values.nbytes
 
     @staticmethod
-    def of(weight: Tensor) -> "PackedWeight":
-        """weight: [O, K] bfloat16 or float32, which is read once and may be mapped from a file"""
+    def of(weight: Tensor, dtype: torch.dtype | None = None) -> "PackedWeight":
+        """weight: [O, K] float, which is read once, some rows at a time, and may be mapped from a
+        file. dtype: bfloat16 or float32; None: the weight's."""
+        dtype = dtype or weight.dtype
         rows, columns = weight.shape
-        depth = 4 // weight.dtype.itemsize
+        depth = 4 // dtype.itemsize
         panels, steps = -(-rows // 16), -(-columns // depth)
-        values = huge_pages.empty((panels, steps, 16, depth), weight.dtype, weight.device)
-        if columns % depth:
-            weight = F.pad(weight, (0, 1))
-        full, rest = rows // 16, rows % 16
+        values = huge_pages.empty((panels, steps, 16, depth), dtype, weight.device)
         # A step as one value: torch turns those over six times as fast as pairs of halves.
-        given, turned = weight.contiguous().view(torch.int32), values.view(torch.int32)[..., 0]
-        turned[:full] = given[: full * 16].view(full, 16, steps).transpose(1, 2)
-        if rest:
-            turned[full] = F.pad(given[full * 16 :], (0, 0, 0, 16 - rest)).T
+        turned = values.view(torch.int32)[..., 0]
+        as_it_lies = weight.dtype == dtype and weight.is_contiguous()
+        if as_it_lies and not columns % depth and not rows % 16:
+            turned.copy_(weight.view(torch.int32).view(panels, 16, steps).transpose(1, 2))
+        else:
+            # A plain buffer: torch's own, which are aligned, would leave holes in the heap.
+            size = _CONVERTED_ROWS * steps * depth
+            block = torch.frombuffer(bytearray(size * dtype.itemsize), dtype=dtype)
+            block = block.view(_CONVERTED_ROWS, steps * depth)
+            for first in range(0, rows, _CONVERTED_ROWS):
+                part = weight[first : first + _CONVERTED_ROWS]
+                block[: part.shape[0], :columns] = part
+                block[part.shape[0] :] = 0
+                filled = turned[first // 16 : (first + _CONVERTED_ROWS) // 16]
+                words = block.view(torch.int32).view(-1, 16, steps)
+                filled.copy_(words[: filled.shape[0]].transpose(1, 2))
         return PackedWeight(values, torch.Size((rows, columns)))
 
     def dense(self) -> Tensor:
