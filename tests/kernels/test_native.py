@@ -142,7 +142,7 @@ def test_what_layers_do_in_between(native, rng, rows, width):
     both = torch.cat((x, y), dim=1)
     assert_near(swiglu_native(native, both), F.silu(x.double()) * y.double(), 2e-6)
     wanted = F.gelu(x.double()) * y.double()
-    largest = max(1.0, *wanted.abs().flatten().tolist())  # one value may be next to nothing
+    largest = max((1.0, *wanted.abs().flatten().tolist()))  # one value may be next to nothing
     assert_near(geglu_native(native, both), wanted, 2e-6, largest)
     assert torch.equal(beside_native(native, x, y[:, :5].contiguous()), torch.cat((x, y[:, :5]), 1))
     if rows:
