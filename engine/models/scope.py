@@ -80,7 +80,7 @@ class Scope:
             return self.matrix(self.part(name, shape, blocks, dim))
         full = self._whole(name, shape)
         sharded = _divide(full, blocks, dim, self.shard, self.prefix + name)
-        own = PackedWeight.of(sharded.to(self.dtype))
+        own = PackedWeight.of(sharded, self.dtype)
         self.source.release(self.prefix + name)
         self.tally.nbytes += own.nbytes
         return own

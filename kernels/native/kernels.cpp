@@ -82,6 +82,14 @@ int64_t baton_dots_bf16() {  // whether bfloat16 products are the CPU's own
 #endif
 }
 
+int64_t baton_wide_vectors() {  // whether a vector of 16 floats is one register
+#ifdef __AVX512F__
+  return 1;
+#else
+  return 0;
+#endif
+}
+
 void baton_run(const Operation* operations, int64_t count, int64_t threads) {
   constexpr int64_t MOST_LOOPS = 5;  // of one operation
   const std::unique_ptr<Loop[]> loops(new Loop[MOST_LOOPS * count]);

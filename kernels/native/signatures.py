@@ -30,7 +30,7 @@ class Linear(Arguments):
 
 class PackedLinear(Arguments):
     operation = "packed_linear"
-    _fields_ = _fields("x weight bias y rounded", "rows columns outputs x_stride")
+    _fields_ = _fields("x weight bias y rounded", "rows columns outputs x_stride dtype")
 
 
 class Embedding(Arguments):
