@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import ray
 
+from baton.deploy.interpreter import switch_often
 from baton.deploy.resident import keep_freed_memory, keep_what_is_loaded
 
 
@@ -48,6 +49,7 @@ class Host:
         return self._started
 
     def _start(self) -> Any:
+        switch_often()
         started = self._served.start()
         keep_what_is_loaded()
         return started

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from baton.deploy.errors import StartError
+from baton.deploy.interpreter import switch_often
 from baton.deploy.local_worker import LocalWorker
 from baton.deploy.options import (
     engine_from,
@@ -68,6 +69,7 @@ def worker(
     over HTTP and gRPC with one engine from end to end: for debugging, and where prefill and decode
     need no workers of their own."""
     keep_freed_memory()
+    switch_often()
     engine_config = _engine_config(engine_from(given), Role(role), threads)
     check_model(engine_config)
     if routers and role == Role.BOTH:
