@@ -60,7 +60,7 @@ def _state(folder: Path, serve: "subprocess.Popen[str]") -> ClusterState:
 def _actors(process: "subprocess.Popen[bytes]") -> list[str]:
     """Workers and routers under that Ray, by the names that Ray gives their processes."""
     names = [" ".join(p.cmdline()) for p in psutil.Process(process.pid).children(recursive=True)]
-    return [name for name in names if name.startswith(("ray::Host", "ray::WorkerHost"))]
+    return [name for name in names if name.startswith(("ray::RouterHost", "ray::WorkerHost"))]
 
 
 def test_a_cluster_serves_grows_and_goes_on_a_joined_ray(
