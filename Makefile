@@ -1,15 +1,15 @@
-# Two commands to know: `make demo` and `make test`. Each makes .venv if needed; a second run
-# installs nothing.
+# Start with `make demo` and `make test`. Every target makes .venv if needed; a second run installs
+# nothing.
 
 PYTHON ?= python3
-# Asked for by its exact version: a range lets pip take the newest CUDA build, gigabytes of it.
+# An exact version: with a range, pip would take the newest CUDA build, which has gigabytes.
 TORCH ?= torch==2.13.0
 MODEL ?= examples/recall/model
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo serve test chaos chaos-faults chaos-load check protos constraints clean
+.PHONY: demo serve test chaos chaos-faults chaos-load check protos docs constraints clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -20,7 +20,7 @@ serve: $(STAMP)
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-# Beside CI, for half an hour or so on two idle cores; with -j2, for half of that.
+# Not a part of CI. Takes about half an hour on two idle cores, and half of that with -j2.
 chaos: chaos-faults chaos-load
 
 # Every fault at every state of a hand-off, 500 random ones, and storms of them.
@@ -43,6 +43,12 @@ check: $(STAMP)
 protos: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I.types --python_out=.types --pyi_out=.types \
 		--grpc_python_out=.types .types/baton/proto/*.proto
+
+# The tables in docs/metrics.md and docs/options.md. tests/test_metrics.py and
+# tests/deploy/test_options_page.py fail when they are stale.
+docs: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python tests/metrics_table.py
+	PYTHONPATH=tests $(BIN)/python tests/options_table.py
 
 constraints: $(STAMP)
 	{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | \

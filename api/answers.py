@@ -1,4 +1,6 @@
-"""One request's events with their text, and several requests' as one stream."""
+"""Answers as text: the events of one request with their text, and several requests as one
+stream.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -6,28 +8,23 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from baton.api.backend import (
-    Backend,
-    Finished,
-    FinishReason,
-    GenerateRequest,
-    PromptLogprobs,
-    TokenEvent,
-    TokenLogprob,
-)
-from baton.api.errors import ApiError, ErrorCode
+from baton.api.backend import Backend, GenerateRequest, TokenEvent
 from baton.api.text_service import TextService
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.finish import Finished, FinishReason
+from baton.core.logprobs import PromptLogprobs, TokenLogprob
 
 _AHEAD = 64
-"""Deltas that wait for a slow client before its backend streams are read no further."""
+"""Deltas that are buffered for a slow client. After that its backend streams are not read."""
 
 
 class AnswerDelta(NamedTuple):
-    """What one event adds to one answer. A tuple: one is made for each token."""
+    """The part that one event adds to one answer. A tuple, because one is made for each token."""
 
-    # Which of the stream's requests; it hides a method of tuples that nobody misses.
+    # The request's position among the stream's. It hides `tuple.index`, which is not used here.
     index: int  # type: ignore[assignment]
-    text: str  # certain text; may trail the tokens, never precedes them
+    text: str  # text that can no longer change; it may lag behind the tokens
     first_index: int  # output position of token_ids[0]
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -43,9 +40,10 @@ async def stream_answer(
     index: int = 0,
     skip_special_tokens: bool = True,
 ) -> AsyncGenerator[AnswerDelta, None]:
-    """The answer as it grows. Closed or cancelled early, it cancels the request.
+    """Yield the parts of one answer as it grows.
 
-    An answer that failed or was aborted raises its `ApiError`.
+    Closing or cancelling the generator early cancels the request. Raises the `ApiError` of an
+    answer that failed or was aborted.
     """
     answer = text.answer(request.sampling, skip_special_tokens)
     given = 0
@@ -67,7 +65,7 @@ async def stream_answer(
                 given += len(event.token_ids)
             raise ApiError(ErrorCode.INTERNAL, "the answer's stream ended without a finish")
         finally:
-            if not over:  # also after an error here; for a request that never began it is nothing
+            if not over:  # harmless for a request that never began
                 await backend.cancel(request.request_id)
 
 
@@ -95,7 +93,9 @@ def stream_answers(
     *,
     skip_special_tokens: bool = True,
 ) -> AsyncGenerator[AnswerDelta, None]:
-    """All requests at once, each delta as it comes; the first failure cancels the others."""
+    """Run all requests at once and yield their parts as they come. The first failure cancels the
+    rest.
+    """
     streams = [
         stream_answer(backend, text, request, index=i, skip_special_tokens=skip_special_tokens)
         for i, request in enumerate(requests)
@@ -106,7 +106,7 @@ def stream_answers(
 def merged(
     streams: Sequence[AsyncGenerator[AnswerDelta, None]],
 ) -> AsyncGenerator[AnswerDelta, None]:
-    """The deltas of all streams as they come; the first failure cancels the others."""
+    """Yield the parts of all streams as they come. The first failure cancels the other streams."""
     return streams[0] if len(streams) == 1 else _several(streams)
 
 
@@ -136,13 +136,13 @@ async def _pump(
         async with aclosing(stream):
             async for delta in stream:
                 await ready.put(delta)
-    except Exception as err:  # a fault of ours too: whoever reads would wait for ever
+    except Exception as err:  # any error must reach the reader, which would wait for ever
         await ready.put(err)
 
 
 @dataclass
 class WholeAnswer:
-    """One answer's deltas, joined."""
+    """The joined parts of one answer."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -161,7 +161,7 @@ class WholeAnswer:
 
 
 async def collect(deltas: AsyncGenerator[AnswerDelta, None], count: int) -> list[WholeAnswer]:
-    """Wait for all `count` answers."""
+    """Wait for all `count` answers and return them in the order of the requests."""
     answers = [WholeAnswer() for _ in range(count)]
     async with aclosing(deltas):
         async for delta in deltas:

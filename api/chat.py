@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`."""
+"""The endpoint `POST /v1/chat/completions`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +14,18 @@ from baton.api.disconnect import unless_disconnected
 from baton.api.openai_stream import Envelope, chunks
 from baton.api.request_body import labels_of, read_body
 from baton.api.requests import make_requests, new_request_id
-from baton.api.sampling import SamplingParams
 from baton.api.schema import parse_body, refused
 from baton.api.sse import EventStream
 from baton.api.text_service import ChatPrompt, TextService, room_for_answer, served_model
+from baton.core.sampling_params import SamplingParams
 from baton.text.reply_parser import ReplyParser
 from baton.text.tool_calls import properties_of
 
 
 @dataclass(frozen=True)
 class ChatEndpoint:
+    """The handler of `POST /v1/chat/completions`."""
+
     backend: Backend
     text: TextService
     max_body_bytes: int
@@ -72,7 +74,9 @@ class ChatEndpoint:
     def _parser(
         self, body: ChatBody, prompt: ChatPrompt, tools: list[dict[str, Any]] | None
     ) -> ReplyParser:
-        """An answer that is held to a grammar has no thoughts and no calls in it."""
+        """Return a reply parser. Answers that follow a grammar have no reasoning and no tool
+        calls.
+        """
         free = body.wanted_grammar()[0] is None
         return ReplyParser(
             self.text.reasoning if free and body.separate_reasoning else None,
@@ -84,4 +88,5 @@ class ChatEndpoint:
 
 def _sampling(body: ChatBody, max_tokens: int) -> SamplingParams:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return body.sampling(max_tokens, logprobs=logprobs)
+    names = {"max_tokens": body.answer_tokens_field, "logprobs": "top_logprobs"}
+    return body.sampling(max_tokens, names, logprobs=logprobs)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.api.answers import AnswerDelta, WholeAnswer
-from baton.api.backend import Finished, FinishReason, TokenLogprob
+from baton.core.finish import Finished, FinishReason
+from baton.core.logprobs import TokenLogprob
 from baton.text.reply_parser import ReplyParser, TextPart
 from baton.text.token_table import TokenTable
 from baton.text.tool_calls import ToolCall
@@ -15,20 +16,22 @@ from baton.text.tool_calls import ToolCall
 
 @dataclass(frozen=True)
 class ChatChoices:
-    """The formatter of one request with a choice for each of `parsers`."""
+    """The formatter of one request, with one choice for each of `parsers`."""
 
     table: TokenTable
     parsers: Sequence[ReplyParser]
     want_logprobs: bool
-    _calls: Counter[int] = field(default_factory=Counter)  # of each choice, so far
+    _calls: Counter[int] = field(default_factory=Counter)  # tool calls so far, by choice
 
     def opening(self) -> Iterator[dict[str, Any]]:
-        """Every choice names its role before its first text."""
+        """Yield a chunk for each choice that names the role, before any text."""
         for index in range(len(self.parsers)):
             yield self._choice(index, {"role": "assistant", "content": ""}, ())
 
     def choices(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]:
-        """Tokens without certain text yet make no chunk, unless their log probabilities do."""
+        """Yield the chunks of one delta. Tokens without final text make a chunk only for log
+        probabilities.
+        """
         index, entries = delta.index, delta.logprobs if self.want_logprobs else ()
         parts = self.parsers[index].push(delta.text)
         if delta.finished is not None:
@@ -42,7 +45,7 @@ class ChatChoices:
             yield self._choice(index, {}, (), self._reason(index, delta.finished))
 
     def whole(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
-        """A choice of a reply that is not a stream."""
+        """Return one choice of a reply that is not streamed."""
         parser = self.parsers[index]
         parts = parser.push(answer.text) + parser.finish()
         deltas = [self._delta(index, part) for part in parts]
@@ -63,7 +66,7 @@ class ChatChoices:
         }
 
     def _delta(self, index: int, part: TextPart | ToolCall) -> dict[str, Any]:
-        """A call goes out whole, once it is."""
+        """Return the message part of a chunk. A tool call is sent whole, once it is complete."""
         if isinstance(part, TextPart):
             return {part.kind.value: part.text}
         number = self._calls[index]
@@ -105,5 +108,5 @@ class ChatChoices:
 
 
 def _without_index(call: dict[str, Any]) -> dict[str, Any]:
-    """Calls are numbered in streams alone."""
+    """Return a call without its number, which only streams carry."""
     return {name: value for name, value in call.items() if name != "index"}

@@ -1,4 +1,4 @@
-"""The body of `/v1/chat/completions`."""
+"""The body of `POST /v1/chat/completions`."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -7,11 +7,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from baton.api.schema import SamplingBody, refused
 
-MAX_TOP_LOGPROBS = 20
-
 
 def _text_content(value: Any) -> Any:
-    """OpenAI's list of text parts is one text; templates of text models expect a string."""
+    """Join OpenAI's list of text parts, because the templates of text models expect a string."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -26,7 +24,7 @@ def _text_content(value: Any) -> Any:
 
 
 class Message(BaseModel):
-    """Other fields (`name`, `tool_call_id`, ...) reach the template as they came."""
+    """A chat message. Other fields (`name`, `tool_call_id`, ...) reach the template unchanged."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
@@ -49,6 +47,8 @@ class Tool(BaseModel):
 
 
 class ChatBody(SamplingBody):
+    """The fields of a chat request."""
+
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -56,7 +56,7 @@ class ChatBody(SamplingBody):
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     functions: list[Any] | None = None
-    separate_reasoning: bool = True  # False: thoughts stay in the content, with their marks
+    separate_reasoning: bool = True  # False: the reasoning stays in the content, with its marks
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
 
@@ -64,7 +64,8 @@ class ChatBody(SamplingBody):
         super().check()
         if not self.messages:
             raise refused("messages", "messages is empty; expected at least one message")
-        self._check_logprobs()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refused("top_logprobs", "top_logprobs needs logprobs to be true")
         if self.functions:
             raise refused("functions", "functions are not supported; give them as tools")
         if self.tool_choice not in (None, "auto", "none"):
@@ -77,43 +78,32 @@ class ChatBody(SamplingBody):
                 f"tools and {self.wanted_grammar()[1]} are given; an answer is one or the other",
             )
 
-    def _check_logprobs(self) -> None:
-        if self.top_logprobs is None:
-            return
-        if not self.logprobs:
-            raise refused("top_logprobs", "top_logprobs needs logprobs to be true")
-        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
-            raise refused(
-                "top_logprobs",
-                f"top_logprobs is {self.top_logprobs}; expected 0 to {MAX_TOP_LOGPROBS}",
-            )
-
     @property
     def answer_tokens(self) -> int | None:
-        """None: as many as the context leaves."""
+        """Return the limit of answer tokens; None is as many as the context leaves."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
         return self.max_tokens
 
     @property
     def answer_tokens_field(self) -> str:
-        """Which of the two spellings set the bound."""
+        """Return the name of the field that set the limit of answer tokens."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def offered_tools(self) -> list[dict[str, Any]] | None:
-        """As templates read them; None where the model may call none."""
+        """Return the tools as templates read them; None if the model may call none."""
         if not self.tools or self.tool_choice == "none":
             return None
         return [tool.model_dump(exclude_unset=True) for tool in self.tools]
 
     def template_messages(self) -> list[dict[str, Any]]:
-        """As templates read them; fields that were left out stay out."""
+        """Return the messages as templates read them. Fields that were left out stay out."""
         return [_template_message(message) for message in self.messages]
 
 
 def _template_message(message: Message) -> dict[str, Any]:
-    """A call's arguments travel as JSON text; templates read the object."""
+    """Return a message for the template, with the arguments of tool calls parsed from JSON text."""
     found = message.model_dump(exclude_unset=True)
     calls = found.get("tool_calls")
     if isinstance(calls, list):

@@ -5,19 +5,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.api.answers import AnswerDelta, WholeAnswer
-from baton.api.backend import TokenLogprob
+from baton.core.logprobs import TokenLogprob
 from baton.text.token_table import TokenTable
 
 
 @dataclass
 class CompletionChoices:
-    """The formatter of one request; `echoes` is each choice's prompt text, or empty."""
+    """The formatter of one request. `echoes` has the prompt text of each choice, or ''."""
 
     table: TokenTable
     echoes: Sequence[str]
     want_logprobs: bool
     want_ids: bool = False
-    _offsets: dict[int, int] = field(default_factory=dict)  # choice -> characters in its table
+    _offsets: dict[int, int] = field(default_factory=dict)  # characters scored so far, by choice
     _to_echo: set[int] = field(default_factory=set)
     _prompts: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
@@ -28,7 +28,9 @@ class CompletionChoices:
         return iter(())
 
     def choices(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]:
-        """Tokens without certain text yet make no chunk, unless more than text was asked for."""
+        """Yield the chunks of one delta. Tokens without final text make one only if ids or
+        scores are asked.
+        """
         if delta.prompt_logprobs is not None:
             self._prompts.setdefault(delta.index, []).extend(delta.prompt_logprobs.tokens)
         begun = bool(delta.token_ids) or delta.finished is not None
@@ -42,7 +44,7 @@ class CompletionChoices:
             yield self._choice(delta.index, delta.text, delta.logprobs, reason, delta.token_ids)
 
     def whole(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
-        """A choice of a reply that is not a stream."""
+        """Return one choice of a reply that is not streamed."""
         text = self.echoes[index] + answer.text
         entries = [*answer.prompt_logprobs, *answer.logprobs]
         reason = answer.finished.reason.value
@@ -80,5 +82,7 @@ class CompletionChoices:
             return None
         top: dict[str, float] = {}
         for token, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
-            top.setdefault(self.table.text(token), logprob)  # parts of characters look alike
+            top.setdefault(
+                self.table.text(token), logprob
+            )  # parts of a character can have the same text
         return top

@@ -1,4 +1,4 @@
-"""The body of `/v1/completions`."""
+"""The body of `POST /v1/completions`."""
 
 from typing import Annotated, Any
 
@@ -7,11 +7,10 @@ from pydantic import BeforeValidator
 from baton.api.schema import SamplingBody, refused
 
 MAX_PROMPTS = 256
-MAX_LOGPROBS = 20
 
 
 def _prompts(value: Any) -> Any:
-    """A string, ids, or a list of either, as a list of prompts."""
+    """Return a string, token ids, or a list of either as a list of prompts."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list):
@@ -28,18 +27,18 @@ Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts)]
 
 
 class CompletionBody(SamplingBody):
+    """The fields of a completion request."""
+
     prompt: Prompts
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
     suffix: str | None = None
-    return_token_ids: bool = False  # beside the text, in every choice
+    return_token_ids: bool = False  # every choice also has its token ids
     add_special_tokens: bool = True
 
     def check(self) -> None:
         super().check()
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise refused("logprobs", f"logprobs is {self.logprobs}; expected 0 to {MAX_LOGPROBS}")
         if self.best_of is not None and self.best_of != self.choices:
             raise refused("best_of", "best_of other than n is not supported; ask for n answers")
         if self.suffix:

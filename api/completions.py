@@ -1,4 +1,4 @@
-"""`POST /v1/completions`."""
+"""The endpoint `POST /v1/completions`."""
 
 from dataclasses import dataclass
 
@@ -13,14 +13,16 @@ from baton.api.disconnect import unless_disconnected
 from baton.api.openai_stream import Envelope, chunks
 from baton.api.request_body import labels_of, read_body
 from baton.api.requests import RequestLabels, make_requests, new_request_id
-from baton.api.sampling import SamplingParams
 from baton.api.schema import parse_body
 from baton.api.sse import EventStream
 from baton.api.text_service import TextService, room_for_answer, served_model
+from baton.core.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
 class CompletionsEndpoint:
+    """The handler of `POST /v1/completions`."""
+
     backend: Backend
     text: TextService
     max_body_bytes: int
@@ -61,7 +63,7 @@ class CompletionsEndpoint:
             ids = await self.text.encode(prompt, add_special_tokens=body.add_special_tokens)
         else:
             ids = tuple(prompt)
-        # The range of max_tokens is checked before it is compared with the context.
+        # max_tokens must be in range before it is compared with the context.
         sampling = _sampling(body)
         room_for_answer(ids, sampling.max_tokens, model)
         return make_requests(ids, sampling, body.choices, labels)
@@ -76,6 +78,7 @@ def _sampling(body: CompletionBody) -> SamplingParams:
     scored = bool(body.echo) and body.logprobs is not None
     return body.sampling(
         body.answer_tokens,
+        {"prompt_logprobs": "logprobs"},
         logprobs=body.logprobs,
         prompt_logprobs_start=0 if scored else None,
         prompt_logprobs=body.logprobs if scored else 0,

@@ -1,4 +1,4 @@
-"""Stopping work for a client that has gone."""
+"""Cancellation of work for a client that has disconnected."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,17 +6,24 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import BatonError
+
 T = TypeVar("T")
 
 
-class ClientGone(Exception):
-    """The client closed its connection; there is nobody to answer."""
+class ClientGone(BatonError):
+    """The client closed its connection, so nobody reads the answer."""
+
+    code = ErrorCode.CANCELLED
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The work's result; the work is cancelled, and `ClientGone` raised, when the client leaves.
+    """Return the result of `work`. If the client disconnects first, cancel it and raise
+    `ClientGone`.
 
-    The request's body must have been read: what `receive` brings next is the disconnect.
+    The request's body must have been read before, so that `receive` returns the disconnect
+    next.
     """
     task = asyncio.create_task(work)
     watch = asyncio.create_task(_disconnect(receive))

@@ -1,28 +1,29 @@
-"""`baton.v1.Inference` over a `Backend`."""
+"""The gRPC service `baton.v1.Inference` over a `Backend`."""
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from baton.api.answers import AnswerDelta, WholeAnswer, collect, stream_answer
-from baton.api.backend import Backend, GenerateRequest, PromptLogprobs
-from baton.api.errors import ApiError, ErrorCode
-from baton.api.requests import RequestLabels, make_requests
+from baton.api.backend import Backend, GenerateRequest
+from baton.api.requests import RequestLabels, make_requests, refusal
 from baton.api.text_service import TextService, check_ids, room_for_answer, served_model
-from baton.api.wire import (
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError, RequestError
+from baton.core.logprobs import PromptLogprobs
+from baton.core.sampling_params import SamplingParams
+from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
+from baton.rpc.convert import (
     finished_to_proto,
     logprob_to_proto,
     prompt_logprobs_to_proto,
-    sampling_from_options,
+    sampling_from_proto,
 )
-from baton.proto import inference_pb2, inference_pb2_grpc
-
-ERROR_METADATA = "baton-error-bin"
-"""Trailing metadata key of a failed call: a serialised `baton.v1.Error`."""
+from baton.rpc.errors import abort, error_to_proto
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
-    """For `grpc.aio` servers. A call that the client cancels cancels its request."""
+    """The service, for `grpc.aio` servers. A call that the client cancels cancels its request."""
 
     def __init__(self, backend: Backend, text: TextService) -> None:
         self._backend = backend
@@ -39,11 +40,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 async for reply in replies:
                     yield reply
         except ApiError as err:
-            await _abort(context, err)
+            await abort(context, error_to_proto(err))
 
     async def _request(self, request: inference_pb2.GenerateRequest) -> GenerateRequest:
         model = served_model(request.model, await self._backend.models())
-        sampling = sampling_from_options(request.sampling)
         kind = request.WhichOneof("prompt")
         if kind is None:
             raise ApiError(
@@ -53,6 +53,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             ids = await self._text.encode(request.text, param="text")
         else:
             ids = tuple(request.token_ids.ids)
+        sampling = _sampling(request.sampling, len(ids))
         room_for_answer(ids, sampling.max_tokens, model, param=kind)
         check_ids(sampling.logprob_token_ids, model, "logprob_token_ids")
         await self._text.check_grammar(sampling.grammar, "grammar")
@@ -62,6 +63,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             routed_dp_rank=request.routed_dp_rank if request.HasField("routed_dp_rank") else None,
         )
         return make_requests(ids, sampling, 1, labels)[0]
+
+
+def _sampling(message: common_pb2.SamplingParams, prompt_len: int) -> SamplingParams:
+    """Return the sampling parameters. Raises `ApiError` that names the wrong parameter."""
+    try:
+        sampling = sampling_from_proto(message)
+        sampling.check_prompt(prompt_len)
+        return sampling
+    except RequestError as error:
+        raise refusal(error) from error
 
 
 async def _stream(
@@ -106,9 +117,3 @@ def _reply(request: GenerateRequest, delta: AnswerDelta) -> inference_pb2.Genera
         prompt_logprobs=prompt_logprobs_to_proto(prompt) if prompt else None,
         finished=finished_to_proto(delta.finished) if delta.finished else None,
     )
-
-
-async def _abort(context: Any, err: ApiError) -> None:
-    """End the call with the code's status; the whole error rides in the trailing metadata."""
-    details = ((ERROR_METADATA, err.to_proto().SerializeToString()),)
-    await context.abort(err.status.grpc, err.message, trailing_metadata=details)

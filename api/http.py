@@ -5,18 +5,24 @@ from dataclasses import dataclass
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from baton.api.access import guard_routes
 from baton.api.backend import Backend
+from baton.api.browser_guard import BrowserGuard, BrowserPolicy, JsonBodies
 from baton.api.chat import ChatEndpoint
 from baton.api.completions import CompletionsEndpoint
 from baton.api.disconnect import ClientGone
-from baton.api.errors import ApiError, ErrorCode
+from baton.api.keys import Keyring
 from baton.api.plain import PlainEndpoints
 from baton.api.replies import error_response
 from baton.api.text_service import TextService
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
 
 MAX_BODY_BYTES = 32 << 20
 """A million tokens as text or as ids is under 8 MB."""
@@ -24,7 +30,7 @@ MAX_BODY_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class MetricsPage:
-    """What `/metrics` shows: prometheus-client's `generate_latest` and its content type."""
+    """The body and content type of `/metrics`, from prometheus-client's `generate_latest`."""
 
     body: bytes
     content_type: str
@@ -37,14 +43,18 @@ def make_app(
     *,
     max_body_bytes: int = MAX_BODY_BYTES,
     more_routes: Sequence[BaseRoute] = (),
+    browsers: BrowserPolicy | None = None,
+    keys: Keyring | None = None,
 ) -> Starlette:
-    """All endpoints, with every failure as OpenAI's error body. It owns nothing that it is given.
+    """Return the application with all endpoints; failures have OpenAI's error body.
 
-    `more_routes` come after these: what only one kind of server answers.
+    more_routes: endpoints that only one kind of server has. The caller closes what it passes
+    in. browsers: which pages may call; None: those of the server's own address.
+    keys: None serves everybody. Raises ConfigError for a route without a scope.
     """
     completions = CompletionsEndpoint(backend, text, max_body_bytes)
     chat = ChatEndpoint(backend, text, max_body_bytes)
-    plain = PlainEndpoints(backend)
+    plain = PlainEndpoints(backend, details=keys is None)
     routes: list[BaseRoute] = [
         Route("/v1/completions", completions.post, methods=["POST"]),
         Route("/v1/chat/completions", chat.post, methods=["POST"]),
@@ -55,8 +65,11 @@ def make_app(
     if metrics is not None:
         routes.append(_metrics_route(metrics))
     routes += more_routes
+    if keys is not None:
+        guard_routes(routes, keys)
     return Starlette(
         routes=routes,
+        middleware=_middleware(browsers or BrowserPolicy()),
         exception_handlers={
             ApiError: _on_api_error,
             HTTPException: _on_http_error,
@@ -65,6 +78,22 @@ def make_app(
             Exception: _on_fault,
         },
     )
+
+
+def _middleware(browsers: BrowserPolicy) -> list[Middleware]:
+    """Return what each request passes first, in order."""
+    layers = [Middleware(BrowserGuard, browsers)]
+    if browsers.cors_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=browsers.cors_origins,
+                allow_methods=["GET", "POST", "PUT"],
+                allow_headers=["*"],
+                expose_headers=["retry-after"],
+            )
+        )
+    return [*layers, Middleware(JsonBodies)]
 
 
 def _metrics_route(metrics: Callable[[], MetricsPage]) -> Route:
@@ -81,7 +110,7 @@ async def _on_api_error(_: Request, err: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, err: Exception) -> Response:
-    """No such path or method: raised by the router of paths itself."""
+    """Answer a request for an unknown path or method."""
     assert isinstance(err, HTTPException)
     message = f"{request.method} {request.url.path}: {err.detail}"
     code = ErrorCode.NOT_FOUND if err.status_code == 404 else ErrorCode.INVALID_REQUEST
@@ -92,10 +121,12 @@ async def _on_http_error(request: Request, err: Exception) -> Response:
 
 
 async def _on_client_gone(_: Request, __: Exception) -> Response:
-    """Nobody reads this; access logs do."""
+    """Return a status for the access log. The client reads nothing."""
     return error_response(ApiError(ErrorCode.CANCELLED, "the client closed its connection"))
 
 
 async def _on_fault(_: Request, __: Exception) -> Response:
-    """A bug: Starlette raises it again for the server's log; the client learns no internals."""
+    """Answer after a bug. Starlette raises the error again for the log; the client sees no
+    internals.
+    """
     return error_response(ApiError(ErrorCode.INTERNAL, "a fault of the server; its log says more"))

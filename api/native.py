@@ -1,6 +1,6 @@
-"""The routes that SGLang's users and tools know, for `make_app(more_routes=...)`.
+"""SGLang's native routes, for `make_app(more_routes=...)`.
 
-Facts from SGLang's documentation; replies have its fields, and a few more of ours.
+Names come from SGLang's documentation. Replies have its fields and some of Baton's own.
 """
 
 from starlette.routing import BaseRoute, Route
@@ -19,9 +19,10 @@ def native_routes(
     max_body_bytes: int = MAX_BODY_BYTES,
     incremental: bool = False,
 ) -> list[BaseRoute]:
-    """`/health` is not among them: every application has it.
+    """Return the routes, without `/health`, which every application has.
 
-    incremental: streams of `/generate` send what is new, SGLang's --incremental-streaming-output.
+    incremental: streams of `/generate` send new text only (SGLang's --incremental-streaming-
+    output).
     """
     generate = GenerateEndpoint(backend, text, max_body_bytes, incremental)
     admin = NativeAdmin(backend, max_body_bytes, incremental)

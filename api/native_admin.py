@@ -1,4 +1,4 @@
-"""SGLang's endpoints beside `/generate`: caches, aborts, health, and what is served."""
+"""SGLang's administrative endpoints: caches, aborts, health and server information."""
 
 import asyncio
 import math
@@ -10,19 +10,23 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from baton.api.backend import Backend, Finished, GenerateRequest
-from baton.api.errors import ApiError, ErrorCode, invalid, shorten
+from baton.api.backend import Backend, GenerateRequest
+from baton.api.errors import invalid, shorten
 from baton.api.request_body import read_body
 from baton.api.requests import MAX_PRIORITY, new_request_id
-from baton.api.sampling import SamplingParams
 from baton.api.schema import Body, parse_body, refused
 from baton.api.text_service import served_model
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.finish import Finished
+from baton.core.sampling_params import SamplingParams
 
 FLUSH_WAIT_S = 5.0
-"""Where no timeout is named: a request that was answered just now may still be leaving."""
+"""The timeout of a flush that names none: a request that was answered just now may still be
+leaving."""
 FLUSH_LIMIT_S = 3600.0
 PROBE_S = 20.0
-"""For one token: longer than any step."""
+"""The deadline of a health probe's one token: longer than any step."""
 PROBE_TOKEN = 0
 
 
@@ -38,12 +42,16 @@ class NativeAdmin:
     incremental: bool  # see `native_routes`
 
     async def flush_cache(self, request: Request) -> Response:
-        """`timeout`: seconds to wait until nothing runs; 504 when that takes longer."""
+        """Empty the prefix caches. `timeout`: seconds to wait for idle workers, then the status
+        is 504.
+        """
         await self.backend.flush_cache(_timeout(request.query_params.get("timeout")))
         return PlainTextResponse("The prefix caches are empty.\n")
 
     async def abort_request(self, request: Request) -> Response:
-        """Their answers end with finish_reason abort; a rid that is not here is no error."""
+        """Abort requests by `rid`. Their answers end with finish_reason abort. Unknown ids are
+        no error.
+        """
         body = parse_body(AbortBody, await read_body(request, self.max_body_bytes))
         if not body.rid and not body.abort_all:
             raise refused("rid", "expected a rid, or abort_all to be true")
@@ -51,7 +59,9 @@ class NativeAdmin:
         return JSONResponse({"aborted": stopped})
 
     async def health_generate(self, _: Request) -> Response:
-        """200 once a token was computed, by as much of the server as a request goes through."""
+        """Return 200 once a token was computed by all the processes that a request passes
+        through.
+        """
         probe = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
         # Before all that wait: a server with much to do is not ill.
         request = GenerateRequest(new_request_id(), (PROBE_TOKEN,), probe, priority=MAX_PRIORITY)
@@ -79,7 +89,7 @@ class NativeAdmin:
         )
 
     async def server_info(self, _: Request) -> Response:
-        """What the backend says of itself, beside what every server can say."""
+        """Return what the backend reports, and what every server can report."""
         model = served_model(None, await self.backend.models())
         folder = model.root or model.model_id
         health = await self.backend.health()

@@ -1,4 +1,4 @@
-"""One answer of `/generate`, as it grows: what SGLang's clients read."""
+"""The replies of `/generate` in SGLang's form."""
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
@@ -6,16 +6,19 @@ from dataclasses import asdict
 from typing import Any
 
 from baton.api.answers import AnswerDelta
-from baton.api.backend import Finished, FinishReason, GenerateRequest, TokenLogprob, Usage
-from baton.api.errors import ApiError, ErrorCode
+from baton.api.backend import GenerateRequest
 from baton.api.native_schema import LogprobsWanted
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.finish import Finished, FinishReason, Usage
+from baton.core.logprobs import TokenLogprob
 from baton.text.token_table import TokenTable
 
 Entry = list[Any]  # [log probability or null, token id, text or null]
 
 
 class NativeAnswer:
-    """Deltas in; out comes the whole reply so far, or what is new of it."""
+    """One answer of `/generate`: takes deltas, and returns the reply so far or its newest part."""
 
     def __init__(
         self,
@@ -24,14 +27,14 @@ class NativeAnswer:
         want: LogprobsWanted,
         table: TokenTable | None,
     ) -> None:
-        """table: for the texts of tokens in log probabilities; None: their ids alone."""
+        """table: the texts of tokens for log probabilities; None: they have ids only."""
         self._reply_id = reply_id
         self._prompt_tokens = prompt_tokens
         self._want = want
         self._table = table
         self._text = ""
         self._ids: list[int] = []
-        self._given = 0  # tokens that segments have given out
+        self._given = 0  # tokens that segments have returned
         self._input: list[Entry] = []
         self._output: list[Entry] = []
         self._input_top: list[list[Entry] | None] = []
@@ -56,7 +59,7 @@ class NativeAnswer:
             "finish_reason": None,
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._given + len(self._ids),
-            "cached_tokens": None,  # known at the end
+            "cached_tokens": None,  # known only at the end
             "weight_version": "default",
         }
         if self._want.wanted:
@@ -66,7 +69,7 @@ class NativeAnswer:
         return {"text": self._text, "output_ids": self._ids, "meta_info": meta}
 
     def segment(self) -> dict[str, Any]:
-        """As `json`, with the text, ids and log probabilities since the last segment alone."""
+        """Return what `json` does, with only the text, ids and scores since the last segment."""
         found = self.json()
         self._given += len(self._ids)
         self._text, self._ids = "", []
@@ -133,7 +136,9 @@ def _reason(finished: Finished) -> dict[str, Any]:
 async def until_aborted(
     answer: AsyncGenerator[AnswerDelta, None], request: GenerateRequest, index: int
 ) -> AsyncGenerator[AnswerDelta, None]:
-    """`answer`, where an abort is one more way to finish: the others of its call go on."""
+    """Yield the deltas of `answer`. An abort ends it as a finish, so that other answers
+    continue.
+    """
     given = 0
     async with aclosing(answer):
         try:

@@ -1,4 +1,4 @@
-"""`POST /generate`."""
+"""The endpoint `POST /generate`."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -16,15 +16,17 @@ from baton.api.native_answer import NativeAnswer, until_aborted
 from baton.api.native_schema import DEFAULT_NEW_TOKENS, Asked, GenerateBody
 from baton.api.request_body import read_body
 from baton.api.requests import RequestLabels, make_requests
-from baton.api.sampling import SamplingParams
 from baton.api.schema import parse_body
 from baton.api.sse import EventStream
 from baton.api.text_service import TextService, check_ids, room_for_answer, served_model
+from baton.core.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
 class _Call:
-    """All answers of one body, in the order of its prompts; each list has one entry an answer."""
+    """All answers to one body, in the order of its prompts. Each list has one entry for each
+    answer.
+    """
 
     requests: list[GenerateRequest]
     answers: list[NativeAnswer]
@@ -36,7 +38,7 @@ class GenerateEndpoint:
     backend: Backend
     text: TextService
     max_body_bytes: int
-    incremental: bool  # streams send what is new, not the whole reply so far
+    incremental: bool  # streams send new text only
 
     async def post(self, request: Request) -> Response:
         body = parse_body(GenerateBody, await read_body(request, self.max_body_bytes))
@@ -106,7 +108,7 @@ async def _collect(call: _Call) -> None:
 async def _chunks(
     call: _Call, several: bool, incremental: bool
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """The whole reply so far with every token, as SGLang's clients expect, or what is new of it."""
+    """Yield the whole reply so far for each delta, as SGLang does, or only its new part."""
     async with aclosing(merged(call.streams)) as deltas:
         async for delta in deltas:
             answer = call.answers[delta.index]

@@ -1,4 +1,4 @@
-"""The body of `/generate`, by the names that SGLang's users know.
+"""The body of `POST /generate`, by SGLang's names.
 
 Source of names and defaults: SGLang's documentation, "Sampling Parameters" and "Native APIs".
 """
@@ -11,10 +11,11 @@ from pydantic import ConfigDict, Field
 
 from baton.api.completion_schema import MAX_PROMPTS
 from baton.api.errors import invalid
-from baton.api.sampling import MAX_TOP_LOGPROBS, SamplingParams
-from baton.api.schema import MAX_CHOICES, Body, Strings, refused, unsigned_seed
+from baton.api.requests import checked_sampling
+from baton.api.schema import MAX_CHOICES, Body, SamplingFields, refused
 from baton.api.structured import one_grammar
-from baton.text.grammar import Grammar, GrammarKind
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.sampling_params import SamplingParams
 
 DEFAULT_NEW_TOKENS = 128
 T = TypeVar("T")
@@ -22,6 +23,15 @@ T = TypeVar("T")
 _UNSERVED_SAMPLING = (
     "stop_regex", "structural_tag", "logit_bias", "custom_params",
 )  # fmt: skip
+_NAMES = {name: f"sampling_params.{name}" for name in SamplingFields.model_fields} | {
+    "min_tokens": "sampling_params.min_new_tokens",
+    "max_tokens": "sampling_params.max_new_tokens",
+    "include_stop": "sampling_params.no_stop_trim",
+    "logprobs": "top_logprobs_num",
+    "prompt_logprobs": "top_logprobs_num",
+    "prompt_logprobs_start": "logprob_start_len",
+    "logprob_token_ids": "token_ids_logprob",
+}
 _GRAMMARS = (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX, GrammarKind.EBNF)
 _UNSERVED = (
     "input_embeds", "image_data", "audio_data", "video_data", "lora_path", "session_params",
@@ -29,25 +39,14 @@ _UNSERVED = (
 )  # fmt: skip
 
 
-class NativeSampling(Body):
-    """`sampling_params`. A name that is not here is refused: a typing error must not pass."""
+class NativeSampling(SamplingFields):
+    """The field `sampling_params`. Unknown names are refused, so that a typing error is noticed."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    max_new_tokens: int | None = Field(default=None, ge=0)  # None: 128, or what the context leaves
-    min_new_tokens: int = Field(default=0, ge=0)
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    stop: Strings = ()
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
+    max_new_tokens: int | None = None  # None: 128, or what the context leaves
+    min_new_tokens: int = 0
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
-    seed: int | None = None
     sampling_seed: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True  # the tokenizer's own decoder decides
@@ -62,7 +61,7 @@ class NativeSampling(Body):
     custom_params: Any = None
 
     def check(self) -> None:
-        """What types alone do not say; raises `ApiError`."""
+        """Check what the types alone do not express. Raises `ApiError`."""
         for name in _UNSERVED_SAMPLING:
             if self.__dict__[name]:
                 raise refused(f"sampling_params.{name}", f"{name} is not supported; leave it out")
@@ -71,17 +70,9 @@ class NativeSampling(Body):
                 "sampling_params.sampling_seed",
                 f"seed is {self.seed} but sampling_seed {self.sampling_seed}; give one of them",
             )
-        limit = self.max_new_tokens
-        if limit is not None and self.min_new_tokens > limit:
-            raise invalid(
-                "sampling_params.min_new_tokens",
-                f"min_new_tokens is {self.min_new_tokens}, more than max_new_tokens, {limit}",
-                expected=f"0 to {limit}",
-                actual=self.min_new_tokens,
-            )
 
     def wanted_grammar(self) -> tuple[Grammar | None, str]:
-        """What the answer must look like, and the field that says so; raises `ApiError`."""
+        """Return the grammar of the answer and the field that set it. Raises `ApiError`."""
         given = {kind: self.__dict__[kind] for kind in _GRAMMARS}
         return one_grammar(
             {
@@ -91,26 +82,17 @@ class NativeSampling(Body):
         )
 
     def params(self, max_tokens: int, want: "LogprobsWanted") -> SamplingParams:
-        """Checked parameters; fields that were left out or null take the defaults there."""
-        given = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-        }
-        fields: dict[str, Any] = {name: v for name, v in given.items() if v is not None}
-        seed = self.sampling_seed if self.seed is None else self.seed
-        return SamplingParams(
-            **fields,
-            seed=unsigned_seed(seed),
-            stop=self.stop,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
+        """Return checked parameters. Fields that were left out or are null take the defaults."""
+        given = self.given()
+        # Where the context leaves fewer tokens than the default, the answer may be that short.
+        bound = max_tokens if self.max_new_tokens is None else self.min_new_tokens
+        if self.seed is None and self.sampling_seed is not None:
+            given["seed"] = self.sampling_seed
+        return checked_sampling(
+            _NAMES,
+            **given,
             include_stop=self.no_stop_trim,
-            ignore_eos=self.ignore_eos,
-            min_tokens=min(self.min_new_tokens, max_tokens),
+            min_tokens=min(self.min_new_tokens, bound),
             max_tokens=max_tokens,
             logprobs=want.top if want.wanted else None,
             prompt_logprobs_start=want.start,
@@ -122,24 +104,24 @@ class NativeSampling(Body):
 
 @dataclass(frozen=True)
 class LogprobsWanted:
-    """Of one prompt."""
+    """The log probabilities that one prompt asks for."""
 
     wanted: bool = False
-    start: int | None = None  # the first prompt position that is scored; None: none
-    top: int = 0  # alternatives a position
-    token_ids: tuple[int, ...] = ()  # others that each position is asked about
+    start: int | None = None  # the first prompt position to score; None: no prompt scores
+    top: int = 0  # alternatives for each position
+    token_ids: tuple[int, ...] = ()  # further ids to score at each position
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One prompt of a body, and all that was asked for it."""
+    """One prompt of a body, with everything that was asked for it."""
 
     prompt: str | list[int]
     param: str  # "text" or "input_ids"
     sampling: NativeSampling
     logprobs: LogprobsWanted
-    label: str | None  # what `/abort_request` calls it
-    reply_id: str | None  # None: one of ours
+    label: str | None  # the id that `/abort_request` takes
+    reply_id: str | None  # None: the server makes one
 
 
 class GenerateBody(Body):
@@ -153,9 +135,9 @@ class GenerateBody(Body):
     token_ids_logprob: list[int] | list[list[int]] | None = None
     return_text_in_logprobs: bool = False
     stream: bool = False
-    priority: int | None = None  # the larger goes first; None: 0
+    priority: int | None = None  # a larger value goes first; None: 0
     routed_dp_rank: int | None = None
-    data_parallel_rank: int | None = None  # its older name
+    data_parallel_rank: int | None = None  # the older name of routed_dp_rank
 
     input_embeds: Any = None
     image_data: Any = None
@@ -172,12 +154,14 @@ class GenerateBody(Body):
 
     @property
     def batched(self) -> bool:
-        """Several prompts were given, be it a list of one."""
+        """Return True if a list of prompts was given, even a list of one."""
         given = self.text if self.input_ids is None else self.input_ids
         return isinstance(given, list) and (self.input_ids is None or isinstance(given[0], list))
 
     def asked(self) -> list[Asked]:
-        """One for each prompt; raises `ApiError` for what types alone do not say."""
+        """Return one entry for each prompt. Raises `ApiError` for values that the types allow
+        but that are wrong.
+        """
         self._check()
         prompts, param = self._prompts()
         count = len(prompts)
@@ -210,7 +194,7 @@ class GenerateBody(Body):
                 raise refused(name, f"{name} is not supported; leave it out")
 
     def _token_ids(self, count: int) -> list[tuple[int, ...]]:
-        """One list for each prompt, or one for all."""
+        """Return one list of ids for each prompt, from one list for all or one for each."""
         given = self.token_ids_logprob or []
         lists = [tuple(ids) for ids in given if isinstance(ids, list)]
         if lists:
@@ -237,7 +221,7 @@ def _not_empty(given: Sequence[T], param: str) -> Sequence[T]:
 
 
 def _each(name: str, given: Any, count: int, default: T) -> list[T]:
-    """One value a prompt, from a value for all or a list of them."""
+    """Return one value for each prompt, from a single value or from a list."""
     if not isinstance(given, list):
         return [default if given is None else given] * count
     if len(given) != count:
@@ -259,12 +243,5 @@ def _logprobs(wanted: bool, start: int, top: int, token_ids: tuple[int, ...]) ->
             f"logprob_start_len is {start}; expected a position in the prompt, or -1 for none",
             expected="-1 or more",
             actual=start,
-        )
-    if not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise invalid(
-            "top_logprobs_num",
-            f"top_logprobs_num is {top}; expected 0 to {MAX_TOP_LOGPROBS}",
-            expected=f"0 to {MAX_TOP_LOGPROBS}",
-            actual=top,
         )
     return LogprobsWanted(True, None if start < 0 else start, top, token_ids)

@@ -1,4 +1,4 @@
-"""What the two OpenAI endpoints do alike; they differ in their choices."""
+"""Streams and replies of the two OpenAI endpoints, which differ only in their choices."""
 
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from baton.api.answers import AnswerDelta, WholeAnswer
-from baton.api.backend import Finished
 from baton.api.replies import timings_json, usage_json
+from baton.core.finish import Finished
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """The fields of a reply, or of every chunk of one, around its choices."""
+    """The fields that surround the choices in a reply or in a chunk of one."""
 
     reply_id: str
     kind: str  # OpenAI's `object`
@@ -34,21 +34,23 @@ class Envelope:
     def whole(
         self, choices: Sequence[Mapping[str, Any]], answers: Sequence[WholeAnswer]
     ) -> dict[str, Any]:
-        """A reply that is not a stream."""
+        """Return a reply that is not streamed."""
         return self.around(choices) | self.totals([answer.finished for answer in answers])
 
     def totals(self, finished: Sequence[Finished]) -> dict[str, Any]:
-        """Usage, and the first answer's timings; `finished` in the order of the choices."""
+        """Return usage and the first answer's timings. `finished` is in the order of the
+        choices.
+        """
         n = self.answers_per_prompt
         by_prompt = [finished[i : i + n] for i in range(0, len(finished), n)]
         return {"usage": usage_json(by_prompt), "timings": timings_json(finished[0])}
 
 
 class ChoiceFormat(Protocol):
-    """One endpoint's choices, in a stream. It may keep state between deltas."""
+    """The format of one endpoint's choices. It may keep state between deltas."""
 
     def opening(self) -> Iterator[dict[str, Any]]:
-        """Choices that go out when the first delta is there, before it."""
+        """Yield the choices to send before the first delta, once it is there."""
         ...
 
     def choices(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]: ...
@@ -57,7 +59,9 @@ class ChoiceFormat(Protocol):
 async def chunks(
     envelope: Envelope, form: ChoiceFormat, deltas: AsyncGenerator[AnswerDelta, None]
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """A chunk a choice; the last holds the totals where the client asked for them."""
+    """Yield a chunk for each choice. The last has the usage totals, if the client asked for
+    them.
+    """
     finished: dict[int, Finished] = {}
     opened = False
     async with aclosing(deltas):

@@ -1,4 +1,4 @@
-"""Endpoints that only ask: models and health."""
+"""The endpoints for models and health."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,14 +7,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from baton.api.backend import Backend, ModelInfo
-from baton.api.errors import ApiError, ErrorCode
 from baton.api.replies import error_response
 from baton.api.text_service import served_model
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
 
 
 @dataclass(frozen=True)
 class PlainEndpoints:
     backend: Backend
+    details: bool = True  # `/health` says why the server is not ready
 
     async def models(self, _: Request) -> Response:
         served = await self.backend.models()
@@ -25,11 +27,12 @@ class PlainEndpoints:
         return JSONResponse(_model_json(served_model(name, await self.backend.models())))
 
     async def health(self, _: Request) -> Response:
-        """200 where a request sent now could be answered, else 503 and why."""
+        """Return 200 if a request sent now could be answered, else 503 with the reason."""
         health = await self.backend.health()
+        detail = health.detail if self.details else ""
         if health.ready:
-            return JSONResponse({"status": "ok", "detail": health.detail})
-        return error_response(ApiError(ErrorCode.UNAVAILABLE, health.detail or "not ready"))
+            return JSONResponse({"status": "ok", "detail": detail})
+        return error_response(ApiError(ErrorCode.UNAVAILABLE, detail or "not ready"))
 
 
 def _model_json(model: ModelInfo) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""JSON replies that every endpoint shares."""
+"""JSON replies that all endpoints share."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,20 +7,24 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from baton.api.backend import Finished
-from baton.api.errors import ApiError
+from baton.api.errors import openai_error
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.finish import Finished
 
 
 def error_response(err: ApiError) -> JSONResponse:
-    """OpenAI's error body, with the status of the code."""
+    """Return OpenAI's error body with the HTTP status of the error's code."""
     headers = {}
     if err.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(err.retry_after_s)))
-    return JSONResponse(err.to_openai(), err.status.http, headers)
+    if err.code is ErrorCode.UNAUTHENTICATED:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(openai_error(err), err.status.http, headers)
 
 
 def usage_json(prompts: Sequence[Sequence[Finished]]) -> dict[str, Any]:
-    """Of all answers, by prompt. A prompt counts once, however many answers it has."""
+    """Return the usage of all answers. A prompt counts once, however many answers it has."""
     prompt = sum(answers[0].usage.prompt_tokens for answers in prompts)
     completion = sum(a.usage.completion_tokens for answers in prompts for a in answers)
     cached = sum(answers[0].usage.cached_tokens for answers in prompts)
@@ -33,5 +37,5 @@ def usage_json(prompts: Sequence[Sequence[Finished]]) -> dict[str, Any]:
 
 
 def timings_json(finished: Finished) -> Mapping[str, int]:
-    """The first answer's durations in microseconds: this server's extension."""
+    """Return the first answer's durations in microseconds. An extension of OpenAI's API."""
     return asdict(finished.timings)

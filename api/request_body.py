@@ -1,14 +1,15 @@
-"""Reading a request's body within a bound, and the labels that came in its headers."""
+"""Reading a request's body within a limit, and the labels in its headers."""
 
 from starlette.requests import Request
 
-from baton.api.errors import ApiError, ErrorCode
 from baton.api.requests import RequestLabels
 from baton.api.schema import SamplingBody
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """All of it; TOO_LARGE as soon as it is known to pass `limit` bytes."""
+    """Return the body. Raises TOO_LARGE as soon as it is known to exceed `limit` bytes."""
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
@@ -22,7 +23,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def labels_of(request: Request, body: SamplingBody) -> RequestLabels:
-    """The caller's own id is the header X-Request-Id, else the body's `user`."""
+    """Return the request's labels. The caller's own id is X-Request-Id, else the body's `user`."""
     client_id = request.headers.get("x-request-id") or body.user
     return RequestLabels(client_id, body.priority or 0, body.routed_dp_rank)
 

@@ -1,19 +1,23 @@
-"""Backend requests from what a client asked for."""
+"""Backend requests from clients' requests."""
 
+import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from baton.api.backend import GenerateRequest
 from baton.api.errors import invalid
-from baton.api.sampling import SamplingParams, nth_seed
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError, RequestError
+from baton.core.sampling_params import SamplingParams
 
 MAX_PRIORITY = 1000
 
 
 @dataclass(frozen=True)
 class RequestLabels:
-    """What rides along with every answer of one call. Raises `ApiError`."""
+    """The labels that each answer of one call carries. Raises `ApiError`."""
 
     client_id: str | None = None
     priority: int = 0
@@ -31,14 +35,17 @@ class RequestLabels:
 
 
 def new_request_id() -> str:
-    """128 random bits in hex."""
+    """Return 128 random bits in hexadecimal."""
     return secrets.token_hex(16)
 
 
 def make_requests(
     prompt_ids: Sequence[int], sampling: SamplingParams, n: int, labels: RequestLabels
 ) -> list[GenerateRequest]:
-    """`n` answers to one prompt: the same but for id and seed, so that later ones hit the cache."""
+    """Return requests for `n` answers to one prompt.
+
+    They differ in id and seed only, so that the later ones hit the prefix cache.
+    """
     return [
         GenerateRequest(
             request_id=new_request_id(),
@@ -50,3 +57,37 @@ def make_requests(
         )
         for i in range(n)
     ]
+
+
+def nth_seed(seed: int | None, index: int) -> int | None:
+    """Return the seed of answer `index` of one request: the given one for the first, then hashes
+    of it."""
+    if seed is None or index == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def checked_sampling(names: Mapping[str, str], **given: Any) -> SamplingParams:
+    """Return the parameters. Raises `ApiError` with the client's name of the field that is wrong.
+
+    names: a parameter's name in SamplingParams to the client's, where the two differ.
+    """
+    try:
+        return SamplingParams(**given)
+    except RequestError as error:
+        raise refusal(error, names) from error
+
+
+def refusal(error: RequestError, names: Mapping[str, str] | None = None) -> ApiError:
+    """Return the error that the client is told; `names` as in `checked_sampling`."""
+    field = error.field or ""
+    param = (names or {}).get(field, field)
+    message = str(error) if param.endswith(field) else f"{param}: {error}"
+    return ApiError(
+        ErrorCode.INVALID_REQUEST,
+        message,
+        param=param or None,
+        expected=error.expected,
+        actual=error.actual,
+    )

@@ -1,19 +1,25 @@
-"""What every OpenAI request body shares: strict types, sampling fields, clear complaints."""
+"""Common parts of request bodies: strict types, sampling fields and error messages."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from baton.api.errors import ApiError, ErrorCode, shorten
-from baton.api.sampling import MAX_SEED, SamplingParams
+from baton.api.errors import shorten
+from baton.api.requests import checked_sampling
 from baton.api.structured import ResponseFormat, one_grammar
-from baton.text.grammar import Grammar, GrammarKind
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.sampling_params import SamplingParams
 
 MAX_CHOICES = 128
 
 
 class Body(BaseModel):
-    """Unknown fields are ignored, as OpenAI's clients expect; known ones keep to their types."""
+    """A request body. Unknown fields are ignored, as OpenAI's clients expect; known ones are
+    typed.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -22,7 +28,7 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 
 def parse_body(kind: type[BodyT], raw: bytes) -> BodyT:
-    """The body, or `ApiError` INVALID_REQUEST that names the field."""
+    """Parse the body. Raises `ApiError` INVALID_REQUEST that names the field."""
     try:
         return kind.model_validate_json(raw)
     except ValidationError as err:
@@ -31,7 +37,7 @@ def parse_body(kind: type[BodyT], raw: bytes) -> BodyT:
 
 def _first_complaint(err: ValidationError) -> ApiError:
     errors = err.errors(include_url=False)
-    # Where a field may have one of several types, the one that fits best got furthest.
+    # If a field may have several types, the error with the longest location fits best.
     same = [error for error in errors if error["loc"][:1] == errors[0]["loc"][:1]]
     first = max(same, key=lambda error: len(error["loc"]))
     param = ".".join(str(part) for part in first["loc"] if not _is_type(part))
@@ -52,7 +58,9 @@ def _first_complaint(err: ValidationError) -> ApiError:
 
 
 def _is_type(part: int | str) -> bool:
-    """pydantic names the member of a union that it tried, as in rid.list[str].0."""
+    """Return True for the member of a union that pydantic names in a location, as in
+    rid.list[str].0.
+    """
     if isinstance(part, int):
         return False
     return part in ("str", "int", "float", "bool") or "[" in part or not part[:1].islower()
@@ -75,32 +83,46 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class SamplingBody(Body):
-    """OpenAI's fields first, then the ones that engines commonly add."""
+class SamplingFields(Body):
+    """Sampling parameters that all endpoints name as SamplingParams does.
 
-    model: str | None = None
-    n: int | None = None
+    A field that is None or left out takes the default of SamplingParams, which also checks
+    limits.
+    """
+
     temperature: float | None = None
+    top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
     stop: Strings = ()
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+
+    def given(self) -> dict[str, Any]:
+        """Return the fields above that are not None."""
+        values = {name: self.__dict__[name] for name in SamplingFields.model_fields}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class SamplingBody(SamplingFields):
+    """The fields of both OpenAI endpoints: OpenAI's own, then those that engines commonly add."""
+
+    model: str | None = None
+    n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
     max_tokens: int | None = None
     logit_bias: dict[str, float] | None = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    ignore_eos: bool = False
     min_tokens: int = 0
-    stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    priority: int | None = None  # the larger goes first; None: 0
+    priority: int | None = None  # a larger value goes first; None: 0
     routed_dp_rank: int | None = None
 
     response_format: ResponseFormat | None = None
@@ -108,7 +130,7 @@ class SamplingBody(Body):
     ebnf: str | None = None
 
     def check(self) -> None:
-        """What types alone do not say; raises `ApiError`."""
+        """Check what the types alone do not express. Raises `ApiError`."""
         if not 1 <= self.choices <= MAX_CHOICES:
             raise refused("n", f"n is {self.n}; expected 1 to {MAX_CHOICES}")
         if self.stream_options is not None and not self.stream:
@@ -125,7 +147,7 @@ class SamplingBody(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def wanted_grammar(self) -> tuple[Grammar | None, str]:
-        """What the answer must look like, and the field that says so; raises `ApiError`."""
+        """Return the grammar of the answer and the field that set it. Raises `ApiError`."""
         form = self.response_format
         return one_grammar(
             {
@@ -135,25 +157,15 @@ class SamplingBody(Body):
             }
         )
 
-    def sampling(self, max_tokens: int, **more: Any) -> SamplingParams:
-        """Checked parameters; fields that were left out or null take the defaults there."""
-        given = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-        }
-        fields: dict[str, Any] = {name: v for name, v in given.items() if v is not None}
-        return SamplingParams(
-            **fields,
-            seed=unsigned_seed(self.seed),
-            stop=self.stop,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
+    def sampling(
+        self, max_tokens: int, names: Mapping[str, str] | None = None, **more: Any
+    ) -> SamplingParams:
+        """Return checked parameters. names: this endpoint's names of parameters, where they differ
+        from those in SamplingParams. Raises `ApiError` that names the body's field."""
+        return checked_sampling(
+            {"include_stop": "include_stop_str_in_output"} | dict(names or {}),
+            **self.given(),
             include_stop=self.include_stop_str_in_output,
-            ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             max_tokens=max_tokens,
             grammar=self.wanted_grammar()[0],
@@ -162,14 +174,5 @@ class SamplingBody(Body):
 
 
 def refused(param: str, message: str) -> ApiError:
-    """INVALID_REQUEST for a field that is well typed but not served."""
+    """Return INVALID_REQUEST for a field that is well typed but not supported."""
     return ApiError(ErrorCode.INVALID_REQUEST, message, param=param)
-
-
-def unsigned_seed(seed: int | None) -> int | None:
-    """OpenAI's seeds are signed; negative ones are as good as their two's complement."""
-    if seed is None:
-        return None
-    if not -(2**63) <= seed <= MAX_SEED:
-        raise refused("seed", f"seed is {seed}; expected a 64-bit integer")
-    return seed % (MAX_SEED + 1)

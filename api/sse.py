@@ -9,16 +9,18 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from baton.api.disconnect import ClientGone, unless_disconnected
-from baton.api.errors import ApiError
+from baton.api.errors import openai_error
+from baton.core.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
-    """Sends each chunk as an event, then `[DONE]`.
+    """A response that sends each chunk as an event, and then `[DONE]`.
 
-    Nothing is sent before the first chunk is there: an error until then is raised, and gets its own
-    HTTP status from the application. An error after that is an event with OpenAI's error body.
+    Nothing is sent before the first chunk exists. An error before that is raised, and the
+    application gives it an HTTP status. A later error is sent as an event with OpenAI's error
+    body.
     """
 
     media_type = "text/event-stream"
@@ -48,12 +50,12 @@ class EventStream(Response):
                 async for chunk in chunks:
                     await _send_part(send, event(chunk))
             except ApiError as err:
-                await _send_part(send, event(err.to_openai()))
+                await _send_part(send, event(openai_error(err)))
             await _send_part(send, DONE, last=True)
 
 
 def event(data: Mapping[str, Any]) -> bytes:
-    """One `data:` event; JSON has no raw newline, so one line is enough."""
+    """Return one `data:` event. JSON has no raw newline, so one line is enough."""
     return b"data: %b\n\n" % orjson.dumps(data)
 
 

@@ -1,4 +1,4 @@
-"""What an answer must look like, as clients ask for it."""
+"""Constraints on an answer's form, as clients ask for them."""
 
 import json
 from collections.abc import Mapping
@@ -6,14 +6,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from baton.api.errors import ApiError, ErrorCode
-from baton.text.grammar import Grammar, GrammarKind
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.grammar import Grammar, GrammarKind
 
 _ANY_OBJECT = {"type": "object"}
 
 
 class JsonSchema(BaseModel):
-    """OpenAI's envelope of a schema; `strict` or not, it is kept to."""
+    """OpenAI's wrapper of a schema. The schema is enforced with `strict` or without it."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -28,7 +29,7 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchema | None = None
 
     def grammar(self) -> Grammar | None:
-        """Raises `ApiError`."""
+        """Return the grammar of the format. Raises `ApiError`."""
         match self.type:
             case "text":
                 return None
@@ -45,12 +46,12 @@ class ResponseFormat(BaseModel):
 
 
 def json_grammar(schema: Mapping[str, Any]) -> Grammar:
-    """Of answers that are JSON by `schema`."""
+    """Return the grammar of JSON answers that follow `schema`."""
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
 
 
 def one_grammar(given: Mapping[str, Grammar | None]) -> tuple[Grammar | None, str]:
-    """The one that was given, and by which field. Raises `ApiError` where there are several."""
+    """Return the grammar that was given and its field. Raises `ApiError` if several were given."""
     found = [(grammar, name) for name, grammar in given.items() if grammar is not None]
     if len(found) > 1:
         names = " and ".join(name for _, name in found)

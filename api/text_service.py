@@ -1,4 +1,7 @@
-"""Prompts to token ids, off the event loop where they are long, and ids to answers."""
+"""Conversion of prompts to token ids and of token ids to text.
+
+Long prompts are converted on threads, off the event loop.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -7,13 +10,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from baton.api.backend import ModelInfo
-from baton.api.errors import ApiError, ErrorCode, invalid
-from baton.api.sampling import SamplingParams
+from baton.api.errors import RETRY_AFTER_S, invalid
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.grammar import Grammar
+from baton.core.sampling_params import SamplingParams
 from baton.text.answer import AnswerText
+from baton.text.async_grammar_compiler import AsyncGrammarCompiler
 from baton.text.chat_template import ChatTemplate
 from baton.text.errors import GrammarBusyError, TextError
-from baton.text.grammar import Grammar, GrammarCompiler
-from baton.text.grammar_desk import GrammarDesk
+from baton.text.grammar import GrammarCompiler
 from baton.text.reply_parser import find_reasoning_format
 from baton.text.token_table import TokenTable
 from baton.text.tokenizer import Tokenizer
@@ -24,17 +30,15 @@ T = TypeVar("T")
 INLINE_CHARS = 2048
 """Shorter prompts take well under a millisecond: a thread costs more than it saves."""
 
-RETRY_AFTER_S = 1.0
-
 
 @dataclass(frozen=True)
 class ChatPrompt:
     ids: tuple[int, ...]
-    thinking: bool  # it ends inside of the model's thoughts
+    thinking: bool  # the prompt ends inside the model's reasoning
 
 
 class TextService:
-    """One model's text side. Tokenising releases the interpreter lock, so threads help."""
+    """The text side of one model. Tokenising releases the interpreter lock, so threads help."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, threads: int = 2) -> None:
         self.tokenizer = tokenizer
@@ -42,20 +46,22 @@ class TextService:
         self.table = TokenTable(tokenizer)
         self.reasoning = find_reasoning_format(template.source or "")
         self.tools = find_tool_format(template.source or "")
-        self._grammars = GrammarDesk(
+        self._grammars = AsyncGrammarCompiler(
             GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.stop_ids)
         )
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
 
     def close(self) -> None:
-        """Let the threads end; what was begun completes."""
+        """End the threads once their work is complete."""
         self._threads.shutdown(wait=False)
         self._grammars.close()
 
     async def encode(
         self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
     ) -> tuple[int, ...]:
-        """The ids of a prompt; INVALID_REQUEST naming `param` for text that has none."""
+        """Return a prompt's token ids. Raises INVALID_REQUEST naming `param` for text that has
+        none.
+        """
         if not text:
             raise invalid(param, f"{param} is empty; expected some text", expected="text")
 
@@ -72,7 +78,7 @@ class TextService:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
-        """A conversation, by the model's chat template."""
+        """Return the token ids of a conversation, rendered by the model's chat template."""
 
         def work() -> ChatPrompt:
             prompt = self.template.render(
@@ -85,17 +91,20 @@ class TextService:
             ids = self.tokenizer.encode(prompt, add_special_tokens=False)
             return ChatPrompt(tuple(ids), thinking)
 
-        # Calls of tools and their schemas may be far longer than what is said.
+        # Tool calls and schemas can be far longer than the messages' text.
         size = sum(len(str(part)) for part in (messages, tools, variables))
         return await self._run(work, size, "messages")
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of a prompt that came as ids, for `echo`."""
+        """Return the text of a prompt that was given as ids, for `echo`."""
         return await self._run(lambda: self.tokenizer.decode(ids), len(ids), "prompt")
 
     async def check_grammar(self, grammar: Grammar | None, param: str) -> None:
-        """INVALID_REQUEST naming `param` for a grammar that could not be used, OVERLOADED where
-        there was no time to see."""
+        """Check that a grammar can be used.
+
+        Raises INVALID_REQUEST naming `param` if it cannot, OVERLOADED if there was no time to
+        find out.
+        """
         if grammar is None:
             return
         try:
@@ -108,7 +117,9 @@ class TextService:
             raise invalid(param, f"{param}: {err}") from err
 
     def answer(self, params: SamplingParams, skip_special_tokens: bool = True) -> AnswerText:
-        """A fresh text for one answer, under the stop rules that the engine follows too."""
+        """Return a new text accumulator for one answer, with the stop rules that the engine
+        uses.
+        """
         ends = frozenset() if params.ignore_eos else self.tokenizer.stop_ids
         return AnswerText(
             self.tokenizer,
@@ -136,10 +147,12 @@ def room_for_answer(
     param: str = "prompt",
     limit_param: str = "max_tokens",
 ) -> int:
-    """How many tokens the answer may have; an error where prompt and answer cannot fit.
+    """Return the maximum number of answer tokens.
 
-    `max_tokens` None asks for all that the context leaves. The error names `param` where the prompt
-    is at fault, else `limit_param`.
+    max_tokens: None asks for all that the context leaves.
+    Raises INVALID_REQUEST if prompt and answer cannot fit. It names `param` if the prompt is
+    too long,
+    else `limit_param`.
     """
     length, context = len(prompt_ids), model.max_model_len
     if not length:
@@ -158,7 +171,7 @@ def room_for_answer(
 
 
 def check_ids(ids: Sequence[int], model: ModelInfo, param: str) -> None:
-    """An error that names `param` where an id is outside the vocabulary."""
+    """Raise INVALID_REQUEST naming `param` if an id is outside the vocabulary."""
     low, high = min(ids, default=0), max(ids, default=0)
     if low < 0 or high >= model.vocab_size:
         bad = low if low < 0 else high
@@ -169,7 +182,7 @@ def check_ids(ids: Sequence[int], model: ModelInfo, param: str) -> None:
 
 
 def served_model(name: str | None, models: Sequence[ModelInfo]) -> ModelInfo:
-    """The model that a request names; the first where it names none."""
+    """Return the model that a request names, or the first if it names none."""
     if not models:
         raise ApiError(ErrorCode.UNAVAILABLE, "no model is being served yet; try again soon")
     if not name:

@@ -1,6 +1,6 @@
 """Random checkpoints, written as Hugging Face folders without transformers.
 
-The tensors are those that our own loader asks for, so any family that it reads can be written.
+The tensors are those that our own loader asks for, so every family that it reads can be written.
 """
 
 import json
@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from baton.engine.models.families import read_config
+from baton.engine.loading.weights import INDEX_FILE, SINGLE_FILE, DummyWeights, WeightSource
+from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import declared_weights
-from baton.engine.weights import INDEX_FILE, SINGLE_FILE, DummyWeights, WeightSource
 
 _SPECIAL = ("<pad>", "<bos>", "<eos>")  # ids 0, 1, 2
 _CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -77,11 +77,6 @@ HYBRID_191M: dict[str, Any] = {
     "vocab_size": 32000,
 }
 
-CONFIGS: dict[str, dict[str, Any]] = {
-    "granite_small": GRANITE_SMALL,
-    "hybrid_191m": HYBRID_191M,
-}
-
 
 def write_checkpoint(
     folder: Path,
@@ -91,10 +86,10 @@ def write_checkpoint(
     shard_bytes: int | None = None,
     source: WeightSource | None = None,
 ) -> Path:
-    """Write config.json, tensors and a tokenizer to `folder`, which is made; returns it.
+    """Write config.json, tensors and a tokenizer to a new `folder`, and return it.
 
-    shard_bytes: start another file once one holds so many; None: one file
-    source:      of the tensors; None: DummyWeights(seed)
+    shard_bytes: start another file once one holds this many; None: write one file. source: gives
+    the tensors; None: DummyWeights(seed).
     """
     folder.mkdir(parents=True, exist_ok=True)
     named = {**config, "dtype": str(dtype).removeprefix("torch.")}
@@ -116,7 +111,7 @@ def write_checkpoint(
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """A byte-level BPE without merges: a token a byte; the rest of the vocabulary is filler."""
+    """Write a byte-level BPE without merges: one token a byte; the other tokens are filler."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*_SPECIAL, *alphabet]
     words += [f"<extra_{ident}>" for ident in range(len(words), vocab_size)]

@@ -1,4 +1,4 @@
-"""What every benchmark prints: one JSON object for programs, or a table for people."""
+"""The output of every benchmark: one JSON object for programs, or a table for people."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ Peer = Mapping[str, float | str]
 
 @dataclass(frozen=True)
 class Report:
-    """`results`, `limits` and `peers` were measured in one run of one process tree."""
+    """The results of one benchmark; `results`, `limits` and `peers` come from the same run."""
 
     bench: str
     config: Mapping[str, object]
@@ -31,7 +31,7 @@ class Report:
 
 
 def summarise(repeats: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each key's median over the repeats, and its spread, (max - min) / median, beside it."""
+    """Return each key's median over the repeats, and its spread, (max - min) / median."""
     merged: dict[str, float] = {}
     for key in repeats[0]:
         values = [repeat[key] for repeat in repeats]
@@ -42,7 +42,7 @@ def summarise(repeats: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` (0 to 1) of them do not exceed."""
+    """Return the smallest value that at least `share` (0 to 1) of the values do not exceed."""
     if not values:
         raise ValueError("percentile of no values; expected at least one")
     ordered = sorted(values)
@@ -50,7 +50,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def as_json(report: Report) -> str:
-    """One line; numbers to six significant digits."""
+    """Return one line of JSON, with numbers to six significant digits."""
     return json.dumps(_rounded(asdict(report)), separators=(",", ":"))
 
 
@@ -65,7 +65,7 @@ def _rounded(value: object) -> object:
 
 
 def show(report: Report, json_wanted: bool) -> None:
-    """The report as the last line of standard output, or as a table."""
+    """Print the report as the last line of standard output, or as a table."""
     if json_wanted:
         click.echo(as_json(report))
         return
@@ -90,19 +90,19 @@ def _spread(numbers: Mapping[str, float | str], key: str) -> str:
 
 
 def json_option(command: Callable[..., None]) -> Callable[..., None]:
-    """`--json`, the same for every benchmark."""
+    """Add `--json`."""
     text = "Print one JSON object as the last line."
     return click.option("--json", "json_wanted", is_flag=True, help=text)(command)
 
 
 def repeats_option(command: Callable[..., None]) -> Callable[..., None]:
-    """`--repeats`, the same for every benchmark."""
+    """Add `--repeats`."""
     return click.option(
         "--repeats", type=click.IntRange(MIN_REPEATS), default=MIN_REPEATS, show_default=True
     )(command)
 
 
 def seed_option(command: Callable[..., None]) -> Callable[..., None]:
-    """`--seed`, drawn afresh where it is not given."""
+    """Add `--seed`; a new seed is drawn if it is left out."""
     text = "For the inputs; drawn afresh, and printed, when left out."
     return click.option("--seed", type=int, default=None, help=text)(command)

@@ -1,4 +1,4 @@
-"""What a number was measured on."""
+"""A description of the machine that numbers were measured on."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ import torch
 
 
 def describe() -> dict[str, object]:
-    """JSON values: cpu, cores, memory, gpu, and the versions that matter for speed."""
+    """Return JSON values: cpu, cores, memory, gpu, and the versions that affect speed."""
     return {
         "cpu": _cpu(),
         "cores": cores(),
@@ -22,12 +22,12 @@ def describe() -> dict[str, object]:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def _cpu() -> str:
-    """The model's name where the kernel tells it, else the architecture."""
+    """Return the CPU's name if the kernel gives one, else the architecture."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():

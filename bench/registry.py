@@ -1,36 +1,36 @@
-"""The benchmarks by name, without importing them: `baton bench NAME`."""
+"""The benchmarks of `baton bench` by name, listed without importing them."""
 
 BENCHES = {
     "serve": (
-        "baton.bench.serve:serve",
+        "baton.bench.cluster.serve:serve",
         "A whole cluster under streaming requests: tokens a second, TTFT, ITL, bytes moved.",
     ),
     "scale": (
-        "baton.bench.scale:scale",
+        "baton.bench.cluster.scale:scale",
         "Decode ranks, one and several, against as many bare engine processes.",
     ),
     "decode": (
-        "baton.bench.decode:decode",
+        "baton.bench.one_engine.decode:decode",
         "One engine's decode steps by batch size, against memory, arithmetic and transformers.",
     ),
     "prefill": (
-        "baton.bench.prefill:prefill",
+        "baton.bench.one_engine.prefill:prefill",
         "One engine's prompts and time to first token, against arithmetic and transformers.",
     ),
     "transfer": (
-        "baton.bench.transfer:transfer",
+        "baton.bench.transfer.transfer:transfer",
         "State between two processes by each channel, against raw NIXL, raw gRPC and a copy.",
     ),
     "load": (
-        "baton.bench.loading:load",
+        "baton.bench.loading.loading:load",
         "A sharded checkpoint, from files to memory, against the disk; and its peak memory.",
     ),
     "prefix": (
-        "baton.bench.prefix:prefix",
+        "baton.bench.prefix.prefix:prefix",
         "A trace's prefix hit rate by memory budget; no model runs.",
     ),
     "state_ops": (
-        "baton.bench.state_ops:state_ops",
+        "baton.bench.state_ops.state_ops:state_ops",
         "Slots, prefix cache and scheduling on the host; no model runs.",
     ),
 }

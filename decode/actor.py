@@ -1,4 +1,4 @@
-"""The decode worker, as `deploy` starts it."""
+"""The decode worker as the class that `deploy` starts."""
 
 from baton.decode.service import DecodeService
 from baton.worker.actor import WorkerActor
@@ -6,7 +6,7 @@ from baton.worker.config import WorkerConfig
 
 
 class DecodeActor(WorkerActor):
-    """Methods block; see `WorkerActor`."""
+    """A worker with the decode role. Its methods block, see `WorkerActor`."""
 
     def __init__(self, config: WorkerConfig) -> None:
         super().__init__(config, DecodeService)

@@ -1,4 +1,4 @@
-"""Who gets the rank's memory for a hand-off: each in turn, but nobody blocks."""
+"""The queue of hand-offs that wait for this rank's memory."""
 
 import asyncio
 import contextlib
@@ -7,95 +7,97 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 
+from baton.core.errors import RequestError
 from baton.engine.engine import Engine
-from baton.engine.errors import RequestError
-from baton.engine.request import Reservation
-from baton.engine.turns import Turn, turn_of
+from baton.engine.schedule.request import Reservation
+from baton.engine.schedule.turns import Turn, turn_of
 from baton.worker.engine_port import EnginePort
 
 RETRY_S = 0.05
+"""Between two attempts while any request waits: not every release of memory is reported here."""
 
 
 @dataclass(frozen=True)
-class Want:
+class GrantRequest:
     """One hand-off that waits for memory."""
 
     engine_id: str
     tokens: int
-    key: bytes  # those tokens, as the prefix cache knows them: made once, asked for often
+    key: bytes  # `token_key` of those tokens: made once, since every attempt looks it up
     priority: int  # the larger goes first, see `turn_of`
-    granted: Callable[[Reservation], None]
-    refused: Callable[[RequestError], None]
+    on_granted: Callable[[Reservation], None]
+    on_refused: Callable[[RequestError], None]
 
 
 class Grants:
-    """A request that does not fit now waits, and those behind it that do fit pass it.
+    """Reserves memory for waiting hand-offs, by priority and age.
 
-    A want waits for memory without a deadline: it ends with its request, or with its stream.
+    One that does not fit now waits, and those behind it that fit pass it. It waits without a
+    deadline of its own: it is withdrawn when its request or its stream ends.
     """
 
     def __init__(self, port: EnginePort) -> None:
         self._port = port
-        self._wants: dict[str, tuple[Turn, Want]] = {}  # by engine id
+        self._waiting: dict[str, tuple[Turn, GrantRequest]] = {}  # by engine id
         self._numbers = itertools.count(1)
         self._changed = asyncio.Event()
 
-    def want(self, want: Want) -> None:
-        """`granted` or `refused` is called later, on the asyncio thread, unless withdrawn."""
-        self._wants[want.engine_id] = turn_of(next(self._numbers), want.priority), want
+    def ask(self, asked: GrantRequest) -> None:
+        """Queue the request. Its callback is called later, on the asyncio thread."""
+        self._waiting[asked.engine_id] = turn_of(next(self._numbers), asked.priority), asked
         self._changed.set()
 
     def withdraw(self, engine_id: str) -> None:
-        self._wants.pop(engine_id, None)
+        """Drop a request; neither of its callbacks is called then. Idempotent."""
+        self._waiting.pop(engine_id, None)
 
     def memory_freed(self) -> None:
-        """Try again."""
+        """Try all waiting requests soon."""
         self._changed.set()
 
     def give_back(self, reservation: Reservation) -> None:
-        """The caller makes sure that nobody writes into it any more."""
-        self._port.post(lambda engine: engine.abandon(reservation), "abandon")
+        """Free reserved memory. The caller makes sure that nobody writes into it any more."""
+        self._port.post(lambda engine: engine.reservations.abandon(reservation), "abandon")
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Serve the queue until cancelled."""
         while True:
-            # Not all that frees memory is heard of here, so those who wait are tried again.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_S if self._wants else None):
+                async with asyncio.timeout(RETRY_S if self._waiting else None):
                     await self._changed.wait()
             self._changed.clear()
-            if self._wants:
+            if self._waiting:
                 await self._try_all()
 
     async def _try_all(self) -> None:
-        wants = tuple(want for _, want in sorted(self._wants.values(), key=itemgetter(0)))
-        for want, answer in await self._port.call(lambda engine: _reserve_all(engine, wants)):
-            wanted = self._waits(want)
+        queue = tuple(asked for _, asked in sorted(self._waiting.values(), key=itemgetter(0)))
+        for asked, answer in await self._port.call(lambda engine: _reserve_all(engine, queue)):
+            still_waits = self._waits(asked)
             if isinstance(answer, Reservation):
-                if wanted:
-                    self.withdraw(want.engine_id)
-                    want.granted(answer)
+                if still_waits:
+                    self.withdraw(asked.engine_id)
+                    asked.on_granted(answer)
                 else:
                     self.give_back(answer)
-            elif answer is not None and wanted:
-                self.withdraw(want.engine_id)
-                want.refused(answer)
+            elif answer is not None and still_waits:
+                self.withdraw(asked.engine_id)
+                asked.on_refused(answer)
 
-    def _waits(self, want: Want) -> bool:
-        _, waiting = self._wants.get(want.engine_id, (None, None))
-        return waiting is want
+    def _waits(self, asked: GrantRequest) -> bool:
+        _, waiting = self._waiting.get(asked.engine_id, (None, None))
+        return waiting is asked
 
 
 def _reserve_all(
-    engine: Engine, wants: tuple[Want, ...]
-) -> list[tuple[Want, Reservation | RequestError | None]]:
-    """On the engine's thread. None: no room now."""
-    answers: list[tuple[Want, Reservation | RequestError | None]] = []
-    for want in wants:
+    engine: Engine, queue: tuple[GrantRequest, ...]
+) -> list[tuple[GrantRequest, Reservation | RequestError | None]]:
+    """Try to reserve memory for each, on the engine's thread. None: no room now."""
+    answers: list[tuple[GrantRequest, Reservation | RequestError | None]] = []
+    for asked in queue:
         try:
-            reserved = engine.reserve(want.engine_id, want.tokens, want.key, want.priority)
-            answers.append((want, reserved))
+            reserved = engine.reserve(asked.engine_id, asked.tokens, asked.key, asked.priority)
+            answers.append((asked, reserved))
         except RequestError as error:
-            answers.append((want, error))
+            answers.append((asked, error))
     return answers

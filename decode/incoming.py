@@ -1,61 +1,72 @@
-"""One hand-off on its way in: from the prefill's first word to the last byte."""
+"""One hand-off on the decode rank: from its request to the prefill worker, to the last byte."""
 
 import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.decode.grants import Grants, Want
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import RequestError
+from baton.decode.grants import GrantRequest
 from baton.decode.prefill_link import PrefillLink
-from baton.decode.quarantine import Held, Quarantine
-from baton.decode.way_back import WayBack
-from baton.engine.errors import RequestError
-from baton.engine.prefix_cache import token_key
-from baton.engine.request import Reservation
+from baton.decode.quarantine import Held
+from baton.decode.rank_resources import RankResources
+from baton.engine.cache.token_key import token_key
+from baton.engine.schedule.request import Reservation
 from baton.proto import common_pb2, handoff_pb2
+from baton.rpc.errors import error_of, make_error
 from baton.transfer.errors import TransferError
 from baton.transfer.handoff import HandoffState
 from baton.transfer.hashes import prompt_hash, sampling_hash
-from baton.transfer.regions import Holder
-from baton.transfer.tickets import Received, Ticket, TicketTable
-from baton.worker.context import WorkerContext
-from baton.worker.errors import error_of, make_error
+from baton.transfer.memory.regions import Holder
+from baton.transfer.tickets import Received, Ticket
 
 
 class HandoffOwner(Protocol):
-    """Who asked for the hand-off: the request."""
+    """The request that a hand-off is for."""
 
     def on_first_token(self, first: handoff_pb2.FirstToken) -> None: ...
 
     def on_scores(self, logprobs: common_pb2.PromptLogprobs) -> None: ...
 
-    def on_complete(self, reservation: Reservation, layers_s: float) -> None:
-        """Every byte is there and checked. The reservation is the owner's now; so is the last
-        move, by `activated` or `fail`. layers_s: when the prefill's last layer ended, by this
-        process's monotonic clock."""
+    def on_complete(self, reservation: Reservation, layers_ended_s: float) -> None:
+        """Take the reservation, whose memory has every byte, checked.
+
+        The owner now makes the hand-off's last move, by `activated`, `cancel` or `fail`.
+        layers_ended_s: when the prefill's last layer was computed, by this process's
+        `time.monotonic`.
+        """
         ...
 
     def on_failed(self, error: common_pb2.Error) -> None:
-        """It is over, and owns nothing."""
+        """Go on without the hand-off: it has ended and owns nothing."""
         ...
 
 
 @dataclass(frozen=True)
-class Rank:
-    """What every hand-off into this rank shares."""
+class _Destination:
+    """The memory that the prefill worker may write into."""
 
-    context: WorkerContext
-    tickets: TicketTable
-    grants: Grants
-    way_back: WayBack
-    quarantine: Quarantine
+    ticket: Ticket
+    reservation: Reservation
+
+
+@dataclass(frozen=True)
+class _AllPosted:
+    """The prefill worker's word that it has nothing more to write."""
+
+    done: handoff_pb2.Done
+    layers_ended_s: float  # by this process's `time.monotonic`
 
 
 class IncomingHandoff:
-    """Everything happens on the asyncio thread, the writes of the channel too."""
+    """The rank's side of one hand-off.
+
+    Every method is called on the asyncio thread, also those that the channel calls.
+    """
 
     def __init__(
         self,
-        rank: Rank,
+        rank: RankResources,
         link: PrefillLink,
         request: handoff_pb2.PrefillRequest,
         engine_id: str,
@@ -70,88 +81,87 @@ class IncomingHandoff:
         self._owner = owner
         self._handoff = rank.context.handoffs.open(*self.key)
         self._origin = rank.context.worker_id
-        self._reservation: Reservation | None = None
-        self._ticket: Ticket | None = None
-        self._done: handoff_pb2.Done | None = None
-        self._layers_s = 0.0
+        self._destination: _Destination | None = None
+        self._posted: _AllPosted | None = None
 
     def begin(self) -> None:
-        self._link.open(self, self._request)
-
-    def on_message(self, message: handoff_pb2.PrefillMessage) -> None:
-        match message.WhichOneof("kind"):
-            case "wanted":
-                self._wanted(message.wanted)
-            case "first_token":
-                self._first_token(message.first_token)
-            case "scores":
-                self._owner.on_scores(message.scores.logprobs)
-            case "progress":
-                self._scheduled()
-            case "done":
-                self._posted(message.done)
-            case "failed":
-                self._end(HandoffState.FAILED, message.failed.error.message)
-                self._owner.on_failed(message.failed.error)
-
-    def on_lost(self, error: common_pb2.Error) -> None:
-        refused = error.code == common_pb2.INCOMPATIBLE
-        self._end(HandoffState.FAILED if refused else HandoffState.EXPIRED, error.message)
-        self._owner.on_failed(error)
+        """Send the request to the prefill worker."""
+        self._link.open(self.key, self._request, self._on_message, self._on_lost)
 
     def cancel(self, reason: str) -> None:
-        """The owner wants it no more, and is not told."""
+        """End the hand-off because its owner no longer wants it. The owner is not told."""
         self._tell_prefill(reason)
         self._end(HandoffState.CANCELLED, reason)
 
     def fail(self, error: common_pb2.Error) -> None:
-        """Something on this side is wrong. The owner is told."""
+        """End the hand-off because of a fault on this side. The owner is told."""
         self._tell_prefill(error.message)
         self._end(HandoffState.FAILED, error.message)
         self._owner.on_failed(error)
 
     def activated(self) -> None:
-        """The engine runs it."""
+        """Make the last move of a hand-off that the engine has taken over."""
         self._handoff.move(HandoffState.ACTIVE)
         self._rank.context.handoffs.close(self._handoff)
+
+    def _on_message(self, message: handoff_pb2.PrefillMessage) -> None:
+        match message.WhichOneof("kind"):
+            case "wanted":
+                self._on_wanted(message.wanted)
+            case "first_token":
+                self._on_first_token(message.first_token)
+            case "scores":
+                self._owner.on_scores(message.scores.logprobs)
+            case "progress":
+                self._scheduled()
+            case "done":
+                self._on_done(message.done)
+            case "failed":
+                self._end(HandoffState.FAILED, message.failed.error.message)
+                self._owner.on_failed(message.failed.error)
+
+    def _on_lost(self, error: common_pb2.Error) -> None:
+        refused = error.code == common_pb2.INCOMPATIBLE
+        self._end(HandoffState.FAILED if refused else HandoffState.EXPIRED, error.message)
+        self._owner.on_failed(error)
 
     def _scheduled(self) -> None:
         if self._handoff.state is HandoffState.QUEUED:
             self._handoff.move(HandoffState.SCHEDULED)
 
-    def _wanted(self, wanted: handoff_pb2.DestinationWanted) -> None:
+    def _on_wanted(self, wanted: handoff_pb2.DestinationWanted) -> None:
+        """Ask this rank's engine for memory."""
         self._scheduled()
-        if wanted.tokens != len(self._request.prompt_ids):
+        prompt_tokens = len(self._request.prompt_ids)
+        if wanted.tokens != prompt_tokens:
             message = (
-                f"the prefill wants room for {wanted.tokens} tokens; the prompt has "
-                f"{len(self._request.prompt_ids)}"
+                f"the prefill wants room for {wanted.tokens} tokens; the prompt has {prompt_tokens}"
             )
-            self.fail(make_error(common_pb2.INTERNAL, self._origin, message))
+            self.fail(make_error(ErrorCode.INTERNAL, self._origin, message))
             return
-        key = token_key(self._request.prompt_ids)
-        want = Want(
+        asked = GrantRequest(
             self._engine_id,
             wanted.tokens,
-            key,
+            token_key(self._request.prompt_ids),
             self._request.priority,
-            self._granted,
-            self._refused,
+            self._on_granted,
+            self._on_refused,
         )
-        self._rank.grants.want(want)
+        self._rank.grants.ask(asked)
 
-    def _granted(self, reservation: Reservation) -> None:
-        self._reservation = reservation
+    def _on_granted(self, reservation: Reservation) -> None:
+        """Issue a ticket for the memory and send it to the prefill worker."""
         ticket = self._rank.tickets.grant(
             *self.key,
             Holder(reservation.slot, reservation.pages),
             reservation.tokens,
             prompt_hash=prompt_hash(self._request.prompt_ids),
             sampling_hash=sampling_hash(self._request.sampling),
-            on_received=self._received,
-            on_broken=self._broken,
+            on_received=self._on_received,
+            on_broken=self._on_broken,
             kv_from=reservation.kv_from,
         )
-        self._ticket = ticket
+        self._destination = _Destination(ticket, reservation)
         self._handoff.move(HandoffState.RESERVED)
         destination = handoff_pb2.Destination(
             request_id=ticket.request_id,
@@ -161,31 +171,33 @@ class IncomingHandoff:
             slot=reservation.slot,
             pages=reservation.pages,
             kv_from=ticket.kv_from,
-            lease_ms=self._rank.context.config.lease_ms,
             prompt_hash=ticket.prompt_hash,
             sampling_hash=ticket.sampling_hash,
         )
         self._link.send(handoff_pb2.DecodeMessage(destination=destination))
 
-    def _refused(self, error: RequestError) -> None:
-        """The engine could never hold it."""
+    def _on_refused(self, error: RequestError) -> None:
+        """Fail: the engine could not hold the request even alone."""
         self.fail(error_of(error, self._origin))
 
-    def _first_token(self, first: handoff_pb2.FirstToken) -> None:
+    def _on_first_token(self, first: handoff_pb2.FirstToken) -> None:
         self._scheduled()
         if first.HasField("finished"):
             self._end(HandoffState.COMPLETE, "ended at its first token")
         self._owner.on_first_token(first)
         if first.HasField("done"):
-            self._posted(first.done)
+            self._on_done(first.done)
 
-    def _posted(self, done: handoff_pb2.Done) -> None:
-        """The prefill has no more to write. What it took to say so is guessed from heartbeats."""
-        self._done = done
-        self._layers_s = time.monotonic() - done.tail_us / 1e6 - self._link.flight_s
+    def _on_done(self, done: handoff_pb2.Done) -> None:
+        """Note that the prefill worker has posted everything.
+
+        The message's own travel time is estimated from heartbeats.
+        """
+        layers_ended_s = time.monotonic() - done.tail_us / 1e6 - self._link.one_way_s
+        self._posted = _AllPosted(done, layers_ended_s)
         self._check_complete()
 
-    def _received(self, ticket: Ticket) -> None:
+    def _on_received(self, ticket: Ticket) -> None:
         self._writing()
         self._check_complete()
 
@@ -193,33 +205,43 @@ class IncomingHandoff:
         if self._handoff.state is HandoffState.RESERVED:
             self._handoff.move(HandoffState.WRITING)
 
-    def _broken(self, ticket: Ticket, error: TransferError) -> None:
+    def _on_broken(self, ticket: Ticket, error: TransferError) -> None:
         self.fail(error_of(error, self._origin))
 
     def _check_complete(self) -> None:
-        """Done and the last byte come on two streams, in either order."""
-        done, ticket = self._done, self._ticket
-        if done is None or ticket is None or not self._rank.tickets.complete(ticket):
+        """Complete the hand-off once both Done and the last byte are here, in either order."""
+        posted, destination = self._posted, self._destination
+        if posted is None or destination is None:
+            return
+        ticket, done = destination.ticket, posted.done
+        if not self._rank.tickets.complete(ticket):
             return
         received = self._rank.tickets.received(ticket.claim)
         sent = Received(done.segments, done.bytes_state, done.bytes_kv)
         if received != sent or done.generation != ticket.generation:
-            message = f"the prefill sent {sent}, and {received} arrived"
-            self.fail(make_error(common_pb2.DATA_LOSS, self._origin, message, retryable=True))
+            message = (
+                f"the prefill sent {sent} of generation {done.generation}; {received} of "
+                f"generation {ticket.generation} arrived"
+            )
+            self.fail(make_error(ErrorCode.DATA_LOSS, self._origin, message))
             return
-        self._rank.tickets.close(ticket)
-        self._link.forget(self)
-        self._writing()  # a channel with a thread of its own may tell of its bytes after Done
+        self._complete(destination, posted)
+
+    def _complete(self, destination: _Destination, posted: _AllPosted) -> None:
+        """Hand the memory over to the owner."""
+        self._rank.tickets.close(destination.ticket)
+        self._link.forget(self.key)
+        self._writing()  # a channel with a thread of its own may report its bytes after Done
         self._handoff.move(HandoffState.COMPLETE)
-        reservation, self._reservation, self._ticket = self._reservation, None, None
-        assert reservation is not None
-        self._rank.way_back.arrived(self._request.prompt_ids[: done.cached_state], self._link)
-        self._owner.on_complete(reservation, self._layers_s)
+        self._destination = None
+        cached_ids = self._request.prompt_ids[: posted.done.cached_state]
+        self._rank.state_returner.arrived(cached_ids, self._link)
+        self._owner.on_complete(destination.reservation, posted.layers_ended_s)
 
     def _tell_prefill(self, reason: str) -> None:
         if self._handoff.state is HandoffState.COMPLETE:
-            return  # it has let go already
-        ticket = self._ticket
+            return  # the prefill worker has let go of the request already
+        ticket = self._destination.ticket if self._destination else None
         cancel = handoff_pb2.CancelPrefill(
             request_id=self._request.request_id,
             attempt=self._request.attempt,
@@ -230,22 +252,26 @@ class IncomingHandoff:
         self._link.send(handoff_pb2.DecodeMessage(cancel=cancel))
 
     def _end(self, state: HandoffState, reason: str) -> None:
-        """The last move, but where the writer may write on: then it follows with the proof that
-        it does not. The ticket is closed before its memory is given back."""
-        self._link.forget(self)
+        """Close the ticket, give its memory back, and make the last move.
+
+        Where the prefill worker may still write into that memory, memory and last move wait in
+        quarantine for the proof that it does not.
+        """
+        self._link.forget(self.key)
         self._rank.grants.withdraw(self._engine_id)
-        ticket, reservation = self._ticket, self._reservation
-        self._ticket = self._reservation = None
-        if ticket is not None:
-            self._rank.tickets.close(ticket)
-        if ticket is not None and reservation is not None and self._link.one_sided:
-            end = HandoffState.CANCELLED if state is HandoffState.COMPLETE else state
-            writer = self._link.writer
-            self._rank.quarantine.hold(
-                Held(writer, ticket, reservation, self._handoff, end), reason
-            )
-            return
-        if reservation is not None:
-            self._rank.grants.give_back(reservation)
+        destination, self._destination = self._destination, None
+        if destination is not None:
+            self._rank.tickets.close(destination.ticket)
+            if self._link.one_sided:
+                self._quarantine(destination, state, reason)
+                return
+            self._rank.grants.give_back(destination.reservation)
         self._handoff.move(state, reason)
         self._rank.context.handoffs.close(self._handoff)
+
+    def _quarantine(self, destination: _Destination, state: HandoffState, reason: str) -> None:
+        end = HandoffState.CANCELLED if state is HandoffState.COMPLETE else state
+        held = Held(
+            self._link.writer, destination.ticket, destination.reservation, self._handoff, end
+        )
+        self._rank.quarantine.hold(held, reason)

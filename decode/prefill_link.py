@@ -1,4 +1,4 @@
-"""This rank's one stream to one prefill worker."""
+"""The stream from this rank to one prefill worker."""
 
 import asyncio
 import itertools
@@ -6,205 +6,203 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
 
 from grpc import aio
 
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import BatonError, PeerLostError
 from baton.decode.quarantine import Quarantine, Writer
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
-from baton.transfer.channel import Inlet
-from baton.transfer.errors import ChannelError
-from baton.transfer.grpc_options import OPTIONS
-from baton.transfer.inlets import Inlets
-from baton.transfer.nixl_outlet import NIXL
-from baton.worker.errors import (
-    PeerSilentError,
-    WorkerError,
-    error_of,
-    error_of_call,
-    make_error,
-)
-from baton.worker.handshake import check_hello
+from baton.rpc.channel_options import OPTIONS
+from baton.rpc.errors import error_of, error_of_call, make_error
+from baton.rpc.handshake import check_hello, check_identity
+from baton.rpc.lease import Lease
+from baton.rpc.streams import Outbox, first_of
+from baton.transfer.channels.channel_set import ChannelSet, Receiver
 from baton.worker.host_process import has_died, may_write_without_us, unprovable
-from baton.worker.streams import Lease, Outbox, first_of
 
 log = logging.getLogger(__name__)
 
 
-class Leg(Protocol):
-    """A hand-off under way over this link."""
+OnMessage = Callable[[handoff_pb2.PrefillMessage], None]
+OnLost = Callable[[common_pb2.Error], None]
 
-    @property
-    def key(self) -> tuple[str, int]: ...
 
-    def on_message(self, message: handoff_pb2.PrefillMessage) -> None: ...
+@dataclass(frozen=True)
+class _OpenHandoff:
+    """The callbacks of one hand-off under way over a link."""
 
-    def on_lost(self, error: common_pb2.Error) -> None:
-        """The stream is gone, and this hand-off with it."""
-        ...
+    on_message: OnMessage
+    on_lost: OnLost
 
 
 class PrefillLink:
-    """Connects once. When the stream ends it is of no more use, and `on_end` is called: the next
-    request makes a new one, so a worker that came back is found at once, and one that went costs
-    nothing."""
+    """One connection to a prefill worker, and the hand-offs under way over it.
+
+    It connects once. When the stream ends, `on_end` is called and the link is used no more. The
+    next request makes a new link, which finds a restarted worker at once.
+    """
 
     def __init__(
         self,
         peer: common_pb2.WorkerIdentity,
         hello: common_pb2.Hello,
-        inlets: Inlets,
+        channels: ChannelSet,
         quarantine: Quarantine,
         lease_s: float,
         on_end: Callable[["PrefillLink"], None],
     ) -> None:
-        """hello: this rank's own."""
+        """hello: this rank's own. on_end: called once, before the hand-offs are told."""
         self.peer = peer
         self._hello = hello
-        self._inlets = inlets
+        self._channels = channels
         self._quarantine = quarantine
-        self._inlet: Inlet | None = None
-        self.writer = Writer(peer, common_pb2.HostProcess())  # whole once it has said Hello
-        self.channel = ""  # what the prefill worker has chosen, and why
+        self._receiver: Receiver | None = None
+        self.writer = Writer(peer, common_pb2.HostProcess())  # its process is known after Hello
+        self.channel = ""  # the channel that the prefill worker chose, and why
         self._lease_s = lease_s
-        self._beats_s: dict[int, float] = {}  # when those that have no answer yet were sent
-        self._round_s = math.inf
+        self._heartbeats_sent_s: dict[int, float] = {}  # by number, unanswered
+        self._round_trip_s = math.inf
         self._on_end = on_end
         self._origin = hello.worker.worker_id
-        self._legs: dict[tuple[str, int], Leg] = {}
+        self._open: dict[tuple[str, int], _OpenHandoff] = {}  # by request and attempt
         self._outbox: Outbox[handoff_pb2.DecodeMessage] = Outbox()
         self._task = asyncio.ensure_future(self._run())
 
-    def open(self, leg: Leg, request: handoff_pb2.PrefillRequest) -> None:
-        """Send the request once connected; from now on the leg hears what is said of it."""
-        self._legs[leg.key] = leg
+    def open(
+        self,
+        key: tuple[str, int],
+        request: handoff_pb2.PrefillRequest,
+        on_message: OnMessage,
+        on_lost: OnLost,
+    ) -> None:
+        """Begin a hand-off: send its request once connected.
+
+        key: (request id, attempt). on_message: called with every message about it. on_lost: called
+        if the stream ends first. Neither is called after `forget`.
+        """
+        self._open[key] = _OpenHandoff(on_message, on_lost)
         self.send(handoff_pb2.DecodeMessage(request=request))
 
     def send(self, message: handoff_pb2.DecodeMessage) -> None:
         self._outbox.put(message)
 
-    def forget(self, leg: Leg) -> None:
-        self._legs.pop(leg.key, None)
+    def forget(self, key: tuple[str, int]) -> None:
+        """End the calls for a hand-off. Idempotent."""
+        self._open.pop(key, None)
 
     @property
     def one_sided(self) -> bool:
-        """See `Inlet`."""
-        return self._inlet is not None and self._inlet.one_sided
+        """True if the prefill worker may write without this rank's help, see `Receiver`."""
+        return self._receiver is not None and self._receiver.one_sided
 
     @property
-    def flight_s(self) -> float:
-        """What a message from the peer takes: half of a heartbeat's fastest round. 0 until one is
-        known."""
-        return self._round_s / 2 if math.isfinite(self._round_s) else 0.0
+    def one_way_s(self) -> float:
+        """Return the seconds that a message from the peer takes: half of the fastest round trip.
+
+        0 until a round trip is known.
+        """
+        return self._round_trip_s / 2 if math.isfinite(self._round_trip_s) else 0.0
 
     async def close(self) -> None:
-        """The rank is stopping. Legs are not told: they have ended."""
+        """End the stream because the rank stops. Its requests have ended already."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
         error = self._unavailable("it ended the stream")
         try:
-            self._inlet = await self._inlets.open()
-            await self._attend(self._inlet)
-        except WorkerError as refused:
-            error = refused.error
-        except ChannelError as failed:
+            self._receiver = await self._channels.open_receiver()
+            await self._attend(self._receiver)
+        except BatonError as failed:
             error = error_of(failed, self._origin)
         except aio.AioRpcError as failed:
             error = error_of_call(failed, self.peer.worker_id)
-        except asyncio.InvalidStateError:  # grpc.aio's word for a finished call
+        except asyncio.InvalidStateError:  # grpc.aio raises it for a finished call
             error = self._unavailable("its stream is closed")
         except TimeoutError:
             error = self._unavailable(f"no answer to Hello within {self._lease_s:g} s")
-        except PeerSilentError as silent:
-            error = error_of(silent, self._origin)
         finally:
-            # First the end, then the legs: what they try next must not come back to this link.
+            # `on_end` first: a hand-off's next attempt must not come back to this link.
             self._on_end(self)
-            for leg in list(self._legs.values()):
-                leg.on_lost(error)
+            for handoff in list(self._open.values()):
+                handoff.on_lost(error)
             await self._tear_down()
         log.warning("link to prefill worker %s ended: %s", self.peer.worker_id, error.message)
 
     async def _tear_down(self) -> None:
-        if self._inlet is None:
+        if self._receiver is None:
             return
-        await self._inlet.close()
+        await self._receiver.close()
         if not may_write_without_us(self._hello.process, self.writer.process):
             self._quarantine.torn_down(self.writer)
 
-    async def _attend(self, inlet: Inlet) -> None:
+    async def _attend(self, receiver: Receiver) -> None:
         async with aio.insecure_channel(self.peer.address, options=OPTIONS) as channel:
             call = handoff_pb2_grpc.HandoffStub(channel).Control()
             try:
                 async with asyncio.timeout(self._lease_s):
-                    await self._greet(call, inlet)
+                    await self._greet(call, receiver)
                 for question in self._quarantine.questions(self.peer):
                     self.send(handoff_pb2.DecodeMessage(cancel=question))
                 lease = Lease(f"prefill worker {self.peer.worker_id}", self._lease_s)
                 beats = itertools.count(1)
                 await first_of(
-                    self._read(call, lease, inlet),
+                    self._read(call, lease, receiver),
                     self._outbox.drain(call.write),
                     lease.watch(lambda: self._beat(next(beats))),
                 )
             finally:
                 call.cancel()
 
-    async def _greet(self, call: aio.StreamStreamCall, inlet: Inlet) -> None:
+    async def _greet(self, call: aio.StreamStreamCall, receiver: Receiver) -> None:
         hello = common_pb2.Hello()
         hello.CopyFrom(self._hello)
-        for name, endpoint in inlet.offers.items():
+        for name, endpoint in receiver.offers.items():
             hello.channels.add(channel=name, endpoint=endpoint)
         await call.write(handoff_pb2.DecodeMessage(hello=hello))
         first = await call.read()
         if first is aio.EOF or not first.HasField("hello"):
-            raise WorkerError(self._unavailable("it did not begin with Hello"))
+            raise PeerLostError(f"prefill worker {self.peer.worker_id} did not begin with Hello")
         check_hello(self._hello, first.hello)
         theirs = first.hello.worker
-        if (theirs.worker_id, theirs.incarnation) != (self.peer.worker_id, self.peer.incarnation):
-            raise WorkerError(
-                self._unavailable(
-                    f"{self.peer.address} is now {theirs.worker_id} {theirs.incarnation}, not "
-                    f"{self.peer.worker_id} {self.peer.incarnation}"
-                )
-            )
+        check_identity(self.peer, theirs)
         ours, process = self._hello.process, first.hello.process
         if has_died(ours, process):
-            process.pid = 0  # it speaks: our /proc does not show it, now and later
+            process.pid = 0  # it is alive, so our /proc does not show its pid namespace
         if unprovable(ours, process) is not None:
-            inlet.bar(NIXL)  # the writer says why
+            receiver.bar_one_sided()  # the prefill worker reports the reason
         self.writer = Writer(theirs, process)
 
-    async def _read(self, call: aio.StreamStreamCall, lease: Lease, inlet: Inlet) -> None:
+    async def _read(self, call: aio.StreamStreamCall, lease: Lease, receiver: Receiver) -> None:
         while (message := await call.read()) is not aio.EOF:
             lease.heard()
             kind = message.WhichOneof("kind")
             if kind is None or kind == "hello":
                 continue
             if kind == "heartbeat":
-                sent_s = self._beats_s.pop(message.heartbeat.sequence, -math.inf)
-                self._round_s = min(self._round_s, time.monotonic() - sent_s)
+                sent_s = self._heartbeats_sent_s.pop(message.heartbeat.sequence, -math.inf)
+                self._round_trip_s = min(self._round_trip_s, time.monotonic() - sent_s)
                 continue
             if kind == "channel":
-                self._chosen(message.channel, inlet)
+                self._chosen(message.channel, receiver)
                 continue
-            if kind == "moving":  # heard also when the hand-off is over: it ends the looking
+            if kind == "moving":  # also after the hand-off's end: it stops the polling
                 word = message.moving
-                inlet.moving(word.ticket_id, word.generation, word.under_way, word.segments)
+                receiver.moving(word.ticket_id, word.generation, word.under_way, word.segments)
                 continue
             if kind == "drained":
                 self._quarantine.drained(message.drained.ticket_id, message.drained.generation)
                 continue
             about = getattr(message, kind)
-            leg = self._legs.get((about.request_id, about.attempt))
-            if leg is not None:
-                leg.on_message(message)
+            handoff = self._open.get((about.request_id, about.attempt))
+            if handoff is not None:
+                handoff.on_message(message)
 
-    def _chosen(self, word: handoff_pb2.ChannelChosen, inlet: Inlet) -> None:
+    def _chosen(self, word: handoff_pb2.ChannelChosen, receiver: Receiver) -> None:
         self.channel = f"{word.channel}: {word.reason}"
-        inlet.chosen(word.channel)
+        receiver.chosen(word.channel)
         log.info(
             "channel chosen",
             extra={
@@ -215,9 +213,9 @@ class PrefillLink:
         )
 
     def _beat(self, sequence: int) -> None:
-        self._beats_s[sequence] = time.monotonic()
+        self._heartbeats_sent_s[sequence] = time.monotonic()
         self.send(handoff_pb2.DecodeMessage(heartbeat=common_pb2.Heartbeat(sequence=sequence)))
 
     def _unavailable(self, why: str) -> common_pb2.Error:
         message = f"prefill worker {self.peer.worker_id}: {why}"
-        return make_error(common_pb2.UNAVAILABLE, self._origin, message, retryable=True)
+        return make_error(ErrorCode.UNAVAILABLE, self._origin, message)

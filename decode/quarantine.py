@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.decode.grants import Grants
-from baton.engine.request import Reservation
+from baton.engine.schedule.request import Reservation
 from baton.proto import common_pb2, handoff_pb2
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.tickets import Ticket
@@ -27,7 +27,7 @@ ASK_S = 0.5
 
 @dataclass(frozen=True)
 class Writer:
-    """Who may still write."""
+    """A prefill worker that may still write into memory of this rank."""
 
     peer: common_pb2.WorkerIdentity
     process: common_pb2.HostProcess
@@ -80,31 +80,37 @@ class Quarantine:
         self._filled = asyncio.Event()
 
     def hold(self, held: Held, reason: str) -> None:
-        """The hand-off is over for everyone but its memory."""
+        """Keep the memory of a hand-off that is otherwise over."""
         held.handoff.move(HandoffState.QUARANTINED, reason)
         reservation = held.reservation
-        self._context.port.post(lambda engine: engine.quarantine(reservation), "quarantine")
+        self._context.port.post(
+            lambda engine: engine.reservations.quarantine(reservation), "quarantine"
+        )
         self._held[held.ticket.generation] = held
         self._since_s[held.ticket.generation] = self._clock()
         self._filled.set()
 
     def drained(self, ticket_id: int, generation: int) -> None:
-        """The first proof. Of a ticket that is not held here: nothing."""
+        """Release a ticket on the first proof: its writer has drained. Tickets that are not held
+        are ignored."""
         held = self._held.get(generation)
         if held is not None and held.ticket.ticket_id == ticket_id:
             self._release(held, "its writer has drained")
 
     def torn_down(self, writer: Writer) -> None:
-        """The third proof: this writer needs our side, which is gone."""
+        """Release this writer's tickets on the third proof: it needs our side to write, which is
+        gone."""
         self._release_all(lambda held: held.writer == writer, "its connection is torn down")
 
     def questions(self, peer: common_pb2.WorkerIdentity) -> list[handoff_pb2.CancelPrefill]:
-        """To ask of a peer that has come back."""
+        """Return the cancellations to send to a peer that has come back, one for each ticket that
+        it holds."""
         life = (peer.worker_id, peer.incarnation)
         return [held.question for held in self._held.values() if held.writer.life == life]
 
     def refusal(self, peer: common_pb2.WorkerIdentity) -> str | None:
-        """Why nothing more is asked of this peer: it keeps too much memory from us."""
+        """Return why this peer gets no new hand-offs, because it keeps too much memory from us;
+        else None."""
         most = self._context.engine.plan.quarantine_slots
         life = (peer.worker_id, peer.incarnation)
         theirs = [number for number, held in self._held.items() if held.writer.life == life]
@@ -112,13 +118,13 @@ class Quarantine:
         if len(since) < most or self._clock() - min(since) < self._context.lease_s:
             return None  # a drain takes a moment: that many cancels at once are no reason
         return (
-            f"prefill worker {peer.worker_id} is not asked: it may still write under {len(since)} "
-            f"tickets that are over, at most {most} for longer than {self._context.lease_s:g} s; "
-            "resume or end its process"
+            f"prefill worker {peer.worker_id} gets no new requests: it may still write under "
+            f"{len(since)} tickets that have ended (limit {most}), the oldest for more than "
+            f"{self._context.lease_s:g} s; resume or end its process"
         )
 
     async def run(self) -> None:
-        """Looks for the second proof, and asks for the first where a stream was lost. Until
+        """Look for the second proof, and ask for the first where a stream was lost. Runs until
         cancelled."""
         ours, asked_s = self._context.hello.process, self._clock()
         while True:

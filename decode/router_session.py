@@ -1,4 +1,4 @@
-"""One router's stream to this rank."""
+"""The stream that one router holds to this rank."""
 
 import asyncio
 import logging
@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Callable
 
 from grpc import aio
 
+from baton.core.errors import PeerSilentError
 from baton.decode.rank_request import RankRequest
 from baton.proto import common_pb2, worker_pb2
-from baton.worker.errors import PeerSilentError
-from baton.worker.streams import Lease, first_of
+from baton.rpc.lease import Lease
+from baton.rpc.streams import first_of
 
 log = logging.getLogger(__name__)
 
@@ -18,13 +19,15 @@ Introduced = Callable[[common_pb2.WorkerIdentity], None]
 
 
 class RouterSession:
-    """Its requests live as long as the stream does."""
+    """One router's stream and the requests that came over it. They end with the stream."""
 
     def __init__(
         self, router_id: str, lease_s: float, begin: Begin, introduced: Introduced
     ) -> None:
-        """begin: makes a request of a StartRequest that came in. introduced: told of prefill
-        workers that requests may name later."""
+        """begin: makes the request for a StartRequest.
+
+        introduced: called with prefill workers that requests may name later.
+        """
         self._begin = begin
         self._introduced = introduced
         self._lease = Lease(f"router {router_id}", lease_s)
@@ -34,23 +37,28 @@ class RouterSession:
         self._ended = False
 
     def add(self) -> worker_pb2.RequestTokens:
-        """To be filled at once: it goes out with all that is added before the writer's next turn,
-        in one message. That is the tokens of all requests of a step, and more where the router is
-        slow to read."""
+        """Add an empty part to the next message, for the caller to fill at once.
+
+        One message carries all that is added before the writer's next turn: the tokens of all
+        requests of a step, and of several steps if the router reads slowly.
+        """
         if self._ended:
             return worker_pb2.RequestTokens()
         self._due.set()
         return self._pending.requests.add()
 
     def forget(self, request: RankRequest) -> None:
-        """`request` is over."""
+        """Drop a request that is over."""
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]
 
     async def serve(
         self, messages: AsyncIterator[worker_pb2.RouterMessage], context: aio.ServicerContext
     ) -> None:
-        """Until the stream ends, or the router is silent for its lease: then all is cancelled."""
+        """Answer the router until its stream ends or it is silent for its lease.
+
+        The requests that are left are then cancelled.
+        """
         reason = "the router went away"
         try:
             await first_of(self._read(messages), self._write(context), self._lease.watch())
@@ -87,10 +95,14 @@ class RouterSession:
     def _start(self, start: worker_pb2.StartRequest) -> None:
         earlier = self._requests.get(start.request_id)
         if earlier is not None and earlier.attempt >= start.attempt:
-            log.warning("%s/%d came twice", start.request_id, start.attempt)
+            log.warning(
+                "request %s/%d was sent twice; the second is ignored",
+                start.request_id,
+                start.attempt,
+            )
             return
         if earlier is not None:
-            earlier.cancel("a later attempt took its place")
+            earlier.cancel("the router sent a later attempt")
         request = self._begin(start, self)
         self._requests[request.request_id] = request
         request.begin()

@@ -1,44 +1,43 @@
-"""`baton.v1.Rank`: routers send requests, this rank answers with tokens."""
+"""The service `baton.v1.Rank`: takes requests from routers and answers with tokens."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
-import grpc
 from grpc import aio
 
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import BatonError, IncompatibleError
 from baton.decode.grants import Grants
-from baton.decode.incoming import Rank
 from baton.decode.prefill_link import PrefillLink
 from baton.decode.quarantine import Quarantine
 from baton.decode.rank_request import RankRequest
+from baton.decode.rank_resources import RankResources
 from baton.decode.router_session import RouterSession
-from baton.decode.way_back import WayBack
-from baton.engine.events import Finished, TokenSampled
+from baton.decode.state_returner import StateReturner
+from baton.engine.output.events import RequestFinished, TokenSampled
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
-from baton.transfer.grpc_channel import GrpcReceiver
+from baton.rpc.errors import abort, error_of, make_error
+from baton.rpc.handshake import HELLO_S, check_version
 from baton.transfer.tickets import TicketTable, tell_on_loop
-from baton.worker.channels import make_inlets
+from baton.worker.channels import WorkerChannels
 from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
-from baton.worker.errors import WorkerError, abort, error_of, make_error
-from baton.worker.handshake import HELLO_S, check_version
 from baton.worker.prefixes import Prefixes
 
 
 class DecodeService(worker_pb2_grpc.RankServicer):
-    """The decode role, round one engine."""
+    """The decode role of a worker."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        # Generations of a later life are above all of an earlier one.
+        # The incarnation keeps generations above those of every earlier start of this worker.
         tickets = TicketTable(context.memory, context.hello.worker.incarnation, tell_on_loop())
         self._grants = Grants(context.port)
-        self._prefixes = Prefixes(context, tickets)
+        self._channels = WorkerChannels(context, tickets)
+        self._prefixes = Prefixes(context, tickets, self._channels)
         self._quarantine = Quarantine(context, self._grants, self.link_to)
-        way_back = WayBack(context, self._prefixes.fetcher)
-        self._rank = Rank(context, tickets, self._grants, way_back, self._quarantine)
-        self._receiver = GrpcReceiver(tickets, context.metrics.count_received)
-        self._inlets = make_inlets(context, tickets)
+        state_returner = StateReturner(context, self._prefixes.fetcher)
+        self._rank = RankResources(context, tickets, self._grants, state_returner, self._quarantine)
         self._links: dict[str, PrefillLink] = {}  # by address
         self._requests: set[RankRequest] = set()
         self._failure: common_pb2.Error | None = None  # why the engine has stopped
@@ -49,7 +48,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
 
     def add_to(self, server: aio.Server) -> None:
         worker_pb2_grpc.add_RankServicer_to_server(self, server)
-        self._receiver.add_to(server)
+        self._channels.add_to(server)
         self._prefixes.add_to(server)
 
     @property
@@ -63,13 +62,13 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         return {link.peer.worker_id: link.channel for link in self._links.values()}
 
     def link_to(self, peer: common_pb2.WorkerIdentity) -> PrefillLink:
-        """The one link to `peer`, made at its first use."""
+        """Return the link to `peer`. It is made at its first use."""
         link = self._links.get(peer.address)
         if link is None or link.peer.incarnation != peer.incarnation:
             link = PrefillLink(
                 peer,
                 self._context.hello,
-                self._inlets,
+                self._channels.handoffs,
                 self._quarantine,
                 self._context.lease_s,
                 self._link_ended,
@@ -82,7 +81,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         sampled = 0
         ended = False
         for event in batch.events:
-            ended = ended or isinstance(event, Finished)
+            ended = ended or isinstance(event, RequestFinished)
             request = by_engine_id.get(event.request_id)
             if request is not None:
                 sampled += isinstance(event, TokenSampled)
@@ -100,7 +99,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
     async def close(self) -> None:
         message = f"decode rank {self._context.worker_id} is stopping"
         for request in list(self._requests):
-            request.fail(make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True))
+            request.fail(make_error(ErrorCode.UNAVAILABLE, self._context.worker_id, message))
         await self._prefixes.close()
         for link in list(self._links.values()):
             await link.close()
@@ -118,10 +117,10 @@ class DecodeService(worker_pb2_grpc.RankServicer):
                 hello = await self._greet(messages)
         except TimeoutError:
             message = f"no Hello within {HELLO_S:g} s"
-            silent = make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True)
-            await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, silent)
-        except WorkerError as refused:
-            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, refused.error)
+            silent = make_error(ErrorCode.DEADLINE_EXCEEDED, self._context.worker_id, message)
+            await abort(context, silent)
+        except BatonError as refused:
+            await abort(context, error_of(refused, self._context.worker_id))
         await context.write(worker_pb2.RankMessage(hello=self._context.hello))
         session = RouterSession(
             hello.router_id, self._context.lease_s, self._begin, self._introduced
@@ -129,22 +128,16 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         await session.serve(messages, context)
 
     async def _greet(self, messages: AsyncIterator[worker_pb2.RouterMessage]) -> common_pb2.Hello:
-        """The router's Hello. Raises WorkerError."""
+        """Return the router's Hello. Raise IncompatibleError if its version differs."""
         first = await anext(aiter(messages), None)
         if first is None or not first.HasField("hello"):
-            raise WorkerError(
-                make_error(
-                    common_pb2.INVALID_REQUEST,
-                    self._context.worker_id,
-                    "a Session stream begins with Hello",
-                )
-            )
+            raise IncompatibleError("a Session stream begins with Hello")
         check_version(first.hello, self._context.worker_id)
         return first.hello
 
     def _begin(self, start: worker_pb2.StartRequest, session: RouterSession) -> RankRequest:
         request = RankRequest(
-            self._rank, self, start, session.add, lambda over: self._forget(over, session)
+            self._rank, self.link_to, start, session.add, lambda over: self._forget(over, session)
         )
         self._requests.add(request)
         if self._failure is not None:
@@ -152,7 +145,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         return request
 
     def _introduced(self, peer: common_pb2.WorkerIdentity) -> None:
-        """Join it now: a pair's first NIXL agents take half a second."""
+        """Connect to a prefill worker early: a pair's first NIXL agents take half a second."""
         if self._quarantine.refusal(peer) is None:
             self.link_to(peer)
 

@@ -1,8 +1,8 @@
-"""`make demo`: a cluster on this machine answers questions whose answers need a whole state.
+"""`make demo`: a cluster on this machine answers questions that need the whole state.
 
-The model was trained for this (examples/recall): a key-value pair, a running sum and a copy of the
-last words each lie in another part of the state that prefill hands to decode, so a hand-off that
-lost anything shows as a wrong answer.
+The model (examples/recall) was trained for this. A key-value pair, a running sum and a copy of the
+last words lie in different parts of the state. A hand-off that lost any part shows as a wrong
+answer.
 """
 
 import random
@@ -15,16 +15,16 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from baton.deploy.cluster import Cluster
-from baton.deploy.cluster_config import ClusterConfig
+from baton.deploy.cluster.cluster import Cluster
+from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.preflight import check_model
 from baton.deploy.demo_clients import ask_grpc, ask_openai
 from baton.deploy.errors import DeployError
-from baton.deploy.preflight import check_model
-from baton.deploy.progress import shown
-from baton.deploy.since_start import seconds_since_command
-from baton.deploy.status_table import render
-from baton.deploy.stop_signal import stop_on_signals
-from baton.deploy.timings_line import first_token, second_token
+from baton.deploy.process.since_start import seconds_since_command
+from baton.deploy.process.stop_signal import stop_on_signals
+from baton.deploy.terminal.progress import shown
+from baton.deploy.terminal.status_table import render
+from baton.deploy.terminal.timings_line import first_token, second_token
 from baton.engine.config import EngineConfig
 from recall.language import END
 from recall.questions import Question, draw
@@ -33,6 +33,7 @@ from recall.story import LEARNT
 MODEL = Path(__file__).resolve().parent.parent / "examples" / "recall" / "model"
 LENGTHS = (64, 128, 256, 512)  # tokens of the prompts
 MAX_TOKENS = 16
+SHOWN_WORDS = 12
 MAX_RUNNING = 8
 
 
@@ -40,7 +41,7 @@ MAX_RUNNING = 8
 @click.option("--model", type=click.Path(path_type=Path), default=MODEL, show_default=True)
 @click.option("--seed", type=int, default=None, help="Of the questions; drawn when left out.")
 def demo(model: Path, seed: int | None) -> None:
-    """Bring one prefill and two decode workers up, ask them over gRPC and HTTP, and stop."""
+    """Start one prefill and two decode workers, ask them over gRPC and HTTP, and stop."""
     console = Console(highlight=False)
     seed = random.randrange(10**6) if seed is None else seed
     config = ClusterConfig(EngineConfig(model, max_running=MAX_RUNNING), prefill=1, decode=2)
@@ -60,8 +61,10 @@ def demo(model: Path, seed: int | None) -> None:
 
 
 def _ask_all(console: Console, cluster: Cluster, rng: random.Random) -> float:
-    """A question of each kind by each protocol. Returns when the first token came, in seconds
-    since the command."""
+    """Ask a question of each kind over each protocol.
+
+    Returns the seconds from the command's start to the first token.
+    """
     firsts: list[float] = []
     right = asked = 0
     for protocol in ("gRPC", "OpenAI HTTP"):
@@ -89,8 +92,8 @@ def _ask_all(console: Console, cluster: Cluster, rng: random.Random) -> float:
     return firsts[0]
 
 
-def _tail(question: Question, words: int = 12) -> str:
-    return " ".join(question.prompt[-words:])
+def _tail(question: Question) -> str:
+    return " ".join(question.prompt[-SHOWN_WORDS:])
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The two ways to ask a cluster that the demo shows, each as a client would write it."""
+"""The demo's two clients, gRPC and OpenAI, each as a user would write it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 import grpc
 import openai
 
-from baton.api.backend import Timings
-from baton.api.wire import finished_from_proto
-from baton.proto import inference_pb2, inference_pb2_grpc
+from baton.core.finish import Timings
+from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
+from baton.rpc.convert import finished_from_proto
 
 DEADLINE_S = 120.0
 
@@ -20,10 +20,10 @@ class Reply:
 
 
 def ask_grpc(address: str, prompt: str, max_tokens: int, show: Callable[[str], None]) -> Reply:
-    """`show` gets the text as it comes."""
+    """Ask over gRPC. Calls `show` with each part of the text."""
     request = inference_pb2.GenerateRequest(
         text=prompt,
-        sampling=inference_pb2.SampleOptions(temperature=0, max_tokens=max_tokens),
+        sampling=common_pb2.SamplingParams(temperature=0, max_tokens=max_tokens),
         stream=True,
     )
     text, timings = "", Timings()
@@ -38,7 +38,7 @@ def ask_grpc(address: str, prompt: str, max_tokens: int, show: Callable[[str], N
 
 
 def ask_openai(url: str, question: str, max_tokens: int, show: Callable[[str], None]) -> Reply:
-    """The same over HTTP, by OpenAI's own client."""
+    """Ask over HTTP with OpenAI's client. Calls `show` with each part of the text."""
     text = ""
     timings: Mapping[str, int] = {}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=DEADLINE_S) as client:

@@ -1,23 +1,24 @@
-"""What can go wrong in bringing a cluster up or finding one.
+"""Errors of starting or finding a cluster; `core/errors.py` has the tree."""
 
-DeployError
-├── StartError      a cluster that cannot start; the message says why and what to do
-├── ScaleError      a cluster that cannot grow or shrink as was asked; it serves on as it was
-└── NotRunning      no cluster answers where one was looked for
-"""
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import BatonError
 
 
-class DeployError(Exception):
-    """The root: catch this to catch all of them."""
+class DeployError(BatonError):
+    """The base of this room's errors. The command line prints the message and exits."""
 
 
 class StartError(DeployError):
-    """A cluster that cannot start."""
+    """A cluster that cannot start; the message says why and what to do."""
 
 
 class ScaleError(DeployError):
-    """A cluster that cannot grow or shrink as was asked."""
+    """A cluster that cannot grow or shrink as was asked; it keeps serving as it was."""
+
+    code = ErrorCode.INVALID_REQUEST
 
 
 class NotRunning(DeployError):
-    """No cluster answers where one was looked for."""
+    """A cluster or router that was looked for and does not answer."""
+
+    code = ErrorCode.UNAVAILABLE

@@ -1,5 +1,6 @@
-"""The command-line options that describe a cluster, shared by every command that starts one."""
+"""The command-line options of a cluster, shared by every command that starts one."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,16 +8,21 @@ from typing import Any
 import click
 import torch
 
-from baton.deploy.cluster_config import ClusterConfig
+from baton.api.http import MAX_BODY_BYTES
+from baton.core.errors import ConfigError
+from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import StartError
-from baton.engine.config import EngineConfig, WeightFormat
-from baton.engine.errors import ConfigError
-from baton.engine.grids import Strategy
-from baton.engine.hub import find_model
+from baton.engine.cache.grids import Strategy
+from baton.engine.config import EngineConfig, LoadFormat, WeightFormat
+from baton.engine.loading.hub import find_model
 from baton.kernels.dispatch import KernelChoice
-from baton.router.policies import POLICIES
-from baton.transfer.tls import Tls
-from baton.worker.config import AUTO, CHANNELS, SendSnapshots, StateReturn
+from baton.router.config import MAX_QUEUED, REQUEST_TIMEOUT_S, WORKER_WAIT_S
+from baton.router.placement.registry import POLICIES
+from baton.rpc.lease import DEFAULT_LEASE_MS
+from baton.rpc.tls import Tls
+from baton.transfer.channels.registry import AUTO
+from baton.worker.config import CHANNELS, SendSnapshots, StateReturn
+from baton.worker.reporter import PERIOD_S
 
 DTYPES = {
     "float32": torch.float32,
@@ -24,6 +30,22 @@ DTYPES = {
     "float16": torch.float16,
 }
 _DEFAULTS = EngineConfig(Path())
+_MIN_LEASE_S = 2 * PERIOD_S  # a router hears of a worker once a period
+_MAX_LEASE_S = 3600
+_MAX_BODY_MB = 2047  # gRPC counts a message's bytes in a signed 32-bit number
+
+
+class Seconds(click.FloatRange):
+    """A finite number of seconds in a range; `click.FloatRange` accepts NaN."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a finite number of seconds.", param, ctx)
+        return seconds
+
 
 _ENGINE = (
     click.option("--model", required=True,
@@ -31,12 +53,17 @@ _ENGINE = (
     click.option("--revision", default=None,
                  help="Of a model on the hub: a branch, tag or commit."),
     click.option("--offline", is_flag=True,
-                 help="Take a model on the hub from this machine's cache alone."),
+                 help="Take a hub model only from this machine's cache."),
     click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32",
                  show_default=True, help="Of weights, activations and KV."),
+    click.option("--mamba-ssm-dtype", type=click.Choice(["float32", "bfloat16"]),
+                 default="float32", show_default=True, help="Of the SSM states in the pool."),
+    click.option("--load-format", type=click.Choice([f.value for f in LoadFormat]),
+                 default=_DEFAULTS.load_format.value, show_default=True,
+                 help="Where weights come from; dummy: random ones, for measurements."),
     click.option("--weight-format", type=click.Choice([f.value for f in WeightFormat]),
                  default=_DEFAULTS.weight_format.value, show_default=True,
-                 help="How matrices are kept: as the model has them, or in 8 bits."),
+                 help="Storage of matrices: as in the model, or in 8 bits."),
     click.option("--kernels", type=click.Choice([k.value for k in KernelChoice]),
                  default=_DEFAULTS.kernels.value, show_default=True,
                  help="auto: the fastest that the device has."),
@@ -44,100 +71,163 @@ _ENGINE = (
     click.option("--page-size", type=click.IntRange(1), default=64, show_default=True,
                  help="Tokens a KV page."),
     click.option("--max-running", type=click.IntRange(1), default=16, show_default=True,
-                 help="Requests at once on a worker."),
+                 help="Requests that a worker runs at once."),
     click.option("--chunked-prefill-size", type=click.IntRange(1), default=None,
                  help="Prompt tokens a step; 512 on a CPU, 2048 on a GPU, when left out."),
     click.option("--max-model-len", type=click.IntRange(2), default=None,
                  help="Prompt and answer together; the model's when left out."),
     click.option("--memory-gb", type=click.FloatRange(0, min_open=True), default=None,
-                 help="Of one worker; shares of what is free when left out."),
+                 help="Memory of one worker; a share of the free memory when left out."),
+    click.option("--memory-fraction", type=click.FloatRange(0, 1, min_open=True),
+                 default=_DEFAULTS.memory_fraction, show_default=True,
+                 help="The part of the free memory that workers share without --memory-gb."),
+    click.option("--held-fraction", type=click.FloatRange(0, 1),
+                 default=_DEFAULTS.held_fraction, show_default=True,
+                 help="The part of a prefill worker's pool that prompts may hold before a "
+                 "decode worker has room for them."),
+    click.option("--layer-group-bytes", type=click.IntRange(1),
+                 default=_DEFAULTS.layer_group_bytes, show_default=True,
+                 help="The least that one message about a prompt's finished layers covers."),
     click.option("--no-prefix-caching", is_flag=True,
                  help="Compute every prompt from its first token."),
     click.option("--mamba-scheduler-strategy", type=click.Choice([s.value for s in Strategy]),
                  default=_DEFAULTS.mamba_scheduler_strategy.value, show_default=True,
-                 help="What of a request's recurrent state the prefix cache may have."),
+                 help="Which recurrent states the prefix cache keeps: snapshots or final ones."),
     click.option("--mamba-track-interval", type=click.IntRange(1),
                  default=_DEFAULTS.mamba_track_interval, show_default=True,
-                 help="Tokens between the snapshots of an answer, at least."),
+                 help="Least number of tokens between snapshots of an answer."),
     click.option("--snapshots-per-prefill", type=click.IntRange(1),
-                 default=None, help="Most snapshots that one chunk of a prompt takes; by the "
-                 "memory budget when left out, 1 for SGLang's behaviour."),
+                 default=None, help="Most snapshots of one chunk of a prompt; from the memory "
+                 "budget when left out; 1 is SGLang's behaviour."),
+    click.option("--cached-snapshots", type=click.IntRange(0), default=None,
+                 help="Slots for the prefix cache's snapshots; by the memory budget when left "
+                 "out."),
     click.option("--no-overlap", is_flag=True,
-                 help="Plan a step when the one before it has ended."),
+                 help="Plan a step only after the one before it has ended."),
     click.option("--canary", is_flag=True,
-                 help="Check that slots and pages hold what each step believes: for debugging."),
+                 help="Check at every step what slots and pages hold (debugging)."),
 )  # fmt: skip
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TRANSFER = (
     click.option("--channel", type=click.Choice(CHANNELS), default=AUTO, show_default=True,
-                 help="How state travels between workers; auto: the best that both ends have."),
+                 help="Channel for state between workers; auto: the best that both ends have."),
     click.option("--tls-cert", type=_FILE, help="PEM, of every worker: for the gRPC channel."),
     click.option("--tls-key", type=_FILE, help="PEM, of the certificate."),
     click.option("--tls-ca", type=_FILE, help="PEM, whose signature both ends must show."),
     click.option("--verify", type=click.Choice(["off", "full"]), default=None,
-                 help="Checksums of what travels; full when left out, but off between GPUs."),
+                 help="Checksums of transferred state; full by default, but off between GPUs."),
 )  # fmt: skip
 
 _CLUSTER = (
     click.option("--prefill", type=click.IntRange(1), default=1, show_default=True,
-                 help="Workers that read prompts."),
+                 help="Workers that compute prompts."),
     click.option("--decode", type=click.IntRange(1), default=1, show_default=True,
                  help="Groups of workers that write answers."),
     click.option("--decode-dp", type=click.IntRange(1), default=1, show_default=True,
-                 help="Ranks of each decode group: a worker each, which requests may name."),
+                 help="Ranks (workers) in each decode group; requests may name a rank."),
     click.option("--threads", type=click.IntRange(1), default=None,
-                 help="Compute threads of each worker; the cores, shared evenly, when left out."),
+                 help="Compute threads of each worker; an even share of the cores when left out."),
     click.option("--policy", type=click.Choice(sorted(POLICIES)), default="round_robin",
                  show_default=True, help="How the router places requests."),
     click.option("--state-return", type=click.Choice([r.value for r in StateReturn]),
                  default=StateReturn.OFF.value, show_default=True,
-                 help="Whether the state of a conversation's last turn goes back to the worker "
-                 "that reads its next: when that comes (demand), or at once (eager)."),
+                 help="Return the state of a conversation's last turn to the worker that "
+                 "computes the next turn: when that comes (demand), or at once (eager)."),
     click.option("--send-snapshots", type=click.Choice([s.value for s in SendSnapshots]),
                  default=SendSnapshots.OFF.value, show_default=True,
-                 help="Whether a prompt's last snapshot follows it to the rank's prefix cache."),
+                 help="Also send a prompt's last snapshot to the rank's prefix cache."),
+    click.option("--max-queued-requests", type=click.IntRange(0), default=MAX_QUEUED,
+                 show_default=True,
+                 help="Requests beyond those that the decode workers run at once; further ones "
+                 "are answered with 429."),
+    click.option("--max-body-mb", type=click.IntRange(1, _MAX_BODY_MB),
+                 default=MAX_BODY_BYTES >> 20, show_default=True,
+                 help="Largest request that the router reads, over HTTP or gRPC, in MiB."),
+    click.option("--request-timeout", type=Seconds(0, min_open=True),
+                 default=REQUEST_TIMEOUT_S, show_default=True,
+                 help="Seconds from a request's arrival to its end."),
+    click.option("--worker-wait", type=Seconds(0), default=WORKER_WAIT_S, show_default=True,
+                 help="Seconds that a request waits while no prefill or no decode worker is "
+                 "ready; then it is answered with 503."),
     click.option("--served-model-name", default=None,
-                 help="What clients ask for; the folder's name when left out."),
+                 help="Model name in requests; the folder's name when left out."),
     click.option("--ray-address", default=None,
                  help="A Ray cluster to join; a Ray of its own when left out. Start one with "
-                      "RAY_worker_niceness=0, or workers give way to whatever else runs."),
-    click.option("--start-timeout", type=click.FloatRange(0, min_open=True), default=600.0,
-                 show_default=True, help="Seconds until a start has failed."),
+                      "RAY_worker_niceness=0, or workers run at low priority."),
+    click.option("--start-timeout", type=Seconds(0, min_open=True), default=600.0,
+                 show_default=True, help="Seconds after which a start counts as failed."),
+)  # fmt: skip
+
+
+_BROWSERS = (
+    click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME",
+                 help="A name in the HTTP header Host besides localhost and --host; may be given "
+                 "several times."),
+    click.option("--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN",
+                 help="A web page's origin, as https://example.org, that may call from a browser; "
+                 "may be given several times."),
+)  # fmt: skip
+
+
+_API_KEYS = click.option(
+    "--api-keys", type=_FILE, default=None,
+    help="A file of API keys, made by `baton keys add`; everybody may call when left out.",
 )  # fmt: skip
 
 
 def streaming_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What streams of `/generate` send: of a router, and of a worker that answers alone."""
+    """Add the option for what streams of `/generate` send."""
     return click.option(
         "--incremental-streaming-output", is_flag=True,
-        help="Streams of /generate send what is new; the whole reply so far when left out.",
+        help="Streams of /generate send only new text; by default, the whole reply so far.",
     )(command)  # fmt: skip
 
 
+def lease_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option for the lease; `lease_ms_from` reads its value."""
+    return click.option(
+        "--lease", type=Seconds(_MIN_LEASE_S, _MAX_LEASE_S),
+        default=DEFAULT_LEASE_MS / 1000, show_default=True,
+        help="Seconds of silence after which router and workers count each other as lost.",
+    )(command)  # fmt: skip
+
+
+def lease_ms_from(given: float) -> int:
+    """Return the value of --lease in milliseconds."""
+    return round(given * 1000)
+
+
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add them all; `config_from` reads what they gave."""
+    """Add all options of a cluster; `config_from` reads their values."""
     for option in reversed(_ENGINE + _TRANSFER + _CLUSTER):
         command = option(command)
-    return streaming_option(command)
+    return lease_option(streaming_option(browser_options(_API_KEYS(command))))
+
+
+def browser_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for calls from web pages."""
+    for option in reversed(_BROWSERS):
+        command = option(command)
+    return command
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Those of one engine alone; `engine_from` reads what they gave."""
+    """Add the options of one engine; `engine_from` reads their values."""
     for option in reversed(_ENGINE):
         command = option(command)
     return command
 
 
 def transfer_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """How state travels; `verify_from` reads one of them."""
+    """Add the options of state transfer; `verify_from` and `tls_from` read their values."""
     for option in reversed(_TRANSFER):
         command = option(command)
     return command
 
 
 def tls_from(given: dict[str, Any]) -> Tls | None:
-    """Raises StartError where only some of the three are given."""
+    """Return the TLS files, or None. Raises StartError if only some of the three are given."""
     files = given["tls_cert"], given["tls_key"], given["tls_ca"]
     if not any(files):
         return None
@@ -147,13 +237,15 @@ def tls_from(given: dict[str, Any]) -> Tls | None:
 
 
 def verify_from(given: str | None) -> bool | None:
-    """--verify: None where it was left out."""
+    """Return the value of --verify, or None if it was left out."""
     return None if given is None else given == "full"
 
 
 def engine_from(given: dict[str, Any]) -> EngineConfig:
-    """`given`: the options' values by parameter name. Downloads the model where it is on the hub
-    and not here. Raises StartError."""
+    """Build the engine's config; downloads a model of the hub that is not here yet.
+
+    given: the options' values by parameter name. Raises StartError.
+    """
     memory = given["memory_gb"]
     try:
         model = find_model(given["model"], given["revision"], given["offline"])
@@ -162,6 +254,8 @@ def engine_from(given: dict[str, Any]) -> EngineConfig:
     return EngineConfig(
         model=model,
         dtype=DTYPES[given["dtype"]],
+        ssm_dtype=DTYPES[given["mamba_ssm_dtype"]],
+        load_format=LoadFormat(given["load_format"]),
         weight_format=WeightFormat(given["weight_format"]),
         kernels=KernelChoice(given["kernels"]),
         device=given["device"],
@@ -170,17 +264,24 @@ def engine_from(given: dict[str, Any]) -> EngineConfig:
         chunked_prefill_size=given["chunked_prefill_size"],
         max_model_len=given["max_model_len"],
         memory_bytes=None if memory is None else int(memory * 2**30),
+        memory_fraction=given["memory_fraction"],
+        held_fraction=given["held_fraction"],
+        layer_group_bytes=given["layer_group_bytes"],
         prefix_caching=not given["no_prefix_caching"],
         mamba_scheduler_strategy=Strategy(given["mamba_scheduler_strategy"]),
         mamba_track_interval=given["mamba_track_interval"],
         snapshots_per_prefill=given["snapshots_per_prefill"],
+        cached_snapshots=given["cached_snapshots"],
         overlap=not given["no_overlap"],
         canary=given["canary"],
     )
 
 
 def config_from(given: dict[str, Any]) -> ClusterConfig:
-    """`given`: the options' values by parameter name."""
+    """Build the cluster's config.
+
+    given: the options' values by parameter name. Raises StartError.
+    """
     return ClusterConfig(
         engine=engine_from(given),
         prefill=given["prefill"],
@@ -195,6 +296,14 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         send_snapshots=SendSnapshots(given["send_snapshots"]),
         served_model_name=given["served_model_name"],
         incremental_streaming_output=given["incremental_streaming_output"],
+        lease_ms=lease_ms_from(given["lease"]),
+        request_timeout_s=given["request_timeout"],
+        worker_wait_s=given["worker_wait"],
+        max_queued=given["max_queued_requests"],
+        max_body_bytes=given["max_body_mb"] << 20,
+        allowed_hosts=given["allowed_hosts"],
+        cors_origins=given["cors_origins"],
+        api_keys=given["api_keys"],
         ray_address=given["ray_address"],
         start_deadline_s=given["start_timeout"],
     )

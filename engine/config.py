@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from baton.engine.grids import Strategy
+from baton.engine.cache.grids import Strategy
 from baton.engine.memory.layout import CacheShape, RecurrentShape
 from baton.kernels.dispatch import KernelChoice
 
 
 class Mixer(StrEnum):
-    """What a layer mixes tokens with."""
+    """The operation with which a layer mixes tokens."""
 
     ATTENTION = "attention"
     MLA = "mla"  # attention over latents
@@ -26,8 +26,10 @@ class Mixer(StrEnum):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Read from a Hugging Face folder by `baton.engine.models.families`; family-specific numbers
-    stay in `raw`, for that family's own file to read."""
+    """A model's configuration, read from a Hugging Face folder by `models.family_table`.
+
+    Family-specific numbers stay in `raw`, for that family's own file to read.
+    """
 
     family: str  # `model_type` of config.json
     folder: Path
@@ -46,19 +48,19 @@ class ModelConfig:
 
     @cached_property
     def mixers(self) -> frozenset[Mixer]:
-        """Those that any layer has."""
+        """The mixers that any layer has."""
         return frozenset(mixer for mixers in self.layers for mixer in mixers)
 
 
 class LoadFormat(StrEnum):
-    """Where weights come from."""
+    """The source of weights."""
 
     SAFETENSORS = "safetensors"  # the model folder
     DUMMY = "dummy"  # random, of the right shapes: for measurements without the files
 
 
 class WeightFormat(StrEnum):
-    """How matrices are kept in memory."""
+    """The form in which matrices are kept in memory."""
 
     MODEL = "model"  # in the model's dtype, mapped where the file has it
     # 8 bits and a scale a row, rounded at load: half of bfloat16's bytes. The next token's
@@ -68,7 +70,10 @@ class WeightFormat(StrEnum):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The engine's options. Set once, at start, from the command line."""
+    """The engine's options. Set once, at start, from the command line.
+
+    It has more than 20 fields because each option is one.
+    """
 
     model: Path
     dtype: torch.dtype = torch.float32
@@ -85,8 +90,8 @@ class EngineConfig:
     workers_on_host: int = 1  # the budget, on a CPU, is divided by them
     tickets: int = 0  # hand-offs that may be under way into this engine
     held_fraction: float = 0.5  # of the pool that hand-offs without a destination may hold
-    # Of a hand-off's last chunk, what its layers leave behind is told in groups of so many bytes,
-    # at least: to be told costs about as much time as moving this much does.
+    # The layers of a hand-off's last chunk are reported in groups of at least this many bytes: a
+    # report costs about as much time as moving that many.
     layer_group_bytes: int = 1 << 18
     threads: int | None = None  # compute threads; None: torch's
     kernels: KernelChoice = KernelChoice.AUTO

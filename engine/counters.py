@@ -1,21 +1,40 @@
-"""What the engine counts, from its start on. Plain sums; metrics read them."""
+"""Sums that the engine keeps from its start on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+def _count(meaning: str) -> int:
+    """Declare a sum of `meaning`, which is also the help text of its metric."""
+    return field(default=0, metadata={"meaning": meaning})
+
+
+def _seconds(meaning: str) -> float:
+    return field(default=0.0, metadata={"meaning": meaning})
 
 
 @dataclass
 class Counters:
-    snapshots_written: int = 0  # planned into a step
-    snapshots_donated: int = 0  # taken over by the prefix cache
-    snapshots_skipped: int = 0  # wanted, but no slot was free
-    snapshots_evicted: int = 0
-    pages_evicted: int = 0
-    branch_points: int = 0  # admissions whose KV matched deeper than their state
-    prompt_tokens: int = 0  # of admissions
-    hit_tokens_state: int = 0  # compute hits
-    hit_tokens_kv: int = 0  # how far KV alone would have gone
-    adopted_tokens: int = 0  # of hand-offs that were taken in
-    hit_tokens_transfer: int = 0  # those among them whose KV was here already
-    preemptions: int = 0
-    steps: int = 0
-    schedule_seconds: float = 0.0  # host time spent on planning
+    """The engine's sums. They only grow.
+
+    A worker exports each field as the metric `baton_engine_<field>_total`, so a new counter needs
+    a field here and the statement that increments it.
+    """
+
+    snapshots_written: int = _count("Snapshots of recurrent state that were planned into a step.")
+    snapshots_donated: int = _count("Snapshots that the prefix cache took over.")
+    snapshots_skipped: int = _count("Snapshots that were wanted when no slot was free.")
+    snapshots_evicted: int = _count("Snapshots that the prefix cache evicted.")
+    pages_evicted: int = _count("KV pages that the prefix cache evicted.")
+    branch_points: int = _count("Admissions whose cached KV was deeper than their cached state.")
+    prompt_tokens: int = _count("Prompt tokens of admitted requests.")
+    state_hit_tokens: int = _count(
+        "Prompt tokens that were not computed, because their state was cached."
+    )
+    kv_hit_tokens: int = _count("Prompt tokens whose KV was cached, with or without state.")
+    adopted_tokens: int = _count("Prompt tokens of hand-offs that were adopted.")
+    transfer_hit_tokens: int = _count(
+        "Prompt tokens of adopted hand-offs whose KV was cached here and was not transferred."
+    )
+    preemptions: int = _count("Requests that gave up their memory for others.")
+    steps: int = _count("Steps that were planned.")
+    schedule_seconds: float = _seconds("Host time spent on planning steps.")

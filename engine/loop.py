@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from baton.core.errors import InvariantError, StoppedError
 from baton.engine.engine import Engine
-from baton.engine.errors import InvariantError, StoppedError
-from baton.engine.events import Event
+from baton.engine.output.events import Event
 
 T = TypeVar("T")
 
@@ -82,7 +82,9 @@ class EngineLoop:
             return not self._ending
 
     def _run_calls(self) -> None:
-        """Raises InvariantError, with the calls behind it left to be refused."""
+        """Run the calls that wait. Raises InvariantError; the calls behind it are left to be
+        refused.
+        """
         calls = deque(self._take_calls())
         try:
             while calls:
@@ -139,7 +141,7 @@ class _Call(Generic[T]):
         except Exception as error:  # whatever it is, it belongs to the caller
             self.future.set_exception(error)
             if isinstance(error, InvariantError):
-                raise  # the books do not balance: nothing more can be built on them
+                raise  # the engine can no longer be trusted
 
     def refuse(self) -> None:
         if self.future.set_running_or_notify_cancel():

@@ -1,4 +1,4 @@
-"""What an engine tells about itself."""
+"""The status of an engine."""
 
 from dataclasses import dataclass
 

@@ -21,13 +21,7 @@ from baton.kernels.native.recorder import SMALL, Native
 def kv_write(
     k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, token_pages: Tensor, token_offsets: Tensor
 ) -> None:
-    """Store each token's key and value at its place.
-
-    k, v:           [T, KH, D] float
-    k_pool, v_pool: [pages, page_size, KH, D], strided over pages; written in place
-    token_pages:    [T] int64, page of each token; 0 for padding tokens
-    token_offsets:  [T] int64, place inside the page
-    """
+    """Implement `Kernels.kv_write` in torch."""
     k_pool.index_put_((token_pages, token_offsets), k.to(k_pool.dtype))
     v_pool.index_put_((token_pages, token_offsets), v.to(v_pool.dtype))
 
@@ -41,22 +35,23 @@ def kv_write_native(
     token_pages: Tensor,
     token_offsets: Tensor,
 ) -> None:
-    """The same, for float32 k and v whose heads lie end to end; pools in float32 or bfloat16."""
+    """Implement `Kernels.kv_write` natively, for float32 k and v whose heads lie end to end; pools
+    in float32 or bfloat16."""
     tokens, kv_heads, head_dim = k.shape
     native.call(
-        signatures.KvWrite(
-            k.data_ptr(),
-            v.data_ptr(),
-            k_pool.data_ptr(),
-            v_pool.data_ptr(),
-            token_pages.data_ptr(),
-            token_offsets.data_ptr(),
-            tokens,
-            kv_heads * head_dim,
-            k.stride(0),
-            v.stride(0),
-            k_pool.stride(0),
-            signatures.DTYPES[k_pool.dtype],
+        signatures.KvWriteArguments(
+            k=k,
+            v=v,
+            k_pool=k_pool,
+            v_pool=v_pool,
+            pages=token_pages,
+            offsets=token_offsets,
+            tokens=tokens,
+            width=kv_heads * head_dim,
+            k_stride=k.stride(0),
+            v_stride=v.stride(0),
+            page_stride=k_pool.stride(0),
+            dtype=signatures.DTYPES[k_pool.dtype],
         ),
         small=k.numel() < SMALL,
     )
@@ -72,21 +67,8 @@ def paged_attn_prefill(
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
-    softcap: float | None = None,
-    window: int | None = None,
 ) -> Tensor:
-    """Causal attention of each row's new tokens over all its tokens, whose keys are in the pool.
-
-    q:            [T, QH, D] float, packed rows, which may lie apart; QH is a multiple of KH
-    k_pool, v_pool: [pages, page_size, KH, D], strided over pages
-    block_tables: [B, max_pages] int32, pages of each row, padded with 0
-    cu_seqlens_q: [B + 1] int64 on the device, packed token where each row begins; host copy beside
-    kv_lens:      [B] int64 on the device, tokens of each row including the new ones; host beside
-    scale:        factor on the scores
-    softcap:      bound the scores by softcap * tanh(score / softcap)
-    window:       a token sees itself and the window - 1 tokens before it
-    returns       [T, QH, D], dtype of q
-    """
+    """Implement `Kernels.paged_attn_prefill` in torch."""
     out = torch.empty_like(q)
     page_size = k_pool.shape[1]
     for row, kv_len in enumerate(kv_lens_host):
@@ -98,14 +80,8 @@ def paged_attn_prefill(
         values = v_pool.index_select(0, pages).flatten(0, 1)[:kv_len].to(q.dtype)
         rows = q[start:end]
         prefix = kv_len - (end - start)
-        if softcap is None and window is None and prefix == 0:
-            out[start:end] = _fused(rows, keys, values, None, scale)
-            continue
-        visible = _visible(end - start, kv_len, prefix, window, q.device)
-        if softcap is None:
-            out[start:end] = _fused(rows, keys, values, visible, scale)
-        else:
-            out[start:end] = _explicit(rows, keys, values, visible, scale, softcap)
+        visible = _visible(end - start, kv_len, prefix, q.device) if prefix else None
+        out[start:end] = _fused(rows, keys, values, visible, scale)
     return out
 
 
@@ -120,35 +96,32 @@ def paged_attn_prefill_native(
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
-    softcap: float | None = None,
-    window: int | None = None,
 ) -> Tensor:
-    """The same, for float32 q whose heads lie end to end and int64 block tables; pools in float32
-    or bfloat16. A token's result is the same bits however its prompt is cut into chunks."""
+    """Implement `Kernels.paged_attn_prefill` natively, for float32 q whose heads lie end to end and
+    int64 block tables; pools in float32 or bfloat16. A token's result has the same bits however its
+    prompt is cut into chunks."""
     tokens, heads, head_dim = q.shape
     out = native.empty(tokens, heads, head_dim)
     native.call(
-        signatures.AttnPrefill(
-            q.data_ptr(),
-            k_pool.data_ptr(),
-            v_pool.data_ptr(),
-            block_tables.data_ptr(),
-            cu_seqlens_q.data_ptr(),
-            kv_lens.data_ptr(),
-            out.data_ptr(),
-            len(kv_lens_host),
-            tokens,
-            heads,
-            k_pool.shape[2],
-            head_dim,
-            k_pool.shape[1],
-            q.stride(0),
-            k_pool.stride(0),
-            block_tables.stride(0),
-            signatures.DTYPES[k_pool.dtype],
-            window or 0,
-            scale,
-            softcap or 0.0,
+        signatures.AttnPrefillArguments(
+            q=q,
+            k_pool=k_pool,
+            v_pool=v_pool,
+            tables=block_tables,
+            starts=cu_seqlens_q,
+            kv_lens=kv_lens,
+            out=out,
+            rows=len(kv_lens_host),
+            tokens=tokens,
+            heads=heads,
+            kv_heads=k_pool.shape[2],
+            head_dim=head_dim,
+            page_size=k_pool.shape[1],
+            q_stride=q.stride(0),
+            page_stride=k_pool.stride(0),
+            table_stride=block_tables.stride(0),
+            dtype=signatures.DTYPES[k_pool.dtype],
+            scale=scale,
         )
     )
     return out
@@ -162,26 +135,13 @@ def paged_attn_decode(
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
-    softcap: float | None = None,
-    window: int | None = None,
 ) -> Tensor:
-    """Attention of one new token a row over all its tokens, whose keys are in the pool.
-
-    q:            [B, QH, D] float, may be strided over rows; QH is a multiple of KH
-    k_pool, v_pool: [pages, page_size, KH, D], strided over pages
-    block_tables: [B, max_pages] int32, pages of each row, padded with 0
-    kv_lens:      [B] int64 on the device, tokens of each row including the new one; 0 for padding
-                  rows, which get zeros; host copy beside
-    scale, softcap, window: as in paged_attn_prefill
-    returns       [B, QH, D], dtype of q
-    """
+    """Implement `Kernels.paged_attn_decode` in torch."""
     batch, query_heads, head_dim = q.shape
     page_size, kv_heads = k_pool.shape[1:3]
     pages = block_tables[:, : max(1, -(-max(kv_lens_host, default=0) // page_size))]
     positions = torch.arange(pages.shape[1] * page_size, device=q.device)
     seen = positions < kv_lens[:, None]
-    if window is not None:
-        seen &= positions >= kv_lens[:, None] - window
     keys = gather_seen(k_pool, pages, seen, q.dtype)
     values = gather_seen(v_pool, pages, seen, q.dtype)
     # A padding row sees the zeros of position 0 alone: a softmax over nothing would be NaN.
@@ -190,10 +150,7 @@ def paged_attn_decode(
     grouped = q.reshape(batch, kv_heads, query_heads // kv_heads, head_dim)
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     mask = seen[:, None, None, :]
-    if softcap is None:
-        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
-    else:
-        out = _softcapped(grouped, keys, values, mask, scale, softcap)
+    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
     return out.reshape(batch, query_heads, head_dim)
 
 
@@ -206,33 +163,29 @@ def paged_attn_decode_native(
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
-    softcap: float | None = None,
-    window: int | None = None,
 ) -> Tensor:
-    """The same, for float32 q whose heads lie end to end and int64 block tables; pools in float32
-    or bfloat16. It reads the lengths where they lie."""
+    """Implement `Kernels.paged_attn_decode` natively, for float32 q whose heads lie end to end and
+    int64 block tables; pools in float32 or bfloat16. It reads the lengths from `kv_lens` alone."""
     rows, heads, head_dim = q.shape
     out = native.empty(rows, heads, head_dim)
     native.call(
-        signatures.AttnDecode(
-            q.data_ptr(),
-            k_pool.data_ptr(),
-            v_pool.data_ptr(),
-            block_tables.data_ptr(),
-            kv_lens.data_ptr(),
-            out.data_ptr(),
-            rows,
-            heads,
-            k_pool.shape[2],
-            head_dim,
-            k_pool.shape[1],
-            q.stride(0),
-            k_pool.stride(0),
-            block_tables.stride(0),
-            signatures.DTYPES[k_pool.dtype],
-            window or 0,
-            scale,
-            softcap or 0.0,
+        signatures.AttnDecodeArguments(
+            q=q,
+            k_pool=k_pool,
+            v_pool=v_pool,
+            tables=block_tables,
+            kv_lens=kv_lens,
+            out=out,
+            rows=rows,
+            heads=heads,
+            kv_heads=k_pool.shape[2],
+            head_dim=head_dim,
+            page_size=k_pool.shape[1],
+            q_stride=q.stride(0),
+            page_stride=k_pool.stride(0),
+            table_stride=block_tables.stride(0),
+            dtype=signatures.DTYPES[k_pool.dtype],
+            scale=scale,
         )
     )
     return out
@@ -248,10 +201,9 @@ def paged_attn_ref(
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
-    softcap: float | None = None,
-    window: int | None = None,
 ) -> Tensor:
-    """Attention token by token and head by head in float64; returns float64 [T, QH, D]. For tests.
+    """Compute paged attention token by token and head by head in float64; returns float64 [T, QH,
+    D]. For tests.
 
     The reference of prefill, and of decode with one token a row.
     """
@@ -263,14 +215,11 @@ def paged_attn_ref(
         places = [(block_tables[row, p // page_size], p % page_size) for p in range(kv_len)]
         for t in range(start, end):
             last = kv_len - (end - t)
-            first = 0 if window is None else max(0, last + 1 - window)
             for head in range(q.shape[1]):
-                kv = [(page, offset, head // per_head) for page, offset in places[first : last + 1]]
+                kv = [(page, offset, head // per_head) for page, offset in places[: last + 1]]
                 keys = torch.stack([k_pool[place].double() for place in kv])
                 values = torch.stack([v_pool[place].double() for place in kv])
                 scores = keys @ q[t, head].double() * scale
-                if softcap is not None:
-                    scores = softcap * torch.tanh(scores / softcap)
                 out[t, head] = scores.softmax(dim=0) @ values
     return out
 
@@ -280,7 +229,7 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def gather_seen(pool: Tensor, pages: Tensor, seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, S, KH, D]: the rows' keys or values in order, zeros where seen [B, S] is False.
+    """Gather the rows' keys or values in order: [B, S, KH, D], zeros where seen [B, S] is False.
 
     What lies past a row's length is another's or was never written, and a masked score would let a
     NaN value through; so its bits are cleared. (A masked fill does the same 8 x slower.)
@@ -292,18 +241,16 @@ def gather_seen(pool: Tensor, pages: Tensor, seen: Tensor, dtype: torch.dtype) -
     return gathered
 
 
-def _visible(
-    queries: int, kv_len: int, prefix: int, window: int | None, device: torch.device
-) -> Tensor:
-    """[queries, kv_len] bool: which positions each new token may see."""
+def _visible(queries: int, kv_len: int, prefix: int, device: torch.device) -> Tensor:
+    """Return which positions each new token may see: [queries, kv_len] bool."""
     positions = torch.arange(kv_len, device=device)
     own = torch.arange(prefix, prefix + queries, device=device)[:, None]
-    visible = positions <= own
-    return visible if window is None else visible & (positions > own - window)
+    return positions <= own
 
 
 def _heads_first(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[KH, queries a KV head, tokens, D] views: the KV heads as a batch, keys not repeated."""
+    """Return views [KH, queries a KV head, tokens, D] with the KV heads as a batch; keys are not
+    repeated."""
     tokens, query_heads, head_dim = q.shape
     kv_heads = keys.shape[1]
     per_head = query_heads // kv_heads
@@ -317,24 +264,9 @@ def _heads_first(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
 
 
 def _fused(q: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None, scale: float) -> Tensor:
-    """One row: q [L, QH, D], keys and values [S, KH, D] -> [L, QH, D]; causal without a mask."""
+    """Attend in one row: q [L, QH, D], keys and values [S, KH, D] -> [L, QH, D]; causal without a
+    mask."""
     out = F.scaled_dot_product_attention(
         *_heads_first(q, keys, values), attn_mask=visible, is_causal=visible is None, scale=scale
     )
     return out.permute(2, 0, 1, 3).reshape(q.shape)
-
-
-def _explicit(
-    q: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float, softcap: float
-) -> Tensor:
-    out = _softcapped(*_heads_first(q, keys, values), visible, scale, softcap)
-    return out.permute(2, 0, 1, 3).reshape(q.shape)
-
-
-def _softcapped(
-    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float
-) -> Tensor:
-    """Attention with bounded scores, which the fused operator lacks; softmax in float32."""
-    scores = torch.matmul(q, keys.transpose(-1, -2)).float() * (scale / softcap)
-    scores = scores.tanh_().mul_(softcap).masked_fill_(~mask, -torch.inf)
-    return torch.matmul(scores.softmax(dim=-1).to(q.dtype), values)

@@ -1,4 +1,4 @@
-"""Where the chunks, rows and snapshots of a ragged prefill lie: host plans and their device form.
+"""Host plans of a ragged prefill, and their device form: its chunks, rows and snapshots.
 
 A prefill packs the rows of a batch one after another: row `r` is tokens `cu_seqlens[r]` to
 `cu_seqlens[r + 1]` of every packed tensor, and token `t` of row `r` has the absolute depth
@@ -42,7 +42,7 @@ class RaggedRows:
 
 @dataclass(frozen=True)
 class SnapshotPlan:
-    """Which recurrent states to keep inside a prefill. Set by the scheduler, one entry a snapshot.
+    """The recurrent states to keep inside a prefill. Set by the scheduler, one entry a snapshot.
 
     rows:   row of the batch
     depths: absolute tokens, `prefix_lens[row] < depth <= prefix_lens[row] + row length`
@@ -65,7 +65,7 @@ class SnapshotPlan:
     def extents(
         self, cu_seqlens_host: Sequence[int], prefix_lens_host: Sequence[int]
     ) -> tuple[int, ...]:
-        """Tokens of this prefill that lie before each snapshot (depth minus prefix)."""
+        """Return the tokens of this prefill that lie before each snapshot (depth minus prefix)."""
         extents = []
         for row, depth in zip(self.rows, self.depths, strict=True):
             prefix = prefix_lens_host[row]
@@ -99,9 +99,9 @@ class ChunkPlan:
     widths: tuple[int, ...]
 
     def state_after(self, row: int, extent: int) -> int:
-        """Where the state of `row` after `extent` of its tokens lies.
+        """Return where the state of `row` after `extent` of its tokens lies.
 
-        An index into the chunks' entry states followed by the final states in `row_order`.
+        It is an index into the chunks' entry states followed by the final states in `row_order`.
         Looked up by row, never by a packed position divided by the chunk size: rows need not
         start on a chunk boundary.
         """
@@ -247,7 +247,8 @@ def _tile(length: int, chunks_host: Sequence[int], parts: Iterator[Tensor]) -> C
 
 
 def _tiles(plan: ChunkPlan, chunk_size: int) -> list[tuple[int, list[int]]]:
-    """(padded length, chunk ids), at most _CHUNKS_PER_TILE of one padded length together."""
+    """Return padded length and chunk ids of each tile, at most _CHUNKS_PER_TILE of one padded
+    length."""
     by_length: dict[int, list[int]] = {}
     for chunk, used in enumerate(plan.lengths):
         by_length.setdefault(_padded(used, chunk_size), []).append(chunk)

@@ -97,7 +97,8 @@ def causal_conv1d_varlen(
     index: ConvIndex | None = None,
     silu: bool = True,
 ) -> Tensor:
-    """silu(causal depthwise convolution) of packed rows; leaves each row's window in the pool.
+    """Compute silu(causal depthwise convolution) of packed rows; leave each row's window in the
+    pool.
 
     x:           [T, C] float
     weight:      [C, W] float; the last column multiplies the newest input
@@ -145,7 +146,7 @@ def causal_conv1d_update(
     has_initial: Tensor | None = None,
     silu: bool = True,
 ) -> Tensor:
-    """One token a row: silu(convolution), and the window moves on by one input.
+    """Compute silu(convolution) of one token a row, and move each window on by one input.
 
     x:      [B, C] float
     weight: [C, W] float, bias: [C] float or None
@@ -173,12 +174,7 @@ def gated_conv_step(
     write_slots: Tensor,
     has_initial: Tensor | None = None,
 ) -> Tensor:
-    """One token a row of LFM2's gated convolution: C * convolution(B * x).
-
-    bcx:    [B, 3 C] float: B, C and x, of C channels each
-    weight, bias, conv_pool, slots and has_initial: as in causal_conv1d_update
-    returns [B, C], dtype of bcx; computed in float32
-    """
+    """Implement `Kernels.gated_conv_step` in torch."""
     before, after, x = bcx.chunk(3, dim=-1)
     slots = (read_slots, write_slots, has_initial)
     return after * causal_conv1d_update(before * x, weight, bias, conv_pool, *slots, silu=False)
@@ -194,29 +190,30 @@ def gated_conv_step_native(
     write_slots: Tensor,
     has_initial: Tensor | None = None,
 ) -> Tensor:
-    """The same in one call, for float32 bcx; the pool in float32 or bfloat16."""
+    """Implement `Kernels.gated_conv_step` natively, in one call, for float32 bcx; the pool in
+    float32 or bfloat16."""
     channels, width = weight.shape
     before, after, x = bcx.chunk(3, dim=-1)
     out = native.empty(bcx.shape[0], channels)
     native.call(
-        signatures.ConvStep(
-            x.data_ptr(),
-            before.data_ptr(),
-            after.data_ptr(),
-            weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            conv_pool.data_ptr(),
-            read_slots.data_ptr(),
-            write_slots.data_ptr(),
-            None if has_initial is None else has_initial.data_ptr(),
-            out.data_ptr(),
-            bcx.shape[0],
-            channels,
-            bcx.stride(0),
-            width,
-            conv_pool.stride(0),
-            signatures.DTYPES[conv_pool.dtype],
-            0,
+        signatures.ConvStepArguments(
+            x=x,
+            before=before,
+            after=after,
+            taps=weight,
+            bias=bias,
+            pool=conv_pool,
+            read_slots=read_slots,
+            write_slots=write_slots,
+            has_initial=has_initial,
+            out=out,
+            rows=bcx.shape[0],
+            channels=channels,
+            x_stride=bcx.stride(0),
+            width=width,
+            pool_stride=conv_pool.stride(0),
+            dtype=signatures.DTYPES[conv_pool.dtype],
+            silu=0,
         ),
         small=out.numel() * width < SMALL,
     )
@@ -236,13 +233,7 @@ def plan_gated_conv_prefill(
     width: int,
     snapshots: SnapshotPlan | None,
 ) -> HostPlan[GatedConvRows]:
-    """Plan the prompts of a batch once, for all layers that are gated convolutions alone.
-
-    cu_seqlens_host: [B + 1], packed token where each row begins
-    prefix_lens_host: [B], absolute depth of each row's first token
-    width:     taps of the convolution
-    snapshots: windows to keep at inner depths, in slots of their own
-    """
+    """Implement `Kernels.plan_gated_conv_prefill` in torch."""
     index = conv_index(cu_seqlens_host, prefix_lens_host, width, snapshots)
     return HostPlan(index.lists, lambda parts: partial(_gated_prefill_of, index.build(parts)))
 
@@ -267,7 +258,8 @@ def plan_gated_conv_prefill_native(
     width: int,
     snapshots: SnapshotPlan | None,
 ) -> HostPlan[GatedConvRows]:
-    """The same in one call a layer, for float32 bcx; the pool in float32 or bfloat16."""
+    """Implement `Kernels.plan_gated_conv_prefill` natively, in one call a layer, for float32 bcx;
+    the pool in float32 or bfloat16."""
     plan = plan_prompts(cu_seqlens_host, prefix_lens_host, snapshots)
     return HostPlan(
         plan.lists, lambda parts: partial(_native_prefill_of, native, plan.build(parts))
@@ -280,29 +272,29 @@ def _native_prefill_of(native: Native, plan: PromptPlan, rows: RaggedRows) -> Ga
         before, after, x = bcx.chunk(3, dim=-1)
         out = native.empty(bcx.shape[0], channels)
         native.call(
-            signatures.ConvPrefill(
-                x.data_ptr(),
-                before.data_ptr(),
-                after.data_ptr(),
-                weight.data_ptr(),
-                None if bias is None else bias.data_ptr(),
-                conv_pool.data_ptr(),
-                rows.read_slots.data_ptr(),
-                rows.write_slots.data_ptr(),
-                rows.has_initial.data_ptr(),
-                plan.starts.data_ptr(),
-                plan.row_snapshots.data_ptr(),
-                plan.snapshot_ends.data_ptr(),
-                plan.snapshot_slots.data_ptr(),
-                out.data_ptr(),
-                plan.rows,
-                bcx.shape[0],
-                channels,
-                bcx.stride(0),
-                width,
-                conv_pool.stride(0),
-                signatures.DTYPES[conv_pool.dtype],
-                0,
+            signatures.ConvPrefillArguments(
+                x=x,
+                before=before,
+                after=after,
+                taps=weight,
+                bias=bias,
+                pool=conv_pool,
+                read_slots=rows.read_slots,
+                write_slots=rows.write_slots,
+                has_initial=rows.has_initial,
+                starts=plan.starts,
+                row_snapshots=plan.row_snapshots,
+                snapshot_ends=plan.snapshot_ends,
+                snapshot_slots=plan.snapshot_slots,
+                out=out,
+                rows=plan.rows,
+                tokens=bcx.shape[0],
+                channels=channels,
+                x_stride=bcx.stride(0),
+                width=width,
+                pool_stride=conv_pool.stride(0),
+                dtype=signatures.DTYPES[conv_pool.dtype],
+                silu=0,
             ),
             small=out.numel() * width < SMALL,
         )
@@ -325,7 +317,7 @@ def causal_conv1d_varlen_ref(
     snapshots: SnapshotPlan | None = None,
     silu: bool = True,
 ) -> Tensor:
-    """The same, token by token in float64; returns float64 [T, C]. For tests."""
+    """Compute causal_conv1d_varlen token by token in float64; returns float64 [T, C]. For tests."""
     width = weight.shape[1]
     taps = weight.double()
     offset = torch.zeros(()).double() if bias is None else bias.double()
@@ -351,7 +343,8 @@ def causal_conv1d_varlen_ref(
 
 
 def _initial_window(conv_pool: Tensor, read_slots: Tensor, has_initial: Tensor | None) -> Tensor:
-    """[B, C, W - 1] float32: each row's window, zero (not multiplied by zero) where it has none."""
+    """Return each row's window, [B, C, W - 1] float32; zeros where it has none, without multiplying
+    what the slot holds."""
     window = conv_pool.index_select(0, read_slots).float()
     if has_initial is None:
         return window

@@ -28,8 +28,9 @@ _NO_LIMIT = (0.0, float("inf"))
 
 @dataclass(frozen=True)
 class DeltaWeights:
-    """What a mixer has beside its projections. Hk heads of queries and keys of K channels, Hv heads
-    of values of V; C = 2 Hk K + Hv V channels of the convolution, W taps. All are float32.
+    """The weights of a mixer other than its projections. Hk heads of queries and keys of K
+    channels, Hv heads of values of V; C = 2 Hk K + Hv V channels of the convolution, W taps. All
+    are float32.
 
     conv_weight: [C, W]; the last column multiplies the newest input
     A:           [Hv], negative
@@ -57,28 +58,30 @@ class DeltaWeights:
         return self.norm_weight.shape[0]
 
     def split_conv(self, conv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[T, C] -> q and k [T, Hk, K], v [T, Hv, V]"""
+        """Split [T, C] into q and k [T, Hk, K] and v [T, Hv, V]."""
         keys = self.key_heads * self.key_dim
         q, k, v = torch.split(conv, [keys, keys, self.heads * self.value_dim], dim=-1)
         shape = (-1, self.key_heads, self.key_dim)
         return q.view(shape), k.view(shape), v.view(-1, self.heads, self.value_dim)
 
     def log_decay(self, a: Tensor) -> Tensor:
-        """A softplus(a + dt_bias): [T, Hv] or [T, Hv K] float -> [T, Hv] or [T, Hv, K] float32"""
+        """Compute A softplus(a + dt_bias): [T, Hv] or [T, Hv K] float -> [T, Hv] or [T, Hv, K]
+        float32."""
         step = discretise(a, self.dt_bias, _NO_LIMIT)
         if step.shape[-1] == self.heads:
             return step * self.A
         return step.view(-1, self.heads, self.key_dim) * self.A[:, None]
 
     def gated_norm(self, o: Tensor, z: Tensor) -> Tensor:
-        """o [T, Hv, V], z [T, Hv V] float -> [T, Hv V], dtype of o"""
+        """Normalise each head and gate it: o [T, Hv, V], z [T, Hv V] float -> [T, Hv V], dtype of
+        o."""
         gate = sigmoid(z) * z.float() if self.silu_gate else sigmoid(z)
         return (rms_norm(o.float(), self.norm_weight, self.eps).flatten(1) * gate).to(o.dtype)
 
 
 @dataclass(frozen=True)
 class DeltaInputs:
-    """What the projections of a mixer make of its T tokens; floats, perhaps strided over tokens."""
+    """The outputs of a mixer's projections for T tokens; floats that may be strided over tokens."""
 
     qkv: Tensor  # [T, C], before the convolution
     z: Tensor  # [T, Hv V], the gate of the output
@@ -98,15 +101,7 @@ def gated_delta_step(
     write_slots: Tensor,
     has_initial: Tensor | None = None,
 ) -> Tensor:
-    """Advance each row by one token: convolution, state, norm and gate.
-
-    inputs:     one token a row
-    conv_pool:  [slots, C, W - 1] float, strided over slots; written in place
-    state_pool: [slots, Hv, K, V] float, strided over slots; written in place
-    read_slots, write_slots: [B] int64, state slots; 0 for padding rows
-    has_initial: [B] bool; False starts from zeros, whatever the read slot holds. None: all True
-    returns     [B, Hv V], dtype of the inputs; computed in float32
-    """
+    """Implement `Kernels.gated_delta_step` in torch."""
     slots = (read_slots, write_slots)
     conv = causal_conv1d_update(
         inputs.qkv, weights.conv_weight, None, conv_pool, *slots, has_initial
@@ -127,45 +122,46 @@ def gated_delta_step_native(
     write_slots: Tensor,
     has_initial: Tensor | None = None,
 ) -> Tensor:
-    """The same in one call, for float32 inputs; pools in float32 or bfloat16."""
+    """Implement `Kernels.gated_delta_step` natively, in one call, for float32 inputs; pools in
+    float32 or bfloat16."""
     rows = inputs.qkv.shape[0]
     channels, width = weights.conv_weight.shape
     convolved = native.empty(rows, channels)
     y = native.empty(rows, weights.heads * weights.value_dim)
     native.call(
-        signatures.DeltaStep(
-            inputs.qkv.data_ptr(),
-            inputs.z.data_ptr(),
-            inputs.b.data_ptr(),
-            inputs.a.data_ptr(),
-            weights.conv_weight.data_ptr(),
-            weights.A.data_ptr(),
-            weights.dt_bias.data_ptr(),
-            weights.norm_weight.data_ptr(),
-            conv_pool.data_ptr(),
-            state_pool.data_ptr(),
-            read_slots.data_ptr(),
-            write_slots.data_ptr(),
-            None if has_initial is None else has_initial.data_ptr(),
-            convolved.data_ptr(),
-            y.data_ptr(),
-            rows,
-            inputs.qkv.stride(0),
-            inputs.z.stride(0),
-            inputs.b.stride(0),
-            inputs.a.stride(0),
-            weights.key_heads,
-            weights.heads,
-            weights.key_dim,
-            weights.value_dim,
-            width,
-            conv_pool.stride(0),
-            state_pool.stride(0),
-            signatures.DTYPES[conv_pool.dtype],
-            signatures.DTYPES[state_pool.dtype],
-            int(weights.dt_bias.shape[0] > weights.heads),
-            int(weights.silu_gate),
-            weights.eps,
+        signatures.DeltaStepArguments(
+            qkv=inputs.qkv,
+            z=inputs.z,
+            b=inputs.b,
+            a=inputs.a,
+            conv_weight=weights.conv_weight,
+            A=weights.A,
+            dt_bias=weights.dt_bias,
+            norm_weight=weights.norm_weight,
+            conv_pool=conv_pool,
+            state_pool=state_pool,
+            read_slots=read_slots,
+            write_slots=write_slots,
+            has_initial=has_initial,
+            convolved=convolved,
+            y=y,
+            rows=rows,
+            qkv_stride=inputs.qkv.stride(0),
+            z_stride=inputs.z.stride(0),
+            b_stride=inputs.b.stride(0),
+            a_stride=inputs.a.stride(0),
+            key_heads=weights.key_heads,
+            heads=weights.heads,
+            key_dim=weights.key_dim,
+            value_dim=weights.value_dim,
+            width=width,
+            conv_stride=conv_pool.stride(0),
+            state_stride=state_pool.stride(0),
+            conv_dtype=signatures.DTYPES[conv_pool.dtype],
+            state_dtype=signatures.DTYPES[state_pool.dtype],
+            channelwise=int(weights.dt_bias.shape[0] > weights.heads),
+            silu_gate=int(weights.silu_gate),
+            eps=weights.eps,
         )
     )
     return y
@@ -184,13 +180,7 @@ def plan_delta_prefill(
     width: int,
     snapshots: SnapshotPlan | None,
 ) -> HostPlan[DeltaRows]:
-    """Plan the prompts of a batch once, for all layers: convolution, rule, norm and gate.
-
-    cu_seqlens_host: [B + 1], packed token where each row begins
-    prefix_lens_host: [B], absolute depth of each row's first token
-    width:     taps of the convolution
-    snapshots: states to keep at multiples of CHUNK or at a row's end, in slots of their own
-    """
+    """Implement `Kernels.plan_delta_prefill` in torch."""
     conv = conv_index(cu_seqlens_host, prefix_lens_host, width, snapshots)
     chunks = chunk_index(cu_seqlens_host, prefix_lens_host, CHUNK, snapshots)
 
@@ -226,7 +216,8 @@ def plan_delta_prefill_native(
     width: int,
     snapshots: SnapshotPlan | None,
 ) -> HostPlan[DeltaRows]:
-    """The same in one call a layer, for float32 inputs; pools in float32 or bfloat16."""
+    """Implement `Kernels.plan_delta_prefill` natively, in one call a layer, for float32 inputs;
+    pools in float32 or bfloat16."""
     plan = plan_chunked_prompts(cu_seqlens_host, prefix_lens_host, CHUNK, snapshots)
     return HostPlan(
         plan.lists, lambda parts: partial(_native_prefill_of, native, plan.build(parts))
@@ -242,46 +233,46 @@ def _native_prefill_of(native: Native, plan: ChunkedPromptPlan, rows: RaggedRows
         tokens = inputs.qkv.shape[0]
         y = native.empty(tokens, weights.heads * weights.value_dim)
         native.call(
-            signatures.DeltaPrefill(
-                inputs.qkv.data_ptr(),
-                inputs.z.data_ptr(),
-                inputs.b.data_ptr(),
-                inputs.a.data_ptr(),
-                weights.conv_weight.data_ptr(),
-                weights.A.data_ptr(),
-                weights.dt_bias.data_ptr(),
-                weights.norm_weight.data_ptr(),
-                conv_pool.data_ptr(),
-                state_pool.data_ptr(),
-                rows.read_slots.data_ptr(),
-                rows.write_slots.data_ptr(),
-                rows.has_initial.data_ptr(),
-                prompts.starts.data_ptr(),
-                prompts.row_snapshots.data_ptr(),
-                prompts.snapshot_ends.data_ptr(),
-                prompts.snapshot_slots.data_ptr(),
-                plan.row_chunks.data_ptr(),
-                plan.chunk_starts.data_ptr(),
-                plan.chunk_slots.data_ptr(),
-                y.data_ptr(),
-                prompts.rows,
-                tokens,
-                inputs.qkv.stride(0),
-                inputs.z.stride(0),
-                inputs.b.stride(0),
-                inputs.a.stride(0),
-                weights.key_heads,
-                weights.heads,
-                weights.key_dim,
-                weights.value_dim,
-                weights.conv_weight.shape[1],
-                conv_pool.stride(0),
-                state_pool.stride(0),
-                signatures.DTYPES[conv_pool.dtype],
-                signatures.DTYPES[state_pool.dtype],
-                int(weights.dt_bias.shape[0] > weights.heads),
-                int(weights.silu_gate),
-                weights.eps,
+            signatures.DeltaPrefillArguments(
+                qkv=inputs.qkv,
+                z=inputs.z,
+                b=inputs.b,
+                a=inputs.a,
+                conv_weight=weights.conv_weight,
+                A=weights.A,
+                dt_bias=weights.dt_bias,
+                norm_weight=weights.norm_weight,
+                conv_pool=conv_pool,
+                state_pool=state_pool,
+                read_slots=rows.read_slots,
+                write_slots=rows.write_slots,
+                has_initial=rows.has_initial,
+                starts=prompts.starts,
+                row_snapshots=prompts.row_snapshots,
+                snapshot_ends=prompts.snapshot_ends,
+                snapshot_slots=prompts.snapshot_slots,
+                row_chunks=plan.row_chunks,
+                chunk_starts=plan.chunk_starts,
+                chunk_slots=plan.chunk_slots,
+                y=y,
+                rows=prompts.rows,
+                tokens=tokens,
+                qkv_stride=inputs.qkv.stride(0),
+                z_stride=inputs.z.stride(0),
+                b_stride=inputs.b.stride(0),
+                a_stride=inputs.a.stride(0),
+                key_heads=weights.key_heads,
+                heads=weights.heads,
+                key_dim=weights.key_dim,
+                value_dim=weights.value_dim,
+                width=weights.conv_weight.shape[1],
+                conv_stride=conv_pool.stride(0),
+                state_stride=state_pool.stride(0),
+                conv_dtype=signatures.DTYPES[conv_pool.dtype],
+                state_dtype=signatures.DTYPES[state_pool.dtype],
+                channelwise=int(weights.dt_bias.shape[0] > weights.heads),
+                silu_gate=int(weights.silu_gate),
+                eps=weights.eps,
             )
         )
         return y

@@ -34,8 +34,8 @@ _BLOCK = 8
 
 @dataclass(frozen=True)
 class _Terms:
-    """What is known of one chunk of L tokens, or of a tile of m such chunks, without the state S
-    [Hv, K, V] that enters it; all float32, [Hv, ...] or [m, Hv, ...].
+    """The terms of one chunk of L tokens, or of a tile of m such chunks, that do not need the state
+    S [Hv, K, V] that enters it; all float32, [Hv, ...] or [m, Hv, ...].
 
     The corrections are `values - keys S`, the outputs `q S + scores corrections`, and the state
     becomes `decay S + written^T corrections`.
@@ -48,12 +48,12 @@ class _Terms:
     decay: Tensor  # [K or 1, 1]
 
     def chunk(self, place: int) -> "_Terms":
-        """Those of one chunk of a tile."""
+        """Return the terms of one chunk of a tile."""
         parts = (self.q_and_keys, self.values, self.scores, self.written, self.decay)
         return _Terms(*(part[place] for part in parts))
 
     def pass_through(self, state: Tensor) -> Tensor:
-        """One chunk's outputs [Hv, L, V]; `state` [Hv, K, V] becomes the one after it."""
+        """Return one chunk's outputs [Hv, L, V]; advance `state` [Hv, K, V] in place."""
         L = self.values.shape[1]
         read = torch.bmm(self.q_and_keys, state)
         corrections = self.values - read[:, L:]
@@ -77,7 +77,7 @@ def gated_delta_prefill(
     index: ChunkIndex | None = None,
     chunk_size: int = CHUNK,
 ) -> Tensor:
-    """The rule over packed rows; leaves each row's final state, and its snapshots, in the pool.
+    """Apply the rule to packed rows; leave each row's final state, and its snapshots, in the pool.
 
     q, k:     [T, Hk, K] float, of any length: they are brought to length one here
     v:        [T, Hv, V] float; value head h uses key head h // (Hv // Hk)
@@ -125,11 +125,11 @@ def gated_delta_prefill(
 def _without_state(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, tile: ChunkTile
 ) -> _Terms:
-    """The terms of a tile's m chunks."""
+    """Compute the terms of a tile's m chunks."""
     K, V = k.shape[-1], v.shape[-1]
 
     def gathered(x: Tensor) -> Tensor:
-        """[T, H, ...] -> [m, H, L, ...] float32"""
+        """Gather a tile: [T, H, ...] -> [m, H, L, ...] float32."""
         rows = x.index_select(0, tile.tokens).float()
         return rows.view(*tile.valid.shape, *x.shape[1:]).transpose(1, 2).contiguous()
 
@@ -157,7 +157,7 @@ def _without_state(
 
 
 def _scores(q: Tensor, k: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
-    """Products of each token's query, and of its key, with each key before it, decayed between.
+    """Multiply each token's query, and its key, with each key before it, decayed between the two.
 
     q, k: [m, Hk, L, K] float32; logs: [m, Hv, L, K or 1] float64; returns two [m, Hv, L, L]
     float32. What lies above the diagonal is unspecified.
@@ -173,8 +173,8 @@ def _scores(q: Tensor, k: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _channelwise_scores(x: Tensor, k: Tensor, logs: Tensor) -> Tensor:
-    """x [n, m, H, L, K], k [m, H, L, K] float32, logs [m, H, L, K] float64 -> [n, m, H, L, L]
-    float32."""
+    """Compute decayed products where each channel has a decay: x [n, m, H, L, K], k [m, H, L, K]
+    float32, logs [m, H, L, K] float64 -> [n, m, H, L, L] float32."""
     L = k.shape[2]
     scores = x.new_zeros((*x.shape[:4], L))
     for first in range(0, L, _BLOCK):
@@ -191,17 +191,17 @@ def _channelwise_scores(x: Tensor, k: Tensor, logs: Tensor) -> Tensor:
 
 
 def _decay(log: Tensor) -> Tensor:
-    """exp of a difference of logarithms, float64 -> float32; at most one."""
+    """Compute exp of a difference of logarithms, float64 -> float32; at most one."""
     return log.float().clamp_(max=0.0).exp_()
 
 
 def _each_head(x: Tensor, each: int) -> Tensor:
-    """[n, Hk, ...] -> [n, Hk each, ...]: what a key head has, for each of its value heads."""
+    """Repeat what a key head has for each of its value heads: [n, Hk, ...] -> [n, Hk each, ...]."""
     return x[:, :, None].expand(-1, -1, each, *x.shape[2:]).flatten(1, 2)
 
 
 def unit(x: Tensor) -> Tensor:
-    """x [..., K] float32, brought to length one."""
+    """Scale x [..., K] float32 to length one."""
     return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + _UNIT_EPS)
 
 
@@ -252,7 +252,8 @@ def gated_delta_prefill_ref(
     has_initial: Tensor,
     snapshots: SnapshotPlan | None = None,
 ) -> Tensor:
-    """The same, token by token in float64; returns float64 [T, Hv, V]. For tests."""
+    """Compute gated_delta_prefill token by token in float64; returns float64 [T, Hv, V]. For
+    tests."""
     kept: dict[tuple[int, int], int] = {}
     if snapshots is not None:
         for row, depth, slot in zip(snapshots.rows, snapshots.depths, snapshots.slots, strict=True):
@@ -282,7 +283,7 @@ def gated_delta_update_ref(
     write_slots: Tensor,
     has_initial: Tensor | None = None,
 ) -> Tensor:
-    """gated_delta_update, row by row in float64; returns float64 [B, Hv, V]. For tests."""
+    """Compute gated_delta_update row by row in float64; returns float64 [B, Hv, V]. For tests."""
     rows = v.shape[0]
     if has_initial is None:
         has_initial = torch.ones(rows, dtype=torch.bool)
@@ -293,8 +294,8 @@ def gated_delta_update_ref(
 def _step_ref(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One token, head by head: q, k [Hk, K], v [Hv, V], g [Hv] or [Hv, K], beta [Hv] float, state
-    [Hv, K, V] float64 -> output [Hv, V] and the next state, float64."""
+    """Compute one token head by head: q, k [Hk, K], v [Hv, V], g [Hv] or [Hv, K], beta [Hv] float,
+    state [Hv, K, V] float64 -> output [Hv, V] and the next state, float64."""
     outputs, states = [], []
     each = v.shape[0] // k.shape[0]
     for head, before in enumerate(state):

@@ -1,4 +1,5 @@
-"""What is computed from host integers once a batch, and needs some of them on the device.
+"""Plans that are computed from host integers once a batch, and that need some of them on the
+device.
 
 A plan is made before the batch's one copy to the device and built after it, from views of that
 copy; so no kernel's index costs a copy of its own.
@@ -16,7 +17,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class HostPlan(Generic[T]):
-    """lists: what goes to the device, each as an int64 tensor of its own
+    """A plan whose integer lists go to the device before its result is built.
+
+    lists: what goes to the device, each as an int64 tensor of its own
     build: the result, from these tensors; takes as many as there are lists from the iterator
     """
 
@@ -24,7 +27,7 @@ class HostPlan(Generic[T]):
     build: Callable[[Iterator[Tensor]], T]
 
     def on(self, device: torch.device) -> T:
-        """The result, by a copy of its own: where a plan stands alone."""
+        """Build the result with a copy of its own, for a plan that stands alone."""
         flat = torch.tensor([value for values in self.lists for value in values], dtype=torch.int64)
         lengths = [len(values) for values in self.lists]
         return self.build(iter(torch.split(flat.to(device, non_blocking=True), lengths)))

@@ -17,19 +17,19 @@ _HUGE = 2 << 20
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """torch.empty; where it is large, on Linux and for a CPU, on huge pages."""
+    """Allocate like torch.empty; large CPU tensors on Linux lie on huge pages."""
     mapped = _map(shape, dtype, device)
     return torch.empty(shape, dtype=dtype, device=device) if mapped is None else mapped
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """torch.zeros, likewise; memory that nobody has touched costs nothing."""
+    """Allocate like torch.zeros, as `empty` does; pages that nobody touches cost nothing."""
     mapped = _map(shape, dtype, device)
     return torch.zeros(shape, dtype=dtype, device=device) if mapped is None else mapped
 
 
 def _map(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """Zeros; None where huge pages are not to be had, or would be wasted."""
+    """Return zeros on huge pages; None where the system has none or they would be wasted."""
     nbytes = prod(shape) * dtype.itemsize
     if device.type != "cpu" or nbytes < 2 * _HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return None

@@ -53,7 +53,7 @@ class Int8Weight:
         return Int8Weight(values, scales)
 
     def dense(self) -> Tensor:
-        """[..., O, K] float32"""
+        """Return the matrix as [..., O, K] float32."""
         return self.values.float().mul_(self.scales[..., None])
 
 
@@ -79,8 +79,11 @@ class PackedWeight:
 
     @staticmethod
     def of(weight: Tensor, dtype: torch.dtype | None = None) -> "PackedWeight":
-        """weight: [O, K] float, which is read once, some rows at a time, and may be mapped from a
-        file. dtype: bfloat16 or float32; None: the weight's."""
+        """Pack a matrix, some rows at a time, so that each value is read once.
+
+        weight: [O, K] float, perhaps mapped from a file
+        dtype:  bfloat16 or float32; None: the weight's
+        """
         dtype = dtype or weight.dtype
         rows, columns = weight.shape
         depth = 4 // dtype.itemsize
@@ -106,7 +109,7 @@ class PackedWeight:
         return PackedWeight(values, torch.Size((rows, columns)))
 
     def dense(self) -> Tensor:
-        """[O, K]"""
+        """Return the matrix as [O, K], in its dtype."""
         rows, columns = self.shape
         return self.values.transpose(1, 2).flatten(2).flatten(0, 1)[:rows, :columns]
 
@@ -116,8 +119,9 @@ Matrix = Weight | PackedWeight  # of a product, and nothing else
 
 
 def packs(native: Native | None, dtype: torch.dtype) -> bool:
-    """Whether products with packed weights are the fastest. In bfloat16 the CPU must multiply such
-    values itself. In float32 one core then does 1.3 times what it does by torch's product."""
+    """Return whether products with packed weights are the fastest. In bfloat16 the CPU must
+    multiply such values itself. In float32 one core then does 1.3 times what it does by torch's
+    product."""
     if native is None:
         return False
     wide = native.library.wide_vectors and dtype == torch.float32
@@ -125,21 +129,15 @@ def packs(native: Native | None, dtype: torch.dtype) -> bool:
 
 
 def linear(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b.
-
-    x:      [T, K] float
-    weight: [O, K] float, or 8-bit, or packed
-    bias:   [O] float, or None; of float32 for the native library
-    returns [T, O], dtype of x; sums in float32
-    """
+    """Implement `Kernels.linear` in torch."""
     if not isinstance(weight, Tensor):
         weight = weight.dense().to(x.dtype)
     return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 
 def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-    """The same for float32 x. A bfloat16 weight meets x in bfloat16 where the CPU multiplies such
-    values itself, else in float32."""
+    """Implement `Kernels.linear` natively, for float32 x. A bfloat16 weight is multiplied in
+    bfloat16 where the CPU has such products, else in float32."""
     if isinstance(weight, PackedWeight):
         return _packed_linear_native(native, x, weight, bias)
     rows, columns = x.shape
@@ -150,18 +148,18 @@ def linear_native(native: Native, x: Tensor, weight: Matrix, bias: Tensor | None
     y = native.empty(rows, weight.shape[0])
     rounded = _rounded(native, x) if dots else None
     native.call(
-        signatures.Linear(
-            x.data_ptr(),
-            values.data_ptr(),
-            scales,
-            None if bias is None else bias.data_ptr(),
-            y.data_ptr(),
-            None if rounded is None else rounded.data_ptr(),
-            rows,
-            columns,
-            weight.shape[0],
-            x.stride(0),
-            signatures.DTYPES[values.dtype],
+        signatures.LinearArguments(
+            x=x,
+            weight=values,
+            scale=scales,
+            bias=bias,
+            y=y,
+            rounded=rounded,
+            rows=rows,
+            columns=columns,
+            outputs=weight.shape[0],
+            x_stride=x.stride(0),
+            dtype=signatures.DTYPES[values.dtype],
         ),
         small=rows * columns * weight.shape[0] < _SMALL_PRODUCT,
     )
@@ -175,17 +173,17 @@ def _packed_linear_native(
     y = native.empty(rows, weight.shape[0])
     rounded = _rounded(native, x) if weight.dtype == torch.bfloat16 else None
     native.call(
-        signatures.PackedLinear(
-            x.data_ptr(),
-            weight.values.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            y.data_ptr(),
-            None if rounded is None else rounded.data_ptr(),
-            rows,
-            columns,
-            weight.shape[0],
-            x.stride(0),
-            signatures.DTYPES[weight.dtype],
+        signatures.PackedLinearArguments(
+            x=x,
+            weight=weight.values,
+            bias=bias,
+            y=y,
+            rounded=rounded,
+            rows=rows,
+            columns=columns,
+            outputs=weight.shape[0],
+            x_stride=x.stride(0),
+            dtype=signatures.DTYPES[weight.dtype],
         ),
         small=rows * columns * weight.shape[0] < _SMALL_PRODUCT,
     )
@@ -193,41 +191,43 @@ def _packed_linear_native(
 
 
 def _rounded(native: Native, x: Tensor) -> Tensor | None:
-    """Memory for x [T, K] in bfloat16, with zeros behind each row; None where rows are few."""
+    """Return memory for x [T, K] in bfloat16, with zeros behind each row; None where rows are
+    few."""
     rows, columns = x.shape
     if rows <= _ROUNDED_APART:
         return None
     return native.empty(rows, -(-columns // 32) * 32, dtype=torch.bfloat16)
 
 
-def weight_parts(weight: Weight) -> tuple[Tensor, int | None]:
-    """The matrix as the library reads it, and the address of its scales where it has some."""
+def weight_parts(weight: Weight) -> tuple[Tensor, Tensor | None]:
+    """Return the matrix as the library reads it, and its scales where it has some."""
     if isinstance(weight, Int8Weight):
-        return weight.values, weight.scales.data_ptr()
+        return weight.values, weight.scales
     return weight, None
 
 
 def embedding(ids: Tensor, table: Weight) -> Tensor:
-    """Rows of a table.
-
-    ids:    [T] int64
-    table:  [V, K] float, or 8-bit
-    returns [T, K], dtype of the table (float32 of an 8-bit one); float32 from the native library
-    """
+    """Implement `Kernels.embedding` in torch."""
     if isinstance(table, Int8Weight):
         return table.values[ids].float() * table.scales[ids, None]
     return F.embedding(ids, table)
 
 
 def embedding_native(native: Native, ids: Tensor, table: Weight) -> Tensor:
-    """The same, in float32 whatever the table is stored as."""
+    """Implement `Kernels.embedding` natively, in float32, whatever dtype the table has."""
     rows, width = ids.shape[0], table.shape[1]
     out = native.empty(rows, width)
     values, scales = weight_parts(table)
     dtype = signatures.DTYPES[values.dtype]
     native.call(
-        signatures.Embedding(
-            ids.data_ptr(), values.data_ptr(), scales, out.data_ptr(), rows, width, dtype
+        signatures.EmbeddingArguments(
+            ids=ids,
+            table=values,
+            scale=scales,
+            out=out,
+            rows=rows,
+            width=width,
+            dtype=dtype,
         ),
         small=rows * width < SMALL,
     )

@@ -27,8 +27,8 @@ from baton.kernels.state_update import selective_state_update
 
 @dataclass(frozen=True)
 class Mamba2Weights:
-    """What a mixer has beside its projections. H heads of P channels, G groups, state size N;
-    C = H P + 2 G N channels of the convolution, W taps. All tensors are float32.
+    """The weights of a mixer other than its projections. H heads of P channels, G groups, state
+    size N; C = H P + 2 G N channels of the convolution, W taps. All tensors are float32.
 
     conv_weight: [C, W]; the last column multiplies the newest input
     conv_bias:   [C] or None
@@ -62,11 +62,11 @@ class Mamba2Weights:
 
     @property
     def splits(self) -> list[int]:
-        """Columns of z, of the convolution's input [x | B | C], and of dt."""
+        """Return the columns of z, of the convolution's input [x | B | C], and of dt."""
         return [self.inner, self.conv_weight.shape[0], self.heads]
 
     def split_conv(self, conv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[T, C] -> x [T, H, P], B and C [T, G, N]"""
+        """Split [T, C] into x [T, H, P], B and C [T, G, N]."""
         state = self.groups * self.d_state
         x, B, C = torch.split(conv, [self.inner, state, state], dim=-1)
         return (
@@ -92,15 +92,7 @@ def mamba2_step(
     write_slots: Tensor,
     has_initial: Tensor | None = None,
 ) -> Tensor:
-    """Advance each row by one token: convolution, state, gate and norm.
-
-    zxbcdt:    [B, H P + C + H] float, the input projection: z, then x B C, then dt (raw)
-    conv_pool: [slots, C, W - 1] float, strided over slots; written in place
-    ssm_pool:  [slots, H, P, N] float, strided over slots; written in place
-    read_slots, write_slots: [B] int64, state slots; 0 for padding rows
-    has_initial: [B] bool; False starts from zeros, whatever the read slot holds. None: all True
-    returns    [B, H P], dtype of zxbcdt; computed in float32
-    """
+    """Implement `Kernels.mamba2_step` in torch."""
     z, conv_input, dt = torch.split(zxbcdt, weights.splits, dim=-1)
     slots = (read_slots, write_slots)
     conv = causal_conv1d_update(
@@ -124,7 +116,8 @@ def mamba2_step_native(
     write_slots: Tensor,
     has_initial: Tensor | None = None,
 ) -> Tensor:
-    """The same in one call, for float32 zxbcdt; pools in float32 or bfloat16."""
+    """Implement `Kernels.mamba2_step` natively, in one call, for float32 zxbcdt; pools in float32
+    or bfloat16."""
     rows = zxbcdt.shape[0]
     channels, width = weights.conv_weight.shape
     convolved = native.empty(rows, channels)
@@ -132,36 +125,36 @@ def mamba2_step_native(
     bias = weights.conv_bias
     low, high = weights.dt_limit
     native.call(
-        signatures.Mamba2Step(
-            zxbcdt.data_ptr(),
-            weights.conv_weight.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            weights.A.data_ptr(),
-            weights.D.data_ptr(),
-            weights.dt_bias.data_ptr(),
-            None if weights.norm_weight is None else weights.norm_weight.data_ptr(),
-            conv_pool.data_ptr(),
-            ssm_pool.data_ptr(),
-            read_slots.data_ptr(),
-            write_slots.data_ptr(),
-            None if has_initial is None else has_initial.data_ptr(),
-            convolved.data_ptr(),
-            y.data_ptr(),
-            rows,
-            zxbcdt.stride(0),
-            weights.heads,
-            weights.head_dim,
-            weights.groups,
-            weights.d_state,
-            width,
-            conv_pool.stride(0),
-            ssm_pool.stride(0),
-            signatures.DTYPES[conv_pool.dtype],
-            signatures.DTYPES[ssm_pool.dtype],
-            int(weights.gate_last),
-            low,
-            min(high, _LARGEST_STEP),
-            weights.eps,
+        signatures.Mamba2StepArguments(
+            zxbcdt=zxbcdt,
+            conv_weight=weights.conv_weight,
+            conv_bias=bias,
+            A=weights.A,
+            D=weights.D,
+            dt_bias=weights.dt_bias,
+            norm_weight=weights.norm_weight,
+            conv_pool=conv_pool,
+            ssm_pool=ssm_pool,
+            read_slots=read_slots,
+            write_slots=write_slots,
+            has_initial=has_initial,
+            convolved=convolved,
+            y=y,
+            rows=rows,
+            stride=zxbcdt.stride(0),
+            heads=weights.heads,
+            head_dim=weights.head_dim,
+            groups=weights.groups,
+            d_state=weights.d_state,
+            width=width,
+            conv_stride=conv_pool.stride(0),
+            ssm_stride=ssm_pool.stride(0),
+            conv_dtype=signatures.DTYPES[conv_pool.dtype],
+            ssm_dtype=signatures.DTYPES[ssm_pool.dtype],
+            gate_last=int(weights.gate_last),
+            dt_low=low,
+            dt_high=min(high, _LARGEST_STEP),
+            eps=weights.eps,
         )
     )
     return y
@@ -181,14 +174,7 @@ def plan_mamba2_prefill(
     chunk_size: int,
     snapshots: SnapshotPlan | None,
 ) -> HostPlan[Mamba2Rows]:
-    """Plan the prompts of a batch once, for all layers: convolution, scan, gate and norm.
-
-    cu_seqlens_host: [B + 1], packed token where each row begins
-    prefix_lens_host: [B], absolute depth of each row's first token
-    width:      taps of the convolution
-    chunk_size: the model's; chunks are cut at its absolute multiples (or finer)
-    snapshots:  states to keep at multiples of `chunk_size` or at a row's end, in slots of their own
-    """
+    """Implement `Kernels.plan_mamba2_prefill` in torch."""
     conv = conv_index(cu_seqlens_host, prefix_lens_host, width, snapshots)
     scan = ssd_index(cu_seqlens_host, prefix_lens_host, chunk_size, snapshots)
 
@@ -230,7 +216,8 @@ def plan_mamba2_prefill_native(
     chunk_size: int,
     snapshots: SnapshotPlan | None,
 ) -> HostPlan[Mamba2Rows]:
-    """The same in one call a layer, for float32 zxbcdt; pools in float32 or bfloat16."""
+    """Implement `Kernels.plan_mamba2_prefill` natively, in one call a layer, for float32 zxbcdt;
+    pools in float32 or bfloat16."""
     lens = (cu_seqlens_host, prefix_lens_host)
     plan = plan_chunked_prompts(*lens, block_size(chunk_size), snapshots)
     return HostPlan(
@@ -252,47 +239,47 @@ def _native_prefill_of(native: Native, plan: ChunkedPromptPlan, rows: RaggedRows
         bias, norm = weights.conv_bias, weights.norm_weight
         low, high = weights.dt_limit
         native.call(
-            signatures.Mamba2Prefill(
-                zxbcdt.data_ptr(),
-                weights.conv_weight.data_ptr(),
-                None if bias is None else bias.data_ptr(),
-                weights.A.data_ptr(),
-                weights.D.data_ptr(),
-                weights.dt_bias.data_ptr(),
-                None if norm is None else norm.data_ptr(),
-                conv_pool.data_ptr(),
-                ssm_pool.data_ptr(),
-                rows.read_slots.data_ptr(),
-                rows.write_slots.data_ptr(),
-                rows.has_initial.data_ptr(),
-                prompts.starts.data_ptr(),
-                plan.row_chunks.data_ptr(),
-                plan.chunk_starts.data_ptr(),
-                plan.chunk_slots.data_ptr(),
-                prompts.row_snapshots.data_ptr(),
-                prompts.snapshot_ends.data_ptr(),
-                prompts.snapshot_slots.data_ptr(),
-                convolved.data_ptr(),
-                scores.data_ptr(),
-                y.data_ptr(),
-                prompts.rows,
-                tokens,
-                plan.chunks,
-                plan.chunk,
-                zxbcdt.stride(0),
-                weights.heads,
-                weights.head_dim,
-                weights.groups,
-                weights.d_state,
-                width,
-                conv_pool.stride(0),
-                ssm_pool.stride(0),
-                signatures.DTYPES[conv_pool.dtype],
-                signatures.DTYPES[ssm_pool.dtype],
-                int(weights.gate_last),
-                low,
-                min(high, _LARGEST_STEP),
-                weights.eps,
+            signatures.Mamba2PrefillArguments(
+                zxbcdt=zxbcdt,
+                conv_weight=weights.conv_weight,
+                conv_bias=bias,
+                A=weights.A,
+                D=weights.D,
+                dt_bias=weights.dt_bias,
+                norm_weight=norm,
+                conv_pool=conv_pool,
+                ssm_pool=ssm_pool,
+                read_slots=rows.read_slots,
+                write_slots=rows.write_slots,
+                has_initial=rows.has_initial,
+                starts=prompts.starts,
+                row_chunks=plan.row_chunks,
+                chunk_starts=plan.chunk_starts,
+                chunk_slots=plan.chunk_slots,
+                row_snapshots=prompts.row_snapshots,
+                snapshot_ends=prompts.snapshot_ends,
+                snapshot_slots=prompts.snapshot_slots,
+                convolved=convolved,
+                scores=scores,
+                y=y,
+                rows=prompts.rows,
+                tokens=tokens,
+                chunks=plan.chunks,
+                chunk=plan.chunk,
+                stride=zxbcdt.stride(0),
+                heads=weights.heads,
+                head_dim=weights.head_dim,
+                groups=weights.groups,
+                d_state=weights.d_state,
+                width=width,
+                conv_stride=conv_pool.stride(0),
+                ssm_stride=ssm_pool.stride(0),
+                conv_dtype=signatures.DTYPES[conv_pool.dtype],
+                ssm_dtype=signatures.DTYPES[ssm_pool.dtype],
+                gate_last=int(weights.gate_last),
+                dt_low=low,
+                dt_high=min(high, _LARGEST_STEP),
+                eps=weights.eps,
             )
         )
         return y

@@ -29,76 +29,61 @@ _EXPANDED = 1 << 23
 
 
 def latent_write(latents: Tensor, pool: Tensor, token_pages: Tensor, token_offsets: Tensor) -> None:
-    """Store each token's latent at its place.
-
-    latents:       [T, W] float
-    pool:          [pages, page_size, W], strided over pages; written in place
-    token_pages:   [T] int64, page of each token; 0 for padding tokens
-    token_offsets: [T] int64, place inside the page
-    """
+    """Implement `Kernels.latent_write` in torch."""
     pool.index_put_((token_pages, token_offsets), latents.to(pool.dtype))
 
 
 def latent_write_native(
     native: Native, latents: Tensor, pool: Tensor, token_pages: Tensor, token_offsets: Tensor
 ) -> None:
-    """The same, for float32 latents; pools in float32 or bfloat16."""
+    """Implement `Kernels.latent_write` natively, for float32 latents; pools in float32 or
+    bfloat16."""
     tokens, width = latents.shape
     native.call(
-        signatures.LatentWrite(
-            latents.data_ptr(),
-            pool.data_ptr(),
-            token_pages.data_ptr(),
-            token_offsets.data_ptr(),
-            tokens,
-            width,
-            latents.stride(0),
-            pool.stride(0),
-            signatures.DTYPES[pool.dtype],
+        signatures.LatentWriteArguments(
+            latents=latents,
+            pool=pool,
+            pages=token_pages,
+            offsets=token_offsets,
+            tokens=tokens,
+            width=width,
+            latent_stride=latents.stride(0),
+            page_stride=pool.stride(0),
+            dtype=signatures.DTYPES[pool.dtype],
         ),
         small=latents.numel() < SMALL,
     )
 
 
-def rotate_tails(
+def apply_partial_rope(
     x: Tensor, rotated: int, cache: Tensor, positions: Tensor, interleaved: bool
 ) -> Tensor:
-    """The last `rotated` channels of every head, rotated by its token's position.
-
-    Pairs come out half the width apart: keys and queries alike, so their products are what they
-    would be.
-
-    x:           [T, H, D] float, may be strided
-    cache:       [max_positions, rotated] float32, from rope_cache
-    positions:   [T] int64
-    interleaved: channels 2 i and 2 i + 1 are a pair, not i and i + rotated / 2
-    returns      [T, H, rotated], dtype of x
-    """
+    """Implement `Kernels.apply_partial_rope` in torch."""
     tail = x[..., x.shape[2] - rotated :]
     if interleaved:
         tail = tail.reshape(*tail.shape[:2], rotated // 2, 2).transpose(2, 3).flatten(2)
     return apply_rope(tail, cache, positions)
 
 
-def rotate_tails_native(
+def apply_partial_rope_native(
     native: Native, x: Tensor, rotated: int, cache: Tensor, positions: Tensor, interleaved: bool
 ) -> Tensor:
-    """The same, for float32 x."""
+    """Implement `Kernels.apply_partial_rope` natively, for float32 x."""
     rows, heads = x.shape[:2]
     tail = x[..., x.shape[2] - rotated :]
     out = native.empty(rows, heads, rotated)
     native.call(
-        signatures.RotateTails(
-            tail.data_ptr(),
-            cache.data_ptr(),
-            positions.data_ptr(),
-            out.data_ptr(),
-            rows,
-            heads,
-            rotated,
-            x.stride(0),
-            x.stride(1),
-            int(interleaved),
+        signatures.PartialRopeArguments(
+            x=tail,
+            cache=cache,
+            positions=positions,
+            out=out,
+            rows=rows,
+            heads=heads,
+            rotated=rotated,
+            x_stride=x.stride(0),
+            head_stride=x.stride(1),
+            interleaved=int(interleaved),
         ),
         small=out.numel() < SMALL,
     )
@@ -106,13 +91,7 @@ def rotate_tails_native(
 
 
 def mla_query(plain: Tensor, rotated: Tensor, up: Tensor) -> Tensor:
-    """Queries as products with what is cached: up_k[h]^T plain, then the rotated channels.
-
-    plain:   [T, H, N] float, may be strided
-    rotated: [T, H, R], dtype of plain, may be strided
-    up:      [H, N + V, rank] float
-    returns  [T, H, W], dtype of plain
-    """
+    """Implement `Kernels.mla_query` in torch."""
     rows, heads, keys = plain.shape
     rank = up.shape[2]
     out = plain.new_empty((rows, heads, rank + rotated.shape[2]))
@@ -124,27 +103,27 @@ def mla_query(plain: Tensor, rotated: Tensor, up: Tensor) -> Tensor:
 
 
 def mla_query_native(native: Native, plain: Tensor, rotated: Tensor, up: Tensor) -> Tensor:
-    """The same, for float32 queries; up in float32 or bfloat16."""
+    """Implement `Kernels.mla_query` natively, for float32 queries; `up` in float32 or bfloat16."""
     rows, heads, keys = plain.shape
     tail, rank = rotated.shape[2], up.shape[2]
     out = native.empty(rows, heads, rank + tail)
     native.call(
-        signatures.MlaQuery(
-            plain.data_ptr(),
-            rotated.data_ptr(),
-            up.data_ptr(),
-            out.data_ptr(),
-            rows,
-            heads,
-            keys,
-            up.shape[1] - keys,
-            rank,
-            tail,
-            plain.stride(0),
-            plain.stride(1),
-            rotated.stride(0),
-            rotated.stride(1),
-            signatures.DTYPES[up.dtype],
+        signatures.MlaQueryArguments(
+            plain=plain,
+            rotated=rotated,
+            up=up,
+            out=out,
+            rows=rows,
+            heads=heads,
+            keys=keys,
+            values=up.shape[1] - keys,
+            rank=rank,
+            tail=tail,
+            plain_stride=plain.stride(0),
+            plain_head=plain.stride(1),
+            rotated_stride=rotated.stride(0),
+            rotated_head=rotated.stride(1),
+            dtype=signatures.DTYPES[up.dtype],
         ),
         small=rows * heads * keys * rank < SMALL,
     )
@@ -152,13 +131,7 @@ def mla_query_native(native: Native, plain: Tensor, rotated: Tensor, up: Tensor)
 
 
 def from_latent(mean: Tensor, up: Tensor, key_rows: int) -> Tensor:
-    """What a head returns, of the mean latent that its attention found: up_v[h] mean.
-
-    mean:     [T, H, rank] float, may be strided
-    up:       [H, N + V, rank] float
-    key_rows: N
-    returns   [T, H, V], dtype of mean
-    """
+    """Implement `Kernels.from_latent` in torch."""
     values = up[:, key_rows:].to(mean.dtype)
     out = mean.new_empty((*mean.shape[:2], values.shape[1]))
     torch.bmm(mean.transpose(0, 1), values.transpose(1, 2), out=out.transpose(0, 1))
@@ -166,14 +139,24 @@ def from_latent(mean: Tensor, up: Tensor, key_rows: int) -> Tensor:
 
 
 def from_latent_native(native: Native, mean: Tensor, up: Tensor, key_rows: int) -> Tensor:
-    """The same, for contiguous float32 means; up in float32 or bfloat16."""
+    """Implement `Kernels.from_latent` natively, for contiguous float32 means; `up` in float32 or
+    bfloat16."""
     rows, heads, rank = mean.shape
     values = up.shape[1] - key_rows
     out = native.empty(rows, heads, values)
     dtype = signatures.DTYPES[up.dtype]
-    pointers = (mean.data_ptr(), up.data_ptr(), out.data_ptr())
     native.call(
-        signatures.FromLatent(*pointers, rows, heads, key_rows, values, rank, dtype),
+        signatures.FromLatentArguments(
+            mean=mean,
+            up=up,
+            out=out,
+            rows=rows,
+            heads=heads,
+            keys=key_rows,
+            values=values,
+            rank=rank,
+            dtype=dtype,
+        ),
         small=rows * heads * values * rank < SMALL,
     )
     return out
@@ -189,17 +172,10 @@ def mla_decode(
     scale: float,
     tree: Tensor | None = None,
 ) -> Tensor:
-    """Attention of each row's Q newest tokens over all its tokens, whose latents are in the pool.
+    """Implement `Kernels.mla_decode` in torch.
 
-    q:            [B, Q, H, W] float, as mla_query makes them
-    pool:         [pages, page_size, W], strided over pages
-    block_tables: [B, max_pages] int, pages of each row, padded with 0
-    kv_lens:      [B] int64 on the device, tokens of each row including the new ones; 0 for padding
-                  rows, which get zeros; host copy beside
-    scale:        factor on the scores
-    tree:         [B, Q, Q] bool: which of a row's new tokens (last) each of them (second) sees,
-                  beside all the tokens before them; None: itself and those before it
-    returns       [B, Q, H, rank], dtype of q: the mean latent
+    tree: [B, Q, Q] bool: which of a row's new tokens (last) each of them (second) sees, besides all
+          tokens before them; None: itself and those before it
     """
     rows, queries, heads, width = q.shape
     page_size = pool.shape[1]
@@ -229,26 +205,26 @@ def mla_decode_native(
     rank: int,
     scale: float,
 ) -> Tensor:
-    """The same, for one new token a row, contiguous float32 q and int64 block tables; pools in
-    float32 or bfloat16. It reads the lengths where they lie."""
+    """Implement `Kernels.mla_decode` natively, for one new token a row, contiguous float32 q and
+    int64 block tables; pools in float32 or bfloat16. It reads the lengths from `kv_lens` alone."""
     rows, _, heads, width = q.shape
     out = native.empty(rows, 1, heads, rank)
     native.call(
-        signatures.MlaDecode(
-            q.data_ptr(),
-            pool.data_ptr(),
-            block_tables.data_ptr(),
-            kv_lens.data_ptr(),
-            out.data_ptr(),
-            rows,
-            heads,
-            width,
-            rank,
-            pool.shape[1],
-            pool.stride(0),
-            block_tables.stride(0),
-            signatures.DTYPES[pool.dtype],
-            scale,
+        signatures.MlaDecodeArguments(
+            q=q,
+            pool=pool,
+            tables=block_tables,
+            kv_lens=kv_lens,
+            out=out,
+            rows=rows,
+            heads=heads,
+            width=width,
+            rank=rank,
+            page_size=pool.shape[1],
+            page_stride=pool.stride(0),
+            table_stride=block_tables.stride(0),
+            dtype=signatures.DTYPES[pool.dtype],
+            scale=scale,
         )
     )
     return out
@@ -266,19 +242,7 @@ def mla_prefill(
     kv_lens_host: Sequence[int],
     scale: float,
 ) -> Tensor:
-    """Causal attention of each row's new tokens over all its tokens, whose latents are in the pool.
-
-    plain:        [T, H, N] float, packed rows: the queries' part that meets up_k; its heads and
-                  tokens may lie apart
-    rotated:      [T, H, R], dtype of plain: the rotated part, may be strided alike
-    pool:         [pages, page_size, W], strided over pages
-    up:           [H, N + V, rank] float
-    block_tables: [B, max_pages] int, pages of each row, padded with 0
-    cu_seqlens_q: [B + 1] int64 on the device, packed token where each row begins; host copy beside
-    kv_lens:      [B] int64 on the device, tokens of each row including the new ones; host beside
-    scale:        factor on the scores
-    returns       [T, H, V], dtype of plain
-    """
+    """Implement `Kernels.mla_prefill` in torch."""
     q = torch.cat((plain, rotated), dim=-1)
     out = q.new_empty(q.shape[0], q.shape[1], up.shape[1] - plain.shape[2])
     page_size = pool.shape[1]
@@ -308,8 +272,8 @@ def mla_prefill_native(
     kv_lens_host: Sequence[int],
     scale: float,
 ) -> Tensor:
-    """The same, for float32 queries, int64 block tables, and a pool and `up` of one dtype, float32
-    or bfloat16. Of the host lengths only the sum is read."""
+    """Implement `Kernels.mla_prefill` natively, for float32 queries, int64 block tables, and a pool
+    and `up` of one dtype, float32 or bfloat16. Of the host lengths it reads the sum alone."""
     tokens, heads, key_rows = plain.shape
     each, rank = up.shape[1:]
     values = each - key_rows
@@ -321,27 +285,27 @@ def mla_prefill_native(
         matrix = up[some].flatten(0, 1)
         expanded = linear_native(native, latents[:, :rank], matrix)
         native.call(
-            signatures.MlaPrefill(
-                plain[:, some].data_ptr(),
-                rotated[:, some].data_ptr(),
-                expanded.data_ptr(),
-                latents.data_ptr(),
-                cu_seqlens_q.data_ptr(),
-                kv_lens.data_ptr(),
-                out[:, some].data_ptr(),
-                len(kv_lens_host),
-                tokens,
-                matrix.shape[0] // each,
-                key_rows,
-                values,
-                rank,
-                rotated.shape[2],
-                plain.stride(0),
-                plain.stride(1),
-                rotated.stride(0),
-                rotated.stride(1),
-                out.stride(0),
-                scale,
+            signatures.MlaPrefillArguments(
+                plain=plain[:, some],
+                rotated=rotated[:, some],
+                expanded=expanded,
+                latents=latents,
+                starts=cu_seqlens_q,
+                kv_lens=kv_lens,
+                out=out[:, some],
+                rows=len(kv_lens_host),
+                tokens=tokens,
+                heads=matrix.shape[0] // each,
+                keys=key_rows,
+                values=values,
+                rank=rank,
+                tail=rotated.shape[2],
+                plain_stride=plain.stride(0),
+                plain_head=plain.stride(1),
+                rotated_stride=rotated.stride(0),
+                rotated_head=rotated.stride(1),
+                out_stride=out.stride(0),
+                scale=scale,
             )
         )
     return out
@@ -354,22 +318,22 @@ def _read_latents(
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
 ) -> Tensor:
-    """[sum of kv_lens, W] float32: the rows' latents end to end."""
+    """Gather the rows' latents end to end: [sum of kv_lens, W] float32."""
     page_size, width = pool.shape[1:]
     latents = native.empty(sum(kv_lens_host), width)
     native.call(
-        signatures.LatentRead(
-            pool.data_ptr(),
-            block_tables.data_ptr(),
-            kv_lens.data_ptr(),
-            latents.data_ptr(),
-            len(kv_lens_host),
-            latents.shape[0],
-            width,
-            page_size,
-            pool.stride(0),
-            block_tables.stride(0),
-            signatures.DTYPES[pool.dtype],
+        signatures.LatentReadArguments(
+            pool=pool,
+            tables=block_tables,
+            kv_lens=kv_lens,
+            out=latents,
+            rows=len(kv_lens_host),
+            tokens=latents.shape[0],
+            width=width,
+            page_size=page_size,
+            page_stride=pool.stride(0),
+            table_stride=block_tables.stride(0),
+            dtype=signatures.DTYPES[pool.dtype],
         ),
         small=latents.numel() < SMALL,
     )
@@ -386,7 +350,8 @@ def mla_ref(
     scale: float,
     tree: Tensor | None = None,
 ) -> Tensor:
-    """Keys and values head by head, token by token, in float64; [T, H, V] float64. For tests.
+    """Attend through expanded keys and values, head by head and token by token; returns float64
+    [T, H, V]. For tests.
 
     The reference of prefill, and of decode with its projections before and after. `tree` as in
     mla_decode, where every row has Q tokens.
@@ -419,7 +384,7 @@ def mla_ref(
 
 
 def _seen_by_new(positions: Tensor, kv_lens: Tensor, queries: int, tree: Tensor | None) -> Tensor:
-    """[B, Q, positions] bool: which positions each of a row's newest tokens sees."""
+    """Return which positions each of a row's newest tokens sees: [B, Q, positions] bool."""
     order = torch.arange(queries, device=positions.device)
     place = positions - (kv_lens[:, None] - queries)  # among the new tokens; below 0: before them
     if tree is None:
@@ -430,7 +395,7 @@ def _seen_by_new(positions: Tensor, kv_lens: Tensor, queries: int, tree: Tensor 
 
 
 def _expanded(q: Tensor, latents: Tensor, up: Tensor, scale: float) -> Tensor:
-    """One row through some heads: q [L, h, N + R], latents [S, W], up [h, N + V, rank] ->
+    """Attend in one row with some heads: q [L, h, N + R], latents [S, W], up [h, N + V, rank] ->
     [L, h, V]."""
     (new, heads, channels), (total, width) = q.shape, latents.shape
     rank, rotated = up.shape[2], width - up.shape[2]

@@ -13,11 +13,7 @@ from baton.kernels.native.recorder import SMALL, Native
 
 
 def route_softmax_topk(router_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The top-k experts of each token, weighted by a softmax over their own logits (Granite).
-
-    router_logits: [T, E] float
-    returns weights [T, top_k] float32 and experts [T, top_k] int64
-    """
+    """Implement `Kernels.route_softmax_topk` in torch."""
     logits, experts = router_logits.float().topk(top_k, dim=-1)
     return logits.softmax(dim=-1), experts
 
@@ -25,12 +21,18 @@ def route_softmax_topk(router_logits: Tensor, top_k: int) -> tuple[Tensor, Tenso
 def route_softmax_topk_native(
     native: Native, router_logits: Tensor, top_k: int
 ) -> tuple[Tensor, Tensor]:
-    """The same, for contiguous float32; of equal logits the first are chosen."""
+    """Implement `Kernels.route_softmax_topk` natively, for contiguous float32 logits; of equal
+    logits the first are chosen."""
     rows, experts = router_logits.shape
     weights, chosen = _choices(native, rows, top_k)
     native.call(
-        signatures.RouteSoftmax(
-            router_logits.data_ptr(), weights.data_ptr(), chosen.data_ptr(), rows, experts, top_k
+        signatures.RouteSoftmaxArguments(
+            logits=router_logits,
+            weights=weights,
+            chosen=chosen,
+            rows=rows,
+            experts=experts,
+            top_k=top_k,
         ),
         small=router_logits.numel() * top_k < SMALL,
     )
@@ -46,15 +48,7 @@ def route_sigmoid_grouped(
     normalised: bool = True,
     factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The top-k experts of each token by corrected sigmoid scores, within its best groups of
-    experts, weighted by the scores themselves (DeepSeek-V3, arXiv:2412.19437; Nemotron 3).
-
-    router_logits: [T, E] float32
-    correction: [E] float32, balances the choice of experts and has no part in their weights
-    groups:     equal runs of experts; the best are those with the largest sum of two scores
-    normalised: weights of a token add up to one, before they are multiplied by `factor`
-    returns weights [T, top_k] float32 and experts [T, top_k] int64
-    """
+    """Implement `Kernels.route_sigmoid_grouped` in torch."""
     scores = router_logits.sigmoid()
     chosen_by = scores + correction
     if top_groups < groups:
@@ -76,14 +70,7 @@ def route_softmax_grouped(
     normalised: bool = False,
     factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The top-k experts of each token by a softmax over all, within its best groups of experts,
-    weighted by what the softmax gives them (DeepSeek-V2, arXiv:2405.04434).
-
-    router_logits: [T, E] float32
-    groups:     equal runs of experts; the best are those that hold the likeliest experts
-    normalised: weights of a token add up to one, before they are multiplied by `factor`
-    returns weights [T, top_k] float32 and experts [T, top_k] int64
-    """
+    """Implement `Kernels.route_softmax_grouped` in torch."""
     scores = router_logits.softmax(dim=-1)
     if top_groups < groups:
         grouped = scores.view(-1, groups, scores.shape[1] // groups)
@@ -103,21 +90,22 @@ def route_softmax_grouped_native(
     normalised: bool = False,
     factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The same, for contiguous logits; of equal scores the first are chosen."""
+    """Implement `Kernels.route_softmax_grouped` natively, for contiguous logits; of equal scores
+    the first are chosen."""
     rows, experts = router_logits.shape
     weights, chosen = _choices(native, rows, top_k)
     native.call(
-        signatures.RouteSoftmaxGrouped(
-            router_logits.data_ptr(),
-            weights.data_ptr(),
-            chosen.data_ptr(),
-            rows,
-            experts,
-            top_k,
-            groups,
-            top_groups,
-            int(normalised),
-            factor,
+        signatures.RouteSoftmaxGroupedArguments(
+            logits=router_logits,
+            weights=weights,
+            chosen=chosen,
+            rows=rows,
+            experts=experts,
+            top_k=top_k,
+            groups=groups,
+            top_groups=top_groups,
+            normalised=int(normalised),
+            factor=factor,
         ),
         small=router_logits.numel() * top_k < SMALL,
     )
@@ -125,8 +113,10 @@ def route_softmax_grouped_native(
 
 
 def _within(grouped: Tensor, worth: Tensor, top_groups: int) -> Tensor:
-    """[T, E]: the scores [T, groups, experts of one] of the groups that are worth most; -inf in
-    the others. worth: [T, groups]"""
+    """Return the scores [T, groups, experts of one] as [T, E], -inf outside of the best groups.
+
+    worth: [T, groups], by which groups are ranked
+    """
     best = worth.topk(top_groups, dim=-1).indices
     outside = torch.ones_like(worth).scatter_(1, best, 0.0).bool()
     return grouped.masked_fill(outside[:, :, None], -torch.inf).flatten(1)
@@ -142,22 +132,23 @@ def route_sigmoid_grouped_native(
     normalised: bool = True,
     factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The same, for contiguous logits; of equal scores the first are chosen."""
+    """Implement `Kernels.route_sigmoid_grouped` natively, for contiguous logits; of equal scores
+    the first are chosen."""
     rows, experts = router_logits.shape
     weights, chosen = _choices(native, rows, top_k)
     native.call(
-        signatures.RouteGrouped(
-            router_logits.data_ptr(),
-            correction.data_ptr(),
-            weights.data_ptr(),
-            chosen.data_ptr(),
-            rows,
-            experts,
-            top_k,
-            groups,
-            top_groups,
-            int(normalised),
-            factor,
+        signatures.RouteGroupedArguments(
+            logits=router_logits,
+            correction=correction,
+            weights=weights,
+            chosen=chosen,
+            rows=rows,
+            experts=experts,
+            top_k=top_k,
+            groups=groups,
+            top_groups=top_groups,
+            normalised=int(normalised),
+            factor=factor,
         ),
         small=router_logits.numel() * top_k < SMALL,
     )
@@ -171,37 +162,31 @@ def _choices(native: Native, rows: int, top_k: int) -> tuple[Tensor, Tensor]:
 def experts_swiglu(
     x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
 ) -> Tensor:
-    """Each token through its experts, `w_out(silu(gate) * up)`, summed by its routing weights.
-
-    x:       [T, H] float
-    weights: [T, K] float32
-    experts: [T, K] int64, index into E
-    w_in:    [E, 2 I, H] float, or 8-bit; the gate's rows, then those of the up projection
-    w_out:   [E, H, I], dtype of w_in; rows of both must be a multiple of 16 bytes
-    returns  [T, H], dtype of x
-    """
+    """Implement `Kernels.experts_swiglu` in torch."""
     return _through_experts(x, weights, experts, w_in, w_out, swiglu)
 
 
 def experts_swiglu_native(
     native: Native, x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
 ) -> Tensor:
-    """The same for float32 x, with rows of any size; bfloat16 weights meet it as in linear_native.
-    Each expert's weights are read once, whatever the tokens that chose it."""
+    """Implement `Kernels.experts_swiglu` natively, for float32 x and rows of any size; bfloat16
+    weights are multiplied as in linear_native. Each expert's weights are read once, whatever the
+    number of its tokens."""
     return _experts_native(native, x, weights, experts, w_in, w_out, gated=True)
 
 
 def experts_relu2(
     x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
 ) -> Tensor:
-    """The same for experts without a gate, `w_out(relu(w_in x)^2)`: w_in is [E, I, H]."""
+    """Implement `Kernels.experts_relu2` in torch."""
     return _through_experts(x, weights, experts, w_in, w_out, relu2)
 
 
 def experts_relu2_native(
     native: Native, x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
 ) -> Tensor:
-    """experts_relu2 as experts_swiglu_native does it."""
+    """Implement `Kernels.experts_relu2` natively, as experts_swiglu_native does
+    `Kernels.experts_swiglu`."""
     return _experts_native(native, x, weights, experts, w_in, w_out, gated=False)
 
 
@@ -222,27 +207,27 @@ def _experts_native(
     outer, y = native.empty(rows * top_k, width), native.empty(rows, width)
     order = native.empty(rows * top_k + 2 * count + 2, dtype=torch.int64)
     native.call(
-        signatures.Experts(
-            x.data_ptr(),
-            weights.data_ptr(),
-            experts.data_ptr(),
-            up.data_ptr(),
-            down.data_ptr(),
-            up_scale,
-            down_scale,
-            gathered.data_ptr(),
-            activated.data_ptr(),
-            outer.data_ptr(),
-            order.data_ptr(),
-            y.data_ptr(),
-            rows,
-            width,
-            inner,
-            count,
-            top_k,
-            x.stride(0),
-            signatures.DTYPES[up.dtype],
-            int(gated),
+        signatures.ExpertsArguments(
+            x=x,
+            weights=weights,
+            chosen=experts,
+            up=up,
+            down=down,
+            up_scale=up_scale,
+            down_scale=down_scale,
+            gathered=gathered,
+            activated=activated,
+            outer=outer,
+            order=order,
+            y=y,
+            rows=rows,
+            width=width,
+            inner=inner,
+            experts=count,
+            top_k=top_k,
+            x_stride=x.stride(0),
+            dtype=signatures.DTYPES[up.dtype],
+            gated=int(gated),
         )
     )
     return y
@@ -269,30 +254,16 @@ def _through_experts(
     return (by_token * weights[:, :, None]).sum(dim=1).to(x.dtype)
 
 
-def moe_forward(
-    x: Tensor, router_logits: Tensor, w_in: Tensor, w_out: Tensor, top_k: int
-) -> Tensor:
-    """Granite's mixture: softmax over the top-k logits, SwiGLU experts.
-
-    x [T, H], router_logits [T, E], w_in [E, 2 I, H], w_out [E, H, I] float; returns [T, H]
-    """
-    weights, experts = route_softmax_topk(router_logits, top_k)
-    return experts_swiglu(x, weights, experts, w_in, w_out)
-
-
-def moe_forward_ref(
-    x: Tensor, router_logits: Tensor, w_in: Tensor, w_out: Tensor, top_k: int
-) -> Tensor:
-    """The same, token by token in float64; returns float64 [T, H]. For tests."""
+def route_softmax_topk_ref(router_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Compute route_softmax_topk in float64. For tests."""
     experts = router_logits.double().argsort(descending=True)[:, :top_k]
-    weights = router_logits.double().gather(1, experts).softmax(dim=1)
-    return experts_swiglu_ref(x, weights, experts, w_in, w_out)
+    return router_logits.double().gather(1, experts).softmax(dim=1), experts
 
 
 def experts_swiglu_ref(
     x: Tensor, weights: Tensor, experts: Tensor, w_in: Tensor, w_out: Tensor
 ) -> Tensor:
-    """experts_swiglu, token by token in float64; returns float64 [T, H]. For tests."""
+    """Compute experts_swiglu token by token in float64; returns float64 [T, H]. For tests."""
     out = torch.zeros(x.shape, dtype=torch.float64)
     for t, (chosen, by) in enumerate(zip(experts, weights.double(), strict=True)):
         for expert, weight in zip(chosen, by, strict=True):
@@ -310,7 +281,7 @@ def route_sigmoid_grouped_ref(
     normalised: bool,
     factor: float,
 ) -> tuple[Tensor, Tensor]:
-    """route_sigmoid_grouped, token by token in float64. For tests."""
+    """Compute route_sigmoid_grouped token by token in float64. For tests."""
     all_weights, all_experts = [], []
     size = router_logits.shape[1] // groups
     for scores in router_logits.double().sigmoid():
@@ -335,7 +306,7 @@ def route_softmax_grouped_ref(
     normalised: bool,
     factor: float,
 ) -> tuple[Tensor, Tensor]:
-    """route_softmax_grouped, token by token in float64. For tests."""
+    """Compute route_softmax_grouped token by token in float64. For tests."""
     all_weights, all_experts = [], []
     size = router_logits.shape[1] // groups
     for scores in router_logits.double().softmax(dim=-1):
@@ -351,7 +322,7 @@ def route_softmax_grouped_ref(
 def experts_relu2_ref(
     x: Tensor, weights: Tensor, experts: Tensor, w_in: Tensor, w_out: Tensor
 ) -> Tensor:
-    """experts_relu2, token by token in float64; returns float64 [T, H]. For tests."""
+    """Compute experts_relu2 token by token in float64; returns float64 [T, H]. For tests."""
     out = torch.zeros(x.shape, dtype=torch.float64)
     for t, (chosen, by) in enumerate(zip(experts, weights.double(), strict=True)):
         for expert, weight in zip(chosen, by, strict=True):

@@ -16,7 +16,7 @@ _ROUNDS = 10
 def philox_4x32(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Four 32-bit words from a counter of four and a key of two.
+    """Compute four 32-bit words from a counter of four and a key of two.
 
     All int64 tensors that broadcast together and hold unsigned 32-bit values; so do the results.
     """
@@ -35,7 +35,7 @@ def philox_4x32(
 
 
 def vocabulary_uniform(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Uniform noise in the open interval (0, 1) for every vocabulary index of every row.
+    """Draw uniform noise in the open interval (0, 1) for every vocabulary index of every row.
 
     seeds:     [R] int64, all 64 bits count
     positions: [R] int64, index of the output token that is being sampled

@@ -1,4 +1,4 @@
-"""Where the rows, chunks and snapshots of a prefill lie, as the native library reads them."""
+"""Host plans of a prefill for the native library: its rows, chunks and snapshots."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from baton.kernels.host_plan import HostPlan
 
 @dataclass(frozen=True)
 class PromptPlan:
-    """Of a batch of B rows and S snapshots; all tensors are int64.
+    """The rows and snapshots of a batch of B rows and S snapshots; all tensors are int64.
 
     starts:         [B + 1], first packed token of each row
     row_snapshots:  [B + 1], first snapshot of each row
@@ -29,7 +29,7 @@ class PromptPlan:
 
 @dataclass(frozen=True)
 class ChunkedPromptPlan:
-    """The same, with its chunks row after row; all tensors are int64.
+    """A PromptPlan with its chunks, row after row; all tensors are int64.
 
     chunk:        tokens of a chunk, at most
     row_chunks:   [B + 1], first chunk of each row
@@ -48,7 +48,9 @@ class ChunkedPromptPlan:
 def plan_prompts(
     starts: Sequence[int], prefixes: Sequence[int], snapshots: SnapshotPlan | None
 ) -> HostPlan[PromptPlan]:
-    """starts: [B + 1], packed token where each row begins
+    """Plan the rows and snapshots of a batch.
+
+    starts: [B + 1], packed token where each row begins
     prefixes: [B], absolute depth of each row's first token
     """
     kept = _snapshots(starts, prefixes, snapshots)
@@ -68,7 +70,7 @@ def plan_chunked_prompts(
     chunk: int,
     snapshots: SnapshotPlan | None,
 ) -> HostPlan[ChunkedPromptPlan]:
-    """Chunks are cut at absolute multiples of `chunk`, where snapshots lie, too."""
+    """Plan the chunks, which are cut at absolute multiples of `chunk`, where snapshots lie too."""
     prompts = plan_prompts(starts, prefixes, snapshots)
     plan = plan_chunks(starts, prefixes, chunk)
     chunks = sorted(zip(plan.starts, plan.rows, plan.lengths, strict=True))
@@ -96,7 +98,7 @@ def plan_chunked_prompts(
 def _snapshots(
     starts: Sequence[int], prefixes: Sequence[int], snapshots: SnapshotPlan | None
 ) -> list[tuple[int, int, int]]:
-    """(row, packed token after it, slot) of each, row after row."""
+    """Return row, packed token after it, and slot of each snapshot, row after row."""
     if snapshots is None:
         return []
     extents = snapshots.extents(starts, prefixes)

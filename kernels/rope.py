@@ -11,7 +11,7 @@ from baton.kernels.native.recorder import SMALL, Native
 
 
 def rope_cache(inverse_frequencies: Tensor, max_positions: int, scale: float = 1.0) -> Tensor:
-    """Cosines and sines of every position, computed once at load.
+    """Compute the cosines and sines of every position, once at load.
 
     inverse_frequencies: [R / 2] float, radians a position for each pair of channels
     scale:   factor on cosines and sines (the attention factor of YaRN and its kin)
@@ -23,13 +23,7 @@ def rope_cache(inverse_frequencies: Tensor, max_positions: int, scale: float = 1
 
 
 def apply_rope(x: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
-    """Rotate the first R channels of every head by its token's position; the rest pass through.
-
-    x:         [T, heads, D] float, D >= R
-    cache:     [max_positions, R] float32, from rope_cache
-    positions: [T] int64, absolute tokens
-    returns    [T, heads, D], dtype of x; computed in float32
-    """
+    """Implement `Kernels.apply_rope` in torch."""
     rotary = cache.shape[1]
     cos, sin = cache[positions][:, None, :].chunk(2, dim=-1)
     first, second = x[..., :rotary].float().chunk(2, dim=-1)
@@ -38,20 +32,20 @@ def apply_rope(x: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
 
 
 def apply_rope_native(native: Native, x: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
-    """The same, for float32 x whose heads lie end to end."""
+    """Implement `Kernels.apply_rope` natively, for float32 x whose heads lie end to end."""
     rows, heads, head_dim = x.shape
     out = native.empty(rows, heads, head_dim)
     native.call(
-        signatures.Rope(
-            x.data_ptr(),
-            cache.data_ptr(),
-            positions.data_ptr(),
-            out.data_ptr(),
-            rows,
-            heads,
-            head_dim,
-            cache.shape[1],
-            x.stride(0),
+        signatures.RopeArguments(
+            x=x,
+            cache=cache,
+            positions=positions,
+            out=out,
+            rows=rows,
+            heads=heads,
+            head_dim=head_dim,
+            rotary=cache.shape[1],
+            x_stride=x.stride(0),
         ),
         small=out.numel() < SMALL,
     )

@@ -1,4 +1,4 @@
-"""From logits to tokens: penalties, filters, Gumbel-max sampling, log-probabilities.
+"""The steps from logits to tokens: penalties, filters, Gumbel-max sampling, log-probabilities.
 
 All of it is batched over rows with a parameter tensor a row. Which rows need what is known on the
 host (sampling parameters are), so index tensors of those rows say where work is done; nothing is
@@ -14,8 +14,8 @@ from baton.kernels.philox import vocabulary_uniform
 
 
 class LogProbs(NamedTuple):
-    """chosen [R] float32; top_values [R, n] float32, falling; top_ids [R, n] int64; asked [R, m]
-    float32."""
+    """Log-probabilities: chosen [R] float32; top_values [R, n] float32, falling; top_ids [R, n]
+    int64; asked [R, m] float32."""
 
     chosen: Tensor
     top_values: Tensor
@@ -24,7 +24,7 @@ class LogProbs(NamedTuple):
 
 
 def add_token_counts(counts: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """Count tokens: counts [S, V] int32, rows [n] int64 into S, token_ids [n] int64; in place."""
+    """Implement `Kernels.add_token_counts` in torch."""
     ones = torch.ones_like(token_ids, dtype=counts.dtype)
     counts.index_put_((rows, token_ids), ones, accumulate=True)
 
@@ -38,16 +38,7 @@ def apply_penalties(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """Make tokens that were seen less likely, in place, in the rows that ask for it.
-
-    logits: [R, V] float32
-    rows:   [n] int64 into R
-    prompt_counts, output_counts: [n, V] int32, how often each token occurs in prompt and output
-    repetition: [n] float32, divides positive and multiplies negative logits of tokens seen in
-                either (Keskar et al., 2019, arXiv:1909.05858); 1 is off
-    presence, frequency: [n] float32, subtracted once, and once an occurrence, for tokens of the
-                output (as OpenAI defines them); 0 is off
-    """
+    """Implement `Kernels.apply_penalties` in torch."""
     chosen = logits[rows]
     seen = (prompt_counts > 0) | (output_counts > 0)
     repeated = torch.where(chosen > 0, chosen / repetition[:, None], chosen * repetition[:, None])
@@ -95,20 +86,7 @@ def sample_tokens(
     positions: Tensor,
     filters: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
-    """The next token of every row: the likeliest, or a draw where the row samples.
-
-    A draw is the argmax of logits / temperature plus Gumbel noise, whose distribution is the
-    softmax; noise is computed for the rows that sample and for no others.
-
-    logits:      [R, V] float32, penalties applied
-    rows:        [n] int64 into R, the rows that sample; all others are greedy
-    temperature: [n] float32, above 0
-    seeds:       [n] int64
-    positions:   [n] int64, index of the output token
-    filters:     top_k [n] int64, top_p [n], min_p [n] float32 (see filter_logits), or None where
-                 no row uses them
-    returns      [R] int64
-    """
+    """Implement `Kernels.sample_tokens` in torch."""
     tokens = logits.argmax(dim=-1)
     if rows.shape[0] == 0:
         return tokens
@@ -134,9 +112,10 @@ def allow_tokens(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
 
 
 def log_probs(logits: Tensor, token_ids: Tensor, top_n: int, asked_ids: Tensor) -> LogProbs:
-    """Log-probabilities of given tokens, of the likeliest ones, and of others that are asked for.
+    """Compute log-probabilities of given tokens, the likeliest ones, and others that are asked for.
 
-    Of the model's own distribution: before temperature, penalties and filters, as OpenAI's are.
+    They are those of the model's own distribution, before temperature, penalties and filters, as
+    OpenAI's are.
 
     logits:    [R, V] float, raw
     token_ids: [R] int64

@@ -28,7 +28,7 @@ _CPU_BLOCK = 64
 
 @dataclass(frozen=True)
 class _TileTerms:
-    """What the second half of the scan needs of one tile of m chunks of length L."""
+    """The inputs of the second half of the scan, of one tile of m chunks of length L."""
 
     y: Tensor  # [m, L, H, P] float32, the part that comes from inside the chunk
     decay_in: Tensor  # [m, L, H] float32, decay from the chunk's entry to each token
@@ -41,7 +41,7 @@ def ssd_index(
     chunk_size: int,
     snapshots: SnapshotPlan | None,
 ) -> HostPlan[ChunkIndex]:
-    """The chunks that `ssd_prefill` computes for this batch; the same in every layer.
+    """Plan the chunks that `ssd_prefill` computes for this batch in every layer.
 
     Their size divides `chunk_size`, so every absolute multiple of `chunk_size` is a boundary.
     """
@@ -49,7 +49,7 @@ def ssd_index(
 
 
 def block_size(chunk_size: int) -> int:
-    """Tokens of the chunks that are computed for a model of chunks of `chunk_size`."""
+    """Return the tokens of a computed chunk for a model whose chunks have `chunk_size`."""
     return math.gcd(chunk_size, _CPU_BLOCK) if chunk_size > _CPU_BLOCK else chunk_size
 
 
@@ -73,7 +73,7 @@ def ssd_prefill(
     snapshots: SnapshotPlan | None = None,
     index: ChunkIndex | None = None,
 ) -> Tensor:
-    """The scan over packed rows; leaves each row's final state, and its snapshots, in the pool.
+    """Scan packed rows; leave each row's final state, and its snapshots, in the pool.
 
     x:        [T, H, P] float
     dt:       [T, H] float, raw (before bias and softplus)
@@ -134,7 +134,7 @@ def _within_chunks(
     dt_limit: tuple[float, float],
     tile: ChunkTile,
 ) -> tuple[_TileTerms, Tensor, Tensor]:
-    """Everything about a tile's m chunks that needs no state from before them.
+    """Compute what a tile's m chunks give without the state that enters them.
 
     Returns the terms, the states [m, H, P, N] that the chunks build from zero, and the decay
     [m, H] of whatever enters them; all float32.
@@ -189,7 +189,7 @@ def _add_entry_state(term: _TileTerms, entry: Tensor) -> Tensor:
 
 
 def discretise(dt: Tensor, dt_bias: Tensor, dt_limit: tuple[float, float]) -> Tensor:
-    """clamp(softplus(dt + dt_bias)) in float32; dt [..., H] float, dt_bias [H] float.
+    """Compute clamp(softplus(dt + dt_bias)) in float32; dt [..., H] float, dt_bias [H] float.
 
     Written out, because torch's softplus rounds differently at the end of a buffer (its scalar
     tail), which would make a result depend on what else is in the batch.
@@ -217,7 +217,7 @@ def ssd_prefill_ref(
     has_initial: Tensor,
     snapshots: SnapshotPlan | None = None,
 ) -> Tensor:
-    """The same, token by token in float64; returns float64 [T, H, P]. For tests."""
+    """Compute ssd_prefill token by token in float64; returns float64 [T, H, P]. For tests."""
     heads = x.shape[1]
     kept: dict[tuple[int, int], int] = {}
     if snapshots is not None:

@@ -64,7 +64,8 @@ def selective_state_update_ref(
     dt_limit: tuple[float, float],
     has_initial: Tensor | None = None,
 ) -> Tensor:
-    """The same, row by row and head by head in float64; returns float64 [B, H, P]. For tests."""
+    """Compute selective_state_update row by row and head by head in float64; returns float64
+    [B, H, P]. For tests."""
     rows, heads, _ = x.shape
     per_head = heads // B.shape[1]
     states = ssm_pool[read_slots].double()

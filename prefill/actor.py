@@ -1,4 +1,4 @@
-"""The prefill worker, as `deploy` starts it."""
+"""The prefill worker as the class that `deploy` starts."""
 
 from baton.prefill.service import PrefillService
 from baton.worker.actor import WorkerActor
@@ -6,7 +6,7 @@ from baton.worker.config import WorkerConfig
 
 
 class PrefillActor(WorkerActor):
-    """Methods block; see `WorkerActor`."""
+    """A worker with the prefill role. Its methods block, see `WorkerActor`."""
 
     def __init__(self, config: WorkerConfig) -> None:
         super().__init__(config, PrefillService)

@@ -1,11 +1,12 @@
-"""Which tickets this worker may still be writing under, and who must be told when it is not."""
+"""The tickets that this worker may still be writing under, and the peers to tell when it no longer
+is."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from baton.transfer.channel import Writing
+from baton.transfer.channels.ends import WriteOperation
 
 Say = Callable[[], None]
 
@@ -36,7 +37,7 @@ class Drains:
         for say in self._open.pop(ticket, ()):
             say()
 
-    def drain(self, ticket: WrittenTicket, writing: Writing, then: Say) -> None:
+    def drain(self, ticket: WrittenTicket, writing: WriteOperation, then: Say) -> None:
         """After a cancel: `then`, and whoever asked, once nothing is under way."""
 
         async def wait() -> None:
@@ -61,6 +62,6 @@ class Drains:
             waiting.append(say)
 
     async def wait(self) -> None:
-        """Until all of it is over; it goes on if whoever waits is cancelled."""
+        """Wait until every drain is over. The drains go on if the waiting task is cancelled."""
         if self._tasks:
             await asyncio.wait(self._tasks)

@@ -1,17 +1,18 @@
-"""One decode rank's stream to this worker."""
+"""The stream that one decode rank holds to this worker."""
 
 import logging
 from collections.abc import AsyncIterator, Callable
 
 from grpc import aio
 
+from baton.core.errors import PeerSilentError
 from baton.prefill.drains import Drains
 from baton.prefill.outgoing import OutgoingHandoff
-from baton.prefill.way import Way
+from baton.prefill.peer_connection import PeerConnection
 from baton.proto import common_pb2, handoff_pb2
-from baton.transfer.outlets import Outlets
-from baton.worker.errors import PeerSilentError
-from baton.worker.streams import Lease, Outbox, first_of
+from baton.rpc.lease import Lease
+from baton.rpc.streams import Outbox, first_of
+from baton.transfer.channels.channel_set import ChannelSet
 
 log = logging.getLogger(__name__)
 
@@ -21,22 +22,24 @@ _About = handoff_pb2.CancelPrefill | handoff_pb2.Destination
 
 
 class DecodePeer:
-    """Its hand-offs live as long as the stream does."""
+    """One rank's stream and the hand-offs under way over it. They end with the stream."""
 
     def __init__(
         self,
         hello: common_pb2.Hello,
         process: common_pb2.HostProcess,
-        outlets: Outlets,
+        channels: ChannelSet,
         drains: Drains,
         lease_s: float,
         begin: Begin,
         offered: Offered,
     ) -> None:
-        """hello: the rank's. process: this one. begin: makes a hand-off of a request that came in.
-        offered: told of state that the rank has."""
+        """hello: the rank's. process: this worker's own.
+
+        begin: makes the hand-off for a request. offered: called when the rank offers state.
+        """
         self.identity = hello.worker
-        self.way = Way(hello, process, outlets, drains, self.send)
+        self.peer_connection = PeerConnection(hello, process, channels, drains, self.send)
         self._begin = begin
         self._offered = offered
         self._outbox: Outbox[handoff_pb2.PrefillMessage] = Outbox()
@@ -47,20 +50,23 @@ class DecodePeer:
         self._outbox.put(message)
 
     def forget(self, handoff: OutgoingHandoff) -> None:
-        """`handoff` has ended."""
+        """Drop a hand-off that has ended. Idempotent."""
         self._handoffs.pop(handoff.key, None)
 
     async def serve(
         self, messages: AsyncIterator[handoff_pb2.DecodeMessage], context: aio.ServicerContext
     ) -> None:
-        """Until the stream ends, or the rank is silent for its lease; then all is given up."""
+        """Answer the rank until its stream ends or it is silent for its lease.
+
+        The hand-offs that are left then expire.
+        """
         reason = f"decode rank {self.identity.worker_id} went away"
         try:
             await first_of(
                 self._read(messages),
                 self._outbox.drain(context.write),
                 self._lease.watch(),
-                self.way.hold(),
+                self.peer_connection.hold(),
             )
         except PeerSilentError as silent:
             reason = str(silent)
@@ -68,13 +74,13 @@ class DecodePeer:
         finally:
             for handoff in list(self._handoffs.values()):
                 handoff.expire(reason)
-            # Not awaited here: where the rank's connection breaks, gRPC cancels this task.
-            self.way.drains.end(self.way.close())
+            # In a task of its own: gRPC cancels this one when the rank's connection breaks.
+            self.peer_connection.drains.end(self.peer_connection.close())
 
     async def _read(self, messages: AsyncIterator[handoff_pb2.DecodeMessage]) -> None:
         async for message in messages:
             self._lease.heard()
-            self.way.heard()
+            self.peer_connection.heard()
             match message.WhichOneof("kind"):
                 case "request":
                     self._start(message.request)
@@ -98,14 +104,21 @@ class DecodePeer:
 
     def _start(self, request: handoff_pb2.PrefillRequest) -> None:
         if self._find(request.request_id, request.attempt) is not None:
-            log.warning("%s/%d came twice", request.request_id, request.attempt)
+            log.warning(
+                "request %s/%d was sent twice; the second is ignored",
+                request.request_id,
+                request.attempt,
+            )
             return
         handoff = self._begin(request, self)
         self._handoffs[handoff.key] = handoff
         handoff.begin()
 
     def _say_when_drained(self, about: _About) -> None:
-        """Of a hand-off that has ended, or that an earlier stream of this rank had."""
+        """Send `Drained` once no write for this hand-off is pending.
+
+        The hand-off has ended, or belonged to an earlier stream of this rank.
+        """
         drained = handoff_pb2.Drained(
             request_id=about.request_id,
             attempt=about.attempt,
@@ -113,9 +126,9 @@ class DecodePeer:
             generation=about.generation,
         )
         message = handoff_pb2.PrefillMessage(drained=drained)
-        ticket = self.way.ticket(about.ticket_id, about.generation)
-        self.way.drains.ask(ticket, lambda: self.send(message))
+        ticket = self.peer_connection.ticket(about.ticket_id, about.generation)
+        self.peer_connection.drains.ask(ticket, lambda: self.send(message))
 
     def _find(self, request_id: str, attempt: int) -> OutgoingHandoff | None:
-        """None for one that has ended: what is said of it came too late to matter."""
+        """Return the hand-off. None if it has ended: the message about it came too late."""
         return self._handoffs.get((request_id, attempt))

@@ -1,40 +1,39 @@
-"""`baton.v1.Handoff`: decode ranks ask, this worker computes and writes to them."""
+"""The service `baton.v1.Handoff`: computes prompts for decode ranks and writes their state."""
 
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 
-import grpc
 from grpc import aio
 
-from baton.engine.layer_progress import LayersComputed
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import BatonError, IncompatibleError
+from baton.engine.forward.layer_progress import LayersComputed
 from baton.prefill.drains import Drains
 from baton.prefill.outgoing import OutgoingHandoff
 from baton.prefill.peer import DecodePeer
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
+from baton.rpc.errors import abort, error_of, make_error
+from baton.rpc.handshake import HELLO_S, check_hello
 from baton.transfer.errors import ChannelError
-from baton.transfer.grpc_channel import GrpcReceiver
 from baton.transfer.tickets import TicketTable
-from baton.worker.channels import make_outlets
+from baton.worker.channels import WorkerChannels
 from baton.worker.config import StateReturn
 from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
-from baton.worker.errors import WorkerError, abort, error_of, make_error
-from baton.worker.handshake import HELLO_S, check_hello
 from baton.worker.prefixes import Prefixes
 
 
 class PrefillService(handoff_pb2_grpc.HandoffServicer):
-    """The prefill role, round one engine."""
+    """The prefill role of a worker."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._outlets = make_outlets(context)
         self._drains = Drains()
-        # Prefixes come here too, from ranks.
+        # Tickets are for prefixes that this worker fetches from other workers.
         tickets = TicketTable(context.memory, context.hello.worker.incarnation)
-        self._receiver = GrpcReceiver(tickets, context.metrics.count_received)
-        self._prefixes = Prefixes(context, tickets)
+        self._channels = WorkerChannels(context, tickets)
+        self._prefixes = Prefixes(context, tickets, self._channels)
         self._handoffs: dict[str, OutgoingHandoff] = {}  # by engine id
         self._peers: set[DecodePeer] = set()
         self._numbers = itertools.count(1)
@@ -42,7 +41,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
 
     def add_to(self, server: aio.Server) -> None:
         handoff_pb2_grpc.add_HandoffServicer_to_server(self, server)
-        self._receiver.add_to(server)
+        self._channels.add_to(server)
         self._prefixes.add_to(server)
 
     @property
@@ -53,7 +52,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         return [peer.identity for peer in self._peers]
 
     def channels(self) -> dict[str, str]:
-        return {peer.identity.worker_id: peer.way.channel for peer in self._peers}
+        return {peer.identity.worker_id: peer.peer_connection.channel for peer in self._peers}
 
     def on_batch(self, batch: EventBatch) -> None:
         for event in batch.events:
@@ -74,7 +73,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
     async def close(self) -> None:
         message = f"prefill worker {self._context.worker_id} is stopping"
         for handoff in list(self._handoffs.values()):
-            handoff.fail(make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True))
+            handoff.fail(make_error(ErrorCode.UNAVAILABLE, self._context.worker_id, message))
         await self._prefixes.close()
         await self._drains.wait()
 
@@ -88,15 +87,15 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
                 hello = await self._greet(messages)
         except TimeoutError:
             message = f"no Hello within {HELLO_S:g} s"
-            silent = make_error(common_pb2.UNAVAILABLE, self._context.worker_id, message, True)
-            await abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, silent)
-        except WorkerError as refused:
-            await abort(context, grpc.StatusCode.FAILED_PRECONDITION, refused.error)
+            silent = make_error(ErrorCode.DEADLINE_EXCEEDED, self._context.worker_id, message)
+            await abort(context, silent)
+        except BatonError as refused:
+            await abort(context, error_of(refused, self._context.worker_id))
         await context.write(handoff_pb2.PrefillMessage(hello=self._context.hello))
         peer = DecodePeer(
             hello,
             self._context.hello.process,
-            self._outlets,
+            self._channels.handoffs,
             self._drains,
             self._context.lease_s,
             self._begin,
@@ -109,31 +108,23 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
             self._peers.discard(peer)
 
     async def _greet(self, messages: AsyncIterator[handoff_pb2.DecodeMessage]) -> common_pb2.Hello:
-        """The rank's Hello. Raises WorkerError: what does not fit is refused before all else."""
+        """Return the rank's Hello. Raise IncompatibleError if the workers cannot work together."""
         first = await anext(aiter(messages), None)
         if first is None or not first.HasField("hello"):
-            raise WorkerError(
-                make_error(
-                    common_pb2.INVALID_REQUEST,
-                    self._context.worker_id,
-                    "a Control stream begins with Hello",
-                )
-            )
+            raise IncompatibleError("a Control stream begins with Hello")
         check_hello(self._context.hello, first.hello)
         try:
-            self._outlets.check({offer.channel for offer in first.hello.channels})
+            self._channels.handoffs.check({offer.channel for offer in first.hello.channels})
         except ChannelError as apart:
-            error = error_of(apart, self._context.worker_id)
-            error.code, error.retryable = common_pb2.INCOMPATIBLE, False
-            raise WorkerError(error) from apart
+            raise IncompatibleError(str(apart), apart.expected, apart.actual) from apart
         return first.hello
 
     def _begin(self, request: handoff_pb2.PrefillRequest, peer: DecodePeer) -> OutgoingHandoff:
-        # Two ranks may hold attempts of one request, and so may two streams of one rank.
+        # Two ranks may hold attempts of one request at once, and so may two streams of one rank.
         engine_id = f"{request.request_id}.{request.attempt}.{next(self._numbers)}"
         handoff = OutgoingHandoff(
             self._context,
-            peer.way,
+            peer.peer_connection,
             request,
             engine_id,
             self._prefixes.fetcher,
@@ -143,7 +134,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         return handoff
 
     def _offered(self, offer: handoff_pb2.StateOffer, peer: DecodePeer) -> None:
-        """A rank has the state of a conversation that began here."""
+        """Fetch a state that a rank offers: of a conversation that began on this worker."""
         if self._context.config.state_return is StateReturn.EAGER:
             self._prefixes.fetcher.start(peer.identity, tuple(offer.token_ids))
 

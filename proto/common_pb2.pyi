@@ -20,6 +20,8 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INCOMPATIBLE: _ClassVar[ErrorCode]
     DATA_LOSS: _ClassVar[ErrorCode]
     INTERNAL: _ClassVar[ErrorCode]
+    UNAUTHENTICATED: _ClassVar[ErrorCode]
+    PERMISSION_DENIED: _ClassVar[ErrorCode]
 
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -45,6 +47,8 @@ UNAVAILABLE: ErrorCode
 INCOMPATIBLE: ErrorCode
 DATA_LOSS: ErrorCode
 INTERNAL: ErrorCode
+UNAUTHENTICATED: ErrorCode
+PERMISSION_DENIED: ErrorCode
 ROLE_UNSPECIFIED: Role
 PREFILL: Role
 DECODE: Role
@@ -87,7 +91,7 @@ class WorkerIdentity(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., group: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_major", "protocol_minor", "worker", "fingerprint", "capabilities", "router_id", "channels", "process")
+    __slots__ = ("protocol_major", "protocol_minor", "worker", "fingerprint", "router_id", "channels", "process")
     class FingerprintEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -99,7 +103,6 @@ class Hello(_message.Message):
     PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
@@ -107,11 +110,10 @@ class Hello(_message.Message):
     protocol_minor: int
     worker: WorkerIdentity
     fingerprint: _containers.ScalarMap[str, str]
-    capabilities: _containers.RepeatedScalarFieldContainer[str]
     router_id: str
     channels: _containers.RepeatedCompositeFieldContainer[ChannelOffer]
     process: HostProcess
-    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., worker: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., capabilities: _Optional[_Iterable[str]] = ..., router_id: _Optional[str] = ..., channels: _Optional[_Iterable[_Union[ChannelOffer, _Mapping]]] = ..., process: _Optional[_Union[HostProcess, _Mapping]] = ...) -> None: ...
+    def __init__(self, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., worker: _Optional[_Union[WorkerIdentity, _Mapping]] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., router_id: _Optional[str] = ..., channels: _Optional[_Iterable[_Union[ChannelOffer, _Mapping]]] = ..., process: _Optional[_Union[HostProcess, _Mapping]] = ...) -> None: ...
 
 class ChannelOffer(_message.Message):
     __slots__ = ("channel", "endpoint")

@@ -8,18 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FetchPrefix(_message.Message):
-    __slots__ = ("hello", "token_ids", "ticket_id", "generation", "kv_from")
+    __slots__ = ("hello", "token_ids", "ticket_id", "generation", "kv_from", "channel")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KV_FROM_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     ticket_id: int
     generation: int
     kv_from: int
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., kv_from: _Optional[int] = ...) -> None: ...
+    channel: str
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., kv_from: _Optional[int] = ..., channel: _Optional[str] = ...) -> None: ...
 
 class FetchedPrefix(_message.Message):
     __slots__ = ("tokens", "segments", "bytes_state", "bytes_kv")
@@ -45,11 +47,11 @@ class LentPrefix(_message.Message):
     tokens: int
     slot: int
     pages: _containers.RepeatedScalarFieldContainer[int]
-    endpoint: NixlEndpoint
+    endpoint: bytes
     segment_bytes: int
     checksums: _containers.RepeatedScalarFieldContainer[int]
     held: bool
-    def __init__(self, tokens: _Optional[int] = ..., slot: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., endpoint: _Optional[_Union[NixlEndpoint, _Mapping]] = ..., segment_bytes: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ..., held: _Optional[bool] = ...) -> None: ...
+    def __init__(self, tokens: _Optional[int] = ..., slot: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., endpoint: _Optional[bytes] = ..., segment_bytes: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ..., held: _Optional[bool] = ...) -> None: ...
 
 class StateOffer(_message.Message):
     __slots__ = ("token_ids",)
@@ -142,7 +144,7 @@ class DestinationWanted(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Destination(_message.Message):
-    __slots__ = ("request_id", "attempt", "ticket_id", "generation", "slot", "pages", "kv_from", "lease_ms", "prompt_hash", "sampling_hash")
+    __slots__ = ("request_id", "attempt", "ticket_id", "generation", "slot", "pages", "kv_from", "prompt_hash", "sampling_hash")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
@@ -150,7 +152,6 @@ class Destination(_message.Message):
     SLOT_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     KV_FROM_FIELD_NUMBER: _ClassVar[int]
-    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_HASH_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_HASH_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -160,10 +161,9 @@ class Destination(_message.Message):
     slot: int
     pages: _containers.RepeatedScalarFieldContainer[int]
     kv_from: int
-    lease_ms: int
     prompt_hash: int
     sampling_hash: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., slot: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., kv_from: _Optional[int] = ..., lease_ms: _Optional[int] = ..., prompt_hash: _Optional[int] = ..., sampling_hash: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., slot: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., kv_from: _Optional[int] = ..., prompt_hash: _Optional[int] = ..., sampling_hash: _Optional[int] = ...) -> None: ...
 
 class FirstToken(_message.Message):
     __slots__ = ("request_id", "attempt", "token_id", "logprob", "cached_tokens", "prefill_queue_us", "prefill_us", "finished", "done")

@@ -101,8 +101,7 @@ class Handoff:
 
 
 class PrefixesStub:
-    """Served by every worker: prefixes move between prefix caches. Who wants one reserves memory and
-    calls; who has it writes under the caller's ticket and answers when every byte has arrived, or lends it.
+    """Served by every worker: prefixes move between prefix caches. The caller reserves memory first.
     """
 
     def __init__(self, channel):
@@ -124,19 +123,21 @@ class PrefixesStub:
 
 
 class PrefixesServicer:
-    """Served by every worker: prefixes move between prefix caches. Who wants one reserves memory and
-    calls; who has it writes under the caller's ticket and answers when every byte has arrived, or lends it.
+    """Served by every worker: prefixes move between prefix caches. The caller reserves memory first.
     """
 
     def Fetch(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """By a channel that pushes: the worker that has the prefix writes it under the caller's ticket
+        and answers when every byte has arrived.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Lend(self, request_iterator, context):
-        """By NIXL, where both have it: who wants the prefix reads it where it lies. The caller ends its
-        side when it has read all; only then, and if it was lent all the while, comes `held`.
+        """By a channel that pulls: the caller reads the prefix where it lies. The caller closes its half
+        of the stream when it has read everything; then the other side answers `held`, if the prefix
+        was locked during the whole loan.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -164,8 +165,7 @@ def add_PrefixesServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Prefixes:
-    """Served by every worker: prefixes move between prefix caches. Who wants one reserves memory and
-    calls; who has it writes under the caller's ticket and answers when every byte has arrived, or lends it.
+    """Served by every worker: prefixes move between prefix caches. The caller reserves memory first.
     """
 
     @staticmethod

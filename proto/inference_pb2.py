@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.proto import common_pb2 as baton_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61ton/proto/inference.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/proto/common.proto\"\x1b\n\x08TokenIds\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\"\xf3\x01\n\x0fGenerateRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12)\n\x08sampling\x18\x05 \x01(\x0b\x32\x17.baton.v1.SampleOptions\x12\x0e\n\x06stream\x18\x06 \x01(\x08\x12\x1b\n\x0erouted_dp_rank\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x08 \x01(\x11\x42\x08\n\x06promptB\x11\n\x0f_routed_dp_rank\"\x9b\x05\n\rSampleOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x07\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x0c\n\x04stop\x18\n \x03(\t\x12\x14\n\x0cinclude_stop\x18\x0b \x01(\x08\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12\x12\n\nmin_tokens\x18\r \x01(\r\x12\x17\n\nmax_tokens\x18\x0e \x01(\rH\x08\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\t\x88\x01\x01\x12\"\n\x15prompt_logprobs_start\x18\x10 \x01(\rH\n\x88\x01\x01\x12\x17\n\x0fprompt_logprobs\x18\x11 \x01(\r\x12\x1d\n\x11logprob_token_ids\x18\x12 \x03(\rB\x02\x10\x01\x12\"\n\x07grammar\x18\x13 \x01(\x0b\x32\x11.baton.v1.GrammarB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x0b\n\t_logprobsB\x18\n\x16_prompt_logprobs_start\"\xe0\x01\n\rGenerateReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x0c\n\x04text\x18\x04 \x01(\t\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12\x31\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32\x18.baton.v1.PromptLogprobs\x12$\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x12.baton.v1.Finished2M\n\tInference\x12@\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x17.baton.v1.GenerateReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61ton/proto/inference.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/proto/common.proto\"\x1b\n\x08TokenIds\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\"\xf4\x01\n\x0fGenerateRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06stream\x18\x06 \x01(\x08\x12\x1b\n\x0erouted_dp_rank\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x08 \x01(\x11\x42\x08\n\x06promptB\x11\n\x0f_routed_dp_rank\"\xe0\x01\n\rGenerateReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x0c\n\x04text\x18\x04 \x01(\t\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12\x31\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32\x18.baton.v1.PromptLogprobs\x12$\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x12.baton.v1.Finished2M\n\tInference\x12@\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x17.baton.v1.GenerateReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,18 +34,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TOKENIDS'].fields_by_name['ids']._loaded_options = None
   _globals['_TOKENIDS'].fields_by_name['ids']._serialized_options = b'\020\001'
-  _globals['_SAMPLEOPTIONS'].fields_by_name['logprob_token_ids']._loaded_options = None
-  _globals['_SAMPLEOPTIONS'].fields_by_name['logprob_token_ids']._serialized_options = b'\020\001'
   _globals['_GENERATEREPLY'].fields_by_name['token_ids']._loaded_options = None
   _globals['_GENERATEREPLY'].fields_by_name['token_ids']._serialized_options = b'\020\001'
   _globals['_TOKENIDS']._serialized_start=67
   _globals['_TOKENIDS']._serialized_end=94
   _globals['_GENERATEREQUEST']._serialized_start=97
-  _globals['_GENERATEREQUEST']._serialized_end=340
-  _globals['_SAMPLEOPTIONS']._serialized_start=343
-  _globals['_SAMPLEOPTIONS']._serialized_end=1010
-  _globals['_GENERATEREPLY']._serialized_start=1013
-  _globals['_GENERATEREPLY']._serialized_end=1237
-  _globals['_INFERENCE']._serialized_start=1239
-  _globals['_INFERENCE']._serialized_end=1316
+  _globals['_GENERATEREQUEST']._serialized_end=341
+  _globals['_GENERATEREPLY']._serialized_start=344
+  _globals['_GENERATEREPLY']._serialized_end=568
+  _globals['_INFERENCE']._serialized_start=570
+  _globals['_INFERENCE']._serialized_end=647
 # @@protoc_insertion_point(module_scope)

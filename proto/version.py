@@ -1,4 +1,4 @@
-"""The protocol that this code speaks: sent in every `Hello`. Another major is refused."""
+"""The protocol version, sent in every `Hello`. A peer with another major version is refused."""
 
-PROTOCOL_MAJOR = 2  # FirstToken may bring Done
-PROTOCOL_MINOR = 2  # 1: StartRequest and PrefillRequest bring priority; 2: RouterMessage, Prefills
+PROTOCOL_MAJOR = 3  # Hello has no capabilities; an INTERNAL error is no longer retryable
+PROTOCOL_MINOR = 0

@@ -26,9 +26,10 @@ if _version_not_supported:
 
 
 class RankStub:
-    """Served by every decode rank. One long-lived stream a (router, rank). Both begin with Hello; the
-    rank answers each Heartbeat at once with one of the same sequence, and a router that hears
-    nothing for a lease gives the rank up. A stream that ends cancels its requests on the rank.
+    """Served by every decode rank. One long-lived stream joins each router and rank. Both sides begin
+    with Hello. The rank answers each Heartbeat at once with one of the same sequence; a router that
+    hears nothing for a lease treats the rank as lost. The end of a stream cancels its requests on
+    the rank.
     """
 
     def __init__(self, channel):
@@ -45,9 +46,10 @@ class RankStub:
 
 
 class RankServicer:
-    """Served by every decode rank. One long-lived stream a (router, rank). Both begin with Hello; the
-    rank answers each Heartbeat at once with one of the same sequence, and a router that hears
-    nothing for a lease gives the rank up. A stream that ends cancels its requests on the rank.
+    """Served by every decode rank. One long-lived stream joins each router and rank. Both sides begin
+    with Hello. The rank answers each Heartbeat at once with one of the same sequence; a router that
+    hears nothing for a lease treats the rank as lost. The end of a stream cancels its requests on
+    the rank.
     """
 
     def Session(self, request_iterator, context):
@@ -73,9 +75,10 @@ def add_RankServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Rank:
-    """Served by every decode rank. One long-lived stream a (router, rank). Both begin with Hello; the
-    rank answers each Heartbeat at once with one of the same sequence, and a router that hears
-    nothing for a lease gives the rank up. A stream that ends cancels its requests on the rank.
+    """Served by every decode rank. One long-lived stream joins each router and rank. Both sides begin
+    with Hello. The rank answers each Heartbeat at once with one of the same sequence; a router that
+    hears nothing for a lease treats the rank as lost. The end of a stream cancels its requests on
+    the rank.
     """
 
     @staticmethod
@@ -268,10 +271,9 @@ class Worker:
 
 
 class RegistryStub:
-    """Served by the router. A worker holds one stream to each router that it was told of;
-    its lease ends with the stream, or when no report came for `lease_ms`. The router replies once
-    when it takes the worker on, once when it has heard that it leaves, and once more with the error
-    when it turns it away.
+    """Served by the router. A worker keeps one stream open to each router in its configuration. Its
+    lease ends with the stream, or when no report has come for `lease_ms`. The router replies when it
+    registers the worker, when it has read that the worker leaves, and when it refuses the worker.
     """
 
     def __init__(self, channel):
@@ -288,10 +290,9 @@ class RegistryStub:
 
 
 class RegistryServicer:
-    """Served by the router. A worker holds one stream to each router that it was told of;
-    its lease ends with the stream, or when no report came for `lease_ms`. The router replies once
-    when it takes the worker on, once when it has heard that it leaves, and once more with the error
-    when it turns it away.
+    """Served by the router. A worker keeps one stream open to each router in its configuration. Its
+    lease ends with the stream, or when no report has come for `lease_ms`. The router replies when it
+    registers the worker, when it has read that the worker leaves, and when it refuses the worker.
     """
 
     def Register(self, request_iterator, context):
@@ -317,10 +318,9 @@ def add_RegistryServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Registry:
-    """Served by the router. A worker holds one stream to each router that it was told of;
-    its lease ends with the stream, or when no report came for `lease_ms`. The router replies once
-    when it takes the worker on, once when it has heard that it leaves, and once more with the error
-    when it turns it away.
+    """Served by the router. A worker keeps one stream open to each router in its configuration. Its
+    lease ends with the stream, or when no report has come for `lease_ms`. The router replies when it
+    registers the worker, when it has read that the worker leaves, and when it refuses the worker.
     """
 
     @staticmethod

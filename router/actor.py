@@ -7,33 +7,36 @@ from collections.abc import Collection
 import uvloop
 
 from baton.router.config import RouterConfig
-from baton.router.server import RouterServer, Started
+from baton.router.server import RouterServer, RouterStarted
 
 START_TIMEOUT_S = 60.0
 STOP_MARGIN_S = 10.0
 
 
 class RouterActor:
-    """Runs a `RouterServer` on a loop of its own, on a thread of its own."""
+    """A `RouterServer` with its event loop on a thread of its own."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._server = RouterServer(config)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="router", daemon=True)
 
-    def start(self) -> Started:
-        """Serving when it returns. After a ConfigError or `TextError` it is of no more use."""
+    def start(self) -> RouterStarted:
+        """Start the server; return when it listens.
+
+        Raises ConfigError or `TextError`. The actor cannot be used again after either.
+        """
         self._thread.start()
         return asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(
             START_TIMEOUT_S
         )
 
     def retire(self, ranks: Collection[int]) -> None:
-        """These decode ranks have left the cluster, and are not started again."""
+        """Record that these decode ranks have left the cluster and are not started again."""
         self._loop.call_soon_threadsafe(self._server.retire, ranks)
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Let requests end for `grace_s`; the thread is gone when it returns. Again: nothing."""
+        """Give running requests `grace_s` to end, then end the server. Idempotent."""
         if not self._thread.is_alive():
             return
         stopping = asyncio.run_coroutine_threadsafe(self._server.stop(grace_s), self._loop)

@@ -1,24 +1,29 @@
-"""One attempt's answer on its way from the rank's session to the client's handler."""
+"""The answer of one attempt, between the session that receives it and the handler that reads it."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from baton.api.backend import Finished, FinishReason, PromptLogprobs, TokenEvent, Usage
-from baton.api.errors import ApiError, ErrorCode
-from baton.api.wire import finished_from_proto, logprob_from_proto, prompt_logprobs_from_proto
+from baton.api.backend import TokenEvent
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.finish import Finished, FinishReason, Usage
+from baton.core.logprobs import PromptLogprobs
 from baton.proto.worker_pb2 import RequestTokens
+from baton.rpc.convert import finished_from_proto, logprob_from_proto, prompt_logprobs_from_proto
 
-JOINED = 256
-"""Tokens in one event, about: to join is to copy, and a reader may be a whole answer behind."""
+MAX_JOINED_TOKENS = 256
+"""An event with this many tokens is not extended further, because each extension copies it."""
 
 
 class AnswerStream:
-    """Written by one session, read by one handler, on one loop.
+    """The tokens of one attempt, written by one session and read by one handler on one event
+    loop.
 
-    Tokens that were given before are dropped, whoever sends them again; the reader sees every
-    index once and in order, and `Finished` last. Tokens that a slow reader has not taken yet are
-    joined, so that one who is behind catches up, and what lies here is bounded by the answer.
+    The reader receives each output index once and in order, and `Finished` last: tokens that
+    earlier attempts or messages brought are dropped. Tokens that a slow reader has not taken
+    are joined into fewer events, so that it catches up and the memory is bounded by the
+    answer's length.
     """
 
     def __init__(
@@ -36,29 +41,29 @@ class AnswerStream:
         self.next_index = given
         """Output tokens so far."""
         self.first_in: float | None = None
-        """When the first token arrived, on `clock`."""
+        """The time at which the first token arrived, on `clock`; None before that."""
         self.held_us = 0
-        """How long the rank held the first token."""
+        """The time for which the rank held the first token, in microseconds."""
         self.rank_done = False
-        """The rank works on it no more: it said so, or it was lost."""
+        """True once the rank has finished the request or was lost."""
         self.scored_to = scored_to
-        """The first prompt position whose score has not come."""
+        """The first prompt position whose score is still missing."""
         self.state_tokens = 0
-        """Of prompt and answer: the rank has kept the state after these. Set at the end."""
+        """Tokens of prompt and answer whose state the rank has cached. Set at the end."""
         self._over = False
         self._clock = clock
         self._events: deque[TokenEvent | Finished] = deque()
         self._reader: asyncio.Future[None] | None = None  # the reader waits for it
 
     async def next(self) -> TokenEvent | Finished:
-        """The session ends every stream it is given, so this ends when the rank does."""
+        """Return the next event. It waits until the session feeds or ends the stream."""
         while not self._events:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         return self._events.popleft()
 
     def feed(self, tokens: RequestTokens) -> None:
-        """Take what the rank sent; other attempts' tokens are nobody's."""
+        """Take a message of the rank. Tokens of another attempt are ignored."""
         if self._over or tokens.attempt != self.attempt:
             return
         if tokens.first_index > self.next_index:
@@ -73,7 +78,7 @@ class AnswerStream:
             self._end(finished_from_proto(tokens.finished))
 
     def fail(self, error: ApiError, reason: FinishReason = FinishReason.ERROR) -> None:
-        """End it from this side; nothing where it has ended."""
+        """End the stream with `error`. Does nothing if it has ended already."""
         if not self._over:
             usage = Usage(completion_tokens=self.next_index)
             self._end(Finished(reason, usage=usage, error=error))
@@ -82,7 +87,7 @@ class AnswerStream:
         last = self._events[-1] if self._events else None
         if (
             isinstance(last, TokenEvent)
-            and len(last.token_ids) < JOINED
+            and len(last.token_ids) < MAX_JOINED_TOKENS
             and last.prompt_logprobs is event.prompt_logprobs is None
         ):
             ids, logprobs = last.token_ids + event.token_ids, last.logprobs + event.logprobs

@@ -5,17 +5,22 @@ from collections.abc import Sequence
 
 import grpc
 
-from baton.api.errors import ApiError, ErrorCode
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
 from baton.proto import worker_pb2_grpc
 from baton.proto.worker_pb2 import FlushCacheRequest
 from baton.router.worker_table import Worker
+from baton.rpc.channel_options import OPTIONS
+from baton.rpc.errors import error_from_proto
 
 GRACE_S = 1.0
-"""For the answer's way back, after the time the worker was given."""
+"""The time that an answer may take beyond the timeout that the worker was given."""
 
 
 async def flush_all(workers: Sequence[Worker], timeout_s: float) -> None:
-    """All at once; the first failure in the table's order is raised when all have answered."""
+    """Flush all workers at once. When all have answered, raise the first failure in the table's
+    order.
+    """
     failures = await asyncio.gather(*(_flush(worker, timeout_s) for worker in workers))
     for failure in failures:
         if failure is not None:
@@ -23,7 +28,7 @@ async def flush_all(workers: Sequence[Worker], timeout_s: float) -> None:
 
 
 async def _flush(worker: Worker, timeout_s: float) -> ApiError | None:
-    async with grpc.aio.insecure_channel(worker.identity.address) as channel:
+    async with grpc.aio.insecure_channel(worker.identity.address, options=OPTIONS) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         request = FlushCacheRequest(timeout_ms=round(timeout_s * 1000))
         try:
@@ -35,4 +40,4 @@ async def _flush(worker: Worker, timeout_s: float) -> ApiError | None:
                 f"{worker.worker_id} did not flush its cache: {error.details()}",
                 origin=worker.worker_id,
             )
-    return ApiError.from_proto(reply.error) if reply.HasField("error") else None
+    return error_from_proto(reply.error) if reply.HasField("error") else None

@@ -1,15 +1,20 @@
-"""The cluster as JSON values: what `/server_info` serves and `baton status` prints."""
+"""The cluster as JSON values, for `/server_info`, `baton status` and Prometheus."""
 
 import json
 from collections.abc import Iterable, Sequence
 
+from baton.core.role import Role
 from baton.proto.worker_pb2 import OwnerCount
-from baton.router.worker_table import Role, Worker
+from baton.router.worker_table import Worker
 
 
 def worker_info(worker: Worker, *, ready: bool, placed: int, heard_s: float) -> dict[str, object]:
-    """ready: requests can be placed on it now; placed: requests of this router that it has;
-    heard_s: since its last report."""
+    """Return one worker's entry in `/server_info`.
+
+    ready: requests can be placed on the worker now.
+    placed: requests of this router on the worker.
+    heard_s: seconds since its last report.
+    """
     status = worker.status
     return {
         "worker_id": worker.worker_id,
@@ -30,25 +35,25 @@ def worker_info(worker: Worker, *, ready: bool, placed: int, heard_s: float) -> 
         "slots": _by_owner(status.slots),
         "pages": _by_owner(status.pages),
         "page_size": status.page_size,
-        "handoffs": dict(status.handoffs),
-        "memory_plan": dict(status.memory_plan),
+        "handoffs": dict(sorted(status.handoffs.items())),
+        "memory_plan": dict(sorted(status.memory_plan.items())),
         "uptime_s": status.uptime_s,
         "heard_s": round(heard_s, 3),
         "lag_ms": status.lag_us / 1000,
         "pid": status.pid,
         "metrics_address": status.metrics_address,
         "peers": [peer.worker_id for peer in status.peers],
-        "channels": dict(status.channels),
-        "settings": {name: json.loads(value) for name, value in status.settings.items()},
+        "channels": dict(sorted(status.channels.items())),
+        "settings": {name: json.loads(value) for name, value in sorted(status.settings.items())},
         "fingerprint": dict(worker.fingerprint),
     }
 
 
 def engine_settings(ranks: Sequence[Worker]) -> dict[str, object]:
-    """The options that the decode ranks run with, by SGLang's names.
+    """Return the options that the decode ranks run with, by SGLang's names.
 
-    `internal_states` has one entry a rank, in the order that `routed_dp_rank` counts; the first
-    rank's stand beside it, as they do where there is but one server.
+    `internal_states` has one entry for each rank, ordered by rank number. The first rank's options
+    are also at the top level, where clients of a single SGLang server look for them.
     """
     settings = [
         {name: json.loads(value) for name, value in rank.status.settings.items()}
@@ -62,13 +67,21 @@ def engine_settings(ranks: Sequence[Worker]) -> dict[str, object]:
     return {**(settings[0] if settings else {}), "dp_size": len(ranks), "internal_states": states}
 
 
-def scrape_targets(workers: Iterable[Worker]) -> list[dict[str, object]]:
-    """Every worker's /metrics, in the form of Prometheus' HTTP service discovery."""
+def router_target(router_id: str, address: str) -> dict[str, object]:
+    """Return the scrape target of the router, in the form of Prometheus' HTTP service discovery.
+
+    address: `host:port` of its HTTP server.
+    """
+    return {
+        "targets": [address],
+        "labels": {"baton_role": "router", "baton_router": router_id},
+    }
+
+
+def worker_targets(workers: Iterable[Worker]) -> list[dict[str, object]]:
+    """Return the scrape target of each worker that has reported where its metrics are."""
     return [
-        {
-            "targets": [worker.status.metrics_address],
-            "labels": _labels(worker),
-        }
+        {"targets": [worker.status.metrics_address], "labels": _labels(worker)}
         for worker in workers
         if worker.status.metrics_address
     ]

@@ -1,16 +1,22 @@
-"""The router's options."""
+"""The options of a router."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.router.errors import ConfigError
-from baton.router.policies import POLICIES
+from baton.api.http import MAX_BODY_BYTES
+from baton.core.errors import ConfigError
+from baton.router.placement.registry import POLICIES
+from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
 from baton.text.model_folder import model_name
+
+MAX_QUEUED = 256
+REQUEST_TIMEOUT_S = 3600.0
+WORKER_WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """Set once, at start, from the command line."""
+    """The options of a router, set at start from the command line."""
 
     model: Path  # the folder that tokenizer and chat template are read from
     served_model_name: str | None = None  # None: the folder's name, or the id on the hub
@@ -18,29 +24,30 @@ class RouterConfig:
     http_port: int = 0  # 0: any free one
     grpc_port: int = 0
     policy: str = "round_robin"
-    prefill_fallbacks: int = 2  # prefill workers named to the rank besides the first
-    lease_ms: int = 2000  # a worker that is silent for longer is lost
-    max_queued: int = 256  # requests beyond the decode slots of all ranks
-    max_body_bytes: int = 32 << 20
-    worker_wait_s: float = 30.0  # for a worker of a missing role, before a request is turned away
-    request_timeout_s: float = 3600.0  # from arrival to finish
-    retry_after_s: float = 1.0  # told to clients that are turned away
-    incremental_streaming_output: bool = False  # of /generate: what is new, not all so far
+    lease_ms: int = DEFAULT_LEASE_MS  # a worker that is silent for longer counts as lost
+    max_queued: int = MAX_QUEUED  # requests beyond the capacity of all decode ranks
+    max_body_bytes: int = MAX_BODY_BYTES  # of one request, over HTTP or gRPC
+    worker_wait_s: float = WORKER_WAIT_S  # a request waits so long for a missing role, then fails
+    request_timeout_s: float = REQUEST_TIMEOUT_S  # from arrival to finish
+    incremental_streaming_output: bool = False  # /generate streams send new text only
+    allowed_hosts: tuple[str, ...] = ()  # names in `Host` besides loopback's and `host`
+    api_keys: Path | None = None  # the file of API keys; None: everybody may call
+    operator_sha256: str = ""  # the digest of a key for `deploy`, which is in no file
+    cors_origins: tuple[str, ...] = ()  # origins of pages that may call from a browser
 
     def __post_init__(self) -> None:
-        """Raises ConfigError."""
+        """Check the values. Raises ConfigError."""
         if self.policy not in POLICIES:
             raise ConfigError(f"policy is {self.policy!r}; expected one of {', '.join(POLICIES)}")
+        if self.lease_ms < MIN_LEASE_MS:
+            raise ConfigError(f"lease_ms is {self.lease_ms}; expected at least {MIN_LEASE_MS}")
         for name, value in (
-            ("lease_ms", self.lease_ms),
             ("max_body_bytes", self.max_body_bytes),
             ("request_timeout_s", self.request_timeout_s),
-            ("retry_after_s", self.retry_after_s),
         ):
             if not value > 0:
                 raise ConfigError(f"{name} is {value}; expected more than 0")
         for name, value in (
-            ("prefill_fallbacks", self.prefill_fallbacks),
             ("max_queued", self.max_queued),
             ("worker_wait_s", self.worker_wait_s),
         ):
@@ -52,7 +59,7 @@ class RouterConfig:
 
     @property
     def model_id(self) -> str:
-        """The name that clients ask for."""
+        """The model name that clients ask for."""
         return self.served_model_name or model_name(self.model)
 
     @property

@@ -1,21 +1,21 @@
-"""`grpc.health.v1.Health`, kept in step with the backend."""
+"""The gRPC health service `grpc.health.v1.Health`."""
 
 from grpc_health.v1.health import aio as health_aio
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from baton.router.service import RouterBackend
 
-LOOK_AGAIN_S = 60.0
-"""Changes wake the watcher; this bounds how long a missed one could go unseen."""
+RECHECK_S = 60.0
+"""The watcher is woken by every change. This bounds how long a missed wake-up goes unnoticed."""
 
 
 async def watch_health(
     servicer: health_aio.HealthServicer, backend: RouterBackend, service: str
 ) -> None:
-    """Until cancelled: report for `service`, and for the server as a whole."""
+    """Report the backend's health for `service` and for the whole server, until cancelled."""
     while True:
         ready = backend.health_now().ready
         status = HealthCheckResponse.SERVING if ready else HealthCheckResponse.NOT_SERVING
         for name in ("", service):
             await servicer.set(name, status)
-        await backend.changed.wait(LOOK_AGAIN_S)
+        await backend.changed.wait(RECHECK_S)

@@ -1,4 +1,4 @@
-"""uvicorn, run on a loop that is ours and told to stop by us."""
+"""uvicorn on the router's event loop."""
 
 import asyncio
 import socket
@@ -7,14 +7,17 @@ from contextlib import suppress
 import uvicorn
 from starlette.applications import Starlette
 
-from baton.router.errors import ConfigError
+from baton.core.errors import ConfigError
 
 
 class HttpServer:
-    """uvicorn's own `serve` would take over the process's signals; its parts do not."""
+    """A uvicorn server that is started and stopped by calls.
+
+    uvicorn's own `serve` would install signal handlers, so its steps are called one by one.
+    """
 
     def __init__(self, app: Starlette, host: str, port: int) -> None:
-        """Binds at once: raises ConfigError where it cannot. Port 0: any free one."""
+        """Bind the address. Raises ConfigError if that fails. Port 0 is any free port."""
         self._socket = _bind(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._server = uvicorn.Server(
@@ -23,7 +26,7 @@ class HttpServer:
         self._loop: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listening when it returns."""
+        """Begin to accept connections."""
         config = self._server.config
         config.load()
         self._server.lifespan = config.lifespan_class(config)
@@ -31,7 +34,7 @@ class HttpServer:
         self._loop = asyncio.create_task(self._server.main_loop())
 
     async def stop(self, grace_s: float) -> None:
-        """Answers that are still going out have `grace_s`, then their connections are cut."""
+        """Stop accepting, give running answers `grace_s` to end, then close their connections."""
         self._server.should_exit = True
         if self._loop is None:
             self._socket.close()

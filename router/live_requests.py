@@ -1,36 +1,38 @@
-"""The requests that have not ended, and the bound on how many there may be."""
+"""The requests that have not ended, and the limit on their number."""
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.api.backend import Finished, FinishReason, GenerateRequest, Usage
-from baton.api.errors import ApiError, ErrorCode
-from baton.api.wire import sampling_to_proto
+from baton.api.backend import GenerateRequest
+from baton.api.errors import RETRY_AFTER_S
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ROUTER, ApiError
+from baton.core.finish import Finished, FinishReason, Usage
 from baton.proto.common_pb2 import StateAt
 from baton.proto.worker_pb2 import StartRequest
 from baton.router.answer_stream import AnswerStream
 from baton.router.request_times import RequestTimes
 from baton.router.worker_table import Worker
+from baton.rpc.convert import sampling_to_proto
 
-MOST_ATTEMPTS = 3
-"""Ranks that one request is tried on: one that ends whoever runs it must not end them all."""
+MAX_ATTEMPTS = 3
+"""Ranks that one request is tried on. A request that crashes its rank must not crash them all."""
 
 
 @dataclass(eq=False)
 class LiveRequest:
     """One request, from its arrival until its client has been told how it ended.
 
-    A rank that is lost, or leaves before the answer's end, has not lost the answer: the next
-    attempt is given the tokens so far and goes on behind them. The seed is the same in all
-    attempts, and sampling depends on nothing but it and the position, so the tokens are too.
+    If a rank is lost or leaves before the answer's end, the next attempt is given the tokens
+    so far and continues from them. All attempts use one seed, and sampling depends on the
+    seed and the position only, so the continued answer has the tokens that it would have had.
     """
 
     request: GenerateRequest
     times: RequestTimes
     outcome: str = "cancelled"  # set at the end; stays so when the client goes away
-    refusal: ApiError | None = None  # set by `stop`
-    refused_as: FinishReason = FinishReason.ERROR  # set by `stop`
+    stop_error: ApiError | None = None  # set by `stop`
+    stop_reason: FinishReason = FinishReason.ERROR  # set by `stop`
     stream: AnswerStream | None = None  # of the newest attempt; set when it is dispatched
     attempt: int = 0  # the newest; 0 before the first
     output_ids: list[int] = field(default_factory=list)  # given to the client, by any attempt
@@ -38,31 +40,35 @@ class LiveRequest:
     lost_on: set[int] = field(default_factory=set)  # registrations of ranks that lost it
 
     def __post_init__(self) -> None:
-        given = self.request.sampling.seed
-        self._seed = secrets.randbits(64) if given is None else given
+        self._sampling = self.request.sampling.seeded()
 
     def stop(self, error: ApiError, reason: FinishReason) -> None:
-        """End it from this side, wherever it is."""
-        self.refusal, self.refused_as = error, reason
+        """End the request with `error`, wherever it is."""
+        self.stop_error, self.stop_reason = error, reason
         if self.stream is not None:
             self.stream.fail(error, reason)
 
     @property
     def all_ids(self) -> tuple[int, ...]:
-        """The prompt, and what the client has been given."""
+        """Return the prompt and the tokens that the client has been given."""
         return (*self.request.prompt_ids, *self.output_ids)
 
     @property
     def unread_ids(self) -> tuple[int, ...]:
-        """What the prefill worker of the next attempt is to read: the last token is its answer."""
+        """Return the tokens that the next attempt's prefill reads: all but the last output
+        token.
+        """
         return self.all_ids[:-1] if self.output_ids else self.request.prompt_ids
 
     def next_attempt(self, prefills: Sequence[Worker], state_at: StateAt | None) -> StartRequest:
-        """What the next rank is told. state_at: who has a state that it may begin with."""
+        """Return the message that starts the next attempt.
+
+        state_at: the rank with a cached state that the prefill can begin with.
+        """
         self.attempt += 1
         request = self.request
-        sampling = sampling_to_proto(request.sampling, self._seed)
-        if self.output_ids:  # the whole prompt was scored before the first of them
+        sampling = sampling_to_proto(self._sampling)
+        if self.output_ids:  # the whole prompt was scored before the first output token
             sampling.ClearField("prompt_logprobs_start")
         return StartRequest(
             request_id=request.request_id,
@@ -76,40 +82,42 @@ class LiveRequest:
             priority=request.priority,
         )
 
-    def goes_on(self, event: Finished) -> bool:
-        """Whether the rank is to blame for the end of its attempt, and another may do better."""
+    def may_continue(self, event: Finished) -> bool:
+        """Return True if the rank caused the attempt's end and another rank can continue."""
         error = event.error
-        if error is None or self.refusal is not None or self.attempt >= MOST_ATTEMPTS:
+        if error is None or self.stop_error is not None or self.attempt >= MAX_ATTEMPTS:
             return False
-        return error.retryable and error.origin != "router"
+        return error.replaceable and error.origin != ROUTER
 
-    def lost(self, rank: Worker, error: ApiError) -> None:
-        """`rank` ended the newest attempt with `error`."""
+    def record_loss(self, rank: Worker, error: ApiError) -> None:
+        """Record that `rank` ended the newest attempt with `error`."""
         self.loss = error
         self.lost_on.add(rank.registration)
 
-    def given_up(self, error: ApiError) -> Finished:
-        """The end of a request that was lost and that nobody takes, with why; or that was
-        stopped meanwhile."""
+    def failed(self, error: ApiError) -> Finished:
+        """Return the end of a request that was stopped, or that no rank could continue.
+
+        error: why the next attempt could not start.
+        """
         usage = Usage(len(self.request.prompt_ids), len(self.output_ids))
-        if self.refusal is None and self.loss is not None:
+        if self.stop_error is None and self.loss is not None:
             error = ApiError(
                 ErrorCode.UNAVAILABLE,
-                f"{self.loss.message}; no other rank could go on with it: {error.message}",
+                f"{self.loss.message}; no other rank could continue it: {error.message}",
                 origin=self.loss.origin,
             )
-        return Finished(self.refused_as, usage=usage, error=error)
+        return Finished(self.stop_reason, usage=usage, error=error)
 
 
 class LiveRequests:
-    """At most `max_queued` more than the decode ranks run at once.
+    """The live requests, at most `max_queued` more than the decode ranks run at once.
 
-    Requests do not wait here for a free slot: the ranks queue them, so that prefill runs ahead.
+    Requests do not wait here for a free slot. The ranks queue them, so that prefill runs
+    ahead.
     """
 
-    def __init__(self, max_queued: int, retry_after_s: float) -> None:
+    def __init__(self, max_queued: int) -> None:
         self._max_queued = max_queued
-        self._retry_after_s = retry_after_s
         self._live: dict[str, LiveRequest] = {}
         self.closing = False
         """Set when the router stops: nothing more is admitted."""
@@ -121,7 +129,7 @@ class LiveRequests:
         return self._live.get(request_id)
 
     def named(self, name: str | None) -> list[LiveRequest]:
-        """Those whose own id or client's id is `name`; all where it is None."""
+        """Return the requests whose own id or client's id is `name`; all if it is None."""
         live = self._live.values()
         return [
             each
@@ -130,7 +138,7 @@ class LiveRequests:
         ]
 
     def admit(self, request: GenerateRequest, now: float, capacity: int) -> LiveRequest:
-        """Raises UNAVAILABLE when closing, OVERLOADED past the bound.
+        """Admit a request. Raises UNAVAILABLE when closing, OVERLOADED at the limit.
 
         capacity: requests that the ranks run at once, as of now.
         """
@@ -142,14 +150,14 @@ class LiveRequests:
                 f"{len(self._live)} requests are here already; send it again later",
                 expected=f"fewer than {bound}",
                 actual=str(len(self._live)),
-                retry_after_s=self._retry_after_s,
+                retry_after_s=RETRY_AFTER_S,
             )
         live = LiveRequest(request, RequestTimes(now))
         self._live[request.request_id] = live
         return live
 
     def check_open(self) -> None:
-        """Raises UNAVAILABLE when closing."""
+        """Raise UNAVAILABLE when closing."""
         if self.closing:
             raise ApiError(ErrorCode.UNAVAILABLE, "the router is stopping; ask another one")
 

@@ -1,12 +1,13 @@
-"""What the router tells Prometheus."""
+"""The router's Prometheus metrics."""
 
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from baton.api.backend import Timings, Usage
+from baton.core.finish import Timings, Usage
+from baton.core.role import ROUTED_ROLES, Role
 from baton.router.latency_histogram import LatencyHistogram
-from baton.router.worker_table import Role, Worker
+from baton.router.worker_table import Worker
 
 # Three buckets a decade from 100 us to 500 s: a small model's whole decode step is 1 ms.
 BUCKETS = tuple(round(step * 10.0**e, 6) for e in range(-4, 3) for step in (1, 2, 5))
@@ -15,122 +16,96 @@ SECOND_TOKEN_PARTS = ("transfer", "decode_wait", "first_decode_step")
 
 
 class RouterMetrics:
-    """One router's numbers, in a registry of their own."""
+    """The metrics of one router, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "baton_router_requests_total",
-            "Requests that ended, by finish reason or error code.",
-            ["outcome"],
-            registry=self.registry,
+        rank = "worker", "dp_group", "dp_rank"
+        self._requests = self._counter(
+            "requests", "Requests that ended, by finish reason or error code.", "outcome"
         )
-        self._tokens = Counter(
-            "baton_tokens_total",
-            "Tokens of requests that ended; cached: prompt tokens that were not computed again.",
-            ["kind"],
-            registry=self.registry,
+        self._tokens = self._counter(
+            "tokens", "Prompt and output tokens of requests that a rank finished.", "kind"
         )
-        self._workers = Gauge(
-            "baton_workers",
-            "Workers that hold a lease with this router.",
-            ["role"],
-            registry=self.registry,
+        self._cached_tokens = self._counter(
+            "cached_tokens", "Prompt tokens that were not computed, because they were cached."
         )
-        rank = ["worker", "dp_group", "dp_rank"]
-        self._placed = Counter(
-            "baton_placements_total",
-            "Requests that were placed on a decode rank, by rank.",
-            rank,
-            registry=self.registry,
+        self._placements = self._counter(
+            "placements", "Attempts that were started on a decode rank.", *rank
         )
-        self._replaced = Counter(
-            "baton_replaced_total",
-            "Requests that a decode rank lost and that went on elsewhere, by that rank.",
-            rank,
-            registry=self.registry,
+        self._retries = self._counter(
+            "retries", "Attempts that a decode rank lost, and that another rank continues.", *rank
         )
-        self._states_known = Counter(
-            "baton_states_known_total",
-            "Placements of which the router knew a rank that has the state of their first tokens.",
-            registry=self.registry,
+        self._state_hits = self._counter(
+            "state_hits", "Attempts for which a rank was known to hold the state of a prefix."
         )
-        self._state_tokens = Counter(
-            "baton_states_known_tokens_total",
-            "Tokens that those states stand for.",
-            registry=self.registry,
+        self._state_hit_tokens = self._counter(
+            "state_hit_tokens", "Tokens of the prefixes whose state a rank was known to hold."
         )
-        self._on_rank = Gauge(
-            "baton_rank_requests",
-            "Requests of this router that a decode rank has.",
-            rank,
-            registry=self.registry,
+        self._workers = self._gauge("workers", "Workers that hold a lease.", "role")
+        self._rank_requests = self._gauge(
+            "rank_requests", "Requests of this router on a decode rank.", *rank
         )
-        self.active = Gauge(
-            "baton_requests_active", "Requests that have not ended.", registry=self.registry
+        self.active = self._gauge("requests_active", "Requests that have not ended.")
+        self._ttft = self._histogram("ttft", "From arrival to the first token sent.")
+        self._queue = self._histogram("queue", "From arrival to dispatch to a decode rank.")
+        self._e2e = self._histogram("e2e", "From arrival to the end of the answer.")
+        ttft_part = self._histogram("ttft_part", "The parts that TTFT is the sum of.", "part")
+        second_part = self._histogram(
+            "second_token_part", "The parts of the time from the first to the second token.", "part"
         )
-        self._ttft = self._seconds("baton_ttft_seconds", "Arrival to first token out.")
-        self._queue = self._seconds(
-            "baton_router_queue_seconds", "Arrival to dispatch to a decode rank."
-        )
-        ttft_part = self._seconds(
-            "baton_ttft_part_seconds", "The parts that TTFT is the sum of.", "part"
-        )
-        second_part = self._seconds(
-            "baton_second_token_part_seconds",
-            "The parts of the time from first to second token.",
-            "part",
-        )
-        # `labels` looks its child up under a lock: once here rather than at every request.
+        # `labels` takes a lock, so the children are looked up once and not for each request.
         self._ttft_parts = [ttft_part.labels(part) for part in TTFT_PARTS]
         self._second_parts = [second_part.labels(part) for part in SECOND_TOKEN_PARTS]
         self._itl = LatencyHistogram(
-            "baton_itl_seconds", "Between one output token and the next.", BUCKETS, self.registry
+            "baton_router_itl_seconds",
+            "Time between successive output tokens.",
+            BUCKETS,
+            self.registry,
         )
-        self._e2e = self._seconds("baton_e2e_seconds", "Arrival to finish.")
-        for role in Role:
+        for role in ROUTED_ROLES:
             self._workers.labels(role.value).set(0)
 
     def page(self) -> bytes:
-        """The text that /metrics serves."""
+        """Return the text that `/metrics` serves."""
         return generate_latest(self.registry)
 
     def workers(self, role: Role, count: int) -> None:
         self._workers.labels(role.value).set(count)
 
     def placed(self, rank: Worker) -> None:
-        self._placed.labels(*_names(rank)).inc()
+        self._placements.labels(*_names(rank)).inc()
 
     def replaced(self, rank: Worker) -> None:
-        self._replaced.labels(*_names(rank)).inc()
+        self._retries.labels(*_names(rank)).inc()
 
     def state_known(self, tokens: int) -> None:
-        self._states_known.inc()
-        self._state_tokens.inc(tokens)
+        self._state_hits.inc()
+        self._state_hit_tokens.inc(tokens)
 
     def rank_joined(self, rank: Worker, requests: Callable[[], float]) -> None:
-        """requests: those of this router that it has, when it is asked."""
-        self._on_rank.labels(*_names(rank)).set_function(requests)
+        """Export the requests on a new rank. requests: returns their number when it is scraped."""
+        self._rank_requests.labels(*_names(rank)).set_function(requests)
 
     def rank_left(self, rank: Worker) -> None:
-        self._on_rank.remove(*_names(rank))
+        self._rank_requests.remove(*_names(rank))
 
     def between_tokens(self, seconds: float, tokens: int) -> None:
-        """`tokens` came together, `seconds` after the one before them."""
+        """Record that `tokens` tokens came together, `seconds` after the token before them."""
         self._itl.observe(seconds / tokens, tokens)
 
     def dispatched(self, queue_s: float) -> None:
         self._queue.observe(queue_s)
 
     def ended(self, outcome: str) -> None:
-        """Once a request, whatever became of it."""
+        """Count the end of a request; called once for each request."""
         self._requests.labels(outcome).inc()
 
     def finished(self, usage: Usage, timings: Timings) -> None:
-        """Once a request that its rank finished."""
+        """Record a request that its rank finished."""
         self._tokens.labels("prompt").inc(usage.prompt_tokens)
         self._tokens.labels("output").inc(usage.completion_tokens)
-        self._tokens.labels("cached").inc(usage.cached_tokens)
+        self._cached_tokens.inc(usage.cached_tokens)
         self._e2e.observe(timings.e2e_us / 1e6)
         if timings.ttft_us:
             self._ttft.observe(timings.ttft_us / 1e6)
@@ -140,8 +115,17 @@ class RouterMetrics:
             for part, us in zip(self._second_parts, _second_parts(timings), strict=True):
                 part.observe(us / 1e6)
 
-    def _seconds(self, name: str, help_text: str, *labels: str) -> Histogram:
-        return Histogram(name, help_text, labels, registry=self.registry, buckets=BUCKETS)
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        """Make a counter; it is exported as baton_router_<name>_total."""
+        return Counter(f"baton_router_{name}", meaning, labels, registry=self.registry)
+
+    def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        return Gauge(f"baton_router_{name}", meaning, labels, registry=self.registry)
+
+    def _histogram(self, name: str, meaning: str, *labels: str) -> Histogram:
+        return Histogram(
+            f"baton_router_{name}_seconds", meaning, labels, registry=self.registry, buckets=BUCKETS
+        )
 
 
 def _names(rank: Worker) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""What the router itself knows of the model it serves, from its folder."""
+"""Facts about the served model, read from its folder."""
 
 import time
 from pathlib import Path
@@ -8,13 +8,14 @@ from baton.text.model_folder import read_json_object
 from baton.text.tokenizer import Tokenizer
 
 UNBOUNDED = 2**31 - 1
-"""The context of a model whose config.json names none, until a worker says what it allows."""
+"""The context of a model whose config.json names none, until a worker reports its limit."""
 
 
 def read_model_info(folder: Path, model_id: str, tokenizer: Tokenizer) -> ModelInfo:
-    """Raises `TokenizerFileError` where config.json cannot be read.
+    """Read config.json. Raises `TokenizerFileError` if it cannot be read.
 
-    The embedding may have more rows than the tokenizer has tokens: all are legal in a prompt.
+    The vocabulary size is that of the embedding, which may have more rows than the tokenizer has
+    tokens: all of them are legal in a prompt.
     """
     config = read_json_object(folder / "config.json")
     return ModelInfo(

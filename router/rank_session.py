@@ -1,13 +1,15 @@
-"""The one long-lived stream to a decode rank, shared by all of this router's requests on it."""
+"""The stream to a decode rank, which all requests of this router on that rank share."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
 
-from baton.api.errors import ApiError, ErrorCode
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError, BatonError, PeerLostError
 from baton.proto import worker_pb2_grpc
 from baton.proto.common_pb2 import Heartbeat, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
@@ -19,26 +21,18 @@ from baton.proto.worker_pb2 import (
     StartRequest,
 )
 from baton.router.answer_stream import AnswerStream
-from baton.router.errors import RankLost
 from baton.router.worker_table import Worker
+from baton.rpc.channel_options import SESSION_OPTIONS
+from baton.rpc.handshake import check_identity, check_version
+from baton.rpc.lease import TICKS_PER_LEASE, Lease
+from baton.rpc.streams import Outbox, first_of
 
 log = logging.getLogger(__name__)
-
-# Messages between our own processes are bounded by what made them, not by gRPC's 4 MiB: a prompt
-# of a million tokens is 3 MB. The pool is local so that a restarted rank's address does not
-# inherit the back-off of the one before.
-CHANNEL_OPTIONS = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),
-)
-BEATS_PER_LEASE = 4
-"""Heartbeats, and attempts to connect, in one lease."""
 
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """The same for all sessions of a router."""
+    """Options that all sessions of a router have in common."""
 
     router_id: str
     lease_s: float  # silence for longer ends the session
@@ -46,9 +40,9 @@ class SessionOptions:
 
 
 class RankSession:
-    """Connects, and connects again, until it is closed; its requests fail with the connection.
+    """A connection to one rank that is made again after each loss, until it is closed.
 
-    `on_change` is called when `ready` has changed.
+    The requests on it fail with the connection.
     """
 
     def __init__(
@@ -58,20 +52,21 @@ class RankSession:
         prefills: Callable[[], Sequence[WorkerIdentity]],
         on_change: Callable[[], None],
     ) -> None:
-        """prefills: the prefill workers that there are."""
+        """prefills: returns the prefill workers of the table.
+        on_change: called when `ready` has changed.
+        """
         self.worker = worker
         self.ready = False
         self._options = options
         self._prefills = prefills
         self._on_change = on_change
         self._streams: dict[str, AnswerStream] = {}
-        self._outgoing: asyncio.Queue[RouterMessage] = asyncio.Queue()
-        self._heard = 0.0  # when the last message came
+        self._outbox: Outbox[RouterMessage] = Outbox()
 
     def start(self, request: StartRequest, scored_to: int = 0) -> AnswerStream:
-        """Send the request; its tokens, or why there are none, come out of the stream.
+        """Send a request. Its tokens, or the reason why there are none, come out of the stream.
 
-        scored_to: prompt positions below have been scored by an earlier attempt.
+        scored_to: prompt positions below this were scored by an earlier attempt.
         """
         stream = AnswerStream(
             request.request_id,
@@ -82,82 +77,88 @@ class RankSession:
         )
         if not self.ready:
             stream.rank_done = True
-            stream.fail(self._loss("its session is not connected"))
+            stream.fail(self._lost_error("its session is not connected"))
             return stream
         self._streams[request.request_id] = stream
-        self._outgoing.put_nowait(RouterMessage(start=request))
+        self._outbox.put(RouterMessage(start=request))
         return stream
 
     def end(self, stream: AnswerStream, reason: str) -> None:
-        """The reader is done with `stream`: forget it, and cancel it where the rank still works."""
+        """Forget a stream that is no longer read; cancel its request if the rank still works on
+        it.
+        """
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
         if not stream.rank_done and self.ready:
             cancel = CancelRequest(
                 request_id=stream.request_id, attempt=stream.attempt, reason=reason
             )
-            self._outgoing.put_nowait(RouterMessage(cancel=cancel))
+            self._outbox.put(RouterMessage(cancel=cancel))
 
-    def introduce(self, prefills: Sequence[WorkerIdentity]) -> None:
-        """The rank may join these now, so that no request waits for it. Nothing where it is not
-        connected: it hears of all of them when it is."""
+    def announce_prefills(self, prefills: Sequence[WorkerIdentity]) -> None:
+        """Tell the rank of prefill workers, so that it connects before a request needs them.
+
+        Does nothing while disconnected, because a new connection begins with all of them.
+        """
         if self.ready and prefills:
-            self._outgoing.put_nowait(RouterMessage(prefills=Prefills(workers=prefills)))
+            self._outbox.put(RouterMessage(prefills=Prefills(workers=prefills)))
 
     def close(self, reason: str) -> None:
-        """The worker is gone: its requests fail now. `run` is to be cancelled in the same turn."""
-        self._lose(reason)
+        """Fail the requests, because the worker is gone. The caller cancels `run` before it
+        yields.
+        """
+        self._fail_streams(reason)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Keep the session connected until cancelled."""
         try:
             while True:
                 try:
-                    await self._attend()
-                except RankLost as lost:
+                    await self._connect()
+                except BatonError as lost:
                     log.warning("session with %s: %s", self.worker.worker_id, lost)
-                    self._lose(str(lost))
-                await asyncio.sleep(self._options.lease_s / BEATS_PER_LEASE)
+                    self._fail_streams(str(lost))
+                await asyncio.sleep(self._options.lease_s / TICKS_PER_LEASE)
         finally:
-            self._lose("its session is closed")
+            self._fail_streams("its session is closed")
 
-    async def _attend(self) -> None:
-        """One connection, from Hello to the RankLost that ends it."""
+    async def _connect(self) -> None:
+        """Run one connection, from Hello to the error that ends it."""
         address = self.worker.identity.address
-        async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(address, options=SESSION_OPTIONS) as channel:
             call = worker_pb2_grpc.RankStub(channel).Session()
             try:
                 async with asyncio.timeout(self._options.lease_s):
-                    await self._greet(call)
+                    await self._exchange_hello(call)
                 await self._serve(call)
             except grpc.aio.AioRpcError as error:
-                raise RankLost(
+                raise PeerLostError(
                     f"its stream broke: {error.code().name} {error.details()}"
                 ) from error
-            except asyncio.InvalidStateError as error:  # grpc.aio's word for a finished call
-                raise RankLost("its stream is closed") from error
+            except asyncio.InvalidStateError as error:  # grpc.aio raises it for a finished call
+                raise PeerLostError("its stream is closed") from error
             except TimeoutError as error:
-                raise RankLost("it did not answer Hello within its lease") from error
+                raise PeerLostError("it did not answer Hello within its lease") from error
             finally:
                 call.cancel()
 
     async def _serve(self, call: grpc.aio.StreamStreamCall) -> None:
-        self._outgoing = asyncio.Queue()
-        self._heard = self._options.clock()
+        self._outbox = Outbox()
+        lease = Lease(f"decode rank {self.worker.worker_id}", self._options.lease_s)
         self.ready = True
-        self.introduce(self._prefills())
+        self.announce_prefills(self._prefills())
         self._on_change()
-        parts = (self._read(call), self._write(call), self._keep_lease())
-        tasks = [asyncio.create_task(part) for part in parts]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            done.pop().result()  # none returns: this raises
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        beats = itertools.count(1)
+        await first_of(
+            self._read(call, lease),
+            self._outbox.drain(call.write),
+            lease.watch(lambda: self._beat(next(beats))),
+        )
 
-    async def _greet(self, call: grpc.aio.StreamStreamCall) -> None:
+    def _beat(self, sequence: int) -> None:
+        self._outbox.put(RouterMessage(heartbeat=Heartbeat(sequence=sequence)))
+
+    async def _exchange_hello(self, call: grpc.aio.StreamStreamCall) -> None:
         ours = Hello(
             protocol_major=PROTOCOL_MAJOR,
             protocol_minor=PROTOCOL_MINOR,
@@ -166,61 +167,32 @@ class RankSession:
         await call.write(RouterMessage(hello=ours))
         message = await call.read()
         if message is grpc.aio.EOF or not message.HasField("hello"):
-            raise RankLost("it did not begin with Hello")
-        if message.hello.protocol_major != PROTOCOL_MAJOR:
-            raise RankLost(
-                f"it speaks protocol {message.hello.protocol_major}, not {PROTOCOL_MAJOR}"
-            )
-        theirs, expected = message.hello.worker, self.worker.identity
-        if (theirs.worker_id, theirs.incarnation) != (expected.worker_id, expected.incarnation):
-            raise RankLost(
-                f"{expected.address} answers as {theirs.worker_id!r} incarnation "
-                f"{theirs.incarnation}, not as {expected.worker_id!r} {expected.incarnation}"
-            )
+            raise PeerLostError("it did not begin with Hello")
+        check_version(message.hello, "this router")
+        check_identity(self.worker.identity, message.hello.worker)
 
-    async def _read(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _read(self, call: grpc.aio.StreamStreamCall, lease: Lease) -> None:
         streams = self._streams
         while True:
             message: RankMessage = await call.read()
             if message is grpc.aio.EOF:
-                raise RankLost("it ended its stream")
-            self._heard = self._options.clock()
+                raise PeerLostError("it ended its stream")
+            lease.heard()
             for tokens in message.requests:
                 stream = streams.get(tokens.request_id)
                 if stream is not None:
                     stream.feed(tokens)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
-        while True:
-            await call.write(await self._outgoing.get())
-
-    async def _keep_lease(self) -> None:
-        """Send heartbeats; raise when the rank was silent for a lease."""
-        clock, lease_s = self._options.clock, self._options.lease_s
-        sequence = 0
-        while True:
-            sequence += 1
-            self._outgoing.put_nowait(RouterMessage(heartbeat=Heartbeat(sequence=sequence)))
-            before = clock()
-            nap_s = min(lease_s / BEATS_PER_LEASE, self._heard + lease_s - before)
-            await asyncio.sleep(nap_s)
-            now = clock()
-            # While this process was held up, what the rank said may lie unread: no silence.
-            late_s = max(0.0, now - before - nap_s)
-            self._heard = min(now, self._heard + late_s)
-            if now - self._heard >= lease_s:
-                raise RankLost(f"it was silent for its lease of {lease_s:g} s")
-
-    def _lose(self, reason: str) -> None:
+    def _fail_streams(self, reason: str) -> None:
         was_ready, self.ready = self.ready, False
         for stream in self._streams.values():
             stream.rank_done = True
-            stream.fail(self._loss(reason))
+            stream.fail(self._lost_error(reason))
         self._streams.clear()
         if was_ready:
             self._on_change()
 
-    def _loss(self, reason: str) -> ApiError:
+    def _lost_error(self, reason: str) -> ApiError:
         return ApiError(
             ErrorCode.UNAVAILABLE,
             f"decode rank {self.worker.worker_id} was lost: {reason}; send the request again",

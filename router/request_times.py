@@ -1,32 +1,39 @@
-"""Where one request's time went. Durations only: no two processes' clocks are ever compared."""
+"""The parts of a request's time.
+
+Only durations are exchanged between processes, because their clocks are not comparable.
+"""
 
 from dataclasses import replace
 
-from baton.api.backend import Timings
+from baton.core.finish import Timings
 
 
 class RequestTimes:
-    """One request's moments on the router's monotonic clock, in seconds."""
+    """The moments of one request on the router's monotonic clock, in seconds."""
 
     def __init__(self, arrived: float) -> None:
         self.arrived = arrived
         self.dispatched: float | None = None  # set when the rank was sent the request
-        self.first_out: float | None = None  # set when the first token was handed on
-        self._first_in = arrived  # when that had come from its rank
-        self._held_us = 0  # how long it had lain there
-        self._attempt = 0  # that brought it
-        self.last_out = arrived  # set with each token
+        self.first_out: float | None = None  # set when the first token was sent on
+        self._first_in = arrived  # when the first token came from its rank
+        self._held_us = 0  # how long the rank had held it
+        self._attempt = 0  # the attempt that brought it
+        self.last_out = arrived  # when the newest token was sent on
 
     def first_token(self, attempt: int, came: float, held_us: int, out: float) -> None:
-        """It came from the rank at `came`, after `held_us` there, and was handed on at `out`."""
+        """Record the first token.
+
+        came: when it arrived from the rank, which had held it for `held_us`. out: when it was
+        sent on.
+        """
         self._attempt, self._first_in, self._held_us = attempt, came, held_us
         self.first_out = out
 
     def split(self, rank: Timings, attempt: int, finished: float) -> Timings:
-        """The rank's durations, of its `attempt`, with the router's own.
+        """Return the rank's durations, measured in `attempt`, completed with the router's own.
 
-        What no clock saw is `network_us`, so that the parts of TTFT add up to it. Where a rank was
-        lost after the first token, its part of TTFT was lost with it.
+        Time that neither process measured is `network_us`, so that the parts of TTFT add up to
+        it. If another attempt brought the first token, the rank's parts of TTFT are unknown and 0.
         """
         e2e = _us(finished - self.arrived)
         queue = 0 if self.dispatched is None else _us(self.dispatched - self.arrived)

@@ -1,4 +1,4 @@
-"""The router's process: one asyncio loop that serves gRPC and HTTP."""
+"""The router's servers: gRPC and HTTP on one event loop."""
 
 import asyncio
 import contextlib
@@ -14,13 +14,16 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from baton.api.access import KeyInterceptor
+from baton.api.browser_guard import BrowserPolicy
 from baton.api.grpc_inference import InferenceServicer
 from baton.api.http import MetricsPage, make_app
+from baton.api.keys import Key, Keyring, KeyScope
 from baton.api.native import native_routes
 from baton.api.text_service import TextService
+from baton.core.errors import ConfigError
 from baton.proto import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.router.config import RouterConfig
-from baton.router.errors import ConfigError
 from baton.router.health import watch_health
 from baton.router.http_server import HttpServer
 from baton.router.metrics import RouterMetrics
@@ -30,6 +33,7 @@ from baton.router.registry import RegistryServicer
 from baton.router.routes import router_routes
 from baton.router.service import RouterBackend
 from baton.router.worker_table import WorkerTable
+from baton.rpc.channel_options import public_server_options
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 
@@ -38,20 +42,20 @@ log = logging.getLogger(__name__)
 INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 REGISTRY = worker_pb2.DESCRIPTOR.services_by_name["Registry"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-LAST_WORDS_S = 0.25
-"""For errors to reach clients, once nothing more is computed for them."""
+CLOSE_GRACE_S = 0.25
+"""The time that errors may take to reach clients after their requests were stopped."""
 
 
 @dataclass(frozen=True)
-class Started:
-    """Where a router listens, each `host:port`."""
+class RouterStarted:
+    """The addresses on which a router listens, each `host:port`."""
 
     http_address: str
     grpc_address: str
 
 
 class RouterServer:
-    """`start` and `stop` are called once each, on one running loop."""
+    """The router's servers and tasks. `start` and `stop` are called once each, on one loop."""
 
     def __init__(self, config: RouterConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
@@ -60,8 +64,8 @@ class RouterServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._backend: RouterBackend | None = None
 
-    async def start(self) -> Started:
-        """Serving when it returns. Raises ConfigError or `TextError` and leaves nothing behind."""
+    async def start(self) -> RouterStarted:
+        """Serve requests. Raises ConfigError or `TextError` and leaves nothing open."""
         async with contextlib.AsyncExitStack() as opening:
             started = await self._start(opening)
             self._open = opening.pop_all()
@@ -69,18 +73,19 @@ class RouterServer:
         return started
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Requests that are here have `grace_s` to end; new ones are turned away at once."""
+        """Reject new requests, give running ones `grace_s` to end, then close the servers."""
         if self._backend is not None:
             await self._backend.drain(grace_s)
         await self._open.aclose()
 
     def retire(self, ranks: Collection[int]) -> None:
-        """See `RouterBackend.retire`. A router that does not serve knows of no ranks."""
+        """Forward to `RouterBackend.retire`. Does nothing before `start`."""
         if self._backend is not None:
             self._backend.retire(ranks)
 
-    async def _start(self, opening: contextlib.AsyncExitStack) -> Started:
+    async def _start(self, opening: contextlib.AsyncExitStack) -> RouterStarted:
         config = self._config
+        keys = _keyring(config)
         tokenizer = Tokenizer.from_folder(config.model)
         text = TextService(tokenizer, ChatTemplate.from_folder(config.model))
         opening.callback(text.close)
@@ -98,7 +103,7 @@ class RouterServer:
         registry = RegistryServicer(table, router_id, config.lease_ms)
         health = health_aio.HealthServicer()
         grpc_port = await self._serve_grpc(
-            opening, InferenceServicer(backend, text), registry, health
+            opening, InferenceServicer(backend, text), registry, health, keys
         )
         http = HttpServer(
             make_app(
@@ -113,13 +118,17 @@ class RouterServer:
                         max_body_bytes=config.max_body_bytes,
                         incremental=config.incremental_streaming_output,
                     ),
-                    *router_routes(table),
+                    *router_routes(table, router_id),
                 ],
+                browsers=BrowserPolicy.of_server(
+                    config.host, config.allowed_hosts, config.cors_origins, keys=keys is not None
+                ),
+                keys=keys,
             ),
             config.host,
             config.http_port,
         )
-        opening.push_async_callback(http.stop, LAST_WORDS_S)
+        opening.push_async_callback(http.stop, CLOSE_GRACE_S)
         await http.start()
         self._run(registry.watch_leases())
         self._run(watch_health(health, backend, INFERENCE))
@@ -127,7 +136,7 @@ class RouterServer:
         # still say so.
         opening.push_async_callback(backend.stop)
         self._backend = backend
-        return Started(f"{config.host}:{http.port}", f"{config.host}:{grpc_port}")
+        return RouterStarted(f"{config.host}:{http.port}", f"{config.host}:{grpc_port}")
 
     async def _serve_grpc(
         self,
@@ -135,21 +144,13 @@ class RouterServer:
         inference: InferenceServicer,
         registry: RegistryServicer,
         health: health_aio.HealthServicer,
+        keys: Keyring | None,
     ) -> int:
-        """The port."""
+        """Start the gRPC server. Returns its port."""
         config = self._config
         server = grpc.aio.server(
-            options=(
-                ("grpc.max_receive_message_length", config.max_body_bytes),
-                ("grpc.max_send_message_length", -1),
-                # Two routers must not share a port without noticing.
-                ("grpc.so_reuseport", 0),
-                # Workers ping on their streams here, to see a machine that was lost; so do we.
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.keepalive_time_ms", 10_000),
-                ("grpc.keepalive_timeout_ms", 5_000),
-            )
+            interceptors=[] if keys is None else [KeyInterceptor(keys)],
+            options=public_server_options(config.max_body_bytes),
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
         worker_pb2_grpc.add_RegistryServicer_to_server(registry, server)
@@ -164,7 +165,7 @@ class RouterServer:
                 f"cannot listen for gRPC on {config.host} port {config.grpc_port}: {error}; name "
                 "another address, or port 0 for any free one"
             ) from error
-        opening.push_async_callback(server.stop, LAST_WORDS_S)
+        opening.push_async_callback(server.stop, CLOSE_GRACE_S)
         await server.start()
         return port
 
@@ -175,3 +176,11 @@ class RouterServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _keyring(config: RouterConfig) -> Keyring | None:
+    """Return the API keys, with one for `deploy`; None if everybody may call."""
+    if config.api_keys is None:
+        return None
+    operator = Key("operator of this cluster", config.operator_sha256, frozenset(KeyScope))
+    return Keyring(config.api_keys, [operator])

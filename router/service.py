@@ -1,37 +1,34 @@
-"""The router as a `Backend`: place, start, stream, cancel, and account for the time."""
+"""The router as a `Backend`: it places, starts, streams and cancels requests, and measures them."""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from baton.api.backend import (
-    Finished,
-    FinishReason,
-    GenerateRequest,
-    Health,
-    ModelInfo,
-    TokenEvent,
-)
-from baton.api.errors import ApiError, ErrorCode
+from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
+from baton.api.errors import RETRY_AFTER_S
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.finish import Finished, FinishReason
+from baton.core.role import Role
 from baton.router.answer_stream import AnswerStream
 from baton.router.cache_flush import flush_all
-from baton.router.changed import Changed
 from baton.router.cluster_info import engine_settings, worker_info
 from baton.router.config import RouterConfig
 from baton.router.live_requests import LiveRequest, LiveRequests
 from baton.router.metrics import RouterMetrics
-from baton.router.placement import Placement, Placer
+from baton.router.notifier import Notifier
+from baton.router.placement.placer import Assignment, Placer
 from baton.router.rank_session import RankSession, SessionOptions
-from baton.router.ranks import Ranks
-from baton.router.state_book import StateBook
-from baton.router.worker_table import Change, Role, Worker, WorkerTable
+from baton.router.rank_sessions import RankSessions
+from baton.router.state_index import StateIndex
+from baton.router.worker_table import Change, Worker, WorkerTable
 
 log = logging.getLogger(__name__)
 
 
 class RouterBackend:
-    """Implements `baton.api.backend.Backend` over the workers of `table`. Needs a running loop."""
+    """A `Backend` over the workers of `table`. It needs a running event loop."""
 
     def __init__(
         self,
@@ -48,52 +45,55 @@ class RouterBackend:
         self._clock = options.clock
         self._metrics = metrics
         self._started = options.clock()
-        self._live = LiveRequests(config.max_queued, config.retry_after_s)
-        self.changed = Changed()
-        """Fires when placement or health may differ; while closing, at each request's end too."""
-        self._ranks = Ranks(table, options, self.changed.fire)
+        self._live = LiveRequests(config.max_queued)
+        self.changed = Notifier()
+        """Notified when placement or health may differ, and at each request's end while closing."""
+        self._ranks = RankSessions(table, options, self.changed.notify)
+        self._states = StateIndex(table)
         self._placer = Placer(
             table,
+            self._states,
             lambda worker: self._ranks.session(worker) is not None,
             config.policy,
-            config.prefill_fallbacks,
         )
-        self._states = StateBook(table)
         table.subscribe(self._on_change)
         metrics.active.set_function(lambda: len(self._live))
 
     async def generate(
         self, request: GenerateRequest
     ) -> AsyncGenerator[TokenEvent | Finished, None]:
-        """Raises `ApiError` where it never started; a later failure is in `Finished`."""
+        """Yield the answer's events.
+
+        Raises `ApiError` for a request that never started. A later failure is in `Finished`.
+        """
         live = self._admit(request)
         limit = self._config.request_timeout_s
         timeout = asyncio.get_running_loop().call_later(limit, self._time_out, live)
         try:
             while True:
-                placement, session = await self._place(live)
-                stream = self._dispatch(live, placement, session)
-                hold = self._placer.hold(placement)
+                assignment, session = await self._wait_for_placement(live)
+                stream = self._dispatch(live, assignment, session)
+                in_flight = self._placer.track(assignment)
                 try:
                     while isinstance(event := await stream.next(), TokenEvent):
                         if event.token_ids:
-                            hold.prefilled()
-                            self._given(live, stream, event.token_ids)
+                            in_flight.prefill_done()
+                            self._record_tokens(live, stream, event.token_ids)
                         yield event
                     if stream.state_tokens:
-                        self._states.keep(placement.rank, live.all_ids[: stream.state_tokens])
-                    if event.error is None or not live.goes_on(event):
+                        self._states.add(assignment.rank, live.all_ids[: stream.state_tokens])
+                    if event.error is None or not live.may_continue(event):
                         yield self._finish(live, event)
                         return
                 finally:
-                    hold.release()
+                    in_flight.release()
                     session.end(stream, live.outcome)
-                self._lost(live, placement.rank, event.error)
+                self._record_loss(live, assignment.rank, event.error)
         except ApiError as error:
             live.outcome = error.code.name.lower()
             if not live.attempt:
                 raise
-            yield self._finish(live, live.given_up(error))
+            yield self._finish(live, live.failed(error))
         finally:
             timeout.cancel()
             self._end(live)
@@ -110,7 +110,9 @@ class RouterBackend:
         return len(found)
 
     async def models(self) -> Sequence[ModelInfo]:
-        """The context is the shortest of any worker's; the model's own before one is there."""
+        """Return the model, with the smallest context of any worker, or its own before one is
+        there.
+        """
         allowed = (w.status.max_model_len for w in self._table.workers())
         shortest = min((n for n in allowed if n), default=self._model.max_model_len)
         return [replace(self._model, max_model_len=shortest)]
@@ -146,31 +148,33 @@ class RouterBackend:
     async def flush_cache(self, timeout_s: float) -> None:
         try:
             await flush_all(self._table.workers(), timeout_s)
-        finally:  # some may be empty
+        finally:  # some caches may be empty even after a failure
             self._states.clear()
 
     def retire(self, ranks: Collection[int]) -> None:
-        """These decode ranks are not started again: nobody waits for them any longer."""
+        """Record that these decode ranks are not started again, so that no request waits for
+        them.
+        """
         self._table.retire(ranks)
-        self.changed.fire()
+        self.changed.notify()
 
     async def drain(self, grace_s: float) -> None:
-        """Turn new requests away, and wait up to `grace_s` for those here to end."""
+        """Reject new requests, and wait up to `grace_s` for the running ones to end."""
         self._live.closing = True
-        self.changed.fire()
+        self.changed.notify()
         deadline = self._clock() + grace_s
         while self._live and (left := deadline - self._clock()) > 0:
             await self.changed.wait(left)
 
     async def stop(self) -> None:
-        """Requests that are still here fail, and their ranks stop working on them."""
+        """Fail the requests that are left, and cancel them on their ranks."""
         self._live.closing = True
-        self.changed.fire()
+        self.changed.notify()
         await self._ranks.stop()
 
     def _stop(self, live: LiveRequest, why: str) -> None:
         live.stop(ApiError(ErrorCode.CANCELLED, why), FinishReason.ABORT)
-        self.changed.fire()
+        self.changed.notify()
 
     def _admit(self, request: GenerateRequest) -> LiveRequest:
         try:
@@ -179,36 +183,39 @@ class RouterBackend:
             self._metrics.ended(error.code.name.lower())
             raise
 
-    async def _place(self, live: LiveRequest) -> tuple[Placement, RankSession]:
-        """Wait for a worker of each role, but no longer than `worker_wait_s`. An answer that has
-        begun on the rank that it is bound to, and was lost there, waits as long for that rank to
-        come back; then any other goes on with it."""
+    async def _wait_for_placement(self, live: LiveRequest) -> tuple[Assignment, RankSession]:
+        """Place a request, waiting up to `worker_wait_s` for a worker of each role.
+
+        A started answer that is pinned to a rank waits as long for that rank to come back.
+        After that any other rank may continue it.
+        """
         deadline = self._clock() + self._config.worker_wait_s
         pinned = live.request.routed_dp_rank
+        unread_ids = live.unread_ids
         while True:
-            if live.refusal is not None:
-                raise live.refusal
+            if live.stop_error is not None:
+                raise live.stop_error
             self._live.check_open()
-            placement = self._placer.place(pinned, live.lost_on)
-            session = None if placement is None else self._ranks.session(placement.rank)
-            if placement is not None and session is not None:
-                return placement, session
+            assignment = self._placer.place(unread_ids, pinned, live.lost_on)
+            session = None if assignment is None else self._ranks.session(assignment.rank)
+            if assignment is not None and session is not None:
+                return assignment, session
             left = deadline - self._clock()
             if left > 0:
                 await self.changed.wait(left)
             elif pinned is not None and live.attempt:
                 pinned = None
             else:
-                raise self._nowhere(live.request)
+                raise self._unplaceable(live.request)
 
     def _dispatch(
-        self, live: LiveRequest, placement: Placement, session: RankSession
+        self, live: LiveRequest, assignment: Assignment, session: RankSession
     ) -> AnswerStream:
         before = live.stream
-        state_at = self._states.deepest(live.unread_ids)
-        start = live.next_attempt(placement.prefills, state_at)
+        state_at = assignment.state_at
+        start = live.next_attempt(assignment.prefills, state_at)
         live.stream = session.start(start, 0 if before is None else before.scored_to)
-        self._metrics.placed(placement.rank)
+        self._metrics.placed(assignment.rank)
         if state_at is not None:
             self._metrics.state_known(state_at.tokens)
         if live.times.dispatched is None:
@@ -216,7 +223,9 @@ class RouterBackend:
             self._metrics.dispatched(live.times.dispatched - live.times.arrived)
         return live.stream
 
-    def _given(self, live: LiveRequest, stream: AnswerStream, token_ids: Sequence[int]) -> None:
+    def _record_tokens(
+        self, live: LiveRequest, stream: AnswerStream, token_ids: Sequence[int]
+    ) -> None:
         now, times = self._clock(), live.times
         live.output_ids += token_ids
         if times.first_out is None:
@@ -225,13 +234,15 @@ class RouterBackend:
             self._metrics.between_tokens(now - times.last_out, len(token_ids))
         times.last_out = now
 
-    def _lost(self, live: LiveRequest, rank: Worker, error: ApiError) -> None:
-        """Its rank has ended the attempt: the next one goes on from the tokens so far."""
+    def _record_loss(self, live: LiveRequest, rank: Worker, error: ApiError) -> None:
+        """Record that a rank ended the attempt. The next attempt continues from the tokens so
+        far.
+        """
         log.warning(
-            "request %s goes on elsewhere after %d tokens: %s",
+            "request %s continues on another rank after %d tokens: %s",
             live.request.request_id, len(live.output_ids), error.message,
         )  # fmt: skip
-        live.lost(rank, error)
+        live.record_loss(rank, error)
         self._metrics.replaced(rank)
 
     def _finish(self, live: LiveRequest, event: Finished) -> Finished:
@@ -248,15 +259,15 @@ class RouterBackend:
         self._live.remove(live)
         self._metrics.ended(live.outcome)
         if self._live.closing:
-            self.changed.fire()
+            self.changed.notify()
 
     def _time_out(self, live: LiveRequest) -> None:
         limit = self._config.request_timeout_s
         error = ApiError(ErrorCode.DEADLINE_EXCEEDED, f"the answer took longer than {limit:g} s")
         live.stop(error, FinishReason.ERROR)
-        self.changed.fire()
+        self.changed.notify()
 
-    def _nowhere(self, request: GenerateRequest) -> ApiError:
+    def _unplaceable(self, request: GenerateRequest) -> ApiError:
         error = self._placer.missing() or ApiError(
             ErrorCode.UNAVAILABLE,
             f"decode rank {request.routed_dp_rank} was lost and is not back after "
@@ -264,7 +275,7 @@ class RouterBackend:
             "to use any other",
             param="routed_dp_rank",
         )
-        error.retry_after_s = self._config.retry_after_s
+        error.retry_after_s = RETRY_AFTER_S
         return error
 
     def _worker_info(self, worker: Worker) -> dict[str, object]:
@@ -277,7 +288,7 @@ class RouterBackend:
         )
 
     def _on_change(self, change: Change) -> None:
-        """After `Ranks`, which subscribed first."""
+        """Count and log a change of the table. `RankSessions` subscribed first."""
         worker = change.after or change.before
         if worker is None:
             return
@@ -285,7 +296,7 @@ class RouterBackend:
         self._metrics.workers(worker.role, len(self._table.workers(worker.role)))
         if worker.role is Role.DECODE:
             self._count_rank(change)
-        self.changed.fire()
+        self.changed.notify()
 
     def _count_rank(self, change: Change) -> None:
         if change.before is None and change.after is not None:

@@ -7,19 +7,11 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from baton.api.backend import (
-    Finished,
-    FinishReason,
-    GenerateRequest,
-    Health,
-    ModelInfo,
-    PromptLogprobs,
-    Timings,
-    TokenEvent,
-    TokenLogprob,
-    Usage,
-)
-from baton.api.errors import ApiError, ErrorCode
+from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.finish import Finished, FinishReason, Timings, Usage
+from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.text.answer import AnswerText
 from baton.text.tokenizer import Tokenizer
 
@@ -68,7 +60,8 @@ class FakeBackend:
         yield _abort(request, len(ids)) if aborted else finished
 
     async def _aborted(self, request: GenerateRequest, given: int) -> bool:
-        """Where it is told to hold, a request waits for its abort."""
+        """Wait for the request's abort if the backend was told to hold it. Return whether it was
+        aborted."""
         if self.failure is not None and given == self.fail_after:
             raise self.failure
         if self.hold_after is None or given < self.hold_after:

@@ -1,4 +1,4 @@
-"""What stands for a CUDA graph on a CPU."""
+"""A substitute for a CUDA graph on a CPU: it runs the captured function again."""
 
 from collections.abc import Callable
 

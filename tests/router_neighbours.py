@@ -20,11 +20,12 @@ from baton.proto.common_pb2 import (
     Error,
     Finished,
     Hello,
+    SamplingParams,
     Timings,
     Usage,
     WorkerIdentity,
 )
-from baton.proto.inference_pb2 import GenerateReply, GenerateRequest, SampleOptions, TokenIds
+from baton.proto.inference_pb2 import GenerateReply, GenerateRequest, TokenIds
 from baton.proto.version import PROTOCOL_MAJOR
 from baton.proto.worker_pb2 import (
     CancelRequest,
@@ -43,7 +44,7 @@ from baton.router.config import RouterConfig
 from baton.router.server import RouterServer
 
 DEADLINE_S = 60.0
-"""For every wait of a test; only a broken router reaches it."""
+"""The deadline of every wait in a test; only a broken router reaches it."""
 VOCAB = 300
 T = TypeVar("T")
 Answer = Callable[[StartRequest], Iterable[RequestTokens]]
@@ -248,6 +249,7 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
     def __init__(self, folder: Path, **options: object) -> None:
         self.config = RouterConfig(model=model_folder(folder), **options)  # type: ignore[arg-type]
         self.server = RouterServer(self.config)
+        self.headers: dict[str, str] = {}  # of the questions about workers
         self._workers: list[FakeWorker] = []
 
     async def __aenter__(self) -> "Cluster":
@@ -284,18 +286,18 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
     def generate(
         self, prompt: Sequence[int], timeout: float = DEADLINE_S, **options: object
     ) -> "grpc.aio.UnaryStreamCall[GenerateRequest, GenerateReply]":
-        """A streaming gRPC call; `options` are those of SampleOptions."""
+        """A streaming gRPC call; `options` are those of SamplingParams."""
         return self.inference.Generate(
             GenerateRequest(
-                token_ids=TokenIds(ids=prompt), stream=True, sampling=SampleOptions(**options)
+                token_ids=TokenIds(ids=prompt), stream=True, sampling=SamplingParams(**options)
             ),
             timeout=timeout,
         )
 
     async def workers(self) -> dict[str, dict[str, object]]:
-        """What `/server_info` says of each, by id."""
+        """Return the entry of each worker in `/server_info`, by id."""
         async with httpx.AsyncClient(base_url=self.http, timeout=DEADLINE_S) as client:
-            info = (await client.get("/server_info")).json()
+            info = (await client.get("/server_info", headers=self.headers)).json()
         return {w["worker_id"]: w for w in info["workers"]}
 
     async def until_active(self, count: int) -> None:
@@ -313,7 +315,7 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
 
 
 def _ready(seen: Mapping[str, object], rank: FakeWorker) -> bool:
-    """Whether the router starts requests on exactly this start of the rank."""
+    """Return whether the router starts requests on exactly this incarnation of the rank."""
     return bool(seen["ready"]) and seen["incarnation"] == rank.incarnation
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from baton.engine.forward_batch import ForwardBatch, HostLengths
+from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
 from baton.engine.memory.layout import PageLayout, SlotLayout
 from baton.engine.memory.owners import Owner
 from baton.engine.memory.page_pool import PagePool

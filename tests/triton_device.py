@@ -1,4 +1,4 @@
-"""Where the tests of Triton kernels run: on a GPU, or on the CPU under Triton's interpreter."""
+"""The device of the Triton kernels' tests: a GPU, or the CPU under Triton's interpreter."""
 
 from dataclasses import fields, is_dataclass, replace
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""One answer's text: what both ends of the wire make of the same token ids."""
+"""The text of one answer, as the engine and the API both compute it from the same token ids."""
 
 from collections.abc import Collection, Sequence
 
@@ -8,14 +8,14 @@ from baton.text.tokenizer import Tokenizer
 
 
 class AnswerText:
-    """Ids in, text that may be shown out.
+    """The text of one answer, computed as its token ids come.
 
     The engine pushes each token, and when `match` is set it ends the request with `cut_chars`. The
     API pushes the ids as they come, shows what `push` returns, and ends with `finish(cut_chars)` as
     the engine reported it. Stop strings do not count before `min_tokens` tokens are there.
 
-    The newest token may be the one that ended the answer, which is not shown: where it is among
-    `end_ids`, its text waits for what comes next.
+    The text of a token that ended the answer is not shown. The newest token may be such a token: if
+    it is in `end_ids`, its text is held back until the next token comes.
     """
 
     def __init__(
@@ -28,10 +28,12 @@ class AnswerText:
         skip_special_tokens: bool = True,
         end_ids: Collection[int] = (),
     ) -> None:
-        """end_ids: of the API; the engine does not push a token that ends the answer."""
+        """end_ids: ids that may end the answer. Only the API needs them: the engine does not push a
+        token that ends the answer.
+        """
         self._tokenizer = tokenizer
         self._end_ids = frozenset() if include_stop else frozenset(end_ids)
-        self._newest: list[int] = []  # one of them, not pushed yet
+        self._newest: list[int] = []  # at most one of `end_ids`, not pushed yet
         self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens)
         self._matcher = StopMatcher(stops, include_stop)
         self._unarmed = max(min_tokens - 1, 0)  # tokens that cannot end the answer
@@ -42,7 +44,7 @@ class AnswerText:
         return self._matcher.match
 
     def push(self, ids: Sequence[int]) -> str:
-        """Take the next ids; the text that is certain, without what may become a stop string."""
+        """Take the next ids. Return the text that is certain and cannot become a stop string."""
         if self._newest or (ids and ids[-1] in self._end_ids):
             ids = [*self._newest, *ids]
             certain = len(ids) - (ids[-1] in self._end_ids)
@@ -58,7 +60,7 @@ class AnswerText:
         return out + self._matcher.push(self._detokenizer.push(late)) if late else out
 
     def end(self) -> int:
-        """No more ids will come: the characters to cut from the end of the text.
+        """Take the end of the ids. Return the number of characters to cut from the end of the text.
 
         The text is `tokenizer.decode` of all ids; it is cut only where a stop string was found.
         `match` may be set only now, when the last token's text was uncertain before.
@@ -67,7 +69,7 @@ class AnswerText:
         return self._matcher.seen - self._matcher.keep
 
     def finish(self, cut_chars: int = 0) -> str:
-        """The last text: all that was held back, less the last `cut_chars` characters."""
+        """Return the text that was held back, without its last `cut_chars` characters."""
         # Where special tokens are shown, one that ended the answer is not, and is not in the cut.
         text = self._detokenizer.push(self._tokenizer.with_text(self._newest))
         self._matcher.hold(text + self._detokenizer.finish())

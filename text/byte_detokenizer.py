@@ -1,4 +1,4 @@
-"""Token ids to text for byte-level tokenizers: a look-up a token, and no decoder."""
+"""The conversion of token ids to text for byte-level tokenizers, by a table of bytes."""
 
 from codecs import utf_8_decode
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from baton.text.byte_table import ByteTable
 
 
 class ByteDetokenizer:
-    """A `Detokenizer`: what is held back is the beginning of one character, at most three bytes."""
+    """A `Detokenizer` that holds back at most three bytes: the beginning of one character."""
 
     def __init__(self, table: ByteTable) -> None:
         self._table = table
         self._held = b""
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that these ids make certain; may be empty."""
+        """Take the next ids. Return the text that they make certain, which may be empty."""
         table = self._table
         data = self._held + b"".join([table[i] for i in ids])
         text, used = utf_8_decode(data, "replace", False)
@@ -22,5 +22,5 @@ class ByteDetokenizer:
         return text
 
     def finish(self) -> str:
-        """What was still held back; no push may follow."""
+        """Return the text that was still held back. No push may follow."""
         return self._held.decode(errors="replace")

@@ -6,14 +6,14 @@ import tokenizers
 
 
 class ByteTable(dict[int, bytes]):
-    """`table[token_id]`; made at the first look, so a large vocabulary costs nothing at start.
+    """The bytes of each token, as `table[token_id]`. Made at the first look-up, to start quickly.
 
     A byte-level decoder joins its tokens' bytes and looks at no neighbours: GPT-2's alphabet where
     a piece is spelt in it, else (an added token) the piece as it stands.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, hidden: frozenset[int]) -> None:
-        """hidden: ids without text, as those are that the vocabulary lacks."""
+        """hidden: ids without text. Ids that the vocabulary lacks have none either."""
         super().__init__()
         self._backend = backend
         self._hidden = hidden
@@ -33,7 +33,7 @@ def spelt_bytes(piece: str) -> bytes:
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's character for each byte: itself where it prints, else the next from U+0100 on."""
+    """Return GPT-2's character for each byte: printable ones as they are, others from U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}

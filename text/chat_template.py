@@ -1,4 +1,4 @@
-"""Messages to prompt text by a checkpoint's own Jinja template.
+"""The conversion of messages to prompt text by a checkpoint's own Jinja template.
 
 Templates come with checkpoints, so they run sandboxed: no attribute of Python objects that could
 reach code, and no change to what they are given. The names that they expect (`raise_exception`,
@@ -27,7 +27,7 @@ _RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, Arit
 
 
 class ChatTemplate:
-    """One compiled template. `source` None: the checkpoint has none, and `render` says so."""
+    """A compiled template. `source` is None if the checkpoint has none; `render` then raises."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> "ChatTemplate":
-        """From chat_template.jinja, else `chat_template` of tokenizer_config.json, else none."""
+        """Read chat_template.jinja, or else tokenizer_config.json's `chat_template`, if present."""
         folder = Path(folder)
         return cls(_find_source(folder), read_special_tokens(folder).by_name)
 
@@ -53,7 +53,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. It holds its own special tokens: encode it without adding any."""
+        """Return the prompt. It has its own special tokens: encode it without adding any."""
         if self._template is None:
             raise ChatTemplateError(
                 "this model has no chat template (neither chat_template.jinja nor chat_template "
@@ -123,7 +123,7 @@ def _tojson(
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}...{% endgeneration %}` marks trained text; when serving it is plain."""
+    """The block that marks text for training. A server renders its content as it is."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 

@@ -1,4 +1,4 @@
-"""Token ids to text while they arrive, without ever showing half a character."""
+"""The conversion of token ids to text as they arrive, in whole characters only."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,13 +8,13 @@ from baton.text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 _LONG_PENDING = 16
-"""Tokens without one whole character at the end, past which the window is cut."""
+"""The number of tokens without a whole character at their end beyond which the window is cut."""
 _RESYNC = 8
-"""Tokens kept then. A broken sequence disturbs the three bytes after it at most."""
+"""Tokens that the cut keeps. A broken sequence affects at most the three bytes after it."""
 
 
 class Detokenizer(Protocol):
-    """The text of the ids pushed so far, minus what later ids may still change.
+    """A converter that returns the text of the ids so far, without what later ids may change.
 
     The text returned depends on the ids alone, not on how they were grouped into pushes: a stream
     is rebuilt elsewhere by pushing all its ids at once. All pushes and `finish` joined equal
@@ -22,16 +22,16 @@ class Detokenizer(Protocol):
     """
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that these ids make certain; may be empty."""
+        """Take the next ids. Return the text that they make certain, which may be empty."""
         ...
 
     def finish(self) -> str:
-        """What was still held back; no push may follow."""
+        """Return the text that was still held back. No push may follow."""
         ...
 
 
 def make_detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> Detokenizer:
-    """The cheapest that the tokenizer's decoder allows."""
+    """Return the cheapest detokenizer that the tokenizer's decoder allows."""
     table = tokenizer.byte_table(skip_special_tokens)
     if table is not None:
         return ByteDetokenizer(table)
@@ -39,7 +39,7 @@ def make_detokenizer(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> 
 
 
 class WindowDetokenizer:
-    """For any tokenizer, by its own decoder.
+    """A `Detokenizer` for any tokenizer, by the tokenizer's own decoder.
 
     Decoders look at neighbours (the first token loses its leading space, bytes join into
     characters), so a token is decoded in a window with the token before it, and what the window
@@ -57,7 +57,7 @@ class WindowDetokenizer:
         self._context = 0  # tokens at the window's start that are wholly shown
 
     def push(self, ids: Sequence[int]) -> str:
-        """The text that these ids make certain; may be empty."""
+        """Take the next ids. Return the text that they make certain, which may be empty."""
         fresh = self._tokenizer.with_text(ids, self._skip_special)
         settled = len(fresh)
         while settled and fresh[settled - 1] in self._tokenizer.byte_ids:
@@ -70,7 +70,7 @@ class WindowDetokenizer:
         return self._show(hold_replacement=True)
 
     def finish(self) -> str:
-        """What was still held back; no push may follow."""
+        """Return the text that was still held back. No push may follow."""
         self._window += self._byte_run
         self._byte_run = []
         return self._show(hold_replacement=False) if self._window else ""
@@ -98,7 +98,7 @@ class WindowDetokenizer:
         self._shown = len(self._decode(self._window))
 
     def _cut_broken(self) -> None:
-        """Bound the window in a long run of broken bytes: all but its last character is shown."""
+        """Cut the window in a long run of broken bytes, of which all but the end was shown."""
         tail = self._window[-_RESYNC:]
         text = self._decode(tail)
         if len(text) >= _RESYNC // 2 + 1:

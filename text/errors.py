@@ -1,24 +1,21 @@
-"""What can go wrong between text and token ids.
+"""Errors between text and token ids; `core/errors.py` has the tree."""
 
-TextError
-├── TokenizerFileError   the model folder's tokenizer files are missing or bad
-├── EncodingError        this text has no token ids, or these ids no text
-├── ChatTemplateError    the chat template is absent, broken, or refused the messages
-├── GrammarError         what an answer must look like is ill-formed, or was not kept to
-└── GrammarBusyError     there was no time to look at it
-"""
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import BatonError, ConfigError
 
 
-class TextError(ValueError):
-    """The root: catch this to catch all of them."""
+class TokenizerFileError(ConfigError):
+    """The folder's tokenizer files are missing or unreadable; raised at start."""
 
 
-class TokenizerFileError(TextError):
-    """The folder's tokenizer files are missing or unreadable; raised while starting."""
+class TextError(BatonError):
+    """The base of this room's errors about one request."""
+
+    code = ErrorCode.INVALID_REQUEST
 
 
 class EncodingError(TextError):
-    """One text or one id sequence cannot be converted; the next one can."""
+    """One text or one sequence of ids cannot be converted; the next one can."""
 
 
 class ChatTemplateError(TextError):
@@ -31,3 +28,5 @@ class GrammarError(TextError):
 
 class GrammarBusyError(TextError):
     """Too many grammars have come at once; the same one may pass later."""
+
+    code = ErrorCode.OVERLOADED

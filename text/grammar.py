@@ -1,4 +1,4 @@
-"""What an answer must look like: a JSON schema, a regular expression or a grammar.
+"""Compiled grammars: the forms that answers must have.
 
 A compiled grammar says, before each token, which tokens may come. llguidance does the parsing; it
 is imported where the first grammar is made, so that this room needs it for nothing else.
@@ -8,10 +8,9 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from baton.core.grammar import Grammar, GrammarKind
 from baton.text.errors import GrammarError
 from baton.text.token_table import TokenTable
 from baton.text.tokenizer import Tokenizer
@@ -22,38 +21,25 @@ if TYPE_CHECKING:
 
 MAX_GRAMMAR_CHARS = 1 << 16
 MAX_SYMBOLS = 60_000
-"""Of a compiled grammar. llguidance 1.9 panics past 65,525, after a second of work."""
+"""Symbols of a compiled grammar. llguidance 1.9 panics past 65,525, after a second of work."""
 WORD_BITS = 64
 _KEPT = 16  # compiled grammars, and those that could not be
 _MARK = "\x02"  # in no word: what follows it is not at the beginning of a text
 
 
-class GrammarKind(StrEnum):
-    JSON_SCHEMA = "json_schema"  # the text is the schema
-    REGEX = "regex"  # the whole answer matches it
-    LARK = "lark"  # llguidance's dialect of Lark
-    EBNF = "ebnf"  # GBNF, as llama.cpp and SGLang write grammars
-
-
-@dataclass(frozen=True)
-class Grammar:
-    """As the client gave it, unchanged to the end."""
-
-    kind: GrammarKind
-    text: str
-
-
 class CompiledGrammar:
-    """Answers begin from it; it never changes."""
+    """A grammar at the beginning of an answer. Immutable."""
 
     def __init__(self, matcher: "LLMatcher", words: int) -> None:
         self._matcher = matcher
         self._words = words
 
     def start(self, given: Sequence[int] = ()) -> "GrammarState":
-        """At the beginning of an answer, or behind the tokens that are `given`. A copy: quick
-        enough for the engine's thread. Raises GrammarError where they do not fit, or the model has
-        no token that could come next."""
+        """Return the state of an answer that begins with the tokens `given`.
+
+        It is a copy, made quickly enough for the engine's thread. Raises GrammarError if the tokens
+        do not fit the grammar, or the model has no token that could come next.
+        """
         state = GrammarState(self._matcher.deep_copy(), self._words)
         for token in given:
             state.push(token)
@@ -63,14 +49,14 @@ class CompiledGrammar:
 
 
 class GrammarCompiler:
-    """For one tokenizer. Any thread may call it; one grammar is compiled at a time."""
+    """A compiler for one tokenizer. Thread-safe; it compiles one grammar at a time."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Iterable[int]) -> None:
         """vocab_size: the model's, which may have more ids than the tokenizer
         end_ids: ids that end an answer; they may come where the grammar is satisfied
         """
         self.words = -(-vocab_size // WORD_BITS)
-        """Of a mask: bit `i % 64` of word `i // 64` is set where token `i` may come."""
+        """Words of a mask: bit `i % 64` of word `i // 64` is set if token `i` may come."""
         self._vocab_size = vocab_size
         self._end_ids = sorted(token for token in end_ids if token < vocab_size)
         self._tokenizer = tokenizer
@@ -80,7 +66,7 @@ class GrammarCompiler:
         self._kept: OrderedDict[Grammar, CompiledGrammar | GrammarError] = OrderedDict()
 
     def kept(self, grammar: Grammar) -> CompiledGrammar | None:
-        """If it was compiled before. Raises GrammarError if that failed."""
+        """Return the grammar if it was compiled before. Raises GrammarError if that failed."""
         with self._keeping:
             found = self._kept.get(grammar)
             if found is not None:
@@ -90,10 +76,10 @@ class GrammarCompiler:
         return found
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Raises GrammarError that says what is wrong with it.
+        """Compile a grammar. Raises GrammarError that says what is wrong with it.
 
-        A large one takes a quarter of a second, during which the interpreter is free for other
-        threads; whoever asks again has it at once.
+        A large one takes a quarter of a second, during which other threads may run Python. The
+        last few results are kept.
         """
         with self._compiling:
             found = self.kept(grammar)
@@ -125,7 +111,7 @@ class GrammarCompiler:
         return compiled
 
     def _tokens(self) -> "LLTokenizer":
-        """The bytes of every token, read once."""
+        """Return the vocabulary in llguidance's form, which is made once."""
         if not self._end_ids:
             raise GrammarError(
                 "this model names no end-of-sequence token, which structured output ends with"
@@ -142,7 +128,7 @@ class GrammarCompiler:
 
 
 class GrammarState:
-    """How far one answer has come. Rebuilt from the answer's tokens, so it never travels."""
+    """The position of one answer in its grammar. Rebuilt from the answer's tokens where needed."""
 
     def __init__(self, matcher: "LLMatcher", words: int) -> None:
         self._matcher = matcher
@@ -151,13 +137,16 @@ class GrammarState:
 
     @property
     def ended(self) -> bool:
-        """It is satisfied, and nothing may follow."""
+        """The grammar is satisfied, and no token may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def allowed(self) -> "array[int]":
-        """Which tokens may come next: 64 a word, see `GrammarCompiler.words`. Not of one that has
-        ended. Raises GrammarError where the model has none that could, as happens with a vocabulary
-        of whole words, or the grammar grew too complex; asked again, it says the same."""
+        """Return the mask of the tokens that may come next; see `GrammarCompiler.words`.
+
+        Not to be called once the grammar has ended. Raises GrammarError, on every call, if the
+        model has no such token, as happens with a vocabulary of whole words, or if the grammar grew
+        too complex.
+        """
         if self._allowed is None:
             size = self._words * WORD_BITS // 8
             mask = self._matcher.compute_bitmask()[:size].ljust(size, b"\0")
@@ -170,7 +159,7 @@ class GrammarState:
         return self._allowed
 
     def push(self, token_id: int) -> None:
-        """The next token. Raises GrammarError where it may not come, or the grammar grew too
+        """Take the next token. Raises GrammarError if it is not allowed, or if the grammar grew too
         complex."""
         self._allowed = None
         if not self._matcher.consume_token(token_id):
@@ -179,7 +168,7 @@ class GrammarState:
 
 
 class _Tokens:
-    """A vocabulary as llguidance reads it."""
+    """A vocabulary, in the form that llguidance reads."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: list[int]) -> None:
         table = TokenTable(tokenizer)
@@ -193,8 +182,10 @@ class _Tokens:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: str) -> list[int]:
-        """The ids of `text` inside an answer: without the space that some tokenizers put before
-        the first word. They spell its bytes, or its beginning, whatever the tokenizer does."""
+        """Return ids that spell `text` inside an answer, or its beginning.
+
+        They are without the space that some tokenizers put before the first word.
+        """
         lead = self._tokenizer.encode(_MARK, add_special_tokens=False)
         ids = self._tokenizer.encode(_MARK + text, add_special_tokens=False)
         rest = ids[len(lead) :]
@@ -215,7 +206,7 @@ class _Tokens:
 
 
 def _source(grammar: Grammar) -> str:
-    """In llguidance's own form. Raises GrammarError."""
+    """Return the grammar in llguidance's own form. Raises GrammarError."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 

@@ -1,4 +1,4 @@
-"""A Hugging Face model folder: its name, and reading its JSON files."""
+"""Names and JSON files of Hugging Face model folders."""
 
 import json
 from collections.abc import Mapping
@@ -12,8 +12,9 @@ _CACHED_PREFIX = "models--"
 
 
 def model_name(folder: Path) -> str:
-    """What people call the model in `folder`: its id where it lies in the hub library's cache,
-    else the folder's name."""
+    """Return the name of the model in `folder`: its hub id in the hub library's cache, else the
+    folder's name.
+    """
     whole = folder.resolve()
     repository = whole.parent.parent.name
     if whole.parent.name == "snapshots" and repository.startswith(_CACHED_PREFIX):
@@ -22,7 +23,7 @@ def model_name(folder: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The file's text; `TokenizerFileError` when it cannot be read as UTF-8."""
+    """Return the file's text. Raises TokenizerFileError if it cannot be read as UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as err:
@@ -30,7 +31,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json_object(path: Path) -> Mapping[str, Any]:
-    """The JSON object in the file; an empty one when there is no such file."""
+    """Return the JSON object in the file, or an empty one if there is no such file."""
     if not path.exists():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""An answer's text, as it grows, taken apart into thoughts, content and calls of tools."""
+"""The separation of an answer's text, as it grows, into reasoning, content and tool calls."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,13 +20,14 @@ class TextPart:
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """What stands round a model's thoughts."""
+    """The marks round a model's reasoning."""
 
     begin: str
     end: str
 
     def begun_in(self, prompt: str) -> bool:
-        """Templates often write the first mark themselves, as the prompt's end."""
+        """Return whether the prompt has begun the reasoning: templates often end with its first
+        mark."""
         return prompt.rfind(self.begin) > prompt.rfind(self.end)
 
 
@@ -35,12 +36,12 @@ _GRANITE = ReasoningFormat("Here is my thought process:", "Here is my response:"
 
 
 def find_reasoning_format(template: str) -> ReasoningFormat | None:
-    """The one that a chat template teaches; None where it knows none."""
+    """Return the format whose marks the chat template has, or None."""
     return next((form for form in (_THINK, _GRANITE) if form.end in template), None)
 
 
 class ReplyParser:
-    """Text in, parts out; a mark that has only begun to show is kept back.
+    """A parser of text that arrives in pieces. The beginning of a mark is held back.
 
     A call that cannot be read is content, as the model wrote it.
     """
@@ -53,7 +54,7 @@ class ReplyParser:
         thinking: bool = False,
         properties: Properties | None = None,
     ) -> None:
-        """thinking: the prompt ended inside of thoughts. properties: the tools' parameters."""
+        """thinking: the prompt ended inside of reasoning. properties: the tools' parameters."""
         self._reasoning = reasoning
         self._tools = tools
         self._thinking = thinking
@@ -68,7 +69,7 @@ class ReplyParser:
         return list(self._read(last=False))
 
     def finish(self) -> list[TextPart | ToolCall]:
-        """The answer is over: what was kept back."""
+        """Return the parts that were held back, at the end of the answer."""
         return list(self._read(last=True))
 
     def _read(self, last: bool) -> Iterator[TextPart | ToolCall]:
@@ -103,15 +104,15 @@ class ReplyParser:
 
     @property
     def _marks(self) -> list[str]:
-        """Those that mean something here."""
+        """Return the marks that have a meaning at this place."""
         if self._thinking and self._reasoning is not None:
             return [self._reasoning.end]
         marks = [self._reasoning.begin] if self._reasoning is not None else []
         return [*marks, self._tools.begin] if self._tools is not None else marks
 
     def _until_mark(self, last: bool) -> tuple[str, str]:
-        """The text before the first mark, and the mark; without one, the text that is none for
-        sure. Both are taken."""
+        """Take the text before the first mark, and the mark. Without a mark, take the text that
+        certainly belongs to none."""
         found = [(at, mark) for mark in self._marks if (at := self._text.find(mark)) >= 0]
         if found:
             at, mark = min(found)
@@ -123,7 +124,7 @@ class ReplyParser:
         return before, ""
 
     def _kept_back(self) -> int:
-        """Characters at the end that may be the beginning of a mark, with the space before it."""
+        """Count the characters at the end that may begin a mark, with the space before it."""
         text = self._text
         if not self._marks:
             return 0
@@ -140,7 +141,7 @@ class ReplyParser:
         return longest + len(bare) - len(bare.rstrip())
 
     def _take_call(self, last: bool) -> list[TextPart | ToolCall] | None:
-        """The calls up to their end; None while it has not come."""
+        """Return the calls up to their end mark, or None while that has not come."""
         tools = self._tools
         assert tools is not None
         at = self._text.find(tools.end, self._searched) if tools.end else -1

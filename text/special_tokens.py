@@ -13,7 +13,7 @@ NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Read once from the folder, by `read_special_tokens`."""
+    """Special tokens of one folder, as `read_special_tokens` found them."""
 
     by_name: Mapping[str, str] = field(default_factory=dict)
     """`bos_token` and its like -> the token's text, as chat templates refer to them."""
@@ -22,7 +22,7 @@ class SpecialTokens:
 
 
 def read_special_tokens(folder: Path) -> SpecialTokens:
-    """From tokenizer_config.json, special_tokens_map.json and the two model configs."""
+    """Read tokenizer_config.json, special_tokens_map.json and the two model configs."""
     texts: dict[str, str] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         config = read_json_object(folder / file)
@@ -38,7 +38,7 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
 
 
 def _token_text(value: Any, path: Path, name: str) -> str | None:
-    """A token is written as its text, or as an AddedToken object with `content`."""
+    """Return a token's text, from the text itself or from an AddedToken object's `content`."""
     if isinstance(value, dict):
         value = value.get("content")
     if value is None or isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Finding stop strings in text that arrives in pieces.
+"""The search for stop strings in text that arrives in pieces.
 
 The answer does not depend on where the pieces end: the match is the one that *completes* first,
 and of those that complete together the longest. Text that may be the start of a stop string is
@@ -17,7 +17,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True)
 class StopMatch:
-    """Where a stop string stands in the text, in characters from the text's start."""
+    """The place of a stop string in the text, in characters from the text's start."""
 
     stop: str
     start: int
@@ -58,7 +58,7 @@ def _step(node: _Node | None, char: str, root: _Node) -> _Node:
 
 
 class StopMatcher:
-    """One answer's text, watched for any of `stops`.
+    """A search for any of `stops` in the text of one answer.
 
     `include_stop` keeps the stop string in the text that is shown; then nothing is held back.
     """
@@ -94,21 +94,21 @@ class StopMatcher:
         return self._release(self.shown + len(self._held) - held)
 
     def hold(self, text: str) -> None:
-        """Take the last piece of an answer of which it is known how much is shown."""
+        """Take the last piece, without a search. `flush` then says how much of it is shown."""
         self._held += text
 
     def flush(self, keep: int) -> str:
-        """What is held, up to character `keep` of the text; text once shown stays shown."""
+        """Return the held text up to character `keep`. Text that was shown stays shown."""
         return self._release(keep)
 
     @property
     def seen(self) -> int:
-        """Characters pushed so far."""
+        """The number of characters pushed so far."""
         return self.shown + len(self._held)
 
     @property
     def keep(self) -> int:
-        """Characters of the text that belong to the answer, as far as this is known."""
+        """The number of characters that belong to the answer, as far as this is known."""
         if self.match is None:
             return self.seen
         return self.match.end if self._include else self.match.start

@@ -1,4 +1,4 @@
-"""What single tokens look like in tables of log probabilities."""
+"""Single tokens as tables of log probabilities show them."""
 
 from baton.text.byte_table import spelt_bytes
 from baton.text.tokenizer import Tokenizer
@@ -12,7 +12,7 @@ class TokenTable:
         self._texts: dict[int, str] = {}
 
     def text(self, token_id: int) -> str:
-        """With the leading space that a decoder takes from an answer's first token."""
+        """Return the token's text, with the space that decoders remove from a first token."""
         text = self._texts.get(token_id)
         if text is None:
             once = self._tokenizer.decode([token_id], skip_special_tokens=False)
@@ -21,7 +21,7 @@ class TokenTable:
         return text
 
     def raw_bytes(self, token_id: int) -> bytes:
-        """Exact also where the token is a part of a character."""
+        """Return the token's bytes. They are exact even if the token is a part of a character."""
         piece = self._tokenizer.piece(token_id)
         if piece is not None and token_id in self._tokenizer.byte_ids:
             return bytes([int(piece[3:5], 16)])

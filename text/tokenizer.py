@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the fast tokenizer of a Hugging Face folder."""
+"""The conversion of text to token ids and back, by a Hugging Face folder's fast tokenizer."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ class Tokenizer:
         self.byte_ids = _byte_fallback_ids(backend)
         """Ids of `<0x00>` .. `<0xFF>`, where the decoder joins those into characters."""
         self.is_byte_level = "ByteLevel" in repr(backend.decoder)
-        """Whether pieces spell bytes in GPT-2's alphabet."""
+        """True if pieces spell bytes in GPT-2's alphabet."""
         self._bytes: dict[bool, ByteTable] = {}
         if isinstance(backend.decoder, tokenizers.decoders.ByteLevel):
             self._bytes[True] = ByteTable(backend, self.special_ids)
@@ -63,7 +63,7 @@ class Tokenizer:
         return cls(backend, read_special_tokens(folder))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The text's token ids; `EncodingError` for text that is not Unicode."""
+        """Return the text's token ids. Raises EncodingError for text that is not Unicode."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as err:
@@ -74,24 +74,25 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`; ids that the vocabulary lacks have none."""
+        """Return the text of `ids`. Ids that the vocabulary lacks have none."""
         text: str = self._backend.decode(
             self.with_text(ids, skip_special_tokens), skip_special_tokens=False
         )
         return text
 
     def with_text(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
-        """Those of `ids` that `decode` makes text of, in order."""
+        """Return those of `ids` that have text, in order."""
         known = self._text_ids
         hidden = self.special_ids if skip_special_tokens else frozenset()
         return [i for i in ids if i in known and i not in hidden]
 
     def byte_table(self, skip_special_tokens: bool) -> ByteTable | None:
-        """Where text is nothing but the bytes of its tokens; None for other decoders."""
+        """Return the table of the tokens' bytes where text is exactly those bytes; None for other
+        decoders."""
         return self._bytes.get(skip_special_tokens)
 
     def piece(self, token_id: int) -> str | None:
-        """The id's entry in the vocabulary, as the file spells it; None for an unused id."""
+        """Return the id's entry in the vocabulary file, or None for an unused id."""
         piece: str | None = self._backend.id_to_token(token_id)
         return piece
 

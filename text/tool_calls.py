@@ -1,4 +1,4 @@
-"""How models write the calls of tools, and what a client reads of them.
+"""The forms in which models write tool calls, and their conversion to OpenAI's.
 
 Sources: the chat templates of Qwen3 and Qwen3-Coder, Nemotron Nano 2 and 3, Granite 3 and 4, and
 DeepSeek V3, V3.1 and R1.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 Properties = Mapping[str, Mapping[str, Any]]
-"""Of each tool's parameters, their JSON schemas by name: objects, or true or false."""
+"""The JSON schemas of each tool's parameters, by tool and by name: objects, or true or false."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """What stands round a call, or all calls, of an answer.
-
-    end:  empty where the calls go on to the answer's end
-    read: the calls between the marks; raises ValueError where there are none
-    """
+    """The marks round one call, or round all calls, of an answer."""
 
     begin: str
     end: str
@@ -34,7 +30,7 @@ class ToolFormat:
 
 
 def properties_of(tools: Sequence[Mapping[str, Any]]) -> Properties:
-    """By tool name, from OpenAI's list of tools."""
+    """Return each tool's parameters by the tool's name, from OpenAI's list of tools."""
     functions = [tool.get("function") or {} for tool in tools]
     found = {
         str(function.get("name")): (function.get("parameters") or {}).get("properties")
@@ -44,12 +40,12 @@ def properties_of(tools: Sequence[Mapping[str, Any]]) -> Properties:
 
 
 def find_tool_format(template: str) -> ToolFormat | None:
-    """The one that a chat template teaches; None where it knows no tools."""
+    """Return the format whose marks the chat template has, or None."""
     return next((form for form in _FORMATS if form.begin in template), None)
 
 
 def _read_json(body: str, _: Properties) -> list[ToolCall]:
-    """One call or a list: {"name": ..., "arguments": {...}}."""
+    """Read one call or a list of calls: {"name": ..., "arguments": {...}}."""
     found = _loads(body)
     calls = found if isinstance(found, list) else [found]
     return [_call(entry) for entry in calls]
@@ -68,7 +64,8 @@ def _call(entry: Any) -> ToolCall:
 
 
 def _loads(text: str) -> Any:
-    """Raises ValueError, also for brackets that a model opens without end, and for Python's NaN."""
+    """Parse JSON. Raises ValueError, also for brackets that a model opens without end, and for
+    Python's NaN."""
     try:
         return json.loads(text, parse_constant=_no_number)
     except RecursionError as error:
@@ -80,7 +77,7 @@ def _no_number(name: str) -> NoReturn:
 
 
 def _dumps(arguments: Mapping[str, Any]) -> str:
-    """Raises ValueError for numbers that JSON has not."""
+    """Write JSON. Raises ValueError for numbers that JSON lacks."""
     return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
 
 
@@ -91,7 +88,8 @@ _PARAMETER = re.compile(
 
 
 def _read_json_or_tags(body: str, properties: Properties) -> list[ToolCall]:
-    """Hermes' JSON, or Qwen3-Coder's <function=name><parameter=key>value</parameter></function>."""
+    """Read Hermes' JSON, or Qwen3-Coder's
+    <function=name><parameter=key>value</parameter></function>."""
     if not body.lstrip().startswith("<function="):
         return _read_json(body, properties)
     calls = []
@@ -106,7 +104,7 @@ def _read_json_or_tags(body: str, properties: Properties) -> list[ToolCall]:
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """Tags carry no types: what is to be a string stays one, the rest is JSON where it can be."""
+    """Give a tag's text its type: a string stays one, the rest is JSON where it can be."""
     if isinstance(schema, dict) and schema.get("type") == "string":
         return text
     try:

@@ -1,25 +1,27 @@
-"""The life of one hand-off, the same on both sides.
+"""The states of one hand-off, on both of its sides.
 
     queued ──► scheduled ──► reserved ──► writing ──► complete ──► active
                    └─────────(ended at its first token)───┘
-    any of them but active ──► failed, cancelled or expired; where a peer may still write
-    into reserved memory, through quarantined until there is proof that it will not.
 
-The prefill's side ends at complete, the decode rank's at active.
+From every state but `active` a hand-off may become failed, cancelled or expired. Where the peer may
+still write into the reserved memory, it first becomes `quarantined`, until there is proof that the
+peer no longer writes. The prefill worker's side ends at `complete`, the decode rank's at `active`.
 """
 
 from collections.abc import Callable
 from enum import StrEnum
 
-from baton.transfer.errors import MoveError
+from baton.transfer.state_machine import StateMachine
 
 
 class HandoffState(StrEnum):
-    QUEUED = "queued"  # the prefill has it, or will have: no chunk is planned yet
+    """A state of one hand-off."""
+
+    QUEUED = "queued"  # sent to the prefill worker: no chunk is planned yet
     SCHEDULED = "scheduled"  # its first chunk is planned; a destination is wanted
     RESERVED = "reserved"  # a ticket is granted
-    WRITING = "writing"  # bytes are under way
-    COMPLETE = "complete"  # every byte is there, or it ended at its first token
+    WRITING = "writing"  # bytes are being written
+    COMPLETE = "complete"  # every byte has arrived, or it ended at its first token
     ACTIVE = "active"  # the decode rank runs it
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -42,40 +44,40 @@ ALLOWED: dict[HandoffState, frozenset[HandoffState]] = {
     _S.EXPIRED: frozenset(),
     _S.QUARANTINED: _OVER,
 }
-"""Every move there is. From reserved straight to complete: it ended at its first token after all,
-and the ticket is given back unused."""
+"""All allowed moves. A hand-off goes from reserved straight to complete if the request ended at its
+first token after all; the ticket is then given back unused."""
 
 OnMove = Callable[["Handoff", HandoffState, HandoffState, str], None]
 """(hand-off, from, to, reason): counts and logs the move."""
 
 
 class Handoff:
-    """One hand-off, named by (request_id, attempt). Used by one thread."""
+    """The state of one hand-off, named by (request_id, attempt). Used by one thread."""
 
     def __init__(self, request_id: str, attempt: int, on_move: OnMove) -> None:
         self.request_id = request_id
         self.attempt = attempt
-        self._state = HandoffState.QUEUED
-        self._on_move = on_move
+        self._machine = StateMachine(
+            f"hand-off {request_id}/{attempt}",
+            ALLOWED,
+            HandoffState.QUEUED,
+            lambda source, to, reason: on_move(self, source, to, reason),
+        )
 
     @property
     def state(self) -> HandoffState:
-        return self._state
+        return self._machine.state
 
     @property
     def over(self) -> bool:
-        """Whether no move is left. Complete is not over: the decode rank has one more."""
-        return not ALLOWED[self._state]
+        """True if no move is left. `complete` is not over: the decode rank has one more move."""
+        return self._machine.is_final
+
+    @property
+    def over_for_sender(self) -> bool:
+        """True if the prefill worker has no move left: its side ends at `complete`."""
+        return self.over or self.state is HandoffState.COMPLETE
 
     def move(self, to: HandoffState, reason: str = "") -> None:
-        """Raises MoveError, and stays where it is, if the table has no such move."""
-        source = self._state
-        if to not in ALLOWED[source]:
-            allowed = ", ".join(sorted(ALLOWED[source])) or "none: it is over"
-            raise MoveError(
-                f"hand-off {self.request_id}/{self.attempt} cannot go from {source} to {to}",
-                expected=allowed,
-                actual=to,
-            )
-        self._state = to
-        self._on_move(self, source, to, reason)
+        """Change the state. Raise MoveError, unchanged, if the table has no such move."""
+        self._machine.move(to, reason)

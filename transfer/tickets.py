@@ -1,8 +1,9 @@
-"""The right to write one request's state into this engine, and the fence round it.
+"""Tickets: the right to write one request's state into this engine's memory.
 
-A generation fences activation on every channel. Where the receiver applies the bytes itself (the
-gRPC and local channels) it fences the bytes too: the check and the copy are one step, under the
-ticket's lock, so memory is free to reuse the moment that `close` returns.
+On every channel, the ticket's generation keeps late bytes from activating a request. On channels
+where the receiver applies the bytes itself (gRPC and local), it also keeps them out of memory: the
+check and the copy are one step under the ticket's lock, so the memory is free when `close` has
+returned.
 """
 
 import asyncio
@@ -10,15 +11,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from baton.transfer.coverage import Coverage, LayeredCoverage
 from baton.transfer.errors import FrameError, TicketError, TransferError
-from baton.transfer.regions import EngineMemory, Holder
-from baton.transfer.segments import Kind, Segment, nbytes
+from baton.transfer.memory.coverage import Coverage, LayeredCoverage
+from baton.transfer.memory.regions import EngineMemory, Holder
+from baton.transfer.memory.segments import Kind, Segment, nbytes
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a writer shows before its first byte: its ticket, and what it computed."""
+    """The proof that a writer shows before its first byte: its ticket, and what it computed."""
 
     ticket_id: int
     generation: int
@@ -28,8 +29,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Ticket:
-    """Made by `TicketTable.grant`, unchanged after. The prefill sends `tokens` tokens' KV from
-    `kv_from` on, and the whole state."""
+    """The right to write one request's KV of tokens [kv_from, tokens) and its whole state.
+
+    Made by `TicketTable.grant`.
+    """
 
     ticket_id: int
     generation: int
@@ -40,24 +43,24 @@ class Ticket:
     kv_from: int
     prompt_hash: int
     sampling_hash: int
-    state: Kind = Kind.STATE  # or SNAPSHOT: what the slot is for
+    state: Kind = Kind.STATE  # or SNAPSHOT: which kind of state the slot receives
 
     @property
     def claim(self) -> Claim:
-        """What its writer must show."""
+        """Return the claim that the writer must show."""
         return Claim(self.ticket_id, self.generation, self.prompt_hash, self.sampling_hash)
 
 
 @dataclass(frozen=True)
 class Received:
-    """What was sent, or has arrived, under a ticket."""
+    """The counts of what was sent, or has arrived, under a ticket."""
 
     segments: int
     bytes_state: int
     bytes_kv: int
 
     def plus(self, kind: Kind, size: int) -> "Received":
-        """With one more segment of `size` bytes."""
+        """Return the counts with one more segment of `size` bytes."""
         if kind is Kind.KV:
             return Received(self.segments + 1, self.bytes_state, self.bytes_kv + size)
         return Received(self.segments + 1, self.bytes_state + size, self.bytes_kv)
@@ -67,15 +70,18 @@ OnReceived = Callable[[Ticket], None]
 """Called after each segment. The ticket may have been closed meanwhile."""
 
 OnBroken = Callable[[Ticket, TransferError], None]
-"""Called when what came under the ticket cannot be used. It may have been closed meanwhile."""
+"""Called when the bytes of the ticket cannot be used. It may have been closed meanwhile."""
 
 Tell = Callable[[Callable[[], None]], object]
-"""Calls back, now or later: from any thread to the one that owns the tickets."""
+"""Passes a call from any thread to the one that owns the tickets, now or later."""
 
 
 def tell_on_loop() -> Tell:
-    """To the thread that this is called on, which runs a loop. There it calls at once: what lands
-    last is then known without another turn of the loop."""
+    """Return a `Tell` for the running loop's thread.
+
+    A call from that thread runs at once, so that the last segment is known without another turn of
+    the loop.
+    """
     loop, thread = asyncio.get_running_loop(), threading.get_ident()
 
     def tell(call: Callable[[], None]) -> None:
@@ -99,13 +105,13 @@ class _Entry:
     open: bool = True
 
     def overlap(self, segment: Segment, layers: tuple[int, int]) -> tuple[int, int] | None:
-        """What of the segment is here already."""
+        """Return the part of the segment that has arrived already, or None."""
         if segment.kind is Kind.KV:
             return self.kv.overlap(segment.start, segment.end, layers)
         return self.state.overlap(segment.start, segment.end)
 
     def add(self, segment: Segment, layers: tuple[int, int], size: int) -> None:
-        """The segment's `size` bytes are here."""
+        """Record that the segment's `size` bytes have arrived."""
         if segment.kind is Kind.KV:
             self.kv.add(segment.start, segment.end, layers)
         else:
@@ -114,13 +120,13 @@ class _Entry:
 
 
 class TicketTable:
-    """Every ticket that is open. Thread-safe: any thread may apply bytes or close a ticket."""
+    """All open tickets. Thread-safe: any thread may apply bytes or close a ticket."""
 
     def __init__(
         self, memory: EngineMemory, first_generation: int, tell: Tell = lambda call: call()
     ) -> None:
-        """first_generation: above any that this worker's earlier incarnations gave out. tell: how
-        owners of tickets are called; at once, on the channel's thread, when left out."""
+        """first_generation: above any that this worker's earlier incarnations used. tell: how the
+        owners of tickets are called; by default at once, on the channel's thread."""
         self._tell = tell
         self._memory = memory
         self._generation = first_generation
@@ -142,9 +148,9 @@ class TicketTable:
         kv_from: int = 0,
         state: Kind = Kind.STATE,
     ) -> Ticket:
-        """Open a ticket to write into `holder`. Ids are used again, generations never.
+        """Open a ticket to write into `holder`. Ids are reused, generations never.
 
-        state: which kind of state it is for, STATE or SNAPSHOT.
+        state: the kind of state that may be written, STATE or SNAPSHOT.
         """
         with self._lock:
             self._generation += 1
@@ -166,7 +172,7 @@ class TicketTable:
         return ticket
 
     def admit(self, claim: Claim) -> None:
-        """A writer shows its claim before its first byte. Raises TicketError."""
+        """Check a writer's claim before its first byte. Raises TicketError."""
         ticket = self._entry(claim).ticket
         if claim != ticket.claim:
             raise TicketError(
@@ -177,7 +183,7 @@ class TicketTable:
             )
 
     def apply(self, claim: Claim, segment: Segment, payload: memoryview) -> None:
-        """Check and copy as one step. Raises TicketError or FrameError, with no byte written."""
+        """Check and copy in one step. Raises TicketError or FrameError with no byte written."""
         memory = self._memory
         self.take(
             claim, segment, len(payload), lambda holder: memory.write(segment, holder, payload)
@@ -186,10 +192,10 @@ class TicketTable:
     def take(
         self, claim: Claim, segment: Segment, size: int, put: Callable[[Holder], None]
     ) -> None:
-        """The segment counts as here once `put`, given where it belongs, has returned: under the
-        ticket's lock, and only if the ticket takes a segment of `size` bytes.
+        """Check a segment of `size` bytes, call `put` with its place, and count it as arrived.
 
-        Raises TicketError or FrameError, and then `put` was not called; or what `put` raises.
+        All of it happens under the ticket's lock. Raises TicketError or FrameError before `put` is
+        called, or what `put` raises.
         """
         entry = self._entry(claim)
         with entry.lock:
@@ -202,13 +208,13 @@ class TicketTable:
         self._tell(lambda: entry.on_received(entry.ticket))
 
     def received(self, claim: Claim) -> Received:
-        """What has arrived so far. Raises TicketError once the ticket is closed."""
+        """Return the counts of what has arrived. Raises TicketError for a closed ticket."""
         entry = self._entry(claim)
         with entry.lock:
             return entry.received
 
     def segments(self, ticket_id: int, generation: int) -> int | None:
-        """How many have arrived; None once the ticket is closed."""
+        """Return how many segments have arrived; None for a closed ticket."""
         with self._lock:
             entry = self._entries.get(ticket_id)
         if entry is None or entry.ticket.generation != generation:
@@ -217,9 +223,9 @@ class TicketTable:
             return entry.received.segments
 
     def complete(self, ticket: Ticket) -> bool:
-        """Whether every byte of the state, and of the KV from `kv_from` on, is here.
+        """Return True when the whole state and the KV from `kv_from` on have arrived.
 
-        Raises TicketError once the ticket is closed.
+        Raises TicketError for a closed ticket.
         """
         entry = self._entry(ticket.claim)
         with entry.lock:
@@ -227,16 +233,16 @@ class TicketTable:
             return state and entry.kv.covers(ticket.kv_from, ticket.tokens)
 
     def broken(self, claim: Claim, error: TransferError) -> None:
-        """Tell the ticket's owner that its bytes cannot be used. Nothing if it is closed."""
+        """Tell the ticket's owner that its bytes cannot be used. A closed ticket is ignored."""
         with self._lock:
             entry = self._entries.get(claim.ticket_id)
         if entry is not None and entry.ticket.claim == claim:
             self._tell(lambda: entry.on_broken(entry.ticket, error))
 
     def close(self, ticket: Ticket) -> bool:
-        """No byte is written under this ticket from here on: activated, cancelled or expired.
+        """Close a ticket: no byte is written under it after this returns.
 
-        Waits for a copy that is under way. False if it was closed already.
+        Waits for a copy that is under way. Returns False for a ticket that was closed already.
         """
         with self._lock:
             entry = self._entries.get(ticket.ticket_id)
@@ -258,15 +264,15 @@ class TicketTable:
             raise _closed(claim)
         if entry.ticket.generation != claim.generation:
             raise TicketError(
-                f"ticket {claim.ticket_id} is of another generation: the one that this write "
-                "belongs to is over",
+                f"ticket {claim.ticket_id} has another generation: the ticket of this write has "
+                "been closed",
                 expected=str(entry.ticket.generation),
                 actual=str(claim.generation),
             )
         return entry
 
     def _check(self, entry: _Entry, segment: Segment, layers: tuple[int, int], size: int) -> None:
-        """Inside the ticket, of the right size, and overlapping nothing that came before."""
+        """Raise FrameError unless the segment lies in the ticket, has its size and is new."""
         ticket, most = entry.ticket, len(self._memory.pages.layers)
         low, high = 0, self._memory.slots.state_bytes
         if segment.kind is Kind.KV:
@@ -290,7 +296,7 @@ class TicketTable:
         there = entry.overlap(segment, layers)
         if there is not None:
             raise FrameError(
-                f"{segment} overlaps [{there[0]}, {there[1]}), which is here already",
+                f"{segment} overlaps [{there[0]}, {there[1]}), which has arrived already",
                 expected="each byte once",
                 actual=str(segment),
             )

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import threading
-import time
 
 import uvloop
 
@@ -11,15 +10,15 @@ from baton.engine.engine import Engine
 from baton.worker import json_logs
 from baton.worker.config import WorkerConfig
 from baton.worker.runtime import MakeRole, WorkerRuntime
-from baton.worker.started import Started
+from baton.worker.started import WorkerStarted
 
 START_TIMEOUT_S = 60.0
 STOP_MARGIN_S = 90.0
-LAST_WORDS_S = 0.25  # for errors to reach peers and the router, when the engine is lost
+CLOSE_GRACE_S = 0.25  # for errors to reach peers and the router, when the engine is lost
 
 
 class WorkerActor:
-    """The asyncio loop on a thread of its own, the engine's loop on another."""
+    """A worker whose asyncio loop and engine loop run on a thread each."""
 
     def __init__(self, config: WorkerConfig, make_role: MakeRole) -> None:
         self._config = config
@@ -29,24 +28,24 @@ class WorkerActor:
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="worker", daemon=True)
 
-    def start(self) -> Started:
-        """Serving when it returns. After a ConfigError it is of no more use."""
+    def start(self) -> WorkerStarted:
+        """Start the worker and return when it serves. Raises ConfigError; then the actor cannot be
+        used again.
+        """
         json_logs.set_up(self._config.worker_id, self._config.role.value)
-        began = time.monotonic()
         engine = Engine.load(self._config.engine, self._tell)
-        load_s = time.monotonic() - began
         self._tell("serving", 1.0)
         self._thread.start()
         self._runtime = WorkerRuntime(self._config, engine, self._make_role, self._end_process)
-        starting = self._runtime.start(load_s)
+        starting = self._runtime.start()
         return asyncio.run_coroutine_threadsafe(starting, self._loop).result(START_TIMEOUT_S)
 
     def progress(self) -> tuple[str, float]:
-        """The phase of the start, and how far it is: 0 to 1. From any thread."""
+        """Return the phase of the start and its progress, 0 to 1. Callable from any thread."""
         return self._progress
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Let requests end for `grace_s`; the threads are gone when it returns. Again: nothing."""
+        """Let requests finish for `grace_s`, then end both threads. Idempotent."""
         if self._runtime is None or not self._thread.is_alive():
             return
         stopping = asyncio.run_coroutine_threadsafe(self._runtime.stop(grace_s), self._loop)
@@ -60,9 +59,10 @@ class WorkerActor:
         self._progress = (phase, fraction)
 
     def _end_process(self) -> None:
-        """An engine whose books do not balance cannot be trusted again in this process; Ray starts
-        another."""
-        self._loop.call_later(LAST_WORDS_S, os._exit, 1)
+        """End the process: an engine whose bookkeeping does not balance must not go on. Ray starts
+        another.
+        """
+        self._loop.call_later(CLOSE_GRACE_S, os._exit, 1)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

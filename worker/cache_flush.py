@@ -1,4 +1,4 @@
-"""Emptying one engine's prefix cache, once nothing runs on it."""
+"""Empties the prefix cache of one engine while nothing runs on it."""
 
 import asyncio
 import time
@@ -12,11 +12,7 @@ _ON_THE_WAY = (Owner.TICKET, Owner.TRANSFER)
 
 
 async def flush_when_idle(port: EnginePort, timeout_s: float) -> bool:
-    """False where the engine was busy for all of `timeout_s`; then nothing was flushed.
-
-    Looking and flushing are one call on the engine's thread: no request comes between. A look waits
-    for the step under way, so the answer may come that much later than the timeout.
-    """
+    """Empty the cache once the engine is idle; return False if it stays busy for `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not await port.call(_flush_if_idle):
         left = deadline - time.monotonic()

@@ -1,24 +1,21 @@
-"""What one worker is told at its start."""
+"""The configuration of one worker."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
+from baton.core.errors import ConfigError
+from baton.core.role import Role
 from baton.engine.config import EngineConfig
-from baton.engine.errors import ConfigError
-from baton.transfer.tls import Tls
+from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
+from baton.rpc.tls import Tls
+from baton.transfer.channels import registry
 
-AUTO = "auto"
-CHANNELS = (AUTO, "nixl", "grpc", "local")
-
-
-class Role(StrEnum):
-    PREFILL = "prefill"
-    DECODE = "decode"
-    BOTH = "both"  # one engine for everything, which its own clients ask; no hand-offs
+CHANNELS = (registry.AUTO, *registry.NAMES)
 
 
 class StateReturn(StrEnum):
-    """Whether a prefill worker gets the state that a conversation's last turn left at a rank."""
+    """The time at which a prefill worker fetches the state that a conversation's last turn left on
+    a rank."""
 
     OFF = "off"
     DEMAND = "demand"  # it fetches it when the next turn comes
@@ -26,7 +23,7 @@ class StateReturn(StrEnum):
 
 
 class SendSnapshots(StrEnum):
-    """Whether a prompt's snapshot follows its state to the rank's prefix cache."""
+    """The choice of a prompt's snapshots that follow its state to the rank's prefix cache."""
 
     OFF = "off"
     LAST = "last"  # the one at the prompt's last grid depth
@@ -34,7 +31,7 @@ class SendSnapshots(StrEnum):
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Raises ConfigError where an option cannot work."""
+    """The settings of one worker. Raises ConfigError for an option that cannot work."""
 
     worker_id: str  # kept through restarts
     role: Role
@@ -43,10 +40,10 @@ class WorkerConfig:
     dp_group: int = 0  # a decode rank's data-parallel group
     dp_rank: int = 0  # its number among the cluster's decode ranks: what routed_dp_rank names
     grpc_port: int = 0  # 0: any free one
-    metrics_port: int = 0
+    metrics_port: int = 0  # 0: any free one; `Status` and the router report it
     routers: tuple[str, ...] = ()  # host:port of each router's gRPC server
-    lease_ms: int = 3000  # a peer that is silent for longer is lost
-    channel: str = AUTO  # how state travels; auto: the best that both ends have
+    lease_ms: int = DEFAULT_LEASE_MS  # a peer that is silent for longer is lost
+    channel: str = registry.AUTO  # how state travels; auto: the best that both ends have
     tls: Tls | None = None  # of the gRPC channel; None: in the clear
     verify: bool | None = None  # checksums of what travels; None: where they cost little
     state_return: StateReturn = StateReturn.OFF
@@ -57,8 +54,8 @@ class WorkerConfig:
             raise ConfigError("worker_id is empty; give each worker a name of its own")
         if self.channel not in CHANNELS:
             raise ConfigError(f"channel is {self.channel!r}; expected one of {CHANNELS}")
-        if self.lease_ms < 100:
-            raise ConfigError(f"lease_ms is {self.lease_ms}; expected at least 100")
+        if self.lease_ms < MIN_LEASE_MS:
+            raise ConfigError(f"lease_ms is {self.lease_ms}; expected at least {MIN_LEASE_MS}")
         if self.role is Role.DECODE and self.engine.tickets < 1:
             raise ConfigError(
                 "a decode worker needs at least one ticket, to take in hand-offs: engine.tickets "
@@ -72,11 +69,14 @@ class WorkerConfig:
             )
 
     def verifies(self, channel: str) -> bool:
-        """Whether segments by this channel carry checksums: unless told, all but those that never
-        pass through the host's memory."""
+        """Return True if segments sent by this channel carry checksums.
+
+        By default all do, except those that never pass through the host's memory.
+        """
         if self.verify is not None:
             return self.verify
-        return channel == "grpc" or self.engine.device == "cpu"
+        through_host = registry.find(channel).capabilities.through_host
+        return through_host or self.engine.device == "cpu"
 
     @property
     def lease_s(self) -> float:

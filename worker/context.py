@@ -1,4 +1,4 @@
-"""What a role's service is given by the worker that it serves in."""
+"""The parts of a worker that its role's service uses."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,13 +7,13 @@ from grpc import aio
 
 from baton.engine.engine import Engine
 from baton.proto import common_pb2
-from baton.transfer.local_channel import LocalHub
-from baton.transfer.poller import Poller
-from baton.transfer.regions import EngineMemory
+from baton.transfer.channels.local_hub import LocalHub
+from baton.transfer.channels.poller import Poller
+from baton.transfer.memory.regions import EngineMemory
 from baton.worker.config import WorkerConfig
 from baton.worker.engine_port import EngineBatchHandler, EnginePort
 from baton.worker.grammars import Grammars
-from baton.worker.handoff_book import HandoffBook
+from baton.worker.handoff_tracker import HandoffTracker
 from baton.worker.metrics import WorkerMetrics
 
 
@@ -27,7 +27,7 @@ class WorkerContext:
     data_address: str  # host:port where the gRPC channel's receiver listens
     hello: common_pb2.Hello  # this worker's, sent first on every stream
     metrics: WorkerMetrics
-    handoffs: HandoffBook
+    handoffs: HandoffTracker
     poller: Poller
     hub: LocalHub | None  # where the engines of this process meet; None: there is but one
 
@@ -41,23 +41,23 @@ class WorkerContext:
 
 
 class RoleService(EngineBatchHandler, Protocol):
-    """Prefill or decode. Everything is called on the asyncio thread."""
+    """The prefill or the decode service. Every method is called on the asyncio thread."""
 
     def add_to(self, server: aio.Server) -> None: ...
 
     @property
     def busy(self) -> int:
-        """Requests that a drain waits for."""
+        """Number of requests that a drain waits for."""
         ...
 
     def peers(self) -> list[common_pb2.WorkerIdentity]:
-        """The workers that a stream is open with."""
+        """Return the workers that a stream is open with."""
         ...
 
     def channels(self) -> dict[str, str]:
-        """Of each peer, by its worker id, the channel that was chosen and why."""
+        """Return each peer's chosen channel and the reason, by the peer's worker id."""
         ...
 
     async def close(self) -> None:
-        """End every stream and everything that is under way."""
+        """End every stream, request and transfer."""
         ...

@@ -1,4 +1,4 @@
-"""Where the asyncio thread and the engine's thread meet: calls go in, events come out."""
+"""Connects the asyncio thread and the engine's thread: calls go in, events come out."""
 
 import asyncio
 import logging
@@ -8,12 +8,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from baton.core.errors import StoppedError
 from baton.engine.engine import Engine
-from baton.engine.errors import StoppedError
-from baton.engine.events import ChunkComputed, Event, Finished, PrefillHeld, Scheduled, TokenSampled
-from baton.engine.layer_progress import LayersComputed
+from baton.engine.forward.layer_progress import LayersComputed
 from baton.engine.loop import EngineLoop
-from baton.engine.request import Holding
+from baton.engine.output.events import (
+    ChunkComputed,
+    Event,
+    PrefillHeld,
+    RequestFinished,
+    Scheduled,
+    TokenSampled,
+)
+from baton.engine.schedule.request import Holding
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -21,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class EventBatch:
-    """What one planning or one step brought, in order."""
+    """The events of one planning or one step, in order."""
 
     events: tuple[Event, ...]
     holdings: Mapping[str, Holding]  # of requests in it whose state may be read now
@@ -30,20 +37,20 @@ class EventBatch:
 
 
 class EngineBatchHandler(Protocol):
-    """Who hears of the engine's events, on the asyncio thread."""
+    """A receiver of the engine's events, on the asyncio thread."""
 
     def on_batch(self, batch: EventBatch) -> None: ...
 
     def on_engine_failure(self, error: Exception) -> None:
-        """The engine's loop has ended: every request here is lost."""
+        """Handle the end of the engine's loop: every request on it is lost."""
         ...
 
 
 class EnginePort:
-    """Made on the asyncio thread; every method is called there."""
+    """The asyncio side of an engine's loop. Every method is called on the asyncio thread."""
 
     def __init__(self, engine: Engine, on_step: Callable[[float], None]) -> None:
-        """on_step: told a step's seconds, on the engine's thread."""
+        """on_step: called with each step's seconds, on the engine's thread."""
         self._asyncio = asyncio.get_running_loop()
         self._engine = engine
         self._handler: EngineBatchHandler | None = None
@@ -51,14 +58,18 @@ class EnginePort:
         self._loop = EngineLoop(engine, self._events, self._failed, on_step)
 
     def start(self, handler: EngineBatchHandler, on_load: Callable[[], None]) -> None:
-        """on_load: called on the asyncio thread when the load may have changed."""
+        """Start the engine's loop. on_load: called on the asyncio thread when the load may have
+        changed.
+        """
         self._handler = handler
         self._on_load = on_load
         self._loop.start()
 
     def listen(self, on_layers: Callable[[Sequence[LayersComputed], float], None]) -> None:
-        """Before `start`: hear of last chunks of held requests layer by layer, and when it was by
-        `time.monotonic`, on the asyncio thread."""
+        """Report the last chunks of held requests layer by layer. Called before `start`.
+
+        on_layers: called on the asyncio thread with the layers and their time by `time.monotonic`.
+        """
 
         def heard(computed: Sequence[LayersComputed]) -> None:
             self._asyncio.call_soon_threadsafe(on_layers, computed, time.monotonic())
@@ -66,11 +77,13 @@ class EnginePort:
         self._engine.listen(heard)
 
     def stop(self, timeout_s: float) -> None:
-        """Blocks until the step under way has ended. Raises TimeoutError."""
+        """Stop the loop; block until the step under way has ended. Raises TimeoutError."""
         self._loop.stop(timeout_s)
 
     async def call(self, fn: Callable[[Engine], T]) -> T:
-        """`fn`'s result. If the caller is cancelled, `fn` runs all the same."""
+        """Run `fn` on the engine's thread and return its result. `fn` runs even if the caller is
+        cancelled.
+        """
         return await asyncio.shield(asyncio.wrap_future(self._loop.call(fn)))
 
     def request(
@@ -79,8 +92,11 @@ class EnginePort:
         then: Callable[[T], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Queue `fn` now, behind all that was queued before. `then` hears of its result before
-        anyone hears of events that came after it; `failed` of what it raised."""
+        """Queue `fn` behind everything that was queued before, without waiting.
+
+        then: called with its result, before any event that came after it is delivered. failed:
+        called with what `fn` raised.
+        """
 
         def run(engine: Engine) -> None:
             self._asyncio.call_soon_threadsafe(then, fn(engine))
@@ -93,20 +109,20 @@ class EnginePort:
         self._loop.call(run).add_done_callback(done)
 
     def post(self, fn: Callable[[Engine], object], what: str) -> None:
-        """Queue `fn` and do not wait; if it raises, that is a fault of ours, and is logged."""
+        """Queue `fn` without waiting. What it raises is a fault of ours, and is logged."""
         self.request(fn, lambda _: None, lambda error: _log_failure(error, what))
 
     def _events(self, events: list[Event]) -> None:
-        """On the engine's thread: what may be read now is looked up before the next step."""
+        """Collect, on the engine's thread, what may be read until the next step."""
         rare = [event for event in events if type(event) is not TokenSampled]
-        over = {event.request_id for event in rare if isinstance(event, Finished)}
+        over = {event.request_id for event in rare if isinstance(event, RequestFinished)}
         wanted = {
             e.request_id
             for e in rare
             if isinstance(e, ChunkComputed | PrefillHeld) or (isinstance(e, Scheduled) and e.held)
         }
         holdings = {name: self._engine.holding(name) for name in wanted - over}
-        changes_load = any(isinstance(e, Scheduled | PrefillHeld | Finished) for e in rare)
+        changes_load = any(isinstance(e, Scheduled | PrefillHeld | RequestFinished) for e in rare)
         batch = EventBatch(tuple(events), holdings, time.monotonic(), changes_load)
         self._asyncio.call_soon_threadsafe(self._deliver, batch)
 

@@ -1,20 +1,23 @@
-"""Compiling what answers must look like, before their requests come to the engine."""
+"""Compiles the grammars of requests before the requests reach the engine."""
 
 import asyncio
 from collections.abc import Callable
 
+from baton.core.grammar import Grammar
+from baton.text.async_grammar_compiler import AsyncGrammarCompiler
 from baton.text.errors import TextError
-from baton.text.grammar import CompiledGrammar, Grammar, GrammarCompiler
-from baton.text.grammar_desk import GrammarDesk
+from baton.text.grammar import CompiledGrammar, GrammarCompiler
 
 
 class Grammars:
-    """Made on the asyncio thread; every method is called there. A large grammar takes a while, and
-    on the engine's thread every other request would wait for it."""
+    """Compiles grammars off the engine's thread, where a large one would delay every other request.
+
+    Every method is called on the asyncio thread.
+    """
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
-        """compiler: the engine's. None: it has none, and says so of each request that needs one."""
-        self._desk = None if compiler is None else GrammarDesk(compiler)
+        """compiler: the engine's. None: requests that need a grammar are refused."""
+        self._compiler = None if compiler is None else AsyncGrammarCompiler(compiler)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def compile(
@@ -23,31 +26,31 @@ class Grammars:
         then: Callable[[CompiledGrammar | None], None],
         failed: Callable[[TextError], None],
     ) -> None:
-        """`then` is called at once where there is nothing to compile."""
-        if grammar is None or self._desk is None:
+        """Compile a grammar and call `then` with it, at once where there is nothing to compile."""
+        if grammar is None or self._compiler is None:
             then(None)
             return
-        task = asyncio.ensure_future(_compile(self._desk, grammar, then, failed))
+        task = asyncio.ensure_future(_compile(self._compiler, grammar, then, failed))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Nobody hears of what is under way."""
+        """Cancel what is being compiled, without calling back."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._desk is not None:
-            self._desk.close()
+        if self._compiler is not None:
+            self._compiler.close()
 
 
 async def _compile(
-    desk: GrammarDesk,
+    compiler: AsyncGrammarCompiler,
     grammar: Grammar,
     then: Callable[[CompiledGrammar | None], None],
     failed: Callable[[TextError], None],
 ) -> None:
     try:
-        compiled = await desk.compile(grammar)
+        compiled = await compiler.compile(grammar)
     except TextError as error:
         failed(error)
     else:

@@ -1,10 +1,10 @@
-"""What every message about a hand-off carries."""
+"""The fields that every message about a hand-off carries."""
 
 from typing import TypedDict
 
 
 class HandoffName(TypedDict):
-    """attempt: of this hand-off, not of the whole request: the rank counts them on."""
+    """The name of one hand-off. attempt: the rank's count of hand-offs of the request."""
 
     request_id: str
     attempt: int

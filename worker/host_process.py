@@ -1,10 +1,10 @@
-"""Where a worker runs, and whether it still does: what a peer on the same machine can see."""
+"""The identity of a worker's process, and checks that a peer on its machine can make."""
 
 import os
 from pathlib import Path
 
 from baton.proto import common_pb2
-from baton.transfer.nixl_agent import maps_namespaces, maps_peers
+from baton.transfer.channels import registry
 
 _PROC = Path("/proc")
 _DEAD = frozenset("ZXx")
@@ -12,9 +12,10 @@ _DEAD = frozenset("ZXx")
 
 
 def this_process(*, on_device: bool = False) -> common_pb2.HostProcess:
-    """Empty where there is no /proc: then nothing is concluded from it.
+    """Describe this process; the description is empty where there is no /proc.
 
-    on_device: its pools lie in a device's memory."""
+    on_device: its pools lie in a device's memory.
+    """
     status = _stat(os.getpid())
     if status is None:
         return common_pb2.HostProcess()
@@ -24,15 +25,17 @@ def this_process(*, on_device: bool = False) -> common_pb2.HostProcess:
         pid_namespace=os.readlink(_PROC / "self/ns/pid"),
         pid=os.getpid() if ours else 0,
         started=status[1],
-        maps_peers=maps_peers(),
-        maps_namespaces=maps_namespaces(on_device=on_device),
+        maps_peers=registry.maps_peers(),
+        maps_namespaces=registry.maps_namespaces(on_device=on_device),
     )
 
 
 def may_write_without_us(ours: common_pb2.HostProcess, theirs: common_pb2.HostProcess) -> bool:
-    """Whether `theirs` may reach into the memory of `ours` by itself, whatever is torn down here:
-    shared memory, or the kernel's copies between processes. Another machine says no, its own word
-    that it uses the network alone, or another pid namespace, where it cannot name us."""
+    """Return True if `theirs` can write into the memory of `ours` whatever is torn down here.
+
+    It can by shared memory, or by the kernel's copies between processes. It cannot from another
+    machine, from another pid namespace, or when it has declared network transports only.
+    """
     if not theirs.maps_peers or (theirs.boot_id and theirs.boot_id != ours.boot_id):
         return False
     apart = bool(theirs.pid_namespace) and theirs.pid_namespace != ours.pid_namespace
@@ -40,8 +43,10 @@ def may_write_without_us(ours: common_pb2.HostProcess, theirs: common_pb2.HostPr
 
 
 def unprovable(ours: common_pb2.HostProcess, theirs: common_pb2.HostProcess) -> str | None:
-    """Why nothing could prove that `theirs`, once silent, does not write into `ours`: neither a
-    teardown nor its death. None where something does."""
+    """Return why no proof is possible that `theirs`, once silent, does not write into `ours`.
+
+    Return None where a teardown or its death proves it.
+    """
     if _visible(ours, theirs) or not may_write_without_us(ours, theirs):
         return None
     return (
@@ -52,7 +57,7 @@ def unprovable(ours: common_pb2.HostProcess, theirs: common_pb2.HostProcess) -> 
 
 
 def has_died(ours: common_pb2.HostProcess, theirs: common_pb2.HostProcess) -> bool:
-    """Whether the kernel says so. False where this process cannot see that one."""
+    """Return True if the kernel reports the process dead; False if it is not visible from here."""
     if not _visible(ours, theirs):
         return False
     status = _stat(theirs.pid)
@@ -60,13 +65,13 @@ def has_died(ours: common_pb2.HostProcess, theirs: common_pb2.HostProcess) -> bo
 
 
 def _visible(ours: common_pb2.HostProcess, theirs: common_pb2.HostProcess) -> bool:
-    """Whether the two number processes alike, and see that in /proc."""
+    """Return True if both processes share a pid namespace and see it in /proc."""
     here = (ours.boot_id, ours.pid_namespace)
     return bool(ours.pid and theirs.pid) and (theirs.boot_id, theirs.pid_namespace) == here
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """(state, start in clock ticks after the boot); None where there is no such process."""
+    """Return (state, start in clock ticks after the boot), or None if there is no such process."""
     try:
         text = (_PROC / str(pid) / "stat").read_text()
     except OSError:  # it ended, also between open and read

@@ -1,4 +1,4 @@
-"""One JSON object a log line, on standard error."""
+"""Logging to standard error, one JSON object a line."""
 
 import json
 import logging
@@ -7,10 +7,10 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """What `extra` brought becomes fields of the object."""
+    """A formatter that turns the fields of `extra` into fields of the JSON object."""
 
     def __init__(self, **fields: str) -> None:
-        """fields: in every line, such as the worker's id."""
+        """fields: added to every line, such as the worker's id."""
         super().__init__()
         self._fields = fields
 
@@ -28,11 +28,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
-def set_up(worker_id: str, role: str, level: int = logging.INFO) -> None:
-    """For the whole process: a worker has one to itself."""
+def set_up(worker_id: str, role: str) -> None:
+    """Set up logging of the whole process, which one worker has to itself."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(worker=worker_id, role=role))
     ours = logging.getLogger("baton")
     ours.handlers[:] = [handler]
-    ours.setLevel(level)
+    ours.setLevel(logging.INFO)
     ours.propagate = False

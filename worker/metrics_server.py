@@ -1,4 +1,4 @@
-"""GET /metrics, on the worker's own asyncio loop: no thread, and nothing that polls."""
+"""Serves GET /metrics on the worker's own asyncio loop, without another thread."""
 
 import asyncio
 import contextlib
@@ -7,23 +7,23 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 REQUEST_S = 5.0
-"""How long a client may take to ask, and to read the answer."""
+"""The time that a client may take to send its request, and again to read the answer."""
 
 
 class MetricsServer:
-    """Speaks just enough HTTP/1.1 for Prometheus and curl: one request a connection."""
+    """A minimal HTTP/1.1 server for Prometheus and curl: one request a connection."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
     async def start(self, host: str, port: int) -> int:
-        """Returns the port. Raises OSError where it is taken."""
+        """Start to listen and return the port. Raises OSError if it is taken."""
         self._server = await asyncio.start_server(self._answer, host, port)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
     async def close(self) -> None:
-        """Only after `start`."""
+        """Stop listening. Called only after `start`."""
         self._server.close()
         await self._server.wait_closed()
 

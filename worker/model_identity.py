@@ -1,4 +1,4 @@
-"""What names a checkpoint the same on every machine that holds a copy of it."""
+"""The identity of a checkpoint, equal on every machine that holds a copy of it."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ SAMPLE_BYTES = 1 << 16
 def worker_fingerprint(
     config: EngineConfig, model: ModelConfig, plan: MemoryPlan
 ) -> dict[str, str]:
-    """This worker's side of the comparison that every stream begins with."""
+    """Return this worker's fingerprint, which the handshake of every stream compares."""
     return layout_fingerprint(
         plan.slot_layout,
         plan.page_layout,
@@ -26,11 +26,7 @@ def worker_fingerprint(
 
 
 def weights_hash(folder: Path) -> str:
-    """Of every weight file's name and size, and of its first and last 64 KiB.
-
-    The whole of a large checkpoint would take minutes to read. The header of a safetensors file
-    lies in its first bytes: every tensor's name, dtype, shape and place.
-    """
+    """Hash the name, size, first and last 64 KiB of every weight file."""
     digest = xxhash.xxh3_64()
     for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size

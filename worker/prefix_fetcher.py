@@ -1,4 +1,4 @@
-"""Prefixes from other workers' caches into this one's. A failure costs what computing costs."""
+"""Fetches prefixes from other workers' caches. After a failure the prefix is computed here."""
 
 import asyncio
 import itertools
@@ -7,63 +7,73 @@ from enum import StrEnum
 
 from grpc import aio
 
+from baton.core.errors import BatonError, RequestError
+from baton.engine.cache.token_key import token_key
 from baton.engine.engine import Engine
-from baton.engine.errors import BatonError, RequestError
-from baton.engine.prefix_cache import token_key
-from baton.engine.request import Reservation
+from baton.engine.schedule.request import Reservation
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
+from baton.rpc.channel_options import OPTIONS
+from baton.rpc.errors import error_of_call
+from baton.transfer.channels.channel_set import Receiver
 from baton.transfer.errors import TransferError
-from baton.transfer.grpc_channel import GRPC
-from baton.transfer.grpc_options import OPTIONS
 from baton.transfer.hashes import prompt_hash
-from baton.transfer.nixl_outlet import NIXL
-from baton.transfer.regions import Holder
-from baton.transfer.segments import Kind
+from baton.transfer.memory.regions import Holder
+from baton.transfer.memory.segments import Kind
 from baton.transfer.tickets import Received, Ticket, TicketTable
-from baton.worker.channels import channel_names
+from baton.worker.channels import WorkerChannels
 from baton.worker.context import WorkerContext
-from baton.worker.errors import error_of_call
 from baton.worker.prefix_reader import PrefixReader
 
 log = logging.getLogger(__name__)
 
 
 class Outcome(StrEnum):
+    """The result of one fetch."""
+
     FETCHED = "fetched"
     HERE = "here"  # this worker's cache had it already
-    ABSENT = "absent"  # the other's cache has it no more
+    ABSENT = "absent"  # the other cache no longer has it
     NO_ROOM = "no_room"
     FAILED = "failed"
 
 
 class PrefixFetcher:
-    """Everything happens on the asyncio thread. Each fetch ends within a lease, but for the time
-    that this engine's steps take."""
+    """The fetches of one worker. Used on the asyncio thread.
 
-    def __init__(self, context: WorkerContext, tickets: TicketTable) -> None:
+    Each fetch ends within a lease, not counting the time that this engine's steps take.
+    """
+
+    def __init__(
+        self, context: WorkerContext, tickets: TicketTable, channels: WorkerChannels
+    ) -> None:
+        """channels: prefixes are read by those that pull. Where none joins the two workers, the
+        source writes them by a fenced channel, so that the memory of a cancelled fetch is free at
+        once."""
         self._context = context
         self._tickets = tickets
         self._deadline_s = context.lease_s
-        self._reader = PrefixReader(context) if NIXL in channel_names(context) else None
-        self._hello = common_pb2.Hello()
-        self._hello.CopyFrom(context.hello)
-        self._hello.channels.add(channel=GRPC, endpoint=context.data_address.encode())
+        self._reader = PrefixReader(context, channels.readable)
+        self._fenced = channels.fenced
+        self._opening: asyncio.Task[Receiver] | None = None
         self._under_way: dict[tuple[int, int], asyncio.Task[Outcome]] = {}  # by length and hash
         self._names = itertools.count(1)
 
     async def close(self) -> None:
-        """What is under way is given up."""
+        """Cancel the running fetches and wait for their ends."""
         for task in self._under_way.values():
             task.cancel()
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
-        if self._reader is not None:
-            await self._reader.close()
+        await self._reader.close()
+        if self._opening is not None:
+            await (await self._opening).close()
 
     def start(
         self, source: common_pb2.WorkerIdentity, token_ids: tuple[int, ...]
     ) -> "asyncio.Task[Outcome]":
-        """Bring the state and the KV of these tokens here, if `source` has them. A second who asks
-        for the same waits for the first; who stops waiting does not stop it. Does not raise."""
+        """Fetch the state and the KV of `token_ids` from `source`, if it has them.
+
+        Callers that want the same prefix share one task; do not cancel it. It does not raise.
+        """
         key = (len(token_ids), prompt_hash(token_ids))
         task = self._under_way.get(key)
         if task is None:
@@ -81,14 +91,14 @@ class PrefixFetcher:
             error = error_of_call(failed, source.worker_id)
             log.warning("no prefix from %s: %s", source.worker_id, error.message)
             outcome = Outcome.FAILED
-        except (BatonError, TransferError) as error:
+        except BatonError as error:
             log.warning("no prefix from %s: %s", source.worker_id, error)
             outcome = Outcome.FAILED
         self._context.metrics.count_fetch(outcome.value)
         return outcome
 
     async def _try(self, source: common_pb2.WorkerIdentity, token_ids: tuple[int, ...]) -> Outcome:
-        """At most twice: the source may have less than was hoped for, and says how much."""
+        """Fetch in at most two attempts: the first may report that the source has fewer tokens."""
         for _ in range(2):
             reserved = await self._reserve(token_ids)
             if not isinstance(reserved, Reservation):
@@ -118,7 +128,9 @@ class PrefixFetcher:
 
     def _abandon(self, reservation: Reservation | Outcome) -> None:
         if isinstance(reservation, Reservation):
-            self._context.port.post(lambda engine: engine.abandon(reservation), "abandon")
+            self._context.port.post(
+                lambda engine: engine.reservations.abandon(reservation), "abandon"
+            )
 
     async def _fill(
         self,
@@ -126,7 +138,7 @@ class PrefixFetcher:
         token_ids: tuple[int, ...],
         reservation: Reservation,
     ) -> int:
-        """Tokens that the source has; when that is all of them, they are in the cache now."""
+        """Return the number of tokens that the source has. If that is all, they are now cached."""
         found = -1
         try:
             found = await self._bring(source, token_ids, reservation)
@@ -143,20 +155,23 @@ class PrefixFetcher:
         token_ids: tuple[int, ...],
         reservation: Reservation,
     ) -> int:
-        """Tokens that the source has; when that is all of them, they are in the reservation."""
-        if self._reader is not None:
-            found = await self._reader.read(source, token_ids, reservation, self._deadline_s)
-            if found is not None:
-                return found
+        """Return the number of tokens that the source has. If that is all, they have arrived."""
+        found = await self._reader.read(source, token_ids, reservation, self._deadline_s)
+        if found is not None:
+            return found
         reply, whole = await self._call(source, token_ids, reservation)
         if reply.tokens == len(token_ids) and not whole:
-            raise TransferError(f"{source.worker_id} says that it sent all; it has not come")
+            raise TransferError(
+                f"{source.worker_id} reports that it sent the whole prefix, but it has not arrived"
+            )
         return reply.tokens
 
     async def _keep(self, reservation: Reservation, token_ids: tuple[int, ...]) -> None:
-        """Once asked of the engine, it is done, whoever waits for it."""
+        """Move the reservation into the cache. The engine completes it even if we are cancelled."""
         try:
-            await self._context.port.call(lambda engine: engine.keep(reservation, token_ids))
+            await self._context.port.call(
+                lambda engine: engine.prefixes.keep(reservation, token_ids)
+            )
         except RequestError:
             self._abandon(reservation)
             raise
@@ -167,7 +182,7 @@ class PrefixFetcher:
         token_ids: tuple[int, ...],
         reservation: Reservation,
     ) -> tuple[handoff_pb2.FetchedPrefix, bool]:
-        """What the source says, and whether every byte of it is here. No byte comes after."""
+        """Return the source's answer, and whether every byte has arrived. No byte arrives later."""
         ticket = self._tickets.grant(
             reservation.request_id,
             0,
@@ -176,13 +191,13 @@ class PrefixFetcher:
             prompt_hash=prompt_hash(token_ids),
             sampling_hash=0,
             on_received=lambda _: None,
-            on_broken=lambda *_: None,  # the source hears of it, and says so
+            on_broken=lambda *_: None,  # the source is told, and reports it
             kv_from=reservation.kv_from,
             state=Kind.SNAPSHOT,
         )
         try:
             request = handoff_pb2.FetchPrefix(
-                hello=self._hello,
+                hello=await self._hello(),
                 token_ids=token_ids,
                 ticket_id=ticket.ticket_id,
                 generation=ticket.generation,
@@ -195,13 +210,24 @@ class PrefixFetcher:
         finally:
             self._tickets.close(ticket)
 
+    async def _hello(self) -> common_pb2.Hello:
+        """Return this worker's Hello with its endpoints for writers of prefixes."""
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(self._fenced.open_receiver())
+        receiver = await asyncio.shield(self._opening)
+        hello = common_pb2.Hello()
+        hello.CopyFrom(self._context.hello)
+        for name, endpoint in receiver.offers.items():
+            hello.channels.add(channel=name, endpoint=endpoint)
+        return hello
+
     def _complete(self, ticket: Ticket, reply: handoff_pb2.FetchedPrefix) -> bool:
         sent = Received(reply.segments, reply.bytes_state, reply.bytes_kv)
         return self._tickets.complete(ticket) and self._tickets.received(ticket.claim) == sent
 
 
 def _reserve(engine: Engine, name: str, token_ids: tuple[int, ...]) -> Reservation | Outcome:
-    """On the engine's thread."""
+    """Reserve memory for a prefix, or say why not. Called on the engine's thread."""
     if engine.prefixes.state_tokens(token_ids) == len(token_ids):
         return Outcome.HERE
     return engine.reserve(name, len(token_ids), token_key(token_ids)) or Outcome.NO_ROOM

@@ -1,7 +1,6 @@
-"""Prefixes by NIXL: read where another worker's cache has them."""
+"""Prefixes by channels that pull: read where another worker's cache has them."""
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -9,16 +8,15 @@ from dataclasses import dataclass
 
 from grpc import aio
 
-from baton.engine.request import Reservation
+from baton.engine.schedule.request import Reservation
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
-from baton.transfer import frames
+from baton.rpc.channel_options import OPTIONS
+from baton.transfer.channels import frames
+from baton.transfer.channels.base import Channel
+from baton.transfer.channels.ends import Reader
 from baton.transfer.errors import ChannelError, TransferError
-from baton.transfer.grpc_options import OPTIONS
-from baton.transfer.nixl_reach import Reach
-from baton.transfer.nixl_reader import NixlReader
-from baton.transfer.regions import Holder
-from baton.transfer.segments import Segment, cut_prefix
-from baton.worker.channels import agent_name
+from baton.transfer.memory.regions import Holder
+from baton.transfer.memory.segments import Segment, cut_prefix
 from baton.worker.context import WorkerContext
 
 log = logging.getLogger(__name__)
@@ -28,15 +26,20 @@ RETRY_S = 60.0
 
 @dataclass(frozen=True)
 class _Known:
-    """One life of a worker."""
+    """A connection to one incarnation of a worker by one channel, or the failure to make one."""
 
     incarnation: int
-    connecting: "asyncio.Task[NixlReader | None]"  # None: it could not be reached
+    endpoint: bytes  # of its lender
+    connecting: "asyncio.Task[Reader | None]"  # None: it could not be reached
     since_s: float
 
     @property
+    def unreachable(self) -> bool:
+        return self.connecting.done() and self.connecting.result() is None
+
+    @property
     def stale(self) -> bool:
-        """Of no use any more, or worth another try."""
+        """True when the reader is of no more use, or an unreachable worker is worth a new try."""
         if not self.connecting.done():
             return False
         reader = self.connecting.result()
@@ -44,18 +47,19 @@ class _Known:
 
 
 class PrefixReader:
-    """Connects to a worker when it is first asked, and remembers for a while whom it cannot reach.
-    Everything happens on the asyncio thread."""
+    """The connections by which this worker reads from others. It connects to a worker when it is
+    first asked, and remembers for a while whom it cannot reach. Used on the asyncio thread."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext, channels: Sequence[Channel]) -> None:
+        """channels: those that pull, the best first; may be empty."""
         self._context = context
-        self._numbers = itertools.count(1)
-        self._readers: dict[str, _Known] = {}  # by worker id
+        self._channels = tuple(channels)
+        self._readers: dict[tuple[str, str], _Known] = {}  # by worker id and channel
 
     async def close(self) -> None:
-        """Nothing is read any more when it returns."""
-        for worker_id, known in list(self._readers.items()):
-            await self._forget(worker_id, known)
+        """End every read, and return when nothing is read any more."""
+        for key, known in list(self._readers.items()):
+            await self._forget(key, known)
 
     async def read(
         self,
@@ -64,46 +68,63 @@ class PrefixReader:
         reservation: Reservation,
         deadline_s: float,
     ) -> int | None:
-        """Tokens that the source has; when that is all, they are in the reservation. None: NIXL
-        does not join the two. However it ends, nothing is written there any more.
+        """Read the prefix of `token_ids` from `source` into the reservation.
 
-        Raises AioRpcError, TransferError.
+        Returns the number of tokens that the source has; when that is all, they are in the
+        reservation. Returns None where no channel lets this worker read from the source. However
+        it ends, nothing is written into the reservation afterwards. Raises AioRpcError and
+        TransferError.
         """
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._read(source, token_ids, reservation, deadline_s)
+                for channel in self._channels:
+                    found = await self._read(channel, source, token_ids, reservation, deadline_s)
+                    if found is not None:
+                        return found
         except TimeoutError:
             raise TransferError(
                 f"{source.worker_id} was not reached within {deadline_s:g} s"
             ) from None
+        return None
 
     async def _read(
         self,
+        channel: Channel,
         source: common_pb2.WorkerIdentity,
         token_ids: Sequence[int],
         reservation: Reservation,
         deadline_s: float,
     ) -> int | None:
-        async with aio.insecure_channel(source.address, options=OPTIONS) as channel:
-            call = handoff_pb2_grpc.PrefixesStub(channel).Lend(timeout=deadline_s)
+        """Read by one channel. Returns None where it does not join the two."""
+        known = await self._recall(channel, source)
+        if known is not None and known.unreachable:
+            return None
+        async with aio.insecure_channel(source.address, options=OPTIONS) as stream:
+            call = handoff_pb2_grpc.PrefixesStub(stream).Lend(timeout=deadline_s)
             wanted = handoff_pb2.FetchPrefix(
-                hello=self._context.hello, token_ids=token_ids, kv_from=reservation.kv_from
+                hello=self._context.hello,
+                token_ids=token_ids,
+                kv_from=reservation.kv_from,
+                channel=channel.name,
             )
             await call.write(wanted)
-            lent = await _said(call, source)
+            lent = await _next_message(call, source)
             if lent.tokens < len(token_ids):
                 return lent.tokens
-            reader = await self._reader(source, lent)
+            reader = await self._reader(channel, source, lent.endpoint)
             if reader is None:
                 return None
             await self._take(reader, lent, reservation)
             await call.done_writing()
-            if not (await _said(call, source)).held:
-                raise TransferError(f"{source.worker_id} did not keep what it had lent")
+            if not (await _next_message(call, source)).held:
+                raise TransferError(
+                    f"{source.worker_id} did not keep the prefix locked until it was read; the "
+                    "bytes that arrived are not used"
+                )
             return lent.tokens
 
     async def _take(
-        self, reader: NixlReader, lent: handoff_pb2.LentPrefix, reservation: Reservation
+        self, reader: Reader, lent: handoff_pb2.LentPrefix, reservation: Reservation
     ) -> None:
         memory = self._context.memory
         segments = cut_prefix(
@@ -115,52 +136,58 @@ class PrefixReader:
             await asyncio.to_thread(self._check, segments, lent.checksums, into)
 
     def _check(self, segments: list[Segment], checksums: Sequence[int], into: Holder) -> None:
-        """Raises ChecksumError."""
+        """Raise ChecksumError unless the bytes of `into` have these checksums."""
         for segment, checksum in zip(segments, checksums, strict=True):
             header = frames.Header(segment, checksum)
             header.check(self._context.memory.read(segment, into))
 
-    async def _reader(
-        self, source: common_pb2.WorkerIdentity, lent: handoff_pb2.LentPrefix
-    ) -> NixlReader | None:
-        if not lent.HasField("endpoint"):
-            return None
-        known = self._readers.get(source.worker_id)
+    async def _recall(self, channel: Channel, source: common_pb2.WorkerIdentity) -> _Known | None:
+        """Return what is known of this incarnation of `source`. Forgets what is stale."""
+        key = (source.worker_id, channel.name)
+        known = self._readers.get(key)
         if known is not None and (known.stale or known.incarnation != source.incarnation):
-            await self._forget(source.worker_id, known)
-            known = self._readers.get(source.worker_id)
+            await self._forget(key, known)
+            known = self._readers.get(key)
+        return known
+
+    async def _reader(
+        self, channel: Channel, source: common_pb2.WorkerIdentity, endpoint: bytes
+    ) -> Reader | None:
+        """Return the one connection to `source` by `channel`, made at its first use; None where
+        the two are not joined."""
+        if not endpoint:
+            return None
+        known = await self._recall(channel, source)
+        if known is not None and known.endpoint != endpoint:  # it has begun to lend anew
+            await self._forget((source.worker_id, channel.name), known)
+            known = await self._recall(channel, source)
         if known is None:
-            connecting = asyncio.ensure_future(self._connect(source, lent.endpoint))
-            known = _Known(source.incarnation, connecting, time.monotonic())
-            self._readers[source.worker_id] = known
+            connecting = asyncio.ensure_future(self._connect(channel, source, endpoint))
+            known = _Known(source.incarnation, endpoint, connecting, time.monotonic())
+            self._readers[source.worker_id, channel.name] = known
         return await asyncio.shield(known.connecting)
 
-    async def _forget(self, worker_id: str, known: _Known) -> None:
+    async def _forget(self, key: tuple[str, str], known: _Known) -> None:
         reader = await asyncio.shield(known.connecting)
-        if self._readers.get(worker_id) is known:
-            del self._readers[worker_id]
+        if self._readers.get(key) is known:
+            del self._readers[key]
         if reader is not None:
             await reader.close()
 
     async def _connect(
-        self, source: common_pb2.WorkerIdentity, endpoint: handoff_pb2.NixlEndpoint
-    ) -> NixlReader | None:
-        context = self._context
-        name = f"{agent_name(context)}/q{next(self._numbers)}"
+        self, channel: Channel, source: common_pb2.WorkerIdentity, endpoint: bytes
+    ) -> Reader | None:
         try:
-            reach = await asyncio.to_thread(Reach, name, context.memory, endpoint)
+            return await channel.connect_reader(endpoint)
         except ChannelError as error:
-            log.warning("prefixes of %s come by gRPC: %s", source.worker_id, error)
+            log.warning("no prefixes of %s by %s: %s", source.worker_id, channel.name, error)
             return None
-        return NixlReader(
-            reach, context.memory, context.poller, context.lease_s, context.metrics.count_received
-        )
 
 
-async def _said(
+async def _next_message(
     call: aio.StreamStreamCall, source: common_pb2.WorkerIdentity
 ) -> handoff_pb2.LentPrefix:
     message: handoff_pb2.LentPrefix | object = await call.read()
     if not isinstance(message, handoff_pb2.LentPrefix):
-        raise TransferError(f"{source.worker_id} ended a loan without a word")
+        raise TransferError(f"{source.worker_id} closed the stream of a loan without a reply")
     return message

@@ -1,15 +1,16 @@
-"""One stream to one router's Registry, for as long as the worker lives."""
+"""The stream to one router's Registry, kept for as long as the worker lives."""
 
 import asyncio
 import logging
 
 from grpc import aio
 
-from baton.proto import common_pb2, worker_pb2_grpc
-from baton.transfer.grpc_options import OPTIONS
-from baton.worker.errors import WorkerError, error_of_call, make_error
+from baton.core.errors import BatonError, PeerLostError
+from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
+from baton.rpc.channel_options import OPTIONS
+from baton.rpc.errors import error_from_proto, error_of_call
+from baton.rpc.streams import first_of
 from baton.worker.reporter import Reporter
-from baton.worker.streams import first_of
 
 log = logging.getLogger(__name__)
 
@@ -18,26 +19,29 @@ LAST_BACKOFF_S = 2.0
 
 
 class Registration:
-    """Connects, reports, and connects again, for ever: a router may come back at any time."""
+    """A client that connects, reports and reconnects: a router may come back at any time."""
 
     def __init__(
-        self, router: str, hello: common_pb2.Hello, reporter: Reporter, deadline_s: float
+        self, router: str, hello: common_pb2.Hello, reporter: Reporter, lease_ms: int
     ) -> None:
-        """deadline_s: for the router to reply to the first report, and to take each later one."""
+        """lease_ms: for the router to reply to the first report, and to read each later one. The
+        router should have the same lease.
+        """
         self._router = router
         self._hello = hello
         self._reporter = reporter
-        self._deadline_s = deadline_s
+        self._lease_ms = lease_ms
+        self._deadline_s = lease_ms / 1000
         self._backoff_s = FIRST_BACKOFF_S
         self.router_id: str | None = None  # of the router that has taken this worker on
         self._goodbye = asyncio.Event()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Stay registered until cancelled."""
         while True:
             try:
                 await self._attend()
-            except WorkerError as lost:
+            except BatonError as lost:
                 log.warning("registration with router %s: %s", self._router, lost)
             finally:
                 self.router_id = None
@@ -46,12 +50,14 @@ class Registration:
             self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
 
     async def heard_leaving(self) -> None:
-        """Until the router has heard that this worker leaves; at once where it has none."""
+        """Wait until the router has read that this worker leaves. Return at once if it is not
+        registered.
+        """
         if self.router_id is not None:
             await self._goodbye.wait()
 
     async def _attend(self) -> None:
-        """One connection, from the first report to the WorkerError that ends it."""
+        """Hold one connection. Always raises the BatonError that ends it."""
         self._goodbye.clear()
         async with aio.insecure_channel(self._router, options=OPTIONS) as channel:
             call = worker_pb2_grpc.RegistryStub(channel).Register()
@@ -60,7 +66,7 @@ class Registration:
                     number = await self._greet(call)
                 await first_of(self._listen(call), self._report(call, number))
             except aio.AioRpcError as failed:
-                raise WorkerError(error_of_call(failed, self._router)) from failed
+                raise error_from_proto(error_of_call(failed, self._router)) from failed
             except asyncio.InvalidStateError as failed:  # grpc.aio's word for a finished call
                 raise self._lost("its stream is closed") from failed
             except TimeoutError as failed:
@@ -69,11 +75,11 @@ class Registration:
                 call.cancel()
 
     async def _greet(self, call: aio.StreamStreamCall) -> int:
-        """The first report, and the reply that takes the worker on; returns its number."""
+        """Send the first report and read the reply. Return the report's number."""
         number, report = await self._reporter.next_report(0)
         report.hello.CopyFrom(self._hello)
         await call.write(report)
-        await self._hear(call)
+        self._compare_lease((await self._hear(call)).lease_ms)
         log.info("registered", extra={"router": self._router, "router_id": self.router_id})
         self._backoff_s = FIRST_BACKOFF_S
         return number
@@ -88,16 +94,28 @@ class Registration:
         while True:
             await self._hear(call)
 
-    async def _hear(self, call: aio.StreamStreamCall) -> None:
-        reply = await call.read()
-        if reply is aio.EOF:
+    async def _hear(self, call: aio.StreamStreamCall) -> worker_pb2.RegistryReply:
+        read = await call.read()
+        if read is aio.EOF:
             raise self._lost("it ended the stream")
+        reply: worker_pb2.RegistryReply = read
         if reply.HasField("error"):
-            raise WorkerError(reply.error)
+            raise error_from_proto(reply.error)
         self.router_id = reply.router_id
         if reply.leaving:
             self._goodbye.set()
+        return reply
 
-    def _lost(self, why: str) -> WorkerError:
-        message = f"router {self._router}: {why}"
-        return WorkerError(make_error(common_pb2.UNAVAILABLE, self._router, message, True))
+    def _compare_lease(self, routers_ms: int) -> None:
+        """Warn of a router with another lease: each side would judge the other by its own."""
+        if routers_ms != self._lease_ms:
+            log.warning(
+                "router %s has a lease of %g s, this worker one of %g s; start both with the "
+                "same --lease",
+                self._router,
+                routers_ms / 1000,
+                self._lease_ms / 1000,
+            )
+
+    def _lost(self, why: str) -> PeerLostError:
+        return PeerLostError(f"router {self._router}: {why}")

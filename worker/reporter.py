@@ -1,4 +1,4 @@
-"""What this worker says about itself, kept fresh."""
+"""Keeps the worker's status up to date for its routers."""
 
 import asyncio
 import json
@@ -20,10 +20,10 @@ LEAST_S = 0.05  # between two reports, however often the load changes
 
 
 class Reporter:
-    """Asks the engine for its status every half second, and soon after the load has changed.
+    """A poller of the engine's status: every half second, and soon after the load has changed.
 
-    An engine answers between two steps. While a long one runs, the last answer is reported again,
-    and for how long there has been no other: a router takes a silent worker for lost.
+    An engine answers between two steps. During a long step the last answer is reported again with
+    the time since, because a router treats a silent worker as lost.
     """
 
     def __init__(self, context: WorkerContext, role: RoleService, metrics_address: str) -> None:
@@ -42,11 +42,11 @@ class Reporter:
         self.leaving = False
 
     def load_changed(self) -> None:
-        """Report soon, not at the end of the period."""
+        """Report soon instead of at the end of the period."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Until cancelled, or until the engine's loop has ended."""
+        """Poll until cancelled, or until the engine's loop has ended."""
         while True:
             self._changed.clear()
             look = asyncio.ensure_future(self.status())
@@ -64,14 +64,16 @@ class Reporter:
                 pass
 
     async def next_report(self, after: int) -> tuple[int, worker_pb2.WorkerReport]:
-        """The first report whose number is above `after`, and its number. Numbers begin at 1."""
+        """Wait for the first report with a number above `after`. Return the number, from 1, and the
+        report.
+        """
         async with self._fresh:
             await self._fresh.wait_for(lambda: self._reports > after)
             report = worker_pb2.WorkerReport(status=self._latest, leaving=self.leaving)
             return self._reports, report
 
     async def status(self) -> worker_pb2.WorkerStatus:
-        """As of now. Waits for the step under way."""
+        """Return the current status. Waits for the step under way."""
         asked = time.monotonic()
         found, counters = await self._context.port.call(_look)
         lag_s = time.monotonic() - asked
@@ -81,7 +83,7 @@ class Reporter:
         return self._to_proto(found, lag_s)
 
     async def _report_while(self, look: "asyncio.Task[worker_pb2.WorkerStatus]") -> None:
-        """Until it is over."""
+        """Repeat the last report until `look` is done."""
         asked = time.monotonic()
         while not (await asyncio.wait({look}, timeout=PERIOD_S))[0]:
             lag_s = time.monotonic() - asked

@@ -1,12 +1,13 @@
-"""`baton.v1.Worker`: what can be asked of every worker, whatever its role."""
+"""`baton.v1.Worker`: the calls that every worker answers, whatever its role."""
 
 from grpc import aio
 
+from baton.core.error_codes import ErrorCode
 from baton.engine.engine import Engine
-from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
+from baton.proto import worker_pb2, worker_pb2_grpc
+from baton.rpc.errors import make_error
 from baton.worker.cache_flush import flush_when_idle
 from baton.worker.context import WorkerContext
-from baton.worker.errors import make_error
 from baton.worker.reporter import Reporter
 
 
@@ -23,16 +24,14 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def FlushCache(
         self, request: worker_pb2.FlushCacheRequest, context: aio.ServicerContext
     ) -> worker_pb2.FlushCacheReply:
-        """Waits until nothing is under way, then empties the prefix cache."""
+        """Wait until the engine is idle, then empty the prefix cache."""
         if await flush_when_idle(self._context.port, request.timeout_ms / 1000):
             return worker_pb2.FlushCacheReply()
         message = (
             f"{self._context.worker_id} is still at work after {request.timeout_ms} ms; its cache "
             "was not flushed: wait longer, or abort what runs"
         )
-        error = make_error(
-            common_pb2.DEADLINE_EXCEEDED, self._context.worker_id, message, retryable=True
-        )
+        error = make_error(ErrorCode.DEADLINE_EXCEEDED, self._context.worker_id, message)
         return worker_pb2.FlushCacheReply(error=error)
 
     async def Audit(

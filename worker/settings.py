@@ -1,12 +1,12 @@
-"""An engine's options as `/server_info` shows them, by the names that SGLang's users know."""
+"""An engine's options as `/server_info` shows them, by SGLang's names."""
 
+from baton.engine.cache.grids import Grids, resolve
 from baton.engine.config import EngineConfig
-from baton.engine.grids import Grids, resolve
 from baton.engine.memory.plan import MemoryPlan
 
 
 def engine_settings(config: EngineConfig, plan: MemoryPlan) -> dict[str, object]:
-    """JSON values; what the engine runs with, where the option says `auto`."""
+    """Return the options as JSON values, with what `auto` resolved to."""
     model = plan.model_config
     chunk = model.mamba_chunk_size if model.recurrent else config.page_size
     grids = Grids(chunk, config.page_size, config.mamba_track_interval)

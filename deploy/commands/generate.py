@@ -5,21 +5,25 @@ from typing import Any
 import click
 from rich.console import Console
 
-from baton.deploy.ask import stream_text
-from baton.deploy.state_file import newest
-from baton.deploy.timings_line import first_token, second_token
+from baton.deploy.client.api_key import api_key_option
+from baton.deploy.client.ask import stream_text
+from baton.deploy.client.state_file import newest
+from baton.deploy.terminal.timings_line import first_token, second_token
 
 
 @click.command()
 @click.argument("prompt")
-@click.option("--url", default=None, help="The router; the cluster started last when left out.")
+@click.option(
+    "--url", default=None, help="URL of the router; by default, the cluster started last."
+)
 @click.option("--chat", is_flag=True, help="The prompt is a user's message, not raw text.")
 @click.option("--max-tokens", type=int, default=128, show_default=True)
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy.")
 @click.option("--top-p", type=float, default=1.0, show_default=True)
 @click.option("--seed", type=int, default=None, help="Same seed, same answer.")
 @click.option("--stop", multiple=True, help="End at this text; may be given several times.")
-@click.option("--stream/--no-stream", default=True, help="Print as it comes, or at the end.")
+@click.option("--stream/--no-stream", default=True, help="Print text as it arrives, or at the end.")
+@api_key_option
 def generate(
     prompt: str,
     url: str | None,
@@ -30,9 +34,11 @@ def generate(
     seed: int | None,
     stop: tuple[str, ...],
     stream: bool,
+    api_key: str,
 ) -> None:
-    """Ask a running cluster one question; the answer goes to standard output, how long it took to
-    standard error."""
+    """Ask a running cluster one question. The answer goes to standard output, timings to standard
+    error.
+    """
     body: dict[str, Any] = {
         "max_tokens": max_tokens,
         "temperature": temperature,
@@ -45,7 +51,7 @@ def generate(
     else:
         body["prompt"] = prompt
     held: list[str] = []
-    for kind, value in stream_text(url or newest().http_url, body, chat=chat):
+    for kind, value in stream_text(url or newest().http_url, body, chat=chat, api_key=api_key):
         if kind == "end":
             click.echo("".join(held))
             _account(value)
@@ -56,7 +62,7 @@ def generate(
 
 
 def _account(event: dict[str, Any]) -> None:
-    """Tokens, rates and where the time went, from the stream's last event."""
+    """Print tokens, rates and timings from the stream's last event."""
     usage, timings = event["usage"], event["timings"]
     written = usage["completion_tokens"]
     writing = timings["e2e_us"] - timings["ttft_us"]

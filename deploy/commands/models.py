@@ -9,11 +9,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from baton.core.errors import ConfigError
 from baton.deploy.errors import StartError
 from baton.engine.config import ModelConfig
-from baton.engine.errors import ConfigError
 from baton.engine.memory.layout import PageLayout, SlotLayout
-from baton.engine.models.families import FAMILIES, read_config
+from baton.engine.models.family_table import FAMILIES, read_config
 from baton.engine.models.loader import declared_weights
 
 _VERIFIED = (
@@ -28,7 +28,7 @@ _VERIFIED = (
 @click.option("--model", type=click.Path(path_type=Path), default=None,
               help="A model folder: what it is read as, or what it lacks.")  # fmt: skip
 def models(model: Path | None) -> None:
-    """The model families that can be served, and what has been verified of each."""
+    """List the model families that can be served, and what has been verified of each."""
     console = Console(highlight=False)
     if model is not None:
         console.print(_described(model), soft_wrap=True)
@@ -44,7 +44,7 @@ def models(model: Path | None) -> None:
 
 
 def _described(folder: Path) -> str:
-    """One line on the model in `folder`, by its config.json alone. Raises StartError."""
+    """Describe the model in `folder` in one line, from its config.json alone. Raises StartError."""
     try:
         config = read_config(folder, torch.bfloat16, torch.float32)
         declared_weights(config)
@@ -60,7 +60,7 @@ def _layers(config: ModelConfig) -> str:
 
 
 def _state(config: ModelConfig) -> str:
-    """What a request takes in bfloat16, its SSM states in float32."""
+    """Describe the memory that a request takes in bfloat16, with SSM states in float32."""
     state = SlotLayout(config.recurrent, config.conv_dtype, config.ssm_dtype).state_bytes
     token = PageLayout(config.attention, 1, config.dtype).token_bytes
     return f"{state:,} bytes of state a request, {token:,} bytes of KV a token, in bfloat16"

@@ -5,20 +5,22 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from baton.deploy.control import ask
-from baton.deploy.progress import Lines
-from baton.deploy.scale_request import parse_counts, scale_request
-from baton.deploy.state_file import newest
+from baton.deploy.client.state_file import newest
+from baton.deploy.cluster.control import ask
+from baton.deploy.cluster.scale_request import parse_counts, scale_request
+from baton.deploy.terminal.progress import Lines
 
 
 @click.command()
 @click.argument("counts", nargs=-1, metavar="ROLE=COUNT...")
 @click.option("--drain", type=click.FloatRange(0), default=30.0, show_default=True,
-              help="Seconds that requests have to end on a worker that leaves; what has not ended "
-              "then goes on elsewhere.")  # fmt: skip
+              help="Seconds for running requests on a worker that leaves; the rest then continue "
+              "on other workers.")  # fmt: skip
 def scale(counts: tuple[str, ...], drain: float) -> None:
-    """Let workers join or leave the cluster that you started last, while it serves: decode=4 makes
-    it four decode ranks over all groups, prefill=2 two prefill workers. The last ones leave."""
+    """Add or remove workers of the cluster that you started last, while it serves. decode=4 asks
+    for four decode ranks over all groups, prefill=2 for two prefill workers. The workers with the
+    highest numbers leave.
+    """
     try:
         wanted = parse_counts(counts)
     except ValueError as err:

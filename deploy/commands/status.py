@@ -8,10 +8,11 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from baton.deploy.client.api_key import api_key_option
+from baton.deploy.client.router_client import RouterClient
+from baton.deploy.client.state_file import newest
 from baton.deploy.errors import NotRunning
-from baton.deploy.router_client import RouterClient
-from baton.deploy.state_file import newest
-from baton.deploy.status_table import natural_width, render
+from baton.deploy.terminal.status_table import natural_width, render
 
 
 @click.command()
@@ -20,16 +21,17 @@ from baton.deploy.status_table import natural_width, render
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True,
               help="Seconds between two looks, with --watch.")  # fmt: skip
 @click.option("--json", "json_wanted", is_flag=True, help="What the router says, as JSON.")
-def status(url: str | None, watch: bool, interval: float, json_wanted: bool) -> None:
-    """Workers and their roles, requests, state slots and KV pages by owner, hand-offs."""
-    router = RouterClient(url or newest().http_url)
+@api_key_option
+def status(url: str | None, watch: bool, interval: float, json_wanted: bool, api_key: str) -> None:
+    """Show workers and their roles, requests, owners of state slots and KV pages, and hand-offs."""
+    router = RouterClient(url or newest().http_url, api_key)
     if json_wanted:
         click.echo(json.dumps(router.server_info(), indent=2))
         return
     console = Console()
     if not watch:
         rendered = _look(router)
-        if not console.is_terminal:  # a pipe has no width: as much as is needed
+        if not console.is_terminal:  # a pipe has no width: use as much as needed
             console.width = natural_width(console, rendered)
         console.print(rendered)
         return
@@ -40,7 +42,7 @@ def status(url: str | None, watch: bool, interval: float, json_wanted: bool) -> 
 
 
 def _look_again(router: RouterClient) -> RenderableType:
-    """A router that has died is back in a moment."""
+    """Render the status, or one line while the router is being restarted."""
     try:
         return _look(router)
     except NotRunning as err:
@@ -48,7 +50,7 @@ def _look_again(router: RouterClient) -> RenderableType:
 
 
 def _look(router: RouterClient) -> RenderableType:
-    """Raises NotRunning."""
+    """Render the status once. Raises NotRunning."""
     info = router.server_info()
     try:
         return render(info)

@@ -3,8 +3,8 @@
 import click
 import psutil
 
+from baton.deploy.client.state_file import newest
 from baton.deploy.errors import DeployError
-from baton.deploy.state_file import newest
 
 
 @click.command()
@@ -17,7 +17,7 @@ def stop(timeout: float) -> None:
         process.terminate()
         process.wait(timeout)
     except psutil.NoSuchProcess:
-        pass  # it ended by itself meanwhile
+        pass  # it has ended meanwhile
     except psutil.TimeoutExpired as err:
         raise DeployError(
             f"process {state.pid} still stops after {timeout:g} s; wait, or end it with "

@@ -1,17 +1,19 @@
-"""How much memory a device has free."""
+"""The memory that a device has free."""
 
 from pathlib import Path
 
 import torch
 
-from baton.engine.errors import ConfigError
+from baton.core.errors import ConfigError
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that could be taken now. On a CPU within the container's limit, where it has one."""
+    """Return the bytes that could be taken now; on a CPU, within the container's limit if it has
+    one.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
@@ -34,7 +36,7 @@ def _meminfo_available(text: str) -> int:
 
 
 def _cgroup_left(limit: str, current: str, otherwise: int) -> int:
-    """What the container's limit leaves; `otherwise` without one."""
+    """Return what the container's limit leaves; `otherwise` without a limit."""
     if limit.strip() == "max":
         return otherwise
     return max(0, int(limit) - int(current))

@@ -6,9 +6,9 @@ from numpy.typing import NDArray
 from baton.kernels.native.library import load
 
 PAST_CACHE_BYTES = 128 << 10
-"""From here on a copy leaves the caches as they are: what a peer sends is read when its request is
-decoded, long after, and state pushes everything else out of a core's cache. Measured: a third to a
-half of the time of a copy through the caches, from 128 KiB on."""
+"""The size from which a copy bypasses the CPU's caches: what a peer sends is read when its request
+is decoded, long after, and state pushes everything else out of a core's cache. Measured: a third to
+a half of the time of a copy through the caches, from 128 KiB on."""
 
 Bytes = NDArray[np.uint8]
 
@@ -22,7 +22,7 @@ class HostBytes:
         self._native = load()
 
     def view(self, start: int, nbytes: int) -> memoryview:
-        """Aliases the pool."""
+        """Return a view of the pool's own bytes."""
         return self._bytes[start : start + nbytes].data
 
     def put(self, start: int, payload: memoryview) -> None:

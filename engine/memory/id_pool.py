@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from baton.engine.errors import InvariantError
+from baton.core.errors import InvariantError
 from baton.engine.memory.owners import Owner
 
 # Looking a member up in its enum costs as much as popping an id.
@@ -47,7 +47,7 @@ class IdPool:
         return self._owner[ident]
 
     def take(self, owner: Owner) -> int | None:
-        """One id for `owner`, or None when the pool has none that `owner` may have."""
+        """Take one id for `owner`. None when the pool has none that `owner` may have."""
         if (self._group or self._fenced) and owner is not _TICKET:
             ident = self._group.pop() if self._group else self._fenced.popleft()[1]
         elif self._ready:
@@ -58,7 +58,7 @@ class IdPool:
         return ident
 
     def take_many(self, count: int, owner: Owner) -> list[int] | None:
-        """`count` ids for `owner`, all or none."""
+        """Take `count` ids for `owner`. None, and nothing taken, when there are too few."""
         have = self.available_to_channels if owner is Owner.TICKET else self.available
         if have < count:
             return None
@@ -88,7 +88,9 @@ class IdPool:
             self.free(ident, source, after)
 
     def complete(self, sequence: int) -> None:
-        """Forward `sequence`, and all before it, have finished on the device."""
+        """Lift the fences of forward `sequence` and of all before it: they have finished on the
+        device.
+        """
         self._completed = max(self._completed, sequence)
         while self._fenced and self._fenced[0][0] <= self._completed:
             self._ready.append(self._fenced.popleft()[1])
@@ -111,12 +113,12 @@ class IdPool:
             self._group = None
 
     def counts(self) -> dict[Owner, int]:
-        """How many ids each owner has, the padding row left out."""
+        """Return how many ids each owner has, without the padding row."""
         counted = Counter(self._owner[1:])
         return {owner: counted.get(owner, 0) for owner in Owner}
 
     def check(self) -> None:
-        """Free and owned ids make up the pool, none twice. Raises InvariantError."""
+        """Check that free and owned ids make up the pool, none twice. Raises InvariantError."""
         free = self._ready + [ident for _, ident in self._fenced] + (self._group or [])
         if len(set(free)) != len(free):
             twice = [ident for ident, n in Counter(free).items() if n > 1]

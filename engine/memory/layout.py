@@ -1,4 +1,4 @@
-"""Where each layer's state lies inside a slot and inside a page. Pure geometry, no tensors.
+"""The places of each layer's state inside a slot and inside a page. Pure geometry, no tensors.
 
 A slot is one contiguous block with every recurrent layer's conv and SSM state; a page is one
 contiguous block with every attention layer's keys and values, or latents. Clearing, copying and
@@ -19,7 +19,7 @@ ALIGNMENT = 256
 
 
 def align(nbytes: int, to: int = ALIGNMENT) -> int:
-    """`nbytes` rounded up to a multiple of `to`."""
+    """Return `nbytes` rounded up to a multiple of `to`."""
     return -(-nbytes // to) * to
 
 
@@ -37,16 +37,16 @@ class RecurrentShape:
 
     @property
     def conv_blocks(self) -> tuple[SubBlock, ...]:
-        """What ranks divide the channels by."""
+        """The blocks by which ranks divide the channels."""
         return self.fused or (SubBlock("convolution channels", self.conv[0]),)
 
     @property
     def ssm_blocks(self) -> tuple[SubBlock, ...]:
-        """What ranks divide the SSM state's first axis by."""
+        """The blocks by which ranks divide the SSM state's first axis."""
         return (SubBlock("recurrent heads", self.ssm[0]),) if self.ssm else ()
 
     def shard(self, rank: int, size: int) -> "RecurrentShape":
-        """What rank `rank` of `size` keeps. Raises ConfigError."""
+        """Return the part that rank `rank` of `size` keeps. Raises ConfigError."""
         conv = parts(self.conv_blocks, rank, size)
         heads = length(parts(self.ssm_blocks, rank, size))
         return RecurrentShape(
@@ -63,17 +63,17 @@ class AttentionShape:
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """What a page holds of the layer, by name: the shape that one token takes."""
+        """The tensors that a page holds of the layer, by name: the shape that one token takes."""
         shape = (self.kv_heads, self.head_dim)
         return {"k": shape, "v": shape}
 
     @property
     def blocks(self) -> tuple[SubBlock, ...]:
-        """What ranks divide keys and values by."""
+        """The blocks by which ranks divide keys and values."""
         return (SubBlock("KV heads", self.kv_heads, shared=True),)
 
     def shard(self, rank: int, size: int) -> "AttentionShape":
-        """What rank `rank` of `size` keeps. Raises ConfigError."""
+        """Return the part that rank `rank` of `size` keeps. Raises ConfigError."""
         return AttentionShape(length(parts(self.blocks, rank, size)), self.head_dim)
 
 
@@ -86,16 +86,16 @@ class LatentShape:
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """What a page holds of the layer, by name: the shape that one token takes."""
+        """The tensors that a page holds of the layer, by name: the shape that one token takes."""
         return {"latent": (self.width,)}
 
     @property
     def blocks(self) -> tuple[SubBlock, ...]:
-        """None: ranks divide the heads, and all of them read the whole latent."""
+        """Empty: ranks divide the heads, and all of them read the whole latent."""
         return ()
 
     def shard(self, rank: int, size: int) -> "LatentShape":
-        """What rank `rank` of `size` keeps: all of it."""
+        """Return the part that rank `rank` of `size` keeps, which is all of it."""
         return self
 
 
@@ -120,7 +120,9 @@ class Component:
 
 
 def _place(unplaced: list[Component]) -> tuple[tuple[Component, ...], int]:
-    """Lay them end to end, each 16-byte aligned; the block's size is 256-byte aligned."""
+    """Lay components end to end, each 16-byte aligned, and return them with the block's size, which
+    is 256-byte aligned.
+    """
     components: list[Component] = []
     offset = 0
     for each in unplaced:
@@ -154,7 +156,7 @@ class SlotLayout:
         return _place(found)
 
     def shard(self, rank: int, size: int) -> "SlotLayout":
-        """The slot of tensor-parallel rank `rank` of `size`. Raises ConfigError."""
+        """Return the slot of tensor-parallel rank `rank` of `size`. Raises ConfigError."""
         return replace(self, layers=tuple(layer.shard(rank, size) for layer in self.layers))
 
     @property
@@ -172,7 +174,9 @@ class SlotLayout:
         return sum(c.nbytes for c in self.components)
 
     def bytes_before(self, layer: int) -> int:
-        """Bytes of the state of the recurrent layers before `layer`, without alignment."""
+        """Return the bytes of the state of the recurrent layers before `layer`, without
+        alignment.
+        """
         return sum(c.nbytes for c in self.components if c.layer < layer)
 
 
@@ -199,7 +203,7 @@ class PageLayout:
         return _place(found)
 
     def shard(self, rank: int, size: int) -> "PageLayout":
-        """The page of tensor-parallel rank `rank` of `size`. Raises ConfigError."""
+        """Return the page of tensor-parallel rank `rank` of `size`. Raises ConfigError."""
         return replace(self, layers=tuple(layer.shard(rank, size) for layer in self.layers))
 
     @property
@@ -212,13 +216,15 @@ class PageLayout:
         return self._placed[1]
 
     def components_of(self, layers: tuple[int, int] | None) -> tuple[Component, ...]:
-        """Of attention layers [first, end), or of all."""
+        """Return the components of attention layers [first, end), or of all."""
         if layers is None:
             return self.components
         return tuple(c for c in self.components if layers[0] <= c.layer < layers[1])
 
     def bytes_of(self, layers: tuple[int, int] | None) -> int:
-        """Bytes of one token's KV in attention layers [first, end), or in all of them."""
+        """Return the bytes of one token's KV in attention layers [first, end), or in all of
+        them.
+        """
         if layers is None:
             return self.token_bytes
         return sum(c.nbytes for c in self.components_of(layers)) // self.page_size
@@ -231,9 +237,9 @@ class PageLayout:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether a page is one run of bytes: nothing in it is there for alignment alone."""
+        """True if a page is one run of bytes, without padding for alignment."""
         return self.page_bytes == self.token_bytes * self.page_size
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold `tokens` tokens."""
+        """Return the number of pages that hold `tokens` tokens."""
         return -(-tokens // self.page_size)

@@ -1,4 +1,4 @@
-"""Who may own a slot or a page."""
+"""The owners of slots and pages."""
 
 from enum import StrEnum
 

@@ -27,12 +27,9 @@ class PagePool:
         self.latents = self._views("latent")
 
     def _views(self, name: str) -> tuple[Tensor, ...]:
-        """Every layer's tensor called `name`, where it has one, in order."""
+        """Return every layer's tensor called `name`, where it has one, in order."""
         return tuple(
             component_view(self.storage, component)
             for component in self.layout.components
             if component.name == name
         )
-
-    def check(self) -> None:
-        self.ids.check()

@@ -1,26 +1,33 @@
-"""How a memory budget is divided. A pure function of numbers."""
+"""The division of a memory budget. A pure function of numbers."""
 
 from dataclasses import dataclass
 from functools import cached_property
 
+from baton.core.errors import ConfigError
+from baton.engine.cache.grids import Strategy, resolve
 from baton.engine.config import EngineConfig, ModelConfig
-from baton.engine.errors import ConfigError
-from baton.engine.grids import Strategy, resolve
 from baton.engine.memory.layout import PageLayout, SlotLayout
 
 SNAPSHOTS_A_REQUEST = 8  # cached snapshots for each running request, where there is room
 MOST_SNAPSHOTS_A_PREFILL = 8
 SCORED_ROWS = 256  # rows of logits for prompt scores that a step may want beside its draws
-# Prompt tokens a step. A few cores are as busy with 512 as with more (measured from 256 to 2048).
+# Prompt tokens a step. 512 keep a few cores as busy as more do (measured from 256 to 2048).
 _CPU_CHUNK = 512
 _GPU_CHUNK = 2048
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """available_bytes: what the device has free, the weights included.
+    """The sizes of all pools, by the model and the budget.
+
+    It has more than 25 methods because each quantity of the plan is a property of its own.
+
+    available_bytes: what the device has free, the weights included.
 
     Raises ConfigError when the options do not fit, with what would.
+
+    Large because each property is one number of the plan, derived from the four fields; nothing is
+    stored twice.
     """
 
     config: EngineConfig
@@ -47,8 +54,9 @@ class MemoryPlan:
 
     @property
     def chunked_prefill_size(self) -> int:
-        """Most prompt tokens of a step: as many as keep the device busy, and no more, for every
-        token of a step waits for its last one."""
+        """The most prompt tokens of a step: as many as keep the device busy. More would only delay
+        the step's other tokens.
+        """
         given = self.config.chunked_prefill_size
         if given is not None:
             return given
@@ -66,7 +74,7 @@ class MemoryPlan:
 
     @property
     def budget_bytes(self) -> int:
-        """For weights, pools and activations together."""
+        """The bytes for weights, pools and activations together."""
         config = self.config
         if config.memory_bytes is not None:
             return config.memory_bytes
@@ -78,7 +86,9 @@ class MemoryPlan:
         return self._activation_bytes(self.config.max_running)
 
     def _activation_bytes(self, running: int) -> int:
-        """Estimate of the largest step's intermediates, generous: float32, nothing reused."""
+        """Estimate the bytes of the largest step's intermediates, generously: float32, nothing
+        reused.
+        """
         model = self.model_config
         tokens = self.chunked_prefill_size + running
         chunk = model.mamba_chunk_size
@@ -94,7 +104,7 @@ class MemoryPlan:
 
     @property
     def pool_bytes(self) -> int:
-        """What the pools may take."""
+        """The bytes that the pools may take."""
         return self.budget_bytes - self.weight_bytes - self.activation_bytes
 
     @property
@@ -108,7 +118,7 @@ class MemoryPlan:
 
     @property
     def quarantine_slots(self) -> int:
-        """Beside the tickets: hand-offs that are over, whose peer is not proved quiet."""
+        """Slots, beside the tickets, of hand-offs that are over and whose peer may still write."""
         return -(-self.config.tickets // 2)
 
     @property
@@ -121,8 +131,9 @@ class MemoryPlan:
 
     @cached_property
     def snapshots_per_prefill(self) -> int:
-        """As told, or as many as the budget has slots for beside each running request, 1 to
-        MOST_SNAPSHOTS_A_PREFILL."""
+        """The most snapshots of a prompt's chunk: as configured, or as many as the budget has slots
+        for beside each running request, 1 to MOST_SNAPSHOTS_A_PREFILL.
+        """
         if self.config.snapshots_per_prefill is not None:
             return self.config.snapshots_per_prefill
         if not self.tracks or not self.slot_layout.slot_bytes:
@@ -135,7 +146,7 @@ class MemoryPlan:
 
     @property
     def tracks(self) -> bool:
-        """Snapshots are taken in slots of their own."""
+        """True if snapshots are taken in slots of their own."""
         strategy = resolve(
             self.config.mamba_scheduler_strategy,
             len(self.model_config.recurrent),
@@ -145,7 +156,7 @@ class MemoryPlan:
 
     @property
     def donates_live(self) -> bool:
-        """no_buffer: what is cached of a request is its live state, when it ends."""
+        """True if a request's live state is cached when it ends (no_buffer)."""
         return self._caches_state and not self.tracks
 
     @property
@@ -154,8 +165,8 @@ class MemoryPlan:
 
     @property
     def snapshot_slots(self) -> int:
-        """Snapshots that the prefix cache may keep while every other slot is in use: as told, or
-        half of what the budget leaves, up to SNAPSHOTS_A_REQUEST for each running request."""
+        """Snapshots that the prefix cache may keep while every other slot is in use: as configured,
+        or half of what the budget leaves, up to SNAPSHOTS_A_REQUEST for each running request."""
         if not self._caches_state:
             return 0
         if self.config.cached_snapshots is not None:
@@ -174,8 +185,8 @@ class MemoryPlan:
 
     @property
     def pages(self) -> int:
-        """Rows of the page pool, the padding page among them: what the slots leave, up to what
-        full slots of the longest sequences, and their cached like, could use."""
+        """Rows of the page pool, the padding page among them: as many as the memory beside the
+        slots allows, and at most what full slots of the longest sequences could use."""
         per_request = self.page_layout.pages_for(self._wanted_len)
         cached = self.snapshot_slots if self._caches_state else self.live_slots
         sequences = self.live_slots + self.ticket_slots + cached * self.config.prefix_caching
@@ -191,7 +202,7 @@ class MemoryPlan:
         return min(self._wanted_len, (self.pages - 1) * self.config.page_size)
 
     def describe(self) -> dict[str, str]:
-        """The plan in words, for a start-up message or a status page."""
+        """Describe the plan in words, for a start-up message or a status page."""
         slot_bytes = self.slot_layout.slot_bytes
         page_bytes = self.page_layout.page_bytes
         return {
@@ -241,13 +252,16 @@ class MemoryPlan:
             )
 
     def _pool_bytes(self, running: int) -> int:
-        """The least that `running` requests need: a slot and a page each, padding, tickets; and
-        pages for one sequence of the length that was asked for."""
+        """Return the least bytes that `running` requests need: a slot and a page each, padding,
+        tickets; and pages for one sequence of the length that was asked for.
+        """
         tickets = self.ticket_slots + self.quarantine_slots
         return self._least_bytes(running, 1 + running + self._track_slots(running) + tickets)
 
     def _least_bytes(self, running: int, slots: int) -> int:
-        """`slots` slots, and pages for `running` requests or one of the longest."""
+        """Return the bytes of `slots` slots, and of pages for `running` requests or one of the
+        longest.
+        """
         longest = self.config.max_model_len or self.config.page_size
         pages = 1 + max(running, self.page_layout.pages_for(longest))
         return slots * self.slot_layout.slot_bytes + pages * self.page_layout.page_bytes
@@ -257,7 +271,7 @@ class MemoryPlan:
         return needed <= self.budget_bytes
 
     def _largest_max_running(self) -> int:
-        """The largest max_running that fits, 0 for none; needs grow with it, so by bisection."""
+        """Find the largest max_running that fits, 0 for none, by bisection."""
         fits, fails = 0, self.config.max_running
         while fails - fits > 1:
             middle = (fits + fails) // 2
@@ -276,7 +290,7 @@ def _elements(shape: tuple[int, ...] | None) -> int:
 
 
 def _size(nbytes: int) -> str:
-    """12345678 as "11.8 MiB"."""
+    """Format 12345678 as "11.8 MiB"."""
     value = float(nbytes)
     for unit in ("B", "KiB", "MiB"):
         if value < 1024.0:

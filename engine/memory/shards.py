@@ -1,4 +1,4 @@
-"""How tensor-parallel ranks divide one axis of a state or cache tensor. Pure geometry, no tensors.
+"""The division of one axis of a state or cache tensor among tensor-parallel ranks. Pure geometry.
 
 A fused axis such as [x | B | C] or [q | k | v] is several blocks end to end, and every block is
 divided on its own: rank r of a mixer needs its x with its B and C, not the r-th part of the whole.
@@ -7,7 +7,7 @@ divided on its own: rank r of a mixer needs its x with its B and C, not the r-th
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.engine.errors import ConfigError
+from baton.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SubBlock:
     shared: bool = False  # where there are fewer units than ranks, several ranks keep the same one
 
     def held_by(self, rank: int, size: int) -> range:
-        """The units that rank `rank` of `size` keeps. Raises ConfigError."""
+        """Return the units that rank `rank` of `size` keeps. Raises ConfigError."""
         if self.units % size == 0:
             each = self.units // size
             return range(rank * each, (rank + 1) * each)
@@ -33,19 +33,19 @@ class SubBlock:
         )
 
     def places_of(self, rank: int, size: int) -> int:
-        """Places on that rank's axis."""
+        """Return the number of places on that rank's axis."""
         return len(self.held_by(rank, size)) * self.width
 
     def part_of(self, rank: int, size: int) -> "SubBlock":
-        """The block as that rank sees it."""
+        """Return the block as that rank sees it."""
         return SubBlock(self.what, len(self.held_by(rank, size)), self.width, self.shared)
 
 
 def length(blocks: Sequence[SubBlock]) -> int:
-    """Places on the axis."""
+    """Return the number of places on the axis."""
     return sum(block.units * block.width for block in blocks)
 
 
 def parts(blocks: Sequence[SubBlock], rank: int, size: int) -> tuple[SubBlock, ...]:
-    """All blocks as that rank sees them. Raises ConfigError."""
+    """Return all blocks as that rank sees them. Raises ConfigError."""
     return tuple(block.part_of(rank, size) for block in blocks)

@@ -29,12 +29,10 @@ class StatePool:
             by_key.get(("ssm", index)) for index in range(len(layout.layers))
         )
 
-    def check(self) -> None:
-        self.ids.check()
-
 
 def component_view(storage: Tensor, component: Component) -> Tensor:
-    """`component` of every block of `storage` ([blocks, block_bytes] uint8), as [blocks, *shape].
+    """Return `component` of every block of `storage` ([blocks, block_bytes] uint8), as [blocks,
+    *shape].
 
     Strides are in elements of the component's dtype; no copy.
     """

@@ -1,16 +1,16 @@
-"""What the runner needs of a model."""
+"""The interface of a model to the runner."""
 
 from typing import Protocol
 
 from torch import Tensor
 
 from baton.engine.config import ModelConfig
-from baton.engine.forward_batch import ForwardBatch, HostLengths
+from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
+from baton.engine.forward.recurrent_index import RecurrentIndex
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.recurrent_index import RecurrentIndex
+from baton.kernels.base import Kernels
 from baton.kernels.chunks import SnapshotPlan
-from baton.kernels.dispatch import Kernels
 from baton.kernels.host_plan import HostPlan
 
 
@@ -22,22 +22,26 @@ class Model(Protocol):
 
     @property
     def kernels(self) -> Kernels:
-        """Those that its device and options call for; sampling and state copies use them too."""
+        """The kernels that the device and the options call for. Sampling and state copies use them
+        too.
+        """
         ...
 
     @property
     def needs_cpu_seq_lens(self) -> bool:
-        """Whether an attention backend plans by the lengths of the KV on the host."""
+        """True if an attention backend plans by the lengths of the KV on the host."""
         ...
 
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
     ) -> HostPlan[RecurrentIndex]:
-        """What `forward` needs beside the step's own tensors; packed into the same copy."""
+        """Plan what `forward` needs beside the step's own tensors; it is packed into the
+        same copy.
+        """
         ...
 
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
-        """One step: reads and writes `states` and `pages`.
+        """Run one step, which reads and writes `states` and `pages`.
 
         Returns logits [L, vocab] float32 of `batch.logit_tokens`.
         """

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.config import ModelConfig
-from baton.engine.forward_batch import ForwardBatch, HostLengths
+from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
+from baton.engine.forward.recurrent_index import RecurrentIndex, plan_recurrent
 from baton.engine.memory.layout import LatentShape
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
@@ -15,9 +16,8 @@ from baton.engine.models.layers.base import Layer
 from baton.engine.models.layers.norm import Norm
 from baton.engine.models.scope import Tally
 from baton.engine.models.step import Step
-from baton.engine.recurrent_index import RecurrentIndex, plan_recurrent
+from baton.kernels.base import AttentionKind, Kernels
 from baton.kernels.chunks import SnapshotPlan
-from baton.kernels.dispatch import AttentionKind, Kernels
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.linear import Matrix, Weight
 
@@ -27,11 +27,14 @@ class Block(Protocol):
 
     @property
     def mixes(self) -> bool:
-        """Whether a token's output depends on other tokens, or on `embedded`."""
+        """True if a token's output depends on other tokens, or on `embedded`."""
         ...
 
     def __call__(self, x: Tensor, embedded: Tensor, step: Step) -> Tensor:
-        """x: [T, hidden] -> [T, hidden]; embedded: [T, hidden], what the first block was given."""
+        """Run the block.
+
+        x: [T, hidden] -> [T, hidden]; embedded: [T, hidden], what the first block was given.
+        """
         ...
 
 
@@ -89,12 +92,12 @@ class Decoder:
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
     ) -> HostPlan[RecurrentIndex]:
-        """See `baton.engine.models.base.Model`."""
+        """Plan one step; see `baton.engine.models.base.Model`."""
         return plan_recurrent(self.config, self.kernels, *host.prefill(decode_rows), snapshots)
 
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
-        """One step; see `baton.engine.models.base.Model`."""
+        """Run one step; see `baton.engine.models.base.Model`."""
         step = Step.plan(batch, states, pages)
         x = self.kernels.embedding(batch.token_ids, self.embedding)
         x = embedded = self.kernels.scaled(x, self.embedding_multiplier)

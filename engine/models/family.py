@@ -1,4 +1,4 @@
-"""What the table of families knows about each."""
+"""The description of a model family, and the parts that families share."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
+from baton.core.errors import ConfigError
 from baton.engine.config import Mixer, ModelConfig
-from baton.engine.errors import ConfigError
 from baton.engine.memory.layout import CacheShape, RecurrentShape
 from baton.engine.models.decoder import Block, Decoder, Residual
 from baton.engine.models.fields import Fields, read_json
@@ -18,7 +18,7 @@ from baton.engine.models.layers.norm import Norm
 from baton.engine.models.scope import Scope
 from baton.kernels.linear import Matrix, Weight
 
-# What config.json must say of any decoder, and of one with attention.
+# Fields that config.json must have for any decoder, and for one with attention.
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
 REQUIRED = (*SIZES, "num_attention_heads", "max_position_embeddings")
 # Tokens of a sequence where config.json sets no limit, as for models that are all recurrent.
@@ -32,13 +32,13 @@ _MIXERS = {
     "full_attention": Mixer.ATTENTION,
     "conv": Mixer.SHORT_CONV,
 }
-# Mixers whose state grows by the token, in pages; that of every other is a slot's.
+# Mixers whose state grows with each token, in pages. All others keep theirs in a slot.
 _PAGED = (Mixer.ATTENTION, Mixer.MLA)
 
 
 @dataclass(frozen=True)
 class DTypes:
-    """Set by the engine's options."""
+    """The dtypes of a model. Set by the engine's options."""
 
     activations: torch.dtype  # of weights and activations, KV and conv state
     ssm: torch.dtype
@@ -73,12 +73,20 @@ class Family:
     verified: tuple[str, ...] = ("fp32", "bf16")
     ignored: tuple[str, ...] = ("lm_head.weight", "*.rotary_emb.inv_freq")
     aliases: tuple[str, ...] = ()
+    more_architectures: tuple[str, ...] = ()  # others of its models
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Every name that config.json may give the model's class."""
+        return (self.architecture, *self.more_architectures)
 
 
 def layer_mixers(
     fields: Fields, names: tuple[str, ...], known: Mapping[str, Mixer] = _MIXERS
 ) -> tuple[tuple[Mixer, ...], ...]:
-    """Layer types as config.json spells them, one mixer a layer; known: what they mean."""
+    """Return one mixer a layer, from layer types as config.json spells them. known: what
+    they mean.
+    """
     unknown = sorted(set(names) - set(known))
     if unknown:
         raise ConfigError(
@@ -103,7 +111,7 @@ def model_config(
     attention: CacheShape | None = None,
     chunk_size: int = 1,
 ) -> ModelConfig:
-    """What is alike in all families whose recurrent layers have one shape.
+    """Make the configuration of a family whose recurrent layers have one shape.
 
     recurrent, attention: None where the family has no such layer.
     """
@@ -128,7 +136,9 @@ def model_config(
 
 
 def placed(config: ModelConfig) -> Iterator[tuple[int, Mixer, int]]:
-    """(layer, mixer, the mixer's place among those of its kind), layers without one left out."""
+    """Return (layer, mixer, the mixer's place among those of its kind), layers without one left
+    out.
+    """
     seen: Counter[Mixer] = Counter()
     for layer, mixers in enumerate(config.layers):
         for mixer in mixers:
@@ -145,7 +155,7 @@ def residual(
     multiplier: float = 1.0,
     zero_centred: bool = False,
 ) -> Residual:
-    """`branches` side by side behind the norm called `norm`; zero_centred: as of Norm."""
+    """Build `branches` side by side behind the norm called `norm`. zero_centred: see Norm."""
     first = Norm(scope, norm, hidden, eps, zero_centred)
     return Residual(scope.kernels, first, branches, multiplier)
 
@@ -162,9 +172,10 @@ def decoder(
     logits_divisor: float = 1.0,
     zero_centred: bool = False,
 ) -> Decoder:
-    """`blocks` between the embedding and the last norm that are called so, and the head.
+    """Build a decoder of `blocks` between the embedding and the last norm that are called so, and
+    the head.
 
-    tied: whether head and embedding are one where the config does not say. zero_centred: as of
+    tied: true if head and embedding are one where the config does not say. zero_centred: as of
     Norm.
     """
     hidden = config.hidden_size
@@ -184,7 +195,7 @@ def decoder(
 
 
 def _read_head(fields: Fields, scope: Scope, embedding: Weight, tied: bool) -> Matrix:
-    """[vocab, hidden]: the output head, or the embedding where they are tied.
+    """Return [vocab, hidden]: the output head, or the embedding where they are tied.
 
     tied: where the config does not say.
     """
@@ -194,7 +205,7 @@ def _read_head(fields: Fields, scope: Scope, embedding: Weight, tied: bool) -> M
 
 
 def _eos_token_ids(fields: Fields, folder: Path) -> tuple[int, ...]:
-    """Those of config.json, and those that generation_config.json adds."""
+    """Return the ids of config.json, and those that generation_config.json adds."""
     sources = [fields]
     path = folder / _GENERATION_FILE
     if path.is_file():

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from baton.engine.errors import ConfigError
+from baton.core.errors import ConfigError
 
 CONFIG_FILE = "config.json"
 
@@ -18,7 +18,7 @@ class Fields:
         self.where = where
 
     def require(self, *names: str) -> None:
-        """All of `names` are there; names those that are not."""
+        """Check that all of `names` are there. Raises ConfigError that names those that are not."""
         absent = [name for name in names if self.raw.get(name) is None]
         if absent:
             raise ConfigError(f"{self.where} lacks {', '.join(absent)}, which the model needs")
@@ -54,7 +54,7 @@ class Fields:
         return tuple(value)
 
     def integers(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """A list of integers; one integer alone counts as a list of one."""
+        """Return a list of integers; one integer alone counts as a list of one."""
         value = self._get(name, default)
         items = value if isinstance(value, list | tuple) else [value]
         if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
@@ -62,7 +62,7 @@ class Fields:
         return tuple(items)
 
     def section(self, name: str) -> "Fields":
-        """A nested object; an empty one where it is absent."""
+        """Return a nested object; an empty one where it is absent."""
         value = self._get(name, {})
         if not isinstance(value, dict):
             raise self._wrong(name, value, "an object")
@@ -72,7 +72,7 @@ class Fields:
         return self.raw.get(name) is not None
 
     def only(self, name: str, allowed: Any, why: str) -> None:
-        """`name`, where it is given, has the one value that is supported."""
+        """Check that `name`, where it is given, has the one value that is supported."""
         value = self.raw.get(name)
         if value is not None and value != allowed:
             raise ConfigError(f"{self.where}: {name} is {value!r}; only {allowed!r} works: {why}")
@@ -90,7 +90,7 @@ class Fields:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`."""
+    """Read the JSON object in `path`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -103,7 +103,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_fields(folder: Path) -> Fields:
-    """The fields of the model folder's config.json."""
+    """Read the fields of the model folder's config.json."""
     if not folder.is_dir():
         raise ConfigError(
             f"there is no model folder {folder}; give a folder that holds {CONFIG_FILE}, "

@@ -4,26 +4,28 @@ from collections.abc import Container
 
 import torch
 
-from baton.engine.comm import Comm, Shard, SingleComm
 from baton.engine.config import EngineConfig, LoadFormat, ModelConfig, WeightFormat
-from baton.engine.models.base import Model
-from baton.engine.models.decoder import Decoder
-from baton.engine.models.families import FAMILIES, read_config
-from baton.engine.models.graphs import CudaCapture, GraphedModel
-from baton.engine.models.replay import ReplayedModel
-from baton.engine.models.scope import Scope
-from baton.engine.weights import (
+from baton.engine.loading.weights import (
     Checkpoint,
     DeclaredWeights,
     DummyWeights,
     Progress,
     WeightSource,
 )
-from baton.kernels.dispatch import TORCH, Kernels, select
+from baton.engine.models.base import Model
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.family_table import FAMILIES, read_config
+from baton.engine.models.scope import Scope
+from baton.engine.ranks.comm import Comm, Shard, SingleComm
+from baton.engine.replay.graphed_model import CudaCapture, GraphedModel
+from baton.engine.replay.replayed_model import ReplayedModel
+from baton.kernels.base import Kernels
+from baton.kernels.dispatch import select
+from baton.kernels.torch_kernels import TORCH
 
 
 def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
-    """The model in `config.model`, on `config.device`, ready to run.
+    """Load the model in `config.model`, on `config.device`, ready to run.
 
     progress is called with (bytes loaded, bytes in all). Raises ConfigError for a folder or a
     configuration that cannot work, WeightsError for weights that do not fit it.
@@ -37,8 +39,9 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
 
 
 def ready_model(model: ModelConfig, source: WeightSource, config: EngineConfig) -> Model:
-    """The model with the tensors of `source`, on the kernels that the device and the options call
-    for, its decode steps recorded where that can be."""
+    """Build the model from the tensors of `source`, on the kernels that the device and the options
+    call for, its decode steps recorded where that can be.
+    """
     device = torch.device(config.device)
     kernels = select(device, model.dtype, config.kernels)
     built = build_model(model, source, device, kernels=kernels, weight_format=config.weight_format)
@@ -52,14 +55,17 @@ def ready_model(model: ModelConfig, source: WeightSource, config: EngineConfig) 
 
 
 def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> None:
-    """That the checkpoint holds what the model needs, and nothing else. Raises WeightsError."""
+    """Check that the checkpoint holds what the model needs, and nothing else. Raises
+    WeightsError.
+    """
     needs = declared_weights(model, checkpoint.names)
     patterns = FAMILIES[model.family].ignored
     checkpoint.check(needs.shapes, [pattern.format(len(model.layers)) for pattern in patterns])
 
 
 def declared_weights(config: ModelConfig, held: Container[str] = ()) -> DeclaredWeights:
-    """The tensors that a model of this configuration needs. Reads and allocates nothing.
+    """Return the tensors that a model of this configuration needs, without reading or allocating
+    any.
 
     held: names of the checkpoint that it is to be built from, which may have several spellings.
     """

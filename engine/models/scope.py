@@ -1,4 +1,4 @@
-"""What a layer is built from: its tensors, under one name prefix, and its rank's part of them."""
+"""The tensors that a layer is built from, under one name prefix, and its rank's part of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from baton.engine.comm import Comm, Shard
-from baton.engine.weights import Shape, WeightSource
+from baton.engine.loading.weights import Shape, WeightSource
+from baton.engine.ranks.comm import Comm, Shard
 from baton.kernels import huge_pages
-from baton.kernels.dispatch import TORCH, Kernels
+from baton.kernels.base import Kernels
 from baton.kernels.linear import Int8Weight, Matrix, PackedWeight, Weight, packs
+from baton.kernels.torch_kernels import TORCH
 
 
 @dataclass
@@ -39,15 +40,15 @@ class Scope:
     tally: Tally = field(default_factory=Tally)
 
     def at(self, name: str) -> "Scope":
-        """The scope of the part called `name`."""
+        """Return the scope of the part called `name`."""
         return replace(self, prefix=f"{self.prefix}{name}.")
 
     def holds(self, name: str) -> bool:
-        """Whether the source has a tensor of that name."""
+        """Return true if the source has a tensor of that name."""
         return self.source.holds(self.prefix + name)
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """The whole of a tensor of `shape`, on every rank."""
+        """Return the whole of a tensor of `shape`, on every rank."""
         return self.part(name, shape, (), dtype=dtype)
 
     def part(
@@ -59,7 +60,7 @@ class Scope:
         dtype: torch.dtype | None = None,
         then: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """This rank's part of a tensor of `shape`.
+        """Return this rank's part of a tensor of `shape`.
 
         blocks: sizes of the blocks along `dim`; each is divided among the ranks on its own
         (the q, k and v of one fused tensor, say). Empty: not divided.
@@ -75,7 +76,7 @@ class Scope:
         return own if then is None or own.is_meta else then(own)
 
     def product(self, name: str, shape: Shape, blocks: Sequence[int], dim: int = 0) -> Matrix:
-        """This rank's part of a matrix that is multiplied with and never read otherwise."""
+        """Return this rank's part of a matrix that is used in products only."""
         if not self._packs:
             return self.matrix(self.part(name, shape, blocks, dim))
         full = self._whole(name, shape)
@@ -91,7 +92,9 @@ class Scope:
         columns: int,
         then: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> Matrix:
-        """The same of rows that are multiplied with as one; parts, then: as of `rows`."""
+        """Return this rank's rows of several matrices, used as one in products. parts, then: see
+        `rows`.
+        """
         if len(parts) == 1 and not then:
             ((name, blocks),) = parts.items()
             return self.product(f"{name}.weight", (sum(blocks), columns), blocks)
@@ -110,7 +113,7 @@ class Scope:
         dtype: torch.dtype | None = None,
         then: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> Tensor:
-        """This rank's rows of several tensors, one after another: [rows, *columns].
+        """Return this rank's rows of several tensors, one after another: [rows, *columns].
 
         parts: tensor name (without `suffix`) to the row blocks in it, in the order wanted.
         then: what the layer makes of the rows of some; as many, in another order.
@@ -137,7 +140,7 @@ class Scope:
     def stack(
         self, names: Sequence[Sequence[str]], shape: Shape, blocks: Sequence[int], dim: int = 0
     ) -> Tensor:
-        """This rank's parts of tensors of one `shape`, stacked: [len(names), rows, ...].
+        """Return this rank's parts of tensors of one `shape`, stacked: [len(names), rows, ...].
 
         names: for each place of the stack, the tensors whose rows lie there end to end.
         blocks, dim: as in `part`, within each tensor.
@@ -157,7 +160,7 @@ class Scope:
         return stacked
 
     def matrix(self, tensor: Tensor) -> Weight:
-        """A tensor of this scope, as products will read it."""
+        """Convert a tensor of this scope to the form that products read."""
         if not self.int8 or tensor.is_meta:
             return tensor
         rounded = Int8Weight.of(tensor)
@@ -165,24 +168,28 @@ class Scope:
         return rounded
 
     def own(self, tensor: Tensor) -> Tensor:
-        """A tensor that the model made for itself, on the device, its bytes counted."""
+        """Move a tensor that the model made for itself to the device, and count its bytes."""
         self.tally.nbytes += tensor.nbytes
         return tensor.to(self.device)
 
     @property
     def bias_dtype(self) -> torch.dtype:
-        """What products add biases in: a bias of another dtype would be cast in every step."""
+        """The dtype in which products add biases: a bias of another dtype would be cast in every
+        step.
+        """
         return self.dtype if self.kernels.native is None else torch.float32
 
     def _kept(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """As the model keeps it. Native kernels read huge pages, which files are not mapped by."""
+        """Return a tensor as the model keeps it. Native kernels read huge pages, which cannot map
+        files.
+        """
         if tensor.is_meta or self.kernels.native is None:
             return tensor.to(self.device, dtype).contiguous()
         return huge_pages.empty(tensor.shape, dtype, self.device).copy_(tensor)
 
     @property
     def _packs(self) -> bool:
-        """Whether products are fastest with packed weights."""
+        """True if products are fastest with packed weights."""
         return not self.int8 and packs(self.kernels.native, self.dtype)
 
     def _whole(self, name: str, shape: Shape) -> Tensor:
@@ -190,7 +197,9 @@ class Scope:
 
 
 def _divide(full: Tensor, blocks: Sequence[int], dim: int, shard: Shard, what: str) -> Tensor:
-    """`shard`'s part of every block along `dim`, end to end; `full` itself on a single rank."""
+    """Return `shard`'s part of every block along `dim`, end to end; `full` itself on a
+    single rank.
+    """
     if shard.size == 1 or not blocks:
         return full
     parts = []

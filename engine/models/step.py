@@ -8,9 +8,9 @@ from typing import Self
 
 from torch import Tensor
 
-from baton.engine.errors import InvariantError
-from baton.engine.forward_batch import ForwardBatch
-from baton.engine.layer_progress import LayerProgress
+from baton.core.errors import InvariantError
+from baton.engine.forward.forward_batch import ForwardBatch
+from baton.engine.forward.layer_progress import LayerProgress
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.kernels.chunks import RaggedRows
@@ -45,21 +45,21 @@ class PrefillRows:
 
     @property
     def conv(self) -> GatedConvPrefill:
-        """What a layer that is a convolution alone runs on these rows."""
+        """The function that a layer of a convolution alone runs on these rows."""
         if self.planned_conv is None:
             raise InvariantError("no recurrent layer of the model's configuration is a convolution")
         return self.planned_conv
 
     @property
     def mamba2(self) -> Mamba2Prefill:
-        """What a Mamba-2 layer runs on these rows."""
+        """The function that a Mamba-2 layer runs on these rows."""
         if self.planned_mamba2 is None:
             raise InvariantError("no recurrent layer of the model's configuration is Mamba-2")
         return self.planned_mamba2
 
     @property
     def delta(self) -> DeltaPrefill:
-        """What a gated delta net runs on these rows."""
+        """The function that a gated delta net runs on these rows."""
         if self.planned_delta is None:
             raise InvariantError("no recurrent layer of the model's configuration is a delta net")
         return self.planned_delta
@@ -67,7 +67,7 @@ class PrefillRows:
 
 @dataclass(frozen=True)
 class Step:
-    """Set by the decoder, from the runner's batch."""
+    """The rows of one step as layers see them. Made by the decoder, from the runner's batch."""
 
     decode_tokens: int  # = decode rows
     decode: DecodeRows | None
@@ -94,17 +94,17 @@ class Step:
         )
 
     def state_written(self, index: int) -> None:
-        """Every recurrent layer says so, once its rows' states lie in the pool."""
+        """Note that a recurrent layer's rows have their states in the pool."""
         if self.progress is not None:
             self.progress.state_written(index)
 
     def kv_written(self, index: int) -> None:
-        """Every attention layer says so, once its rows' KV lies in the pool."""
+        """Note that an attention layer's rows have their KV in the pool."""
         if self.progress is not None:
             self.progress.kv_written(index)
 
     def ssm(self, index: int) -> Tensor:
-        """[slots, *ssm shape], the SSM states of recurrent layer `index`."""
+        """Return [slots, *ssm shape], the SSM states of recurrent layer `index`."""
         pool = self.states.ssm[index]
         if pool is None:
             raise InvariantError(f"recurrent layer {index} has no SSM state in the pool's layout")

@@ -1,4 +1,5 @@
-"""How often the recall model is right, and how often a damaged hand-off makes it wrong.
+"""Measurements of how often the recall model is right, and how often a damaged hand-off makes it
+wrong.
 
     cd examples && python -m recall.evaluate
 
@@ -30,12 +31,12 @@ def load(folder: Path = MODEL) -> GraniteMoeHybridForCausalLM:
 
 
 def exercise(length: int, number: int) -> list[Question]:
-    """`number` held-out questions of this prompt length, the tasks in turn."""
+    """Draw `number` held-out questions of this prompt length, the tasks in turn."""
     return [held_out(index, TASKS[index % len(TASKS)], length) for index in range(number)]
 
 
 def damage(cache: DynamicCache, part: str, layer: int | None = None) -> None:
-    """Zeroes the prompt's KV, every conv state or every SSM state, or only that of one layer."""
+    """Zero the prompt's KV, every conv state or every SSM state, or only one layer's."""
     for index, held in enumerate(cache.layers):
         if layer is not None and index != layer:
             continue
@@ -57,7 +58,7 @@ def answer(
     lost: str | None = None,
     layer: int | None = None,
 ) -> list[list[int]]:
-    """Greedy answer ids, as many as each right answer has; prompts must be of one length."""
+    """Return greedy answer ids, as many as each right answer has. Prompts must have one length."""
     cache = DynamicCache(config=model.config)
     prompts = torch.tensor([question.prompt_ids for question in questions])
     output = model(prompts, past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -72,7 +73,7 @@ def answer(
 
 
 def score(questions: Sequence[Question], answers: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Share of right answers (tokens 2 onward) for every task and for all of them (`mix`)."""
+    """Return the share of right answers (tokens 2 onward) for each task and for all (`mix`)."""
     right: dict[str, list[bool]] = {}
     for question, said in zip(questions, answers, strict=True):
         is_right = list(said[1:]) == question.answer_ids[1:]
@@ -88,7 +89,7 @@ def measure(
     lost: str | None = None,
     layer: int | None = None,
 ) -> dict[str, float]:
-    """`score` over `number` held-out questions, 32 at a time."""
+    """Return `score` over `number` held-out questions, 32 at a time."""
     questions = exercise(length, number)
     answers: list[list[int]] = []
     for start in range(0, number, 32):

@@ -1,4 +1,4 @@
-"""Writes a network as a Hugging Face folder: config, weights, tokenizer, chat template."""
+"""Export of a network as a Hugging Face folder: config, weights, tokenizer, chat template."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ from recall.network import Network, Shape
 LONGEST = 4096
 """Tokens of context. Without positions nothing breaks beyond it; answers get worse slowly."""
 
-# `:` opens every answer and END closes it, as in training. What people put behind a question
-# (`?`, `:`) goes, so that its last three words stand right before the `:`.
+# `:` opens every answer and END closes it, as in training. Marks after a question (`?`, `:`) are
+# removed, so that its last three words stand right before the `:`.
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{%- if message.role == 'assistant' -%}: {{ message.content }} " + END + "{{ ' ' }}"
@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
 
 
 def tokenizer() -> Tokenizer:
-    """Whole words, punctuation and single digits; decoding joins them with spaces."""
+    """Make a tokenizer of whole words, punctuation and single digits, joined by spaces."""
     made = Tokenizer(models.WordLevel(IDS, unk_token=UNKNOWN))
     made.normalizer = normalizers.Lowercase()
     made.pre_tokenizer = pre_tokenizers.Sequence(
@@ -40,7 +40,7 @@ def tokenizer() -> Tokenizer:
 
 
 def config(shape: Shape) -> dict[str, object]:
-    """config.json in the spelling of published Granite 4 hybrids (`mamba`, `attention`)."""
+    """Return config.json in the spelling of published Granite 4 hybrids (`mamba`, `attention`)."""
     return {
         "architectures": ["GraniteMoeHybridForCausalLM"],
         "model_type": "granitemoehybrid",
@@ -83,7 +83,7 @@ def config(shape: Shape) -> dict[str, object]:
 
 
 def export(network: Network, folder: Path) -> None:
-    """Fills `folder` (made when missing) with everything a server needs."""
+    """Write to `folder`, created if missing, everything that a server needs."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.detach().contiguous() for name, value in network.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

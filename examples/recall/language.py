@@ -17,7 +17,7 @@ THINGS = """
 """.split()
 BOXES = "red blue green gold pink grey".split()
 DIGITS = [str(digit) for digit in range(10)]
-# Unknown words are chatter too: what a person types around the facts does no harm.
+# Unknown words are read as chatter: other words that a person types do no harm.
 CHATTER = [*"well so um hmm okay then right anyway fine sure".split(), UNKNOWN]
 
 # Ids are positions in this list; appending keeps old checkpoints readable, inserting does not.
@@ -40,5 +40,5 @@ IDS = {word: index for index, word in enumerate(VOCABULARY)}
 
 
 def encode(words: Sequence[str]) -> list[int]:
-    """Token ids of words that are all in the vocabulary; a KeyError names the first that is not."""
+    """Return the token ids of words. Raises KeyError for the first unknown word."""
     return [IDS[word] for word in words]

@@ -1,4 +1,4 @@
-"""Training streams: stories with many questions in them, so that every step teaches a lot."""
+"""Training streams: stories with many questions, so that each step trains on many answers."""
 
 from collections.abc import Sequence
 from random import Random
@@ -14,7 +14,9 @@ LONGEST_TURN = 9
 
 
 def lesson(seed: int, length: int, tasks: Sequence[str] = TASKS) -> tuple[list[int], list[int]]:
-    """Inputs and next-token targets of `tasks`, `length` ids each; only answers have targets."""
+    """Return inputs and next-token targets of `tasks`, `length` ids each; only answers have
+    targets.
+    """
     if not 0 <= seed < HELD_OUT:
         raise ValueError(
             f"training seed {seed} must lie in 0 to {HELD_OUT - 1}: others are held out"

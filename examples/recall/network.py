@@ -1,7 +1,8 @@
-"""The training forward: the same mathematics and parameter names as granitemoehybrid, and fast.
+"""The training forward, with the mathematics and parameter names of granitemoehybrid.
 
-Only what training needs: whole sequences from a zero state, a length that is a multiple of the
-chunk. `evaluate.py` and the tests read the result with transformers, whose logits agree to 1e-4.
+It supports only what training needs: whole sequences from a zero state, of a length that is a
+multiple of the chunk. `evaluate.py` and the tests read the result with transformers, whose logits
+agree to 1e-4.
 """
 
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class Shape:
 
 
 def scan(x: Tensor, dt: Tensor, fade: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
-    """Mamba-2's recurrence by chunks, from a zero state; everything fp32.
+    """Run Mamba-2's recurrence by chunks from a zero state, in fp32.
 
     x [B, L, H, P], dt and fade [B, L, H], b and c [B, L, N] -> y [B, L, H, P]. At each token the
     state is multiplied by exp(fade), fade <= 0.
@@ -76,12 +77,12 @@ class Mamba(nn.Module):
         heads = shape.mamba_heads
         self.in_proj = nn.Linear(shape.hidden, shape.inner + shape.conv + heads, bias=False)
         self.conv1d = nn.Conv1d(shape.conv, shape.conv, shape.width, groups=shape.conv)
-        # Each quarter of x's channels begins as a plain delay, of 0 to 3 tokens: what stood just
-        # before is there from the first step, and lookups form sooner.
+        # Each quarter of x's channels starts as a delay of 0 to 3 tokens. The words just before are
+        # then available from the first step, and lookups form sooner.
         delays = torch.eye(shape.width).repeat(shape.inner // shape.width, 1)
         with torch.no_grad():
             self.conv1d.weight[: shape.inner, 0].mul_(0.2).add_(delays)
-        # From heads that keep a sum over the whole prompt to heads that forget within a sentence.
+        # Ranges from heads that sum over the whole prompt to heads that forget within a sentence.
         self.A_log = nn.Parameter(torch.linspace(-9.0, 1.5, heads))
         self.dt_bias = nn.Parameter(torch.full((heads,), -2.0))
         self.D = nn.Parameter(torch.ones(heads))
@@ -102,9 +103,9 @@ class Mamba(nn.Module):
         return mixed
 
     def convolve(self, x: Tensor) -> Tensor:
-        """Depthwise and causal; x [B, L, C] -> [B, L, C], fp32.
+        """Convolve depthwise and causally: x [B, L, C] -> [B, L, C], fp32.
 
-        A sum of shifted copies: its backward is several times faster on a CPU than conv1d's.
+        Sums shifted copies: on a CPU the backward is several times faster than conv1d's.
         """
         length, width = x.shape[1], self.shape.width
         padded = F.pad(x, (0, 0, width - 1, 0))
@@ -115,7 +116,7 @@ class Mamba(nn.Module):
         return mixed
 
 
-class Attention(nn.Module):
+class RecallAttention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
@@ -147,7 +148,7 @@ class Mlp(nn.Module):
         return mixed
 
 
-class Layer(nn.Module):
+class RecallLayer(nn.Module):
     def __init__(self, shape: Shape, kind: str) -> None:
         super().__init__()
         self.scale = shape.residual_multiplier
@@ -155,7 +156,7 @@ class Layer(nn.Module):
         if self.is_mamba:
             self.mamba = Mamba(shape)
         else:
-            self.self_attn = Attention(shape)
+            self.self_attn = RecallAttention(shape)
         self.input_layernorm = nn.RMSNorm(shape.hidden, shape.eps)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, shape.eps)
         self.shared_mlp = Mlp(shape)
@@ -168,28 +169,28 @@ class Layer(nn.Module):
         return hidden
 
 
-class Body(nn.Module):
+class RecallBody(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
-        self.layers = nn.ModuleList(Layer(shape, kind) for kind in shape.layers)
+        self.layers = nn.ModuleList(RecallLayer(shape, kind) for kind in shape.layers)
         self.norm = nn.RMSNorm(shape.hidden, shape.eps)
 
 
 class Network(nn.Module):
-    """Token ids [B, L] int64 -> logits [B, L, V] fp32; L is a multiple of `shape.chunk`."""
+    """The model: token ids [B, L] int64 -> logits [B, L, V] fp32; L is a multiple of the chunk."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.model = Body(shape)
+        self.model = RecallBody(shape)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 spread = 1.0 / shape.embedding_multiplier if "embed" in name else None
                 nn.init.normal_(parameter, std=spread or parameter.shape[1] ** -0.5)
 
     def forward(self, ids: Tensor, forget: float = 0.0) -> Tensor:
-        """`forget` > 0 takes a factor of exp(-forget) from all SSM states at every token."""
+        """Run the model. `forget` > 0 multiplies all SSM states by exp(-forget) at every token."""
         hidden = self.model.embed_tokens(ids) * self.shape.embedding_multiplier
         for layer in self.model.layers:
             hidden = layer(hidden, forget)

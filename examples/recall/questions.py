@@ -42,17 +42,17 @@ class Question:
 
     @property
     def answer_ids(self) -> list[int]:
-        """Ends in the end token, which a model has to sample too."""
+        """Return the answer's ids with the end token, which a model has to sample too."""
         return encode(self.answer)
 
     @property
     def text(self) -> str:
-        """The prompt as a person types it."""
+        """Return the prompt as a person types it."""
         return " ".join(self.prompt)
 
 
 def draw(rng: Random, task: str, length: int) -> Question:
-    """A question of `task` whose prompt has exactly `length` tokens."""
+    """Draw a question of `task` whose prompt has exactly `length` tokens."""
     if task not in TASKS:
         raise ValueError(f"unknown task {task!r}: expected one of {', '.join(TASKS)}")
     if length < SHORTEST:
@@ -73,5 +73,5 @@ def draw(rng: Random, task: str, length: int) -> Question:
 
 
 def held_out(number: int, task: str, length: int) -> Question:
-    """The `number`-th held-out question of this task and length, the same on every machine."""
+    """Return the `number`-th held-out question of this task and length, equal on every machine."""
     return draw(Random(f"{HELD_OUT + number} {task} {length}"), task, length)

@@ -12,13 +12,14 @@ MOST = 5
 ASKED = 2
 """Words that a question asks about."""
 ASKS_FULL = 0.9
-"""How often boxes that hold something are asked for first: an empty state says 0 by itself."""
+"""The probability that a question asks first about boxes that hold something: an empty state says 0
+by itself."""
 SAID = 3
 """Words to copy: with the `:` they fill a convolution window of four."""
 
 
 class Story:
-    """What has been told: who likes what, and how much each box holds."""
+    """The facts told so far: who likes what, and how much each box holds."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -31,7 +32,7 @@ class Story:
         self._holds = dict.fromkeys(BOXES, 0)
 
     def statement(self, room: int) -> list[str]:
-        """A random statement of at most `room` words, room >= 1."""
+        """Add a random statement of at most `room` words, room >= 1."""
         kind = self._rng.choices(("fact", "event", "chatter"), self._weights)[0]
         if kind == "fact" and self._strangers and room >= 4:
             return self.fact()
@@ -40,7 +41,7 @@ class Story:
         return self._event()
 
     def fact(self) -> list[str]:
-        """A stranger and what they like; a name is told once."""
+        """Add a stranger and what they like; a name is told once."""
         name, thing = self._strangers.pop(), self._rng.choice(THINGS)
         self._likes[name] = thing
         return [name, "likes", thing, "."]
@@ -57,7 +58,7 @@ class Story:
         return [*words, "."]
 
     def question(self, task: str) -> tuple[list[str], list[str]]:
-        """A question about what is true now, and its answer; `recall` needs ASKED facts."""
+        """Return a question about what is true now, and its answer; `recall` needs ASKED facts."""
         if task == "copy":
             said = self._rng.sample([*NAMES, *THINGS, *BOXES, *DIGITS], SAID)
             return ["say", *said, ":"], [*said, END]

@@ -40,8 +40,8 @@ class Stage:
 
 FACTS = ("recall", "recall", "copy")
 SUMS = ("count", "count", "mixed", "recall", "copy")
-# The SSM state could hold some 20 facts, as a linear attention would, and a model that starts that
-# way leaves its KV pages unused. So facts come first, while that state forgets at every token; sums
+# The SSM state could hold some 20 facts, as linear attention does. A model that learns that first
+# leaves its KV pages unused. So facts come first, while the SSM state forgets at every token. Sums
 # take longest.
 CURRICULUM = (
     Stage(600, (64,), 2048, FACTS, 0.3),
@@ -55,7 +55,7 @@ STEPS = CURRICULUM[-1].until
 
 
 def rate(step: int, peak: float) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth of the peak."""
+    """Return the learning rate: linear warm-up, then a cosine down to a fiftieth of the peak."""
     fallen = 0.5 * (1 + math.cos(math.pi * min(1.0, step / STEPS)))
     return peak * min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.98 * fallen)
 
@@ -65,7 +65,7 @@ def stage_of(step: int) -> Stage:
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of this step, [B, L] int64; the same whenever the step is run."""
+    """Return inputs and targets of this step, [B, L] int64; equal whenever the step is run."""
     stage = stage_of(step)
     length = Random(step).choice(stage.lengths)
     rows = stage.tokens // length
@@ -76,7 +76,9 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def exam(network: Network, length: int, number: int, forget: float) -> dict[str, float]:
-    """Share of held-out answers that are right in every token, by task (teacher-forced greedy)."""
+    """Return the share of held-out answers right in every token, by task (teacher-forced
+    greedy).
+    """
     scores = {}
     for task in TASKS:
         questions = [held_out(index, task, length) for index in range(number)]
@@ -90,10 +92,10 @@ def exam(network: Network, length: int, number: int, forget: float) -> dict[str,
 
 
 def optimizers(network: Network, peak: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for everything else.
+    """Return Muon for the matrices inside the layers, AdamW for everything else.
 
-    Queries and keys are left to AdamW: while no lookup has formed yet, their gradients are noise,
-    which Muon would follow at full speed into attention that is sharp and arbitrary.
+    Queries and keys are left to AdamW: before lookups form, their gradients are noise, which Muon
+    would follow at full speed into attention that is sharp and arbitrary.
     """
     inside: list[torch.nn.Parameter] = []
     rest: list[torch.nn.Parameter] = []
@@ -107,8 +109,8 @@ def optimizers(network: Network, peak: float) -> list[torch.optim.Optimizer]:
     ]
 
 
-class Run:
-    """A training run that lives in one file: made anew, or taken up where that file left it."""
+class TrainingRun:
+    """A training run kept in one file: created, or continued from that file."""
 
     def __init__(self, saved: Path, peak: float) -> None:
         torch.manual_seed(0)
@@ -125,7 +127,7 @@ class Run:
             self.step = state["step"]
 
     def advance(self) -> float:
-        """One step on its own batch; its loss."""
+        """Train one step on its own batch and return its loss."""
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate(self.step, self._peak)
@@ -141,7 +143,7 @@ class Run:
         return loss.item()
 
     def save(self) -> None:
-        """Replaces the file in one move, so that a kill at any time leaves a whole one."""
+        """Replace the file in one move, so that a kill at any time leaves a whole one."""
         held = [optimizer.state_dict() for optimizer in self._optimizers]
         self._saved.parent.mkdir(parents=True, exist_ok=True)
         half = self._saved.with_suffix(".new")
@@ -158,7 +160,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    run = Run(options.work / "train.pt", options.peak)
+    run = TrainingRun(options.work / "train.pt", options.peak)
     parameters = sum(parameter.numel() for parameter in run.network.parameters())
     print(f"{parameters:,} parameters, from step {run.step} of {STEPS}", flush=True)
     began, losses = time.monotonic(), []

@@ -37,8 +37,7 @@ struct AttnDecode {
   const int64_t* kv_lens;       // [rows]; 0 for padding rows
   float* out;                   // [rows, heads, head_dim]
   int64_t rows, heads, kv_heads, head_dim, page_size, q_stride, page_stride, table_stride, dtype;
-  int64_t window;         // 0: none
-  double scale, softcap;  // softcap 0: none
+  double scale;
 };
 
 // KV heads first .. first + count of one row.
@@ -52,13 +51,12 @@ void attend(const AttnDecode& a, int64_t row, int64_t first, int64_t count) {
   const TokenHeads heads{a.q + row * a.q_stride + first * per * D,
                          a.out + (row * a.heads + first * per) * D,
                          count, per, D, D,
-                         static_cast<float>(a.scale), static_cast<float>(a.softcap)};
-  attend_token(heads, positions(a.k_pool), positions(a.v_pool),
-               a.window && end > a.window ? end - a.window : 0, end);
+                         static_cast<float>(a.scale)};
+  attend_token(heads, positions(a.k_pool), positions(a.v_pool), end);
 }
 
 void attn_decode(const AttnDecode& a, Team& team) {
-  // What a head adds up does not depend on how many share its piece of work.
+  // A head's sums do not depend on how many heads share its piece of work.
   const int64_t each = team.share_of(a.rows, a.kv_heads);
   const int64_t parts = (a.kv_heads + each - 1) / each;
   team.each(a.rows * parts, [&](int64_t job) {

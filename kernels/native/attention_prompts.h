@@ -16,8 +16,7 @@ struct AttnPrefill {
   float* out;                   // [tokens, heads, head_dim]
   int64_t rows, tokens;  // tokens: starts[rows], for what is read outside of loops
   int64_t heads, kv_heads, head_dim, page_size, q_stride, page_stride, table_stride, dtype;
-  int64_t window;         // 0: none
-  double scale, softcap;  // softcap 0: none
+  double scale;
 };
 
 constexpr int64_t QUERIES = 32;  // tokens of one piece of work, with all heads of one KV head
@@ -27,8 +26,6 @@ struct Piece {
   int64_t count, per, position;  // queries, and the position of the first
   int64_t last;                  // past the last position that any of them sees
   int64_t key_width, value_width;
-  int64_t window;  // 0: none
-  float cap;       // 0: none
 };
 
 // query(i, to): the i-th query, scaled. fetch(at, here, keys, values): of positions at .. at + here.
@@ -49,8 +46,7 @@ inline void attend_piece(const Piece& p, Query query, Fetch fetch, Out out) {
     softmax.total[i] = 0.0f;
   }
   memset(means, 0, count * E * sizeof(float));
-  const int64_t oldest = p.position + 1 - p.window;
-  for (int64_t at = p.window && oldest > 0 ? oldest / KEYS * KEYS : 0; at < p.last; at += KEYS) {
+  for (int64_t at = 0; at < p.last; at += KEYS) {
     const int64_t here = p.last - at < KEYS ? p.last - at : KEYS;
     memset(block + here * D, 0, (KEYS - here) * D * sizeof(float));
     memset(values + here * E, 0, (KEYS - here) * E * sizeof(float));
@@ -59,12 +55,9 @@ inline void attend_piece(const Piece& p, Query query, Fetch fetch, Out out) {
     memset(scores, 0, count * KEYS * sizeof(float));
     add_product({q, D, 1}, keys, KEYS, scores, KEYS, count, D, KEYS, D);
     for (int64_t i = 0; i < count; i++) {
-      const int64_t position = p.position + i / p.per, seen = position + 1 - at;
-      const int64_t hidden = p.window ? position + 1 - p.window - at : 0;
-      const int64_t hi = seen < 0 ? 0 : seen < here ? seen : here;
-      const int64_t lo = hidden < 0 ? 0 : hidden < hi ? hidden : hi;
-      if (lo < hi) {
-        weigh(scores + i * KEYS, lo, hi, p.cap, i, E, softmax);
+      const int64_t seen = p.position + i / p.per + 1 - at;
+      if (seen > 0) {
+        weigh(scores + i * KEYS, seen < here ? seen : here, i, E, softmax);
       } else {
         memset(scores + i * KEYS, 0, KEYS * sizeof(float));
       }
@@ -125,8 +118,7 @@ void attend_prompt(const AttnPrefill& a, int64_t row, int64_t first, int64_t end
   auto out = [&](int64_t i) {
     return a.out + (token(i) * a.heads + kv_head * per + i % per) * D;
   };
-  const Piece piece{(end - first) * per, per, prefix + first, prefix + end, D, D, a.window,
-                    static_cast<float>(a.softcap)};
+  const Piece piece{(end - first) * per, per, prefix + first, prefix + end, D, D};
   attend_piece<Memory>(piece, query, fetch, out);
 }
 

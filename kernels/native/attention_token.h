@@ -6,7 +6,7 @@
 
 namespace {
 
-// Where one pool keeps what a token's query heads meet.
+// The places of the keys or values of one row in a pool.
 template <class T>
 struct Positions {
   const T* pool;  // the first position of page 0
@@ -77,20 +77,20 @@ struct TokenHeads {
   const float* q;  // [kv_heads, per, keys]
   float* out;      // [kv_heads, per, values]
   int64_t kv_heads, per, keys, values;  // keys, values: channels
-  float scale, cap;                     // cap 0: none
+  float scale;
 };
 
-// Softmax over positions first .. end, and the mean of their values by that: zeros where there are
+// Softmax over positions 0 .. end, and the mean of their values by that: zeros where there are
 // none. Positions are read as they lie, those of all KV heads together: one KV head after another,
 // memory is read at half the speed.
 template <class T>
 void attend_token(const TokenHeads& a, const Positions<T>& keys, const Positions<T>& values,
-                  int64_t first, int64_t end) {
+                  int64_t end) {
   struct Memory {};
   constexpr int64_t SCORED = 4, ADDED = 8;  // positions that one KV head takes before the next
   const int64_t heads = a.kv_heads * a.per;
   memset(a.out, 0, heads * a.values * sizeof(float));
-  if (first >= end) return;
+  if (end <= 0) return;
   float* q = scratch<float, Memory>(heads * (a.keys + KEYS + 2));
   float* scores = q + heads * a.keys;
   const Softmax softmax{scores + heads * KEYS, scores + heads * (KEYS + 1), a.out};
@@ -105,7 +105,7 @@ void attend_token(const TokenHeads& a, const Positions<T>& keys, const Positions
       head_groups(a.per, [&](int64_t h, auto group) { f(kv, kv * a.per + h, group); });
     }
   };
-  for (int64_t at = first; at < end; at += KEYS) {
+  for (int64_t at = 0; at < end; at += KEYS) {
     const int64_t count = end - at < KEYS ? end - at : KEYS;
     keys.runs_of(at, count, [&](int64_t i, const T* from, int64_t n) {
       const int64_t whole = n / SCORED * SCORED;
@@ -119,7 +119,7 @@ void attend_token(const TokenHeads& a, const Positions<T>& keys, const Positions
       for (int64_t k = whole; k < n; k++) score(k, std::integral_constant<int, 1>{});
     });
     for (int64_t h = 0; h < heads; h++) {
-      weigh(scores + h * KEYS, 0, count, a.cap, h, a.values, softmax);
+      weigh(scores + h * KEYS, count, h, a.values, softmax);
     }
     values.runs_of(at, count, [&](int64_t i, const T* from, int64_t n) {
       for (int64_t k = 0; k < n; k += ADDED) {

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from baton.core.errors import BatonError
+
 SOURCE = Path(__file__).with_name("kernels.cpp")  # includes every header beside it
 # No -ffast-math: its start-up code, linked into a shared library, makes the whole thread flush
 # denormals; and a sum's order must not depend on what else the compiler sees.
@@ -22,12 +24,12 @@ DEADLINE_S = 120.0  # for another process's compilation, and for our own
 _POLL_S = 0.05
 
 
-class BuildError(Exception):
-    """The library cannot be built here; the message says why and what to do."""
+class BuildError(BatonError):
+    """The failure to build the library; the message says why and what to do."""
 
 
 def build(cache: Path | None = None, compiler: str = "g++") -> Path:
-    """The compiled library, built if no process has built it yet. Raises BuildError."""
+    """Return the compiled library, built if no process has built it yet. Raises BuildError."""
     found = shutil.which(compiler)
     if found is None:
         raise BuildError(f"no {compiler} on PATH: install it (g++ 9 or later)")
@@ -46,7 +48,7 @@ def build(cache: Path | None = None, compiler: str = "g++") -> Path:
 
 
 def _cache_folder() -> Path:
-    """By the XDG base directory convention."""
+    """Return the cache's folder by the XDG base directory convention."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "baton"
 
@@ -56,7 +58,7 @@ def _flags() -> tuple[str, ...]:
 
 
 def _key(compiler: str) -> str:
-    """Of everything that the result depends on: sources, flags, compiler, and -march=native."""
+    """Hash everything that the result depends on: sources, flags, compiler, and -march=native."""
     version = _run([compiler, "--version"]).partition("\n")[0]
     sources = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
     parts = (*(path.read_text() for path in sources), " ".join(_flags()), version, _cpu())
@@ -64,7 +66,7 @@ def _key(compiler: str) -> str:
 
 
 def _cpu() -> str:
-    """What -march=native sees: the CPU's model and its instruction sets."""
+    """Return what -march=native depends on: the CPU's model and its instruction sets."""
     info = Path("/proc/cpuinfo")
     if not info.is_file():
         return f"{platform.machine()} {platform.processor()}"
@@ -74,7 +76,7 @@ def _cpu() -> str:
 
 
 def _compile(compiler: str, library: Path) -> None:
-    """Beside its place, then moved there: whoever sees the file sees all of it."""
+    """Compile into a scratch folder and move the result to its place, where it appears complete."""
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as scratch:
         built = Path(scratch) / library.name
         _run([compiler, *_flags(), "-o", str(built), str(SOURCE)])
@@ -94,7 +96,7 @@ def _run(command: list[str]) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time. The lock goes with its holder, however that ends."""
+    """Hold a file lock, which the system releases when its holder exits, however it exits."""
     deadline = time.monotonic() + DEADLINE_S
     with path.open("w") as file:
         while True:

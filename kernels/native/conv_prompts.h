@@ -24,7 +24,7 @@ struct ConvPrefill {
   int64_t lead() const { return width - 1; }
 };
 
-// Channels first .. first + count, and what a convolution of theirs reads beside its inputs.
+// Channels first .. first + count, and what their convolution reads besides its inputs.
 struct ConvPart {
   int64_t first, count;
   float* taps;    // [width, count]
@@ -66,7 +66,7 @@ inline Vec conv_input(const ConvPrefill& a, int64_t token, int64_t channel, int6
   return a.before ? x * load_run(a.before + place, n) : x;
 }
 
-// What the sums become: channels i .. i + n of a part at a token.
+// Finishes the sums of channels i .. i + n of a part at one token.
 inline void finish_sums(const ConvPrefill& a, int64_t t, int64_t channel, Vec sums, float* to,
                         int64_t n) {
   if (a.silu) sums = silu(sums);

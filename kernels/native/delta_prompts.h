@@ -8,8 +8,8 @@
 //     o_i = S^T (q_i, decayed since the entry) + sum over j <= i of (q_i . k_j) u_j
 //     S'  = decayed S + sum over j of (k_j, decayed to the end) u_j^T
 //
-// A token costs three products with the state however long a strip is, and what it costs beside
-// them grows with the strip; with 16 a row of scores is one vector. Columns of the state do not
+// A token costs three products with the state however long a strip is. All its other costs grow
+// with the strip; with 16 a row of scores is one vector. Columns of the state do not
 // meet, so a panel of them that the nearest cache holds goes through all of it at once.
 #pragma once
 #include "conv_prompts.h"
@@ -222,7 +222,7 @@ class DeltaHead {
     empty = false;
   }
 
-  // Of all queries and keys with all keys.
+  // Multiplies all queries and all keys with all keys.
   void multiply_pairs() {
     transpose(k, STRIP, K, turned);
     memset(q_products, 0, STRIP * STRIP * sizeof(float));

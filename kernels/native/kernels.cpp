@@ -1,9 +1,11 @@
-// Decode kernels for a CPU: what torch is slow at when a batch has few rows.
+// Kernels for a CPU: operations at which torch is slow when a batch has few rows.
 //
-// ABI: `baton_run` runs a list of operations, each a function and a pointer to its arguments (plain
-// structs of pointers, 64-bit integers and doubles; signatures.py mirrors them). The list runs in
-// one parallel region: every thread enters every operation, and its loops (`Team::each`) end when
-// all of their work is done, so that operation i is complete before i + 1 begins.
+// ABI: `baton_run` runs a list of operations, each a function and a pointer to its arguments. The
+// arguments are plain structs of pointers, 64-bit integers and doubles, which signatures.py mirrors;
+// layout.h exports their layout, which is compared when the library is loaded.
+//
+// The list runs in one parallel region. Every thread enters every operation, and its loops
+// (`Team::each`) end when all of their work is done, so operation i is complete before i + 1 begins.
 //
 // Activations are float32. Weights, KV and recurrent state may be bfloat16, weights also int8 with
 // a scale a row. Every sum is taken in an order that depends on the row's own sizes alone, never on
@@ -17,6 +19,7 @@
 #include "conv_prompts.h"
 #include "delta.h"
 #include "delta_prompts.h"
+#include "layout.h"
 #include "linear.h"
 #include "mamba2.h"
 #include "mamba2_prompts.h"
@@ -30,44 +33,85 @@
 
 extern "C" {
 
-#define OPERATION(function, Arguments)                         \
-  void baton_##function(const void* arguments, void* team) {    \
-    function(*static_cast<const Arguments*>(arguments),         \
-             *static_cast<Team*>(team));                        \
-  }
-
-OPERATION(linear, Linear)
-OPERATION(packed_linear, PackedLinear)
-OPERATION(embedding, Embedding)
-OPERATION(rms_norm, RmsNorm)
-OPERATION(swiglu, SwiGlu)
-OPERATION(geglu, GeGlu)
-OPERATION(beside, Beside)
-OPERATION(add_scaled, AddScaled)
-OPERATION(select_rows, SelectRows)
-OPERATION(rope, Rope)
-OPERATION(kv_write, KvWrite)
-OPERATION(attn_decode, AttnDecode)
-OPERATION(attn_prefill, AttnPrefill)
-OPERATION(relu2, Relu2)
-OPERATION(sigmoid_gated, SigmoidGated)
-OPERATION(route_softmax, RouteSoftmax)
-OPERATION(route_grouped, RouteGrouped)
-OPERATION(route_softmax_grouped, RouteSoftmaxGrouped)
-OPERATION(rotate_tails, RotateTails)
-OPERATION(latent_write, LatentWrite)
-OPERATION(mla_query, MlaQuery)
-OPERATION(mla_decode, MlaDecode)
-OPERATION(latent_read, LatentRead)
-OPERATION(mla_prefill, MlaPrefill)
-OPERATION(from_latent, FromLatent)
-OPERATION(experts, Experts)
-OPERATION(conv_step, ConvStep)
-OPERATION(conv_prefill, ConvPrefill)
-OPERATION(delta_step, DeltaStep)
-OPERATION(delta_prefill, DeltaPrefill)
-OPERATION(mamba2_step, Mamba2Step)
-OPERATION(mamba2_prefill, Mamba2Prefill)
+OPERATION(linear, Linear,
+          x, weight, scale, bias, y, rounded, rows, columns, outputs, x_stride, dtype)
+OPERATION(packed_linear, PackedLinear,
+          x, weight, bias, y, rounded, rows, columns, outputs, x_stride, dtype)
+OPERATION(embedding, Embedding, ids, table, scale, out, rows, width, dtype)
+OPERATION(rms_norm, RmsNorm, x, weight, out, rows, heads, width, x_stride, eps)
+OPERATION(swiglu, SwiGlu, gate_up, out, rows, width)
+OPERATION(geglu, GeGlu, gate_up, out, rows, width)
+OPERATION(concat, Concat, x, y, out, rows, x_width, y_width, x_stride, y_stride)
+OPERATION(add_scaled, AddScaled, x, y, out, size, alpha)
+OPERATION(select_rows, SelectRows, x, rows, out, count, width)
+OPERATION(rope, Rope, x, cache, positions, out, rows, heads, head_dim, rotary, x_stride)
+OPERATION(kv_write, KvWrite,
+          k, v, k_pool, v_pool, pages, offsets, tokens, width, k_stride, v_stride, page_stride,
+          dtype)
+OPERATION(attn_decode, AttnDecode,
+          q, k_pool, v_pool, tables, kv_lens, out, rows, heads, kv_heads, head_dim, page_size,
+          q_stride, page_stride, table_stride, dtype, scale)
+OPERATION(attn_prefill, AttnPrefill,
+          q, k_pool, v_pool, tables, starts, kv_lens, out, rows, tokens, heads, kv_heads,
+          head_dim, page_size, q_stride, page_stride, table_stride, dtype, scale)
+OPERATION(relu2, Relu2, x, out, size)
+OPERATION(sigmoid_gated, SigmoidGated, x, gate, out, rows, width, gate_stride, single)
+OPERATION(route_softmax, RouteSoftmax, logits, weights, chosen, rows, experts, top_k)
+OPERATION(route_grouped, RouteGrouped,
+          logits, correction, weights, chosen, rows, experts, top_k, groups, top_groups,
+          normalised, factor)
+OPERATION(route_softmax_grouped, RouteSoftmaxGrouped,
+          logits, weights, chosen, rows, experts, top_k, groups, top_groups, normalised, factor)
+OPERATION(apply_partial_rope, PartialRope,
+          x, cache, positions, out, rows, heads, rotated, x_stride, head_stride, interleaved)
+OPERATION(latent_write, LatentWrite,
+          latents, pool, pages, offsets, tokens, width, latent_stride, page_stride, dtype)
+OPERATION(mla_query, MlaQuery,
+          plain, rotated, up, out, rows, heads, keys, values, rank, tail, plain_stride,
+          plain_head, rotated_stride, rotated_head, dtype)
+OPERATION(mla_decode, MlaDecode,
+          q, pool, tables, kv_lens, out, rows, heads, width, rank, page_size, page_stride,
+          table_stride, dtype, scale)
+OPERATION(latent_read, LatentRead,
+          pool, tables, kv_lens, out, rows, tokens, width, page_size, page_stride, table_stride,
+          dtype)
+OPERATION(mla_prefill, MlaPrefill,
+          plain, rotated, expanded, latents, starts, kv_lens, out, rows, tokens, heads, keys,
+          values, rank, tail, plain_stride, plain_head, rotated_stride, rotated_head, out_stride,
+          scale)
+OPERATION(from_latent, FromLatent, mean, up, out, rows, heads, keys, values, rank, dtype)
+OPERATION(experts, Experts,
+          x, weights, chosen, up, down, up_scale, down_scale, gathered, activated, outer, order,
+          y, rows, width, inner, experts, top_k, x_stride, dtype, gated)
+OPERATION(conv_step, ConvStep,
+          x, before, after, taps, bias, pool, read_slots, write_slots, has_initial, out, rows,
+          channels, x_stride, width, pool_stride, dtype, silu)
+OPERATION(conv_prefill, ConvPrefill,
+          x, before, after, taps, bias, pool, read_slots, write_slots, has_initial, starts,
+          row_snapshots, snapshot_ends, snapshot_slots, out, rows, tokens, channels, x_stride,
+          width, pool_stride, dtype, silu)
+OPERATION(delta_step, DeltaStep,
+          qkv, z, b, a, conv_weight, A, dt_bias, norm_weight, conv_pool, state_pool, read_slots,
+          write_slots, has_initial, convolved, y, rows, qkv_stride, z_stride, b_stride, a_stride,
+          key_heads, heads, key_dim, value_dim, width, conv_stride, state_stride, conv_dtype,
+          state_dtype, channelwise, silu_gate, eps)
+OPERATION(delta_prefill, DeltaPrefill,
+          qkv, z, b, a, conv_weight, A, dt_bias, norm_weight, conv_pool, state_pool, read_slots,
+          write_slots, has_initial, starts, row_snapshots, snapshot_ends, snapshot_slots,
+          row_chunks, chunk_starts, chunk_slots, y, rows, tokens, qkv_stride, z_stride, b_stride,
+          a_stride, key_heads, heads, key_dim, value_dim, width, conv_stride, state_stride,
+          conv_dtype, state_dtype, channelwise, silu_gate, eps)
+OPERATION(mamba2_step, Mamba2Step,
+          zxbcdt, conv_weight, conv_bias, A, D, dt_bias, norm_weight, conv_pool, ssm_pool,
+          read_slots, write_slots, has_initial, convolved, y, rows, stride, heads, head_dim,
+          groups, d_state, width, conv_stride, ssm_stride, conv_dtype, ssm_dtype, gate_last,
+          dt_low, dt_high, eps)
+OPERATION(mamba2_prefill, Mamba2Prefill,
+          zxbcdt, conv_weight, conv_bias, A, D, dt_bias, norm_weight, conv_pool, ssm_pool,
+          read_slots, write_slots, has_initial, starts, row_chunks, chunk_starts, chunk_slots,
+          row_snapshots, snapshot_ends, snapshot_slots, convolved, scores, y, rows, tokens,
+          chunks, chunk, stride, heads, head_dim, groups, d_state, width, conv_stride, ssm_stride,
+          conv_dtype, ssm_dtype, gate_last, dt_low, dt_high, eps)
 
 struct Operation {
   void (*run)(const void*, void*);

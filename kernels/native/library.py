@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from baton.kernels.native.build import BuildError, build
+from baton.kernels.native.layout import check_layout
 from baton.kernels.native.signatures import OPERATIONS, Arguments
 
 
@@ -18,11 +19,13 @@ class Operation(ctypes.Structure):
 
 
 class Library:
-    """Functions by the name of their operation. Loaded after torch, so that both share one
+    """The compiled library's functions. It is loaded after torch, so that both share one
     OpenMP runtime, and with it one set of threads."""
 
     def __init__(self, path: Path) -> None:
         loaded = ctypes.CDLL(str(path))
+        for arguments in OPERATIONS:
+            check_layout(loaded, arguments)
         self._run = loaded.baton_run
         self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self._run.restype = None
@@ -39,7 +42,7 @@ class Library:
         }
 
     def bind(self, arguments: Arguments) -> Operation:
-        """The caller keeps `arguments` alive."""
+        """Return the operation with its arguments, which the caller keeps alive."""
         return Operation(self._functions[arguments.operation], ctypes.addressof(arguments))
 
     def run(
@@ -48,18 +51,20 @@ class Library:
         count: int,
         threads: int | None = None,
     ) -> None:
-        """In order; threads: None for torch's number. The interpreter lock is free meanwhile."""
+        """Run operations in order, without the interpreter lock.
+
+        threads: None for torch's number
+        """
         self._run(ctypes.addressof(operations), count, threads or torch.get_num_threads())
 
     def copy_past_cache(self, to: int, source: int, nbytes: int) -> None:
-        """From address to address; the two do not overlap. The interpreter lock is free
-        meanwhile."""
+        """Copy between addresses that do not overlap, without the interpreter lock."""
         self._copy(to, source, nbytes)
 
 
 @functools.cache
 def load() -> Library | None:
-    """The library, built if need be; None, and one warning, where it cannot be built."""
+    """Return the library, built if need be; None, with one warning, if it cannot be built."""
     try:
         return Library(build())
     except (BuildError, OSError) as error:

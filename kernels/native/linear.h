@@ -8,13 +8,13 @@
 namespace {
 
 struct Linear {
-  const float* x;  // [rows, in], rows x_stride apart
-  const void* weight;  // [out, in]
-  const float* scale;  // [out], of int8 weights
-  const float* bias;   // [out] or null
-  float* y;            // [rows, out]
-  void* rounded;       // [rows, in rounded up to 32] bfloat16, scratch; null where rows are few
-  int64_t rows, in, out, x_stride, dtype;
+  const float* x;  // [rows, columns], rows x_stride apart
+  const void* weight;  // [outputs, columns]
+  const float* scale;  // [outputs], of int8 weights
+  const float* bias;   // [outputs] or null
+  float* y;            // [rows, outputs]
+  void* rounded;  // [rows, columns rounded up to 32] bfloat16, scratch; null where rows are few
+  int64_t rows, columns, outputs, x_stride, dtype;
 };
 
 // The end of a tile. Not a function: gcc would keep `total` in memory to pass it.
@@ -57,7 +57,7 @@ inline void tile(const float* x, int64_t x_stride, const W* w, int64_t w_stride,
 }
 
 #ifdef BATON_DOT_BF16
-// The same from bfloat16 activations, padded with zeros to a multiple of 32: two products a lane.
+// Computes a tile from bfloat16 activations, padded with zeros to a multiple of 32: two products a lane.
 template <int R, int NB>
 inline void tile_bf16(const Bf16* x, int64_t x_stride, const Bf16* w, int64_t in, float* y,
                       int64_t y_stride) {
@@ -114,12 +114,12 @@ struct DotTile {
 template <class Tile, int R, int NB>
 inline void weight_rows(const Linear& a, const typename Tile::Value* x, int64_t x_stride,
                         int64_t o) {
-  const auto* w = static_cast<const typename Tile::Weight*>(a.weight) + o * a.in;
+  const auto* w = static_cast<const typename Tile::Weight*>(a.weight) + o * a.columns;
   float* y = a.y + o;
   int64_t b = 0;
   auto block = [&](auto rows) {
     for (; b + rows <= a.rows; b += rows)
-      Tile::template run<R, rows>(x + b * x_stride, x_stride, w, a.in, y + b * a.out, a.out);
+      Tile::template run<R, rows>(x + b * x_stride, x_stride, w, a.columns, y + b * a.outputs, a.outputs);
   };
   if constexpr (NB > 4) block(std::integral_constant<int, NB>{});
   if constexpr (NB >= 4) block(std::integral_constant<int, 4>{});
@@ -129,7 +129,7 @@ inline void weight_rows(const Linear& a, const typename Tile::Value* x, int64_t 
     float scale = a.scale ? a.scale[o + r] : 1.0f, bias = a.bias ? a.bias[o + r] : 0.0f;
     if (a.scale || a.bias)
       for (int64_t row = 0; row < a.rows; row++)
-        y[row * a.out + r] = y[row * a.out + r] * scale + bias;
+        y[row * a.outputs + r] = y[row * a.outputs + r] * scale + bias;
   }
 }
 
@@ -142,7 +142,7 @@ void linear_part(const Linear& a, const typename Tile::Value* x, int64_t x_strid
   Linear block = a;
   for (int64_t row = 0; row < a.rows; row += BLOCK) {
     block.rows = row + BLOCK < a.rows ? BLOCK : a.rows - row;
-    block.y = a.y + row * a.out;
+    block.y = a.y + row * a.outputs;
     const auto* values = x + row * x_stride;
     int64_t o = first;
     if (a.rows == 1)  // one weight row after another, as they lie: that is read fastest
@@ -156,9 +156,9 @@ constexpr int64_t WEIGHT_PART = 64;  // weight rows of one piece of work
 
 template <class Tile, class F>
 void linear_as(const Linear& a, Team& team, int64_t x_stride, F activations) {
-  team.each((a.out + WEIGHT_PART - 1) / WEIGHT_PART, [&](int64_t part) {
+  team.each((a.outputs + WEIGHT_PART - 1) / WEIGHT_PART, [&](int64_t part) {
     const int64_t first = part * WEIGHT_PART;
-    const int64_t end = first + WEIGHT_PART < a.out ? first + WEIGHT_PART : a.out;
+    const int64_t end = first + WEIGHT_PART < a.outputs ? first + WEIGHT_PART : a.outputs;
     linear_part<Tile>(a, activations(), x_stride, first, end);
   });
 }
@@ -179,9 +179,9 @@ void linear(const Linear& a, Team& team) {
   if (a.dtype == FLOAT32) return linear_as<FloatTile<float>>(a, team, a.x_stride, given);
   if (a.dtype == INT8) return linear_as<FloatTile<int8_t>>(a, team, a.x_stride, given);
 #ifdef BATON_DOT_BF16
-  const int64_t padded = padded_width(a.in);
+  const int64_t padded = padded_width(a.columns);
   auto round = [&](int64_t row, Bf16* to) {
-    convert_row(a.x + row * a.x_stride, to, a.in, padded);
+    convert_row(a.x + row * a.x_stride, to, a.columns, padded);
   };
   if (a.rounded) {
     Bf16* x = static_cast<Bf16*>(a.rounded);

@@ -6,7 +6,7 @@
 
 namespace {
 
-struct RotateTails {
+struct PartialRope {
   const float* x;            // [rows, heads, rotated], rows and heads apart by their strides
   const float* cache;        // [positions, rotated]: cosines, then sines
   const int64_t* positions;  // [rows]
@@ -15,7 +15,7 @@ struct RotateTails {
   int64_t interleaved;  // channels 2 i and 2 i + 1 are a pair, not i and i + rotated / 2
 };
 
-void rotate_tails(const RotateTails& a, Team& team) {
+void apply_partial_rope(const PartialRope& a, Team& team) {
   const int64_t half = a.rotated / 2;
   const int64_t step = a.interleaved ? 2 : 1, apart = a.interleaved ? 1 : half;
   team.each(a.rows, [&](int64_t row) {
@@ -101,8 +101,8 @@ void mla_attend(const MlaDecode& a, int64_t row, int64_t first, int64_t count) {
                              a.page_size, a.page_stride, a.width};
   const int64_t head = row * a.heads + first;
   const TokenHeads heads{a.q + head * a.width, a.out + head * a.rank, 1, count, a.width, a.rank,
-                         static_cast<float>(a.scale), 0.0f};
-  attend_token(heads, latents, latents, 0, a.kv_lens[row]);
+                         static_cast<float>(a.scale)};
+  attend_token(heads, latents, latents, a.kv_lens[row]);
 }
 
 constexpr int64_t MLA_HEADS = 8;  // that one thread takes over a row's latents together

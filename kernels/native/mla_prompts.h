@@ -29,7 +29,7 @@ void latent_read(const LatentRead& a, Team& team) {
   a.dtype == FLOAT32 ? latent_read_as<float>(a, team) : latent_read_as<Bf16>(a, team);
 }
 
-// Of some heads: all that is said of heads is said of these.
+// Attention of some heads; `heads` and all heads' tensors mean these alone.
 struct MlaPrefill {
   const float *plain, *rotated;  // [tokens, heads, keys], [tokens, heads, tail], strided
   const float* expanded;         // [any, heads, keys + values], what `latents` expand to
@@ -69,7 +69,7 @@ void attend_expanded(const MlaPrefill& a, int64_t row, int64_t first, int64_t en
     }
   };
   auto out = [&](int64_t i) { return a.out + token(i) * a.out_stride + head * a.values; };
-  const Piece piece{end - first, 1, prefix + first, prefix + end, width, a.values, 0, 0.0f};
+  const Piece piece{end - first, 1, prefix + first, prefix + end, width, a.values};
   attend_piece<Memory>(piece, query, fetch, out);
 }
 

@@ -52,7 +52,7 @@ struct RouteGrouped {
   double factor;
 };
 
-// What the best two of `size` values add up to.
+// Returns the sum of the two largest of `size` values.
 inline float best_two(const float* values, int64_t size) {
   float first = -INFINITY, second = -INFINITY;
   for (int64_t i = 0; i < size; i++) {
@@ -157,8 +157,8 @@ struct Experts {
 
 // The (row, choice) pairs in order of their experts, in `order`.
 //
-// What `chosen` and `order` hold may be read inside of loops alone: a thread that comes late, when
-// all of this is done, finds something else there.
+// Read `chosen` and `order` inside of loops alone: a thread that arrives after the operation is done
+// finds other contents there.
 struct ByExpert {
   int64_t* places;  // [rows * top_k], where each pair lies
   int64_t* starts;  // [experts + 1], first place of each expert
@@ -199,8 +199,8 @@ void expert_up(const Experts& a, const ByExpert& pairs, int64_t expert, int64_t 
     part.scale = a.up_scale ? a.up_scale + output : nullptr;
     part.y = to;
     part.rows = rows;
-    part.in = a.width;
-    part.out = WEIGHT_PART;
+    part.columns = a.width;
+    part.outputs = WEIGHT_PART;
     linear_part<Tile>(part, reinterpret_cast<const Value*>(a.gathered) + row * x_stride, x_stride,
                       0, count);
   };
@@ -250,8 +250,8 @@ void experts_as(const Experts& a, Team& team) {
     down.scale = a.down_scale ? a.down_scale + expert * a.width : nullptr;
     down.y = a.outer + row * a.width;
     down.rows = pairs.starts[expert + 1] - row;
-    down.in = a.inner;
-    down.out = a.width;
+    down.columns = a.inner;
+    down.outputs = a.width;
     linear_part<Tile>(down, reinterpret_cast<const Value*>(a.activated) + row * stride, stride,
                       first, end);
   });

@@ -9,12 +9,12 @@
 namespace {
 
 struct PackedLinear {
-  const float* x;      // [rows, in], rows x_stride apart
+  const float* x;      // [rows, columns], rows x_stride apart
   const void* weight;  // [panels, steps, 16, inputs a step]: 16 outputs a panel
-  const float* bias;   // [out] or null
-  float* y;            // [rows, out]
+  const float* bias;   // [outputs] or null
+  float* y;            // [rows, outputs]
   Bf16* rounded;       // [rows, padded width], scratch; null where rows are few, or in float32
-  int64_t rows, in, out, x_stride, dtype;
+  int64_t rows, columns, outputs, x_stride, dtype;
 };
 
 // One input of float32 a step, or two of bfloat16.
@@ -73,7 +73,7 @@ inline void panel_tile(const T* x, int64_t x_stride, const T* w, int64_t steps,
 template <class T, int V>
 void panels(const PackedLinear& a, const T* x, int64_t x_stride, int64_t panel) {
   constexpr int64_t DEPTH = depth(T{});
-  const int64_t first = panel * LANES, steps = (a.in + DEPTH - 1) / DEPTH;
+  const int64_t first = panel * LANES, steps = (a.columns + DEPTH - 1) / DEPTH;
   const T* weight = static_cast<const T*>(a.weight) + panel * steps * LANES * DEPTH;
   int64_t row = 0;
   auto block = [&](auto count) {
@@ -81,10 +81,10 @@ void panels(const PackedLinear& a, const T* x, int64_t x_stride, int64_t panel) 
       Vec total[count][V];
       panel_tile<T, count, V>(x + row * x_stride, x_stride, weight, steps, total);
       UNROLL for (int v = 0; v < V; v++) {
-        const int64_t o = first + v * LANES, n = a.out - o < LANES ? a.out - o : LANES;
+        const int64_t o = first + v * LANES, n = a.outputs - o < LANES ? a.outputs - o : LANES;
         const Vec bias = a.bias ? load_run(a.bias + o, n) : Vec{};
         UNROLL for (int r = 0; r < count; r++) {
-          store_run(a.y + (row + r) * a.out + o, total[r][v] + bias, n);
+          store_run(a.y + (row + r) * a.outputs + o, total[r][v] + bias, n);
         }
       }
     }
@@ -97,7 +97,7 @@ void panels(const PackedLinear& a, const T* x, int64_t x_stride, int64_t panel) 
 template <class T, class F>
 void multiply_panels(const PackedLinear& a, Team& team, int64_t x_stride, F activations) {
   constexpr int64_t PART = 4;  // panels of one piece of work
-  const int64_t all = (a.out + LANES - 1) / LANES;
+  const int64_t all = (a.outputs + LANES - 1) / LANES;
   team.each((all + PART - 1) / PART, [&](int64_t part) {
     int64_t panel = part * PART;
     const int64_t end = panel + PART < all ? panel + PART : all;
@@ -113,9 +113,9 @@ void packed_linear(const PackedLinear& a, Team& team) {
   if (a.dtype == FLOAT32) {
     return multiply_panels<float>(a, team, a.x_stride, [&] { return a.x; });
   }
-  const int64_t padded = padded_width(a.in);
+  const int64_t padded = padded_width(a.columns);
   auto round = [&](int64_t row, Bf16* to) {
-    convert_row(a.x + row * a.x_stride, to, a.in, padded);
+    convert_row(a.x + row * a.x_stride, to, a.columns, padded);
   };
   if (a.rounded) {
     team.each(a.rows, [&](int64_t row) { round(row, a.rounded + row * padded); });

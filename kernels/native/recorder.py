@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from baton.core.errors import BatonError
 from baton.kernels.native.library import Library, Operation
 from baton.kernels.native.signatures import Arguments
 from baton.kernels.native.workspace import Workspace
@@ -25,13 +26,13 @@ T = TypeVar("T")
 SMALL = 1 << 20
 
 
-class NotRecordableError(Exception):
-    """Recorded code computed something outside the native library."""
+class NotRecordableError(BatonError):
+    """An operation of recorded code that is not in the native library."""
 
 
 class Arena:
-    """Memory of recorded operations. A tensor that is dropped while recording gives its block to
-    the next that fits, as it will be when the list runs: in the same order."""
+    """The memory of recorded operations. A tensor that is dropped while recording gives its block
+    to the next tensor that fits; the list runs in the same order later."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[bytearray]] = defaultdict(list)
@@ -79,15 +80,15 @@ class Native:
         self._recording: Recording | None = None
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Memory for a result."""
+        """Return memory for a result."""
         if self._recording is None:
             return self._workspace.empty(shape, dtype)
         return self._arena.empty(shape, dtype)
 
     def call(self, arguments: Arguments, small: bool = False) -> None:
-        """Run the operation; or keep it for later.
+        """Run the operation, or append it to the recording.
 
-        small: so little work that it is not worth waking other threads for.
+        small: the work is too little to wake other threads for
         """
         if self._recording is None:
             self.library.run(self.library.bind(arguments), 1, 1 if small else None)
@@ -95,9 +96,10 @@ class Native:
             self._recording.append(arguments)
 
     def record(self, function: Callable[[], T]) -> tuple[Recording, T]:
-        """What `function` would have run, and its result, whose memory each run fills anew.
+        """Record the operations of `function`; return them and its result, which each run fills
+        anew.
 
-        What it reads beside its own results must stay where it is. Raises NotRecordableError.
+        What it reads besides its own results must stay at its address. Raises NotRecordableError.
         """
         recording = self._recording = Recording(self.library)
         try:
@@ -120,8 +122,8 @@ _VIEWS = {
 class _ViewsAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is ever compiled. Where torch wraps the method below to say so, its first
-        call imports torch._dynamo: seconds, with the interpreter lock held, in the first step."""
+        """Tell torch that the method below is never compiled. If torch has to find that out itself,
+        the first call imports torch._dynamo, which holds the interpreter lock for seconds."""
         return False
 
     def __torch_dispatch__(

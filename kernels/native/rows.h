@@ -1,4 +1,4 @@
-// What is done to each row of the activations, or to each value.
+// Operations on each row of the activations, or on each value.
 #pragma once
 #include "team.h"
 #include "vectors.h"
@@ -35,7 +35,7 @@ struct RmsNorm {
   const float* weight;  // [heads, width]
   float* out;           // [rows, heads, width]
   int64_t rows, heads, width, x_stride;
-  double eps, weight_offset;  // the weight is weight_offset + what is stored
+  double eps;
 };
 
 float mean_square(const float* x, int64_t width) {
@@ -48,7 +48,7 @@ float mean_square(const float* x, int64_t width) {
 }
 
 void rms_norm(const RmsNorm& a, Team& team) {
-  const float offset = static_cast<float>(a.weight_offset), eps = static_cast<float>(a.eps);
+  const float eps = static_cast<float>(a.eps);
   team.each(a.rows, [&](int64_t row) {
     for (int64_t head = 0; head < a.heads; head++) {
       const float* x = a.x + row * a.x_stride + head * a.width;
@@ -56,7 +56,7 @@ void rms_norm(const RmsNorm& a, Team& team) {
       float* out = a.out + (row * a.heads + head) * a.width;
       const float scale = 1.0f / sqrtf(mean_square(x, a.width) + eps);
       runs(a.width, [&](int64_t i, int64_t n) {
-        store_run(out + i, load_run(x + i, n) * scale * (load_run(weights + i, n) + offset), n);
+        store_run(out + i, load_run(x + i, n) * scale * load_run(weights + i, n), n);
       });
     }
   });
@@ -95,13 +95,13 @@ void geglu(const GeGlu& a, Team& team) {
   });
 }
 
-struct Beside {
+struct Concat {
   const float *x, *y;  // [rows, x_width], [rows, y_width], rows apart by their strides
   float* out;          // [rows, x_width + y_width]
   int64_t rows, x_width, y_width, x_stride, y_stride;
 };
 
-void beside(const Beside& a, Team& team) {
+void concat(const Concat& a, Team& team) {
   team.each(a.rows, [&](int64_t row) {
     float* out = a.out + row * (a.x_width + a.y_width);
     memcpy(out, a.x + row * a.x_stride, a.x_width * sizeof(float));

@@ -1,15 +1,17 @@
-"""The arguments of the native operations, field by field as in the headers."""
+"""The arguments of the native operations, field by field as in the C++ headers."""
 
 import ctypes
 from ctypes import c_double, c_int64, c_void_p
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
 def _fields(pointers: str, sizes: str, numbers: str = "") -> list[tuple[str, type]]:
-    """Names of pointers, then of 64-bit integers, then of doubles."""
+    """Return `_fields_`: pointers first, then 64-bit integers, then doubles."""
     return [
         *((name, c_void_p) for name in pointers.split()),
         *((name, c_int64) for name in sizes.split()),
@@ -18,103 +20,137 @@ def _fields(pointers: str, sizes: str, numbers: str = "") -> list[tuple[str, typ
 
 
 class Arguments(ctypes.Structure):
-    """Of one operation; `operation` is its name in the library."""
+    """The arguments of one operation, built by keyword from tensors and numbers.
 
-    operation: str
+    operation: name of the operation in the library
+    optional:  names of the pointers that may be None
+    """
+
+    operation: ClassVar[str]
+    optional: ClassVar[frozenset[str]] = frozenset()
+    _names: ClassVar[frozenset[str]]
+    _pointers: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls) -> None:
+        cls._names = frozenset(field[0] for field in cls._fields_)
+        cls._pointers = tuple(field[0] for field in cls._fields_ if field[1] is c_void_p)
+
+    def __init__(self, **values: Tensor | float | None) -> None:
+        """Take the address of each tensor. The caller keeps the tensors alive.
+
+        Raises TypeError for a name that is missing or unknown, and for a pointer that is not given
+        as a tensor; an optional one may be None.
+        """
+        if values.keys() != self._names:
+            missing, unknown = self._names - values.keys(), values.keys() - self._names
+            raise TypeError(
+                f"{type(self).__name__} is missing {sorted(missing)} and does not know "
+                f"{sorted(unknown)}"
+            )
+        for name in self._pointers:
+            tensor = values[name]
+            if isinstance(tensor, Tensor):
+                values[name] = tensor.data_ptr()
+            elif tensor is not None or name not in self.optional:
+                raise TypeError(f"{type(self).__name__}.{name} must be a tensor, got {tensor!r}")
+        super().__init__(**values)
 
 
-class Linear(Arguments):
+class LinearArguments(Arguments):
     operation = "linear"
+    optional = frozenset({"scale", "bias", "rounded"})
     _fields_ = _fields("x weight scale bias y rounded", "rows columns outputs x_stride dtype")
 
 
-class PackedLinear(Arguments):
+class PackedLinearArguments(Arguments):
     operation = "packed_linear"
+    optional = frozenset({"bias", "rounded"})
     _fields_ = _fields("x weight bias y rounded", "rows columns outputs x_stride dtype")
 
 
-class Embedding(Arguments):
+class EmbeddingArguments(Arguments):
     operation = "embedding"
+    optional = frozenset({"scale"})
     _fields_ = _fields("ids table scale out", "rows width dtype")
 
 
-class RmsNorm(Arguments):
+class RmsNormArguments(Arguments):
     operation = "rms_norm"
-    _fields_ = _fields("x weight out", "rows heads width x_stride", "eps weight_offset")
+    _fields_ = _fields("x weight out", "rows heads width x_stride", "eps")
 
 
-class SwiGlu(Arguments):
+class SwiGluArguments(Arguments):
     operation = "swiglu"
     _fields_ = _fields("gate_up out", "rows width")
 
 
-class GeGlu(Arguments):
+class GeGluArguments(Arguments):
     operation = "geglu"
     _fields_ = _fields("gate_up out", "rows width")
 
 
-class Beside(Arguments):
-    operation = "beside"
+class ConcatArguments(Arguments):
+    operation = "concat"
     _fields_ = _fields("x y out", "rows x_width y_width x_stride y_stride")
 
 
-class Relu2(Arguments):
+class Relu2Arguments(Arguments):
     operation = "relu2"
     _fields_ = _fields("x out", "size")
 
 
-class SigmoidGated(Arguments):
+class SigmoidGatedArguments(Arguments):
     operation = "sigmoid_gated"
     _fields_ = _fields("x gate out", "rows width gate_stride single")
 
 
-class AddScaled(Arguments):
+class AddScaledArguments(Arguments):
     operation = "add_scaled"
+    optional = frozenset({"x"})
     _fields_ = _fields("x y out", "size", "alpha")
 
 
-class SelectRows(Arguments):
+class SelectRowsArguments(Arguments):
     operation = "select_rows"
     _fields_ = _fields("x rows out", "count width")
 
 
-class Rope(Arguments):
+class RopeArguments(Arguments):
     operation = "rope"
     _fields_ = _fields("x cache positions out", "rows heads head_dim rotary x_stride")
 
 
-class KvWrite(Arguments):
+class KvWriteArguments(Arguments):
     operation = "kv_write"
     _fields_ = _fields(
         "k v k_pool v_pool pages offsets", "tokens width k_stride v_stride page_stride dtype"
     )
 
 
-class AttnDecode(Arguments):
+class AttnDecodeArguments(Arguments):
     operation = "attn_decode"
     _fields_ = _fields(
         "q k_pool v_pool tables kv_lens out",
-        "rows heads kv_heads head_dim page_size q_stride page_stride table_stride dtype window",
-        "scale softcap",
+        "rows heads kv_heads head_dim page_size q_stride page_stride table_stride dtype",
+        "scale",
     )
 
 
-class AttnPrefill(Arguments):
+class AttnPrefillArguments(Arguments):
     operation = "attn_prefill"
     _fields_ = _fields(
         "q k_pool v_pool tables starts kv_lens out",
-        "rows tokens heads kv_heads head_dim page_size q_stride page_stride table_stride dtype "
-        "window",
-        "scale softcap",
+        "rows tokens heads kv_heads head_dim page_size q_stride page_stride table_stride dtype",
+        "scale",
     )
 
 
-class RouteSoftmax(Arguments):
+class RouteSoftmaxArguments(Arguments):
     operation = "route_softmax"
     _fields_ = _fields("logits weights chosen", "rows experts top_k")
 
 
-class RouteGrouped(Arguments):
+class RouteGroupedArguments(Arguments):
     operation = "route_grouped"
     _fields_ = _fields(
         "logits correction weights chosen",
@@ -123,26 +159,26 @@ class RouteGrouped(Arguments):
     )
 
 
-class RouteSoftmaxGrouped(Arguments):
+class RouteSoftmaxGroupedArguments(Arguments):
     operation = "route_softmax_grouped"
     _fields_ = _fields(
         "logits weights chosen", "rows experts top_k groups top_groups normalised", "factor"
     )
 
 
-class RotateTails(Arguments):
-    operation = "rotate_tails"
+class PartialRopeArguments(Arguments):
+    operation = "apply_partial_rope"
     _fields_ = _fields(
         "x cache positions out", "rows heads rotated x_stride head_stride interleaved"
     )
 
 
-class LatentWrite(Arguments):
+class LatentWriteArguments(Arguments):
     operation = "latent_write"
     _fields_ = _fields("latents pool pages offsets", "tokens width latent_stride page_stride dtype")
 
 
-class MlaQuery(Arguments):
+class MlaQueryArguments(Arguments):
     operation = "mla_query"
     _fields_ = _fields(
         "plain rotated up out",
@@ -151,7 +187,7 @@ class MlaQuery(Arguments):
     )
 
 
-class MlaDecode(Arguments):
+class MlaDecodeArguments(Arguments):
     operation = "mla_decode"
     _fields_ = _fields(
         "q pool tables kv_lens out",
@@ -160,7 +196,7 @@ class MlaDecode(Arguments):
     )
 
 
-class LatentRead(Arguments):
+class LatentReadArguments(Arguments):
     operation = "latent_read"
     _fields_ = _fields(
         "pool tables kv_lens out",
@@ -168,7 +204,7 @@ class LatentRead(Arguments):
     )
 
 
-class MlaPrefill(Arguments):
+class MlaPrefillArguments(Arguments):
     operation = "mla_prefill"
     _fields_ = _fields(
         "plain rotated expanded latents starts kv_lens out",
@@ -178,29 +214,32 @@ class MlaPrefill(Arguments):
     )
 
 
-class FromLatent(Arguments):
+class FromLatentArguments(Arguments):
     operation = "from_latent"
     _fields_ = _fields("mean up out", "rows heads keys values rank dtype")
 
 
-class Experts(Arguments):
+class ExpertsArguments(Arguments):
     operation = "experts"
+    optional = frozenset({"up_scale", "down_scale"})
     _fields_ = _fields(
         "x weights chosen up down up_scale down_scale gathered activated outer order y",
         "rows width inner experts top_k x_stride dtype gated",
     )
 
 
-class ConvStep(Arguments):
+class ConvStepArguments(Arguments):
     operation = "conv_step"
+    optional = frozenset({"bias", "has_initial"})
     _fields_ = _fields(
         "x before after taps bias pool read_slots write_slots has_initial out",
         "rows channels x_stride width pool_stride dtype silu",
     )
 
 
-class ConvPrefill(Arguments):
+class ConvPrefillArguments(Arguments):
     operation = "conv_prefill"
+    optional = frozenset({"bias"})
     _fields_ = _fields(
         "x before after taps bias pool read_slots write_slots has_initial starts "
         "row_snapshots snapshot_ends snapshot_slots out",
@@ -208,8 +247,9 @@ class ConvPrefill(Arguments):
     )
 
 
-class DeltaStep(Arguments):
+class DeltaStepArguments(Arguments):
     operation = "delta_step"
+    optional = frozenset({"has_initial"})
     _fields_ = _fields(
         "qkv z b a conv_weight A dt_bias norm_weight conv_pool state_pool "
         "read_slots write_slots has_initial convolved y",
@@ -219,7 +259,7 @@ class DeltaStep(Arguments):
     )
 
 
-class DeltaPrefill(Arguments):
+class DeltaPrefillArguments(Arguments):
     operation = "delta_prefill"
     _fields_ = _fields(
         "qkv z b a conv_weight A dt_bias norm_weight conv_pool state_pool "
@@ -231,8 +271,9 @@ class DeltaPrefill(Arguments):
     )
 
 
-class Mamba2Step(Arguments):
+class Mamba2StepArguments(Arguments):
     operation = "mamba2_step"
+    optional = frozenset({"conv_bias", "norm_weight", "has_initial"})
     _fields_ = _fields(
         "zxbcdt conv_weight conv_bias A D dt_bias norm_weight conv_pool ssm_pool "
         "read_slots write_slots has_initial convolved y",
@@ -242,8 +283,9 @@ class Mamba2Step(Arguments):
     )
 
 
-class Mamba2Prefill(Arguments):
+class Mamba2PrefillArguments(Arguments):
     operation = "mamba2_prefill"
+    optional = frozenset({"conv_bias", "norm_weight"})
     _fields_ = _fields(
         "zxbcdt conv_weight conv_bias A D dt_bias norm_weight conv_pool ssm_pool "
         "read_slots write_slots has_initial starts row_chunks chunk_starts chunk_slots "
@@ -255,36 +297,36 @@ class Mamba2Prefill(Arguments):
 
 
 OPERATIONS: tuple[type[Arguments], ...] = (
-    Linear,
-    PackedLinear,
-    Embedding,
-    RmsNorm,
-    SwiGlu,
-    GeGlu,
-    Beside,
-    Relu2,
-    SigmoidGated,
-    AddScaled,
-    SelectRows,
-    Rope,
-    KvWrite,
-    AttnDecode,
-    AttnPrefill,
-    RouteSoftmax,
-    RouteGrouped,
-    RouteSoftmaxGrouped,
-    RotateTails,
-    LatentWrite,
-    MlaQuery,
-    MlaDecode,
-    LatentRead,
-    MlaPrefill,
-    FromLatent,
-    Experts,
-    ConvStep,
-    ConvPrefill,
-    DeltaStep,
-    DeltaPrefill,
-    Mamba2Step,
-    Mamba2Prefill,
+    LinearArguments,
+    PackedLinearArguments,
+    EmbeddingArguments,
+    RmsNormArguments,
+    SwiGluArguments,
+    GeGluArguments,
+    ConcatArguments,
+    Relu2Arguments,
+    SigmoidGatedArguments,
+    AddScaledArguments,
+    SelectRowsArguments,
+    RopeArguments,
+    KvWriteArguments,
+    AttnDecodeArguments,
+    AttnPrefillArguments,
+    RouteSoftmaxArguments,
+    RouteGroupedArguments,
+    RouteSoftmaxGroupedArguments,
+    PartialRopeArguments,
+    LatentWriteArguments,
+    MlaQueryArguments,
+    MlaDecodeArguments,
+    LatentReadArguments,
+    MlaPrefillArguments,
+    FromLatentArguments,
+    ExpertsArguments,
+    ConvStepArguments,
+    ConvPrefillArguments,
+    DeltaStepArguments,
+    DeltaPrefillArguments,
+    Mamba2StepArguments,
+    Mamba2PrefillArguments,
 )

@@ -13,31 +13,28 @@ struct Softmax {
   float *top, *total, *values;
 };
 
-// Scores of one query against a block of keys, of which it sees lo .. hi: to weights, in place.
-inline void weigh(float* scores, int64_t lo, int64_t hi, float cap, int64_t query, int64_t width,
+// Turns the scores of one query against a block of keys into weights, in place. The query sees the
+// first `seen` keys, at least one; the weights of the others are zero.
+inline void weigh(float* scores, int64_t seen, int64_t query, int64_t width,
                   const Softmax& softmax) {
-  if (cap > 0) {
-    for (int64_t i = lo; i < hi; i++) scores[i] = cap * tanhf(scores[i] / cap);
-  }
   float top = softmax.top[query];
-  int64_t next = lo;
-  if (hi - lo >= LANES) {
+  int64_t next = 0;
+  if (seen >= LANES) {
     Vec tops = splat(top);
-    for (; next + LANES <= hi; next += LANES) {
+    for (; next + LANES <= seen; next += LANES) {
       const Vec some = load(scores + next);
       tops = some > tops ? some : tops;
     }
     UNROLL for (int i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
   }
-  for (; next < hi; next++) top = scores[next] > top ? scores[next] : top;
-  memset(scores, 0, lo * sizeof(float));
+  for (; next < seen; next++) top = scores[next] > top ? scores[next] : top;
   Vec added = {};
-  runs(hi - lo, [&](int64_t i, int64_t n) {
-    const Vec weights = exp(load_run(scores + lo + i, n) - top);
-    store_run(scores + lo + i, weights, n);
-    added += load_run(scores + lo + i, n);  // no lane past the run
+  runs(seen, [&](int64_t i, int64_t n) {
+    const Vec weights = exp(load_run(scores + i, n) - top);
+    store_run(scores + i, weights, n);
+    added += load_run(scores + i, n);  // no lane past the run
   });
-  memset(scores + hi, 0, (KEYS - hi) * sizeof(float));
+  memset(scores + seen, 0, (KEYS - seen) * sizeof(float));
   if (top > softmax.top[query]) {
     const float faded = expf(softmax.top[query] - top);
     float* values = softmax.values + query * width;

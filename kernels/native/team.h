@@ -12,14 +12,14 @@ struct alignas(128) Loop {
   std::atomic<int64_t> next{0}, done{0};
 };
 
-// What one thread knows of the run that it is part of.
+// One thread's view of a run.
 //
-// A loop ends when its work is done, not when all threads have come to its end: a thread that the
-// system holds up between two pieces of work holds up nobody. (OpenMP's barrier waits for it, and
-// where cores are shared with other processes a step of 300 barriers took ten times as long.)
+// A loop ends when its work is done, not when all threads have reached its end. A thread that the
+// system suspends between two pieces of work therefore delays no other. (OpenMP's barrier waits for
+// it: on cores shared with other processes a step of 300 barriers took ten times as long.)
 //
-// So a thread may come to an operation when it is long done, and its inputs and scratch belong to
-// others: outside of loops it may read nothing but the arguments themselves.
+// A thread may thus reach an operation after it is done, when its inputs and scratch serve others.
+// Outside of loops an operation may read nothing but its arguments.
 class Team {
  public:
   Team(Loop* loops, int64_t threads) : loop_(loops), threads_(threads) {}

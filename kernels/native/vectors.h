@@ -86,7 +86,7 @@ inline void store(T* p, Vec v, int64_t n) {
 }
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-// The same by masks: a copy of unknown length is a call.
+// Loads and stores by masks, because a copy of unknown length would be a function call.
 inline __mmask16 first_lanes(int64_t n) { return static_cast<__mmask16>((1u << n) - 1); }
 inline Vec load(const float* p, int64_t n) {
   return (Vec)_mm512_maskz_loadu_ps(first_lanes(n), p);

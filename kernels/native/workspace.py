@@ -27,7 +27,7 @@ class Workspace:
         self._blocks: dict[int, list[memoryview]] = defaultdict(list)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """torch.empty, on a CPU."""
+        """Allocate like torch.empty on a CPU."""
         count = prod(shape)
         nbytes = count * dtype.itemsize
         if nbytes < _SMALLEST:

@@ -13,8 +13,8 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def dot(a, b):
-    """a [m, k] b [k, n] -> [m, n] float32. A float32 operand is taken as a sum of tf32 numbers: it
-    keeps its precision, on tensor cores."""
+    """Multiply a [m, k] by b [k, n] -> [m, n] float32. A float32 operand is taken as a sum of tf32
+    numbers: it keeps its precision, on tensor cores."""
     if INTERPRETED:
         a = a.to(tl.float32)
         b = b.to(tl.float32)
@@ -23,7 +23,7 @@ def dot(a, b):
 
 @triton.jit
 def narrow(x, dtype: tl.constexpr):
-    """float32 x, rounded to dtype."""
+    """Round float32 x to dtype."""
     if INTERPRETED:
         if dtype == tl.bfloat16:
             bits = x.to(tl.uint32, bitcast=True)
@@ -33,13 +33,13 @@ def narrow(x, dtype: tl.constexpr):
 
 @triton.jit
 def sigmoid(x):
-    """Of float32."""
+    """Compute 1 / (1 + exp(-x)) of float32."""
     return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
 def log1p(x):
-    """log(1 + x) of float32 above -1, with small results as exact as large ones."""
+    """Compute log(1 + x) of float32 above -1, with small results as exact as large ones."""
     u = 1.0 + x
     # Kahan's correction: what the sum 1 + x has lost of x is lost from the logarithm alike.
     return tl.where(u == 1.0, x, tl.log(u) * (x / tl.where(u == 1.0, 1.0, u - 1.0)))
@@ -47,17 +47,11 @@ def log1p(x):
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x)) of float32, with small results as exact as large ones."""
+    """Compute log(1 + exp(x)) of float32, with small results as exact as large ones."""
     return tl.maximum(x, 0.0) + log1p(tl.exp(-tl.abs(x)))
 
 
 @triton.jit
 def discretise(dt, dt_bias, low, high):
-    """clamp(softplus(dt + dt_bias)) of float32."""
+    """Compute clamp(softplus(dt + dt_bias)) of float32."""
     return tl.minimum(tl.maximum(softplus(dt + dt_bias), low), high)
-
-
-@triton.jit
-def tanh(x):
-    """Of float32; exact at both infinities."""
-    return 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0

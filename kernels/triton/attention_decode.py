@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.triton.arithmetic import dot, narrow, tanh
+from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.attention_prefill import LOG2_E
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
@@ -22,7 +22,7 @@ _KEYS = 64  # of one product; half as many in float32
 
 
 def parts_of(capacity: int) -> int:
-    """Parts that a row of up to `capacity` tokens may have."""
+    """Return the largest number of parts of a row of up to `capacity` tokens."""
     return min(MOST_PARTS, max(1, -(-capacity // LEAST_PART)))
 
 
@@ -34,10 +34,8 @@ def paged_attn_decode(
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
-    softcap: float | None = None,
-    window: int | None = None,
 ) -> Tensor:
-    """As baton.kernels.attention.paged_attn_decode, without a look at the host's lengths."""
+    """Implement `Kernels.paged_attn_decode`, without a look at the host's lengths."""
     rows, heads, width = q.shape
     page_size, kv_heads = k_pool.shape[1:3]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -50,12 +48,11 @@ def paged_attn_decode(
     widths = {"WIDTH": width, "BLOCK_D": block(width, SMALLEST_DOT)}
     _attend_part[(parts, kv_heads, rows)](
         packed(q), packed(k_pool), packed(v_pool), block_tables, kv_lens, means, sums,
-        scale, softcap or 0.0, window or 0, q.stride(0), k_pool.stride(0), v_pool.stride(0),
+        scale, q.stride(0), k_pool.stride(0), v_pool.stride(0),
         block_tables.stride(0), heads, parts, PAGE_SIZE=page_size,
         KV_HEADS=kv_heads, PER_KV_HEAD=per_kv_head, HEADS=block(per_kv_head, SMALLEST_DOT),
         KEYS=_KEYS if q.dtype != torch.float32 else _KEYS // 2, LEAST=LEAST_PART, MOST=MOST_PARTS,
-        SOFTCAP=softcap is not None, WINDOW=window is not None, **widths,
-        num_warps=4, num_stages=3,
+        **widths, num_warps=4, num_stages=3,
     )  # fmt: skip
     merge_parts[(heads, rows)](
         means, sums, kv_lens, out, heads, parts, LEAST=LEAST_PART, MOST=MOST_PARTS, QUERIES=1,
@@ -66,7 +63,7 @@ def paged_attn_decode(
 
 @triton.jit
 def part_length(kv_len, LEAST: tl.constexpr, MOST: tl.constexpr):
-    """Tokens of a part of a row of kv_len tokens, a multiple of 64."""
+    """Return the tokens of a part of a row of kv_len tokens, a multiple of 64."""
     return tl.maximum(LEAST, tl.cdiv(tl.cdiv(kv_len, MOST), 64) * 64)
 
 
@@ -80,8 +77,6 @@ def _attend_part(
     means,
     sums,
     scale,
-    softcap,
-    window,
     q_stride,
     k_page,
     v_page,
@@ -95,12 +90,10 @@ def _attend_part(
     KEYS: tl.constexpr,
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One part of one row's context, for the query heads of one KV head.
+    """Attend to one part of one row's context, for the query heads of one KV head.
 
     Positions are int32 and the page's size is known when this is compiled: a 64-bit division is a
     call of some hundred instructions, for every position.
@@ -125,14 +118,9 @@ def _attend_part(
         best = tl.full((HEADS,), -1e30, tl.float32)
         total = tl.zeros((HEADS,), tl.float32)
         mean = tl.zeros((HEADS, BLOCK_D), tl.float32)
-        first_seen = begin
-        if WINDOW:
-            first_seen = tl.maximum(begin, (kv_len - window) // KEYS * KEYS)
-        for first in range(first_seen, end, KEYS):
+        for first in range(begin, end, KEYS):
             position = first + tl.arange(0, KEYS)
             held = position < end
-            if WINDOW:
-                held = held & (position >= kv_len - window)
             pages = block_tables + row * table_stride + position // PAGE_SIZE
             page = tl.load(pages, mask=held, other=0).to(tl.int64)
             place = (position % PAGE_SIZE) * (KV_HEADS * WIDTH) + kv_head * WIDTH
@@ -147,8 +135,6 @@ def _attend_part(
                 other=0.0,
             ).to(queries.dtype)
             scores = dot(queries, keys) * scale
-            if SOFTCAP:
-                scores = softcap * tanh(scores / softcap)
             scores = tl.where(held[None, :], scores * LOG2_E, -1e30)
             better = tl.maximum(best, tl.max(scores, axis=1))
             weights = tl.where(held[None, :], tl.exp2(scores - better[:, None]), 0.0)
@@ -177,7 +163,8 @@ def merge_parts(
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One head of one row: the parts weighted by their sums; zeros for a row without tokens.
+    """Merge the parts of one head of one row, weighted by their sums; zeros for a row without
+    tokens.
 
     means: [rows, heads, parts, WIDTH], not yet divided; sums: [rows, heads, parts, 2], the largest
     exponent (of two) and the sum of weights; out: [rows, heads, WIDTH]

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.triton.arithmetic import dot, narrow, tanh
+from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -26,10 +26,8 @@ def paged_attn_prefill(
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
-    softcap: float | None = None,
-    window: int | None = None,
 ) -> Tensor:
-    """As baton.kernels.attention.paged_attn_prefill; q may be strided over tokens. Of the host
+    """Implement `Kernels.paged_attn_prefill`; q may be strided over tokens. Of the host
     lengths only the new tokens are read."""
     tokens, heads, width = q.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -44,11 +42,11 @@ def paged_attn_prefill(
     queries = min(_QUERIES // narrow, block(longest, SMALLEST_DOT))
     _attend[(triton.cdiv(longest, queries), heads, len(starts) - 1)](
         packed(q), packed(k_pool), packed(v_pool), block_tables, cu_seqlens_q, kv_lens, out,
-        scale, softcap or 0.0, window or 0, q.stride(0), k_pool.stride(0), v_pool.stride(0),
+        scale, q.stride(0), k_pool.stride(0), v_pool.stride(0),
         block_tables.stride(0), heads, heads // kv_heads, PAGE_SIZE=page_size,
         KV_HEADS=kv_heads, WIDTH=width, BLOCK_D=block(width, SMALLEST_DOT), QUERIES=queries,
-        KEYS=_KEYS if q.dtype != torch.float32 else _KEYS // 2, SOFTCAP=softcap is not None,
-        WINDOW=window is not None, num_warps=8 if queries > 32 else 4, num_stages=2,
+        KEYS=_KEYS if q.dtype != torch.float32 else _KEYS // 2,
+        num_warps=8 if queries > 32 else 4, num_stages=2,
     )  # fmt: skip
     return out
 
@@ -63,8 +61,6 @@ def _attend(
     kv_lens,
     out,
     scale,
-    softcap,
-    window,
     q_stride,
     k_page,
     v_page,
@@ -77,10 +73,9 @@ def _attend(
     BLOCK_D: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr,
 ):
-    """Some new tokens of one row, for one query head. The last tokens, which see most, go first.
+    """Attend from some new tokens of one row, for one query head. The last tokens, which see most,
+    go first.
 
     Positions and pages: as in attention_decode.
     """
@@ -106,10 +101,7 @@ def _attend(
         total = tl.zeros((QUERIES,), tl.float32)
         mean = tl.zeros((QUERIES, BLOCK_D), tl.float32)
         seen_to = tl.minimum(prefix + first_block + QUERIES, kv_len)
-        seen_from = tl.zeros((), tl.int32)
-        if WINDOW:
-            seen_from = tl.maximum(prefix + first_block - window + 1, 0) // KEYS * KEYS
-        for first in range(seen_from, seen_to, KEYS):
+        for first in range(0, seen_to, KEYS):
             position = first + tl.arange(0, KEYS)
             held = position < kv_len
             pages = block_tables + row.to(tl.int64) * table_stride + position // PAGE_SIZE
@@ -121,11 +113,7 @@ def _attend(
                 other=0.0,
             ).to(queries.dtype)
             scores = dot(queries, keys) * scale
-            if SOFTCAP:
-                scores = softcap * tanh(scores / softcap)
             visible = (position[None, :] <= own[:, None]) & held[None, :]
-            if WINDOW:
-                visible = visible & (position[None, :] > own[:, None] - window)
             scores = tl.where(visible, scores * LOG2_E, -1e30)
             better = tl.maximum(best, tl.max(scores, axis=1))
             weights = tl.where(visible, tl.exp2(scores - better[:, None]), 0.0)

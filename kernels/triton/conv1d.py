@@ -32,12 +32,10 @@ def causal_conv1d_update(
     write_slots: Tensor,
     has_initial: Tensor | None = None,
     silu: bool = True,
-    track_slots: Tensor | None = None,
     gates: Gates = (None, None),
 ) -> Tensor:
-    """As baton.kernels.conv1d.causal_conv1d_update.
+    """Compute baton.kernels.conv1d.causal_conv1d_update.
 
-    track_slots: [B] int64, slots that take a copy of the new window in the same launch; 0: none
     gates: see Gates
     """
     rows, channels = x.shape
@@ -52,7 +50,6 @@ def causal_conv1d_update(
         packed(conv_pool),
         read_slots,
         write_slots,
-        track_slots,
         has_initial,
         y,
         x.stride(0),
@@ -68,7 +65,7 @@ def causal_conv1d_update(
 
 @triton.jit
 def _inputs(x, before, place, mask):
-    """float32: what the convolution takes at `place`, rounded as a window keeps it."""
+    """Return the convolution's float32 inputs at `place`, rounded as a window keeps them."""
     value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
     if before is not None:
         value = value * tl.load(before + place, mask=mask, other=0.0).to(tl.float32)
@@ -86,7 +83,6 @@ def _conv_update(
     pool,
     read_slots,
     write_slots,
-    track_slots,
     has_initial,
     y,
     x_stride,
@@ -96,8 +92,8 @@ def _conv_update(
     SILU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Some channels of one row. A thread reads and moves on the windows of its own channels, so a
-    slot that is read and written needs no barrier."""
+    """Advance some channels of one row. A thread reads and moves on the windows of its own
+    channels, so a slot that is read and written needs no barrier."""
     LEAD: tl.constexpr = WIDTH - 1
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.program_id(1).to(tl.int64)
@@ -107,10 +103,6 @@ def _conv_update(
         started = tl.load(has_initial + row) != 0
     source = pool + tl.load(read_slots + row) * slot_stride + channel * LEAD
     target = pool + tl.load(write_slots + row) * slot_stride + channel * LEAD
-    track = tl.zeros((), tl.int64)
-    if track_slots is not None:
-        track = tl.load(track_slots + row)
-    copy = pool + track * slot_stride + channel * LEAD
 
     total = tl.zeros((BLOCK,), tl.float32)
     if bias is not None:
@@ -122,15 +114,9 @@ def _conv_update(
         total += value * tl.load(weight + channel * WIDTH + tap, mask=inside, other=0.0)
         if tap > 0:
             tl.store(target + tap - 1, value, mask=inside)
-            if track_slots is not None:
-                if track > 0:
-                    tl.store(copy + tap - 1, value, mask=inside)
     newest = _inputs(x, before, row * x_stride + channel, inside)
     total += newest * tl.load(weight + channel * WIDTH + LEAD, mask=inside, other=0.0)
     tl.store(target + LEAD - 1, newest, mask=inside)
-    if track_slots is not None:
-        if track > 0:
-            tl.store(copy + LEAD - 1, newest, mask=inside)
     if SILU:
         total = total * sigmoid(total)
     if after is not None:
@@ -147,7 +133,7 @@ def gated_conv_step(
     write_slots: Tensor,
     has_initial: Tensor | None = None,
 ) -> Tensor:
-    """As baton.kernels.conv1d.gated_conv_step, in one launch."""
+    """Implement `Kernels.gated_conv_step`, in one launch."""
     before, after, x = bcx.chunk(3, dim=-1)
     slots = (read_slots, write_slots, has_initial)
     return causal_conv1d_update(
@@ -161,7 +147,7 @@ def plan_gated_conv_prefill(
     width: int,
     snapshots: SnapshotPlan | None,
 ) -> HostPlan[GatedConvRows]:
-    """As baton.kernels.conv1d.plan_gated_conv_prefill; two launches a layer."""
+    """Implement `Kernels.plan_gated_conv_prefill`; two launches a layer."""
     tiles = conv_tiles(cu_seqlens_host, prefix_lens_host, snapshots)
 
     def build(parts: Iterator[Tensor]) -> GatedConvRows:
@@ -182,7 +168,7 @@ def _gated_prompts(
 
 @dataclass(frozen=True)
 class ConvTiles:
-    """Which tokens each program takes, and which windows are kept; built once a batch.
+    """The tokens of each program and the windows to keep; built once a batch.
 
     rows, starts:  [tiles] int64, a tile's row and its first packed token
     cu_seqlens:    [B + 1] int64
@@ -230,8 +216,8 @@ def kept_states(
     prefix_lens_host: Sequence[int],
     snapshots: SnapshotPlan | None,
 ) -> tuple[list[int], list[int], list[int]]:
-    """Snapshots in order of row and depth: each row's first [B + 1]; the packed token after each;
-    its slot."""
+    """Return the snapshots in order of row and depth: each row's first [B + 1]; the packed token
+    after each; its slot."""
     kept: list[tuple[int, int, int]] = []
     if snapshots is not None:
         extents = snapshots.extents(cu_seqlens_host, prefix_lens_host)
@@ -252,7 +238,8 @@ def causal_conv1d_prompts(
     silu: bool = True,
     gates: Gates = (None, None),
 ) -> Tensor:
-    """baton.kernels.conv1d.causal_conv1d_varlen, with the batch's rows and snapshots in `tiles`.
+    """Compute baton.kernels.conv1d.causal_conv1d_varlen, with the batch's rows and snapshots in
+    `tiles`.
 
     gates: see Gates
     """
@@ -322,7 +309,8 @@ def _convolve(
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Some channels of one tile of tokens. Windows are read, and written by a later launch."""
+    """Convolve some channels of one tile of tokens. Windows are read, and written by a later
+    launch."""
     LEAD: tl.constexpr = WIDTH - 1
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.load(rows + tl.program_id(1))
@@ -372,8 +360,9 @@ def _keep_windows(
     LEAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Some channels of one row: its snapshots' windows, then its own, which may lie where the
-    initial one does. A thread writes what it has read: no column is needed after it is written."""
+    """Store the windows of one row for some channels: its snapshots', then its own, which may lie
+    where the initial one does. A thread writes what it has read: no column is needed after it is
+    written."""
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.program_id(1)
     inside = channel < channels

@@ -29,7 +29,7 @@ def gated_delta_step(
     write_slots: Tensor,
     has_initial: Tensor | None = None,
 ) -> Tensor:
-    """As baton.kernels.delta_mixer.gated_delta_step, in three launches."""
+    """Implement `Kernels.gated_delta_step`, in three launches."""
     slots = (read_slots, write_slots)
     conv = causal_conv1d_update(
         inputs.qkv, weights.conv_weight, None, conv_pool, *slots, has_initial
@@ -48,7 +48,7 @@ def plan_delta_prefill(
     width: int,
     snapshots: SnapshotPlan | None,
 ) -> HostPlan[DeltaRows]:
-    """As baton.kernels.delta_mixer.plan_delta_prefill."""
+    """Implement `Kernels.plan_delta_prefill`."""
     lens = (cu_seqlens_host, prefix_lens_host)
     tiles = conv_tiles(*lens, snapshots)
     chunks = prompt_chunks(*lens, CHUNK, snapshots)

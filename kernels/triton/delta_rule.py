@@ -16,18 +16,18 @@ from torch import Tensor
 
 from baton.kernels.gated_delta import CHUNK
 from baton.kernels.triton.arithmetic import dot, narrow, sigmoid, softplus
+from baton.kernels.triton.delta_inverse import SOLVED, invert
 from baton.kernels.triton.delta_update import unit
 from baton.kernels.triton.prompt_chunks import PromptChunks
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
-# Rows of a triangular system that are solved one after another: four blocks of them are a chunk.
-SOLVED = tl.constexpr(16)
 _CHANNELS = 32  # whose decays one program sums
 
 
 @dataclass(frozen=True)
 class _Terms:
-    """What the launches hand on. T tokens, Hv heads; all of what follows is written once.
+    """The tensors that one launch leaves for the next. T tokens, Hv heads; all of what follows is
+    written once.
 
     logs:        [T, Hv, K or 1] float32, from the chunk's start
     rates:       [T, Hv] float32
@@ -57,8 +57,8 @@ def gated_delta_prompts(
     chunks: PromptChunks,
     decay: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """baton.kernels.gated_delta.gated_delta_prefill, with the batch's rows, chunks of CHUNK tokens
-    and snapshots in `chunks`.
+    """Compute baton.kernels.gated_delta.gated_delta_prefill, with the batch's rows, chunks of CHUNK
+    tokens and snapshots in `chunks`.
 
     decay: as in baton.kernels.triton.delta_update.gated_delta_update
     """
@@ -97,7 +97,7 @@ def gated_delta_prompts(
             )
         else:
             _scores[grid](*keys, *rest, BLOCK_K=BLOCK_K, CHUNK=CHUNK, num_warps=4)
-        _invert[grid](
+        invert[grid](
             terms.scores[1], terms.rates, terms.inverses, chunks.starts, heads,
             CHUNK=CHUNK, num_warps=1,
         )  # fmt: skip
@@ -138,7 +138,8 @@ def _accumulate(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Some channels of one head of one chunk: cumulative log decays, and the corrections' rates."""
+    """Compute, for some channels of one head of one chunk, cumulative log decays and the
+    corrections' rates."""
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     head = tl.program_id(1)
     chunk = tl.program_id(2)
@@ -162,7 +163,7 @@ def _accumulate(
 
 @triton.jit
 def _unit_rows(x, token, stride, head, inside, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """[tokens, BLOCK_K] float32: rows of [T, heads, K] at unit length; zeros where not inside."""
+    """Load rows of [T, heads, K] at unit length: [tokens, BLOCK_K] float32, zeros outside."""
     c = tl.arange(0, BLOCK_K)
     mask = inside[:, None] & (c < K)[None, :]
     rows = tl.load(x + token[:, None] * stride + head * K + c[None, :], mask=mask, other=0.0)
@@ -186,7 +187,7 @@ def _scores(
     BLOCK_K: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One chunk's scores of one head that has one decay: products, then decays."""
+    """Compute one chunk's scores of one head that has one decay: products, then decays."""
     head = tl.program_id(0)
     chunk = tl.program_id(1).to(tl.int64)
     j = tl.arange(0, CHUNK)
@@ -265,84 +266,6 @@ def _channel_scores(
 
 
 @triton.jit
-def _block_of(scores, rates, row, column, left, heads, CHUNK: tl.constexpr):
-    """[SOLVED, SOLVED] of the system, wholly below its diagonal: row and column count blocks."""
-    i = row * SOLVED + tl.arange(0, SOLVED)
-    j = column * SOLVED + tl.arange(0, SOLVED)
-    seen = (i < left)[:, None]
-    own = tl.load(scores + i[:, None] * CHUNK + j[None, :], mask=seen, other=0.0)
-    return own * tl.load(rates + i * heads, mask=i < left, other=0.0)[:, None]
-
-
-@triton.jit
-def _one_block(blocks, which):
-    """[SOLVED, SOLVED] of [4, SOLVED, SOLVED]."""
-    return tl.sum(tl.where((tl.arange(0, 4) == which)[:, None, None], blocks, 0.0), axis=0)
-
-
-@triton.jit
-def _keep_block(inverse, block, rates, row, column, left, heads, CHUNK: tl.constexpr):
-    """Store a block, its columns times the rates."""
-    i = row * SOLVED + tl.arange(0, SOLVED)
-    j = column * SOLVED + tl.arange(0, SOLVED)
-    scaled = block * tl.load(rates + j * heads, mask=j < left, other=0.0)[None, :]
-    scaled = narrow(scaled, inverse.dtype.element_ty)
-    tl.store(inverse + i[:, None] * CHUNK + j[None, :], scaled)
-
-
-@triton.jit
-def _invert(scores, rates, inverses, starts, heads, CHUNK: tl.constexpr):
-    """(I + L)^-1 diag(rates) of one chunk of one head, L its scores of keys below the diagonal.
-
-    The four blocks D on the diagonal row by row, all at once; those below by block substitution.
-    """
-    tl.static_assert(CHUNK == 4 * SOLVED)
-    head = tl.program_id(0)
-    chunk = tl.program_id(1).to(tl.int64)
-    start = tl.load(starts + chunk)
-    left = tl.load(starts + chunk + 1) - start
-    at = (chunk * heads + head) * CHUNK * CHUNK
-    scores += at
-    inverse = inverses + at
-    rates += start * heads + head
-    b, r = tl.arange(0, 4), tl.arange(0, SOLVED)
-    i = (b[:, None] * SOLVED + r[None, :])[:, :, None]
-    j = (b[:, None] * SOLVED + r[None, :])[:, None, :]
-    diagonal = tl.load(scores + i * CHUNK + j, mask=(i > j) & (i < left), other=0.0)
-    diagonal *= tl.load(rates + i * heads, mask=i < left, other=0.0)
-    solved = tl.where((r[:, None] == r[None, :])[None, :, :], 1.0, tl.zeros_like(diagonal))
-    for row in range(1, SOLVED):
-        here = (r == row)[None, :, None]
-        weights = tl.sum(tl.where(here, diagonal, 0.0), axis=1)
-        known = tl.sum(weights[:, :, None] * solved, axis=1)
-        solved = tl.where(here, solved - known[:, None, :], solved)
-    d0, d1 = _one_block(solved, 0), _one_block(solved, 1)
-    d2, d3 = _one_block(solved, 2), _one_block(solved, 3)
-    a10 = _block_of(scores, rates, 1, 0, left, heads, CHUNK)
-    a20 = _block_of(scores, rates, 2, 0, left, heads, CHUNK)
-    a21 = _block_of(scores, rates, 2, 1, left, heads, CHUNK)
-    a30 = _block_of(scores, rates, 3, 0, left, heads, CHUNK)
-    a31 = _block_of(scores, rates, 3, 1, left, heads, CHUNK)
-    a32 = _block_of(scores, rates, 3, 2, left, heads, CHUNK)
-    x10 = -dot(d1, dot(a10, d0))
-    x21 = -dot(d2, dot(a21, d1))
-    x32 = -dot(d3, dot(a32, d2))
-    x20 = -dot(d2, dot(a20, d0) + dot(a21, x10))
-    x31 = -dot(d3, dot(a31, d1) + dot(a32, x21))
-    x30 = -dot(d3, dot(a30, d0) + dot(a31, x10) + dot(a32, x20))
-    _keep_block(inverse, d0, rates, 0, 0, left, heads, CHUNK)
-    _keep_block(inverse, d1, rates, 1, 1, left, heads, CHUNK)
-    _keep_block(inverse, d2, rates, 2, 2, left, heads, CHUNK)
-    _keep_block(inverse, d3, rates, 3, 3, left, heads, CHUNK)
-    _keep_block(inverse, x10, rates, 1, 0, left, heads, CHUNK)
-    _keep_block(inverse, x20, rates, 2, 0, left, heads, CHUNK)
-    _keep_block(inverse, x21, rates, 2, 1, left, heads, CHUNK)
-    _keep_block(inverse, x30, rates, 3, 0, left, heads, CHUNK)
-    _keep_block(inverse, x31, rates, 3, 1, left, heads, CHUNK)
-    _keep_block(inverse, x32, rates, 3, 2, left, heads, CHUNK)
-
-
-@triton.jit
 def _correct(
     k,
     v,
@@ -362,7 +285,8 @@ def _correct(
     CHUNK: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """One chunk of one head: its corrections, for no entering state and for a unit of it."""
+    """Compute the corrections of one chunk of one head for no entering state and for a unit of
+    it."""
     head = tl.program_id(0)
     chunk = tl.program_id(1).to(tl.int64)
     j, e, c = tl.arange(0, CHUNK), tl.arange(0, BLOCK_V), tl.arange(0, BLOCK_K)
@@ -411,8 +335,8 @@ def _pass_states(
     CHUNK: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Some columns of one head's state through one row. `values` become the corrections that are
-    made; snapshots and the final state go to the pool."""
+    """Pass some columns of one head's state through one row. `values` become the corrections that
+    are made; snapshots and the final state go to the pool."""
     head = tl.program_id(1)
     row = tl.program_id(2)
     c, e = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -473,7 +397,7 @@ def _outputs(
     CHUNK: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Some channels of the outputs of one chunk of one head."""
+    """Compute some channels of the outputs of one chunk of one head."""
     head = tl.program_id(1)
     chunk = tl.program_id(2).to(tl.int64)
     j, c = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)

@@ -25,7 +25,7 @@ def gated_delta_update(
     has_initial: Tensor | None = None,
     decay: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """As baton.kernels.gated_delta.gated_delta_update.
+    """Compute baton.kernels.gated_delta.gated_delta_update.
 
     decay: A [Hv] and dt_bias [Hv] or [Hv K] float32; then g and beta are what the projections give,
            before A softplus(g + dt_bias) and sigmoid(beta), which are taken here
@@ -50,7 +50,7 @@ def gated_delta_update(
 
 @triton.jit
 def unit(x, axis: tl.constexpr):
-    """float32, brought to length one along an axis that keeps its place."""
+    """Scale float32 to length one along an axis, which is kept."""
     return x * tl.rsqrt(tl.sum(x * x, axis=axis, keep_dims=True) + UNIT_EPS)
 
 
@@ -83,7 +83,7 @@ def _delta_update(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Some columns of the state of one head of one row."""
+    """Advance some columns of the state of one head of one row."""
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     i, j = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)

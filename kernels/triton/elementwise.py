@@ -1,4 +1,4 @@
-"""What layers do to activations between products on a GPU; see baton.kernels.elementwise."""
+"""Elementwise operations on activations on a GPU; see baton.kernels.elementwise."""
 
 import triton
 import triton.language as tl
@@ -15,22 +15,23 @@ _RELU2 = tl.constexpr(2)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """As baton.kernels.elementwise.swiglu."""
+    """Implement `Kernels.swiglu`."""
     return _activated(gate_up, gate_up.shape[1] // 2, _SWIGLU.value)
 
 
 def geglu(gate_up: Tensor) -> Tensor:
-    """As baton.kernels.elementwise.geglu; computed in float32."""
+    """Implement `Kernels.geglu`; computed in float32."""
     return _activated(gate_up, gate_up.shape[1] // 2, _GEGLU.value)
 
 
 def relu2(x: Tensor) -> Tensor:
-    """As baton.kernels.elementwise.relu2."""
+    """Implement `Kernels.relu2`."""
     return _activated(x, x.shape[1], _RELU2.value)
 
 
 def _activated(x: Tensor, width: int, activation: int) -> Tensor:
-    """x: [T, width], or [T, 2 width] where the first half is a gate -> [T, width]"""
+    """Apply an activation to x [T, width], or [T, 2 width] where the first half is a gate -> [T,
+    width]"""
     rows = x.shape[0]
     out = x.new_empty((rows, width))
     if out.numel():
@@ -59,7 +60,7 @@ def _activate(x, out, stride, width, ACTIVATION: tl.constexpr, BLOCK: tl.constex
 
 
 def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
-    """As baton.kernels.elementwise.sigmoid_gated, for x and gate strided over tokens."""
+    """Implement `Kernels.sigmoid_gated`, for x and gate strided over tokens."""
     rows, width = x.shape
     out = x.new_empty((rows, width))
     if out.numel():
@@ -72,7 +73,7 @@ def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
 
 @triton.jit
 def _gate(x, gate, out, x_stride, gate_stride, width, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
-    """Some channels of one token. WHOLE: one gate is that of them all."""
+    """Gate some channels of one token. WHOLE: all channels share one gate."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < width

@@ -12,7 +12,7 @@ _BLOCK = 1024  # values of one program
 def kv_write(
     k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, token_pages: Tensor, token_offsets: Tensor
 ) -> None:
-    """As baton.kernels.attention.kv_write, for k and v strided over tokens."""
+    """Implement `Kernels.kv_write`, for k and v strided over tokens."""
     width = k.shape[1] * k.shape[2]
     if k.shape[0]:
         _write[(k.shape[0], triton.cdiv(width, _BLOCK))](
@@ -23,7 +23,7 @@ def kv_write(
 
 
 def latent_write(latents: Tensor, pool: Tensor, token_pages: Tensor, token_offsets: Tensor) -> None:
-    """As baton.kernels.mla.latent_write, for latents strided over tokens."""
+    """Implement `Kernels.latent_write`, for latents strided over tokens."""
     width = latents.shape[1]
     if latents.shape[0]:
         _write[(latents.shape[0], triton.cdiv(width, _BLOCK))](
@@ -37,7 +37,7 @@ def _write(
     k, v, k_pool, v_pool, pages, offsets, k_stride, v_stride, k_page, v_page, width,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Part of one token."""
+    """Write part of one token."""
     token = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < width

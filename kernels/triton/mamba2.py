@@ -28,23 +28,18 @@ def mamba2_step(
     read_slots: Tensor,
     write_slots: Tensor,
     has_initial: Tensor | None = None,
-    track_slots: Tensor | None = None,
 ) -> Tensor:
-    """As baton.kernels.mamba2.mamba2_step, in three launches: the heads of a group share its B and
-    C, and its norm.
-
-    track_slots: [B] int64, slots that take a copy of the new state and window; 0: none
-    """
+    """Implement `Kernels.mamba2_step`, in three launches: the heads of a group share its B and
+    C, and its norm."""
     z, conv_input, dt = torch.split(zxbcdt, weights.splits, dim=-1)
     slots = (read_slots, write_slots)
     conv = causal_conv1d_update(
-        conv_input, weights.conv_weight, weights.conv_bias, conv_pool, *slots, has_initial,
-        track_slots=track_slots,
-    )  # fmt: skip
+        conv_input, weights.conv_weight, weights.conv_bias, conv_pool, *slots, has_initial
+    )
     x, B, C = weights.split_conv(conv)
     y = selective_state_update(
         ssm_pool, *slots, x, dt, weights.A, B, C, weights.D, weights.dt_bias, weights.dt_limit,
-        has_initial, track_slots,
+        has_initial,
     )  # fmt: skip
     return _gated_norm(weights, y.flatten(1), z)
 
@@ -56,7 +51,7 @@ def plan_mamba2_prefill(
     chunk_size: int,
     snapshots: SnapshotPlan | None,
 ) -> HostPlan[Mamba2Rows]:
-    """As baton.kernels.mamba2.plan_mamba2_prefill."""
+    """Implement `Kernels.plan_mamba2_prefill`."""
     lens = (cu_seqlens_host, prefix_lens_host)
     tiles = conv_tiles(*lens, snapshots)
     chunks = prompt_chunks(*lens, chunk_tokens(chunk_size), snapshots)

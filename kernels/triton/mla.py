@@ -32,7 +32,7 @@ def mla_decode(
     scale: float,
     tree: Tensor | None = None,
 ) -> Tensor:
-    """As baton.kernels.mla.mla_decode, without a look at the host's lengths."""
+    """Implement `Kernels.mla_decode`, without a look at the host's lengths."""
     rows, queries, heads, width = q.shape
     page_size = pool.shape[1]
     parts = parts_of(block_tables.shape[1] * page_size)
@@ -81,8 +81,9 @@ def _attend_latents(
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """One part of one row's context, for one of its new tokens and some heads. Positions and
-    pages: as in attention_decode."""
+    """Attend to one part of one row's context, for one of its new tokens and some heads. Positions
+    and pages: as in attention_decode.
+    """
     part = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     each = tl.program_id(2).to(tl.int64)  # of all rows' new tokens

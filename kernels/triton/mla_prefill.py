@@ -34,7 +34,7 @@ def mla_prefill(
     kv_lens_host: Sequence[int],
     scale: float,
 ) -> Tensor:
-    """As baton.kernels.mla.mla_prefill. Host lengths size what is expanded."""
+    """Implement `Kernels.mla_prefill`. Host lengths size what is expanded."""
     tokens, heads, key_rows = plain.shape
     each, rank = up.shape[1:]
     values = each - key_rows
@@ -64,7 +64,7 @@ def mla_prefill(
 
 
 def _heads_last(x: Tensor) -> Tensor:
-    """`x` [T, H, D], whose heads may lie apart, but not their channels."""
+    """Return `x` [T, H, D], whose heads may lie apart, but not its channels."""
     packed(x[0])
     return x
 
@@ -72,7 +72,7 @@ def _heads_last(x: Tensor) -> Tensor:
 def _gathered(
     pool: Tensor, block_tables: Tensor, kv_lens: Tensor, kv_lens_host: Sequence[int], like: Tensor
 ) -> Tensor:
-    """[sum of kv_lens, W], dtype of `like`: the rows' latents end to end."""
+    """Gather the rows' latents end to end: [sum of kv_lens, W], dtype of `like`."""
     page_size, width = pool.shape[1:]
     rows = len(kv_lens_host)
     latents = like.new_empty((sum(kv_lens_host), width))
@@ -86,7 +86,7 @@ def _gathered(
 
 @triton.jit
 def _tokens_before(kv_lens, row, ROWS: tl.constexpr):
-    """Tokens of the rows before `row`: int64."""
+    """Return the tokens of the rows before `row`: int64."""
     other = tl.arange(0, ROWS)
     return tl.sum(tl.load(kv_lens + other, mask=other < row, other=0), axis=0)
 
@@ -105,7 +105,7 @@ def _gather(
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """Some tokens of one row."""
+    """Gather some tokens of one row."""
     row = tl.program_id(1)
     position = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     c = tl.arange(0, BLOCK)
@@ -146,7 +146,8 @@ def _attend_expanded(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Some new tokens of one row, for one head. The last tokens, which see most, go first."""
+    """Attend from some new tokens of one row, for one head. The last tokens, which see most, go
+    first."""
     head, row = tl.program_id(1), tl.program_id(2)
     first_block = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
     start, end = tl.load(cu_seqlens_q + row), tl.load(cu_seqlens_q + row + 1)

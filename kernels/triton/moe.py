@@ -8,7 +8,7 @@ from torch import Tensor
 from baton.kernels import moe as torch_moe
 from baton.kernels.linear import Int8Weight, Weight
 from baton.kernels.triton.arithmetic import dot, narrow, sigmoid
-from baton.kernels.triton.moe_routing import Assignment, assign
+from baton.kernels.triton.moe_routing import ExpertAssignment, assign
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
 _COLUMNS = 64  # of one program; half as many in float32
@@ -23,7 +23,7 @@ _RELU2 = tl.constexpr(2)
 def experts_swiglu(
     x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
 ) -> Tensor:
-    """As baton.kernels.moe.experts_swiglu; 8-bit weights go through torch's products."""
+    """Implement `Kernels.experts_swiglu`; 8-bit weights go through torch's products."""
     if isinstance(w_in, Int8Weight) or isinstance(w_out, Int8Weight):
         return torch_moe.experts_swiglu(x, weights, experts, w_in, w_out)
     return _through_experts(x, weights, experts, w_in, w_out, _SWIGLU.value)
@@ -32,7 +32,7 @@ def experts_swiglu(
 def experts_relu2(
     x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
 ) -> Tensor:
-    """As baton.kernels.moe.experts_relu2; 8-bit weights go through torch's products."""
+    """Implement `Kernels.experts_relu2`; 8-bit weights go through torch's products."""
     if isinstance(w_in, Int8Weight) or isinstance(w_out, Int8Weight):
         return torch_moe.experts_relu2(x, weights, experts, w_in, w_out)
     return _through_experts(x, weights, experts, w_in, w_out, _RELU2.value)
@@ -59,14 +59,20 @@ def _through_experts(
 
 
 def _block_rows(pairs: int, experts: int) -> int:
-    """As many as an expert has on average: a block that is half empty multiplies for nothing."""
+    """Return the average number of an expert's pairs: a block that is half empty wastes
+    products."""
     return min(128, block(pairs // experts, SMALLEST_DOT)) if pairs >= experts else SMALLEST_DOT
 
 
 def _product(
-    x: Tensor, weight: Tensor, out: Tensor, assigned: Assignment, per_row: int, activation: int
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    assigned: ExpertAssignment,
+    per_row: int,
+    activation: int,
 ) -> None:
-    """out[pair] = activation(weight[expert] x[pair // per_row])
+    """Compute out[pair] = activation(weight[expert] x[pair // per_row])
 
     x: [pairs / per_row, H] float, may be strided over rows; weight: [E, I, H], or [E, 2 I, H] where
     the first half is a gate; out: [pairs, I], contiguous, dtype of weight
@@ -102,7 +108,7 @@ def _multiply(
     COLUMNS: tl.constexpr,
     INNER: tl.constexpr,
 ):
-    """One block of pairs, some columns."""
+    """Multiply one block of pairs, for some columns."""
     expert = tl.load(experts + tl.program_id(0)).to(tl.int64)
     if expert >= 0:
         pair = tl.load(pairs + tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -136,7 +142,7 @@ def _multiply(
 
 @triton.jit
 def _combine(outer, weights, out, hidden, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
-    """Some channels of one token, its experts in their own order."""
+    """Sum some channels of one token over its experts, in their own order."""
     token = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < hidden

@@ -1,5 +1,6 @@
-"""Which experts a token goes to, and in what order experts take their tokens, on a GPU; see
-baton.kernels.moe. No count of any expert reaches the host: buffers have room for the worst case."""
+"""The choice of experts for each token, and the order in which experts take their tokens, on a GPU;
+see baton.kernels.moe. No count of any expert reaches the host: buffers have room for the worst
+case."""
 
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ _SIGMOID = tl.constexpr(2)  # sigmoids, corrected for the choice
 
 
 def route_softmax_topk(router_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """As baton.kernels.moe.route_softmax_topk; of equal logits the first are chosen."""
+    """Implement `Kernels.route_softmax_topk`; of equal logits the first are chosen."""
     return _route(router_logits, None, top_k, 1, 1, False, 1.0, _CHOSEN_SOFTMAX.value)
 
 
@@ -33,7 +34,7 @@ def route_softmax_grouped(
     normalised: bool = False,
     factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """As baton.kernels.moe.route_softmax_grouped; of equal scores the first are chosen."""
+    """Implement `Kernels.route_softmax_grouped`; of equal scores the first are chosen."""
     options = (top_k, groups, top_groups, normalised, factor)
     return _route(router_logits, None, *options, _SOFTMAX.value)
 
@@ -47,7 +48,7 @@ def route_sigmoid_grouped(
     normalised: bool = True,
     factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """As baton.kernels.moe.route_sigmoid_grouped; of equal scores the first are chosen."""
+    """Implement `Kernels.route_sigmoid_grouped`; of equal scores the first are chosen."""
     options = (top_k, groups, top_groups, normalised, factor)
     return _route(router_logits, correction, *options, _SIGMOID.value)
 
@@ -77,7 +78,7 @@ def _route(
 
 @triton.jit
 def _take_largest(scores, e, nothing: tl.constexpr):
-    """The largest of each row, the first expert that has it, and the scores without it."""
+    """Return the largest of each row, the first expert that has it, and the scores without it."""
     best = tl.max(scores, axis=1)
     expert = tl.min(tl.where(scores == best[:, None], e[None, :], nothing), axis=1)
     rest = tl.where(e[None, :] == expert[:, None], float("-inf"), scores)
@@ -103,7 +104,7 @@ def _choose(
     BLOCK_K: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Some tokens."""
+    """Choose the experts of some tokens."""
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     e, place = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
     inside = (token < tokens)[:, None] & (e < experts)[None, :]
@@ -156,7 +157,8 @@ def _within_groups(
     TOKENS: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Scores of the groups with the largest sums of two, or the largest scores; -inf in others."""
+    """Return the scores of the groups with the largest sums of two, or the largest scores; -inf in
+    others."""
     g = tl.arange(0, BLOCK_E)  # as many as experts: there are never more groups
     worth = tl.full((TOKENS, BLOCK_E), float("-inf"), tl.float32)
     for one in range(GROUPS):
@@ -173,7 +175,7 @@ def _within_groups(
 
 
 @dataclass(frozen=True)
-class Assignment:
+class ExpertAssignment:
     """Pairs of (token, choice), ordered by expert; every expert begins a block of its own.
 
     rows:    pairs of one block
@@ -186,8 +188,11 @@ class Assignment:
     experts: Tensor
 
 
-def assign(experts: Tensor, count: int, rows: int) -> Assignment:
-    """experts: [T, K] int64, below `count`. rows: pairs of one block, a power of two."""
+def assign(experts: Tensor, count: int, rows: int) -> ExpertAssignment:
+    """Order the pairs of a batch by expert.
+
+    experts: [T, K] int64, below `count`. rows: pairs of one block, a power of two.
+    """
     total = experts.numel()
     blocks = triton.cdiv(total, rows) + min(count, total)
     device = experts.device
@@ -199,12 +204,12 @@ def assign(experts: Tensor, count: int, rows: int) -> Assignment:
         experts, counts, pairs, owners, total, count, blocks,
         ROWS=rows, BLOCK=_PAIRS, EXPERTS=block(count), num_warps=4,
     )  # fmt: skip
-    return Assignment(rows, pairs, owners)
+    return ExpertAssignment(rows, pairs, owners)
 
 
 @triton.jit
 def _count(experts, counts, total, BLOCK: tl.constexpr):
-    """Of one expert."""
+    """Count the pairs of one expert."""
     mine = tl.program_id(0)
     number = tl.zeros((), tl.int32)
     for first in range(0, total, BLOCK):
@@ -227,8 +232,8 @@ def _place(
     BLOCK: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):
-    """One expert's pairs, in order, and the rest of its last block. The last expert also marks the
-    blocks that nobody has."""
+    """Place one expert's pairs in order, and fill the rest of its last block. The last expert also
+    marks the blocks that nobody has."""
     mine = tl.program_id(0)
     e = tl.arange(0, EXPERTS)
     needed = (tl.load(counts + e, mask=e < count, other=0) + ROWS - 1) // ROWS

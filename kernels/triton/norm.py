@@ -9,15 +9,15 @@ from baton.kernels.triton.arithmetic import sigmoid
 from baton.kernels.triton.shapes import block, packed
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centred: bool = False) -> Tensor:
-    """As baton.kernels.norm.rms_norm, for x of two or three dimensions, strided over its first."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Implement `Kernels.rms_norm`, for x of two or three dimensions, strided over its first."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     width = x.shape[-1]
     per_row = x.shape[1] if x.dim() == 3 else 1
     if out.numel():
         _rms_norm[(x.shape[0], per_row)](
             packed(x), weight, out, eps, x.stride(0), per_row, width,
-            weight.numel() // width, ZERO_CENTRED=zero_centred, BLOCK=block(width),
+            weight.numel() // width, BLOCK=block(width),
             num_warps=_warps(width),
         )  # fmt: skip
     return out
@@ -32,7 +32,8 @@ def gated_norm(
     norm_before_gate: bool,
     silu: bool = True,
 ) -> Tensor:
-    """baton.kernels.norm.gated_rms_norm, and its kin without a norm or with another gate.
+    """Compute baton.kernels.norm.gated_rms_norm, or its variants without a norm or with another
+    gate.
 
     y, z:   [T, C] float, may be strided over T
     weight: [C] float32, or [group_size]: the same for every group; None: only the gate
@@ -52,7 +53,7 @@ def gated_norm(
 
 
 def _warps(width: int) -> int:
-    """Eight values a thread, or more where rows are very long."""
+    """Return the warps for eight values a thread, or more where rows are very long."""
     return min(16, max(1, block(width) // 256))
 
 
@@ -66,17 +67,14 @@ def _rms_norm(
     per_row,
     width,
     weights,
-    ZERO_CENTRED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One run of `width` channels; `weights` of them have a weight each, in turn."""
+    """Normalise one run of `width` channels; `weights` of them have a weight each, in turn."""
     row, place = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tl.arange(0, BLOCK)
     inside = c < width
     value = tl.load(x + row * x_stride + place * width + c, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(weight + (place % weights) * width + c, mask=inside, other=0.0).to(tl.float32)
-    if ZERO_CENTRED:
-        scale += 1.0
     mean = tl.sum(value * value, axis=0) / width
     normed = value * tl.rsqrt(mean + eps) * scale
     tl.store(out + (row * per_row + place) * width + c, normed, mask=inside)
@@ -98,7 +96,7 @@ def _gated_norm(
     SILU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One group of one token."""
+    """Gate and normalise one group of one token."""
     row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     within = tl.arange(0, BLOCK)
     inside = within < group_size

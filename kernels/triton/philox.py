@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def _mix(c0, c1, c2, c3, k0, k1):
-    """Ten rounds over a counter of four uint32 words and a key of two."""
+    """Run ten rounds over a counter of four uint32 words and a key of two."""
     for _ in tl.static_range(10):
         high, low = tl.umulhi(c2, 0xCD9E8D57), c2 * 0xCD9E8D57
         other_high, other_low = tl.umulhi(c0, 0xD2511F53), c0 * 0xD2511F53
@@ -19,8 +19,9 @@ def _mix(c0, c1, c2, c3, k0, k1):
 
 @triton.jit
 def uniform(seed, position, token):
-    """Of (0, 1), float32: the number of each vocabulary index. seed, position: int64 scalars;
-    token: [n] int32."""
+    """Return a float32 number of (0, 1) for each vocabulary index. seed, position: int64 scalars;
+    token: [n] int32.
+    """
     zero = tl.zeros_like(token).to(tl.uint32)
     c0 = (token // 4).to(tl.uint32)
     c1 = zero + (position & 0xFFFFFFFF).to(tl.uint32)

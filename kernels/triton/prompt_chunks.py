@@ -1,4 +1,4 @@
-"""Where the chunks and snapshots of a batch of prompts lie, as GPU kernels read it."""
+"""The chunks and snapshots of a batch of prompts, in the form that GPU kernels read."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ from baton.kernels.triton.conv1d import kept_states
 
 @dataclass(frozen=True)
 class PromptChunks:
-    """Chunks lie row after row and cover every token. Built once a batch, for all its layers.
+    """The chunks of a batch, which lie row after row and cover every token; built once for all
+    layers.
 
     size:       tokens of a chunk, at most
     count:      chunks

@@ -11,7 +11,7 @@ _HEADS = 8  # of one program
 
 
 def apply_rope(x: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
-    """As baton.kernels.rope.apply_rope, for x strided over tokens."""
+    """Implement `Kernels.apply_rope`, for x strided over tokens."""
     tokens, heads, width = x.shape
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if out.numel():
@@ -27,8 +27,8 @@ def _rotate(
     x, cache, positions, out, x_stride, heads, width, rotary,
     HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of one token. Each channel reads its partner: half the reads come from the cache
-    of the first level."""
+    """Rotate some heads of one token. Each channel reads its partner: half the reads come from the
+    cache of the first level."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)
@@ -48,14 +48,14 @@ def _rotate(
     tl.store(target, rotated, mask=inside)
 
 
-def rotate_tails(
+def apply_partial_rope(
     x: Tensor, rotated: int, cache: Tensor, positions: Tensor, interleaved: bool
 ) -> Tensor:
-    """As baton.kernels.mla.rotate_tails, in one launch."""
+    """Implement `Kernels.apply_partial_rope`, in one launch."""
     tokens, heads, width = x.shape
     out = x.new_empty((tokens, heads, rotated))
     if out.numel():
-        _rotate_tails[(tokens, triton.cdiv(heads, _HEADS))](
+        _rotate_last_channels[(tokens, triton.cdiv(heads, _HEADS))](
             x[..., width - rotated :], cache, positions, out, x.stride(0), x.stride(1), heads,
             rotated, INTERLEAVED=interleaved, HEADS=_HEADS, BLOCK=block(rotated), num_warps=4,
         )  # fmt: skip
@@ -63,11 +63,11 @@ def rotate_tails(
 
 
 @triton.jit
-def _rotate_tails(
+def _rotate_last_channels(
     x, cache, positions, out, x_stride, head_stride, heads, rotated,
     INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of one token."""
+    """Rotate the last channels of some heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     c = tl.arange(0, BLOCK)

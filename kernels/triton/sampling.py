@@ -1,4 +1,4 @@
-"""From logits to tokens on a GPU, without a sort; see baton.kernels.sampling."""
+"""The steps from logits to tokens on a GPU, without a sort; see baton.kernels.sampling."""
 
 import triton
 import triton.language as tl
@@ -13,7 +13,7 @@ _PENALISED = 1024
 
 
 def add_token_counts(counts: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """As baton.kernels.sampling.add_token_counts."""
+    """Implement `Kernels.add_token_counts`."""
     if rows.shape[0]:
         _count[(triton.cdiv(rows.shape[0], _PENALISED),)](
             counts, rows, token_ids, rows.shape[0], counts.stride(0),
@@ -38,7 +38,7 @@ def apply_penalties(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """As baton.kernels.sampling.apply_penalties."""
+    """Implement `Kernels.apply_penalties`."""
     vocab = logits.shape[1]
     if rows.shape[0]:
         _penalise[(triton.cdiv(vocab, _PENALISED), rows.shape[0])](
@@ -75,7 +75,7 @@ def sample_tokens(
     positions: Tensor,
     filters: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
-    """As baton.kernels.sampling.sample_tokens. A row's filters are thresholds, each found by
+    """Implement `Kernels.sample_tokens`. A row's filters are thresholds, each found by
     halving the range of float32 sixteen times into quarters."""
     tokens = logits.argmax(dim=-1)
     vocab = logits.shape[1]
@@ -90,14 +90,15 @@ def sample_tokens(
 
 @triton.jit
 def _order(x):
-    """Integers from 0 to 2^32 - 1 in the order of float32 x: int64."""
+    """Map float32 x to integers from 0 to 2^32 - 1 in the same order: int64."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) + 2147483648
 
 
 @triton.jit
 def _row_block(row, first, vocab, temperature, BLOCK: tl.constexpr):
-    """token ids [BLOCK] int32, and their logits over the temperature; -inf past the vocabulary."""
+    """Return token ids [BLOCK] int32, and their logits over the temperature; -inf past the
+    vocabulary."""
     token = first + tl.arange(0, BLOCK)
     logit = tl.load(row + token, mask=token < vocab, other=float("-inf"))
     return token, logit / temperature
@@ -105,8 +106,9 @@ def _row_block(row, first, vocab, temperature, BLOCK: tl.constexpr):
 
 @triton.jit
 def _count_from(row, vocab, temperature, low, high, highest, BLOCK: tl.constexpr):
-    """How many logits are of order low or above, high or above, highest or above. Threads count
-    apart until the end: a sum over all of them is a barrier."""
+    """Count the logits of order low or above, high or above, highest or above. Threads count
+    apart until the end: a sum over all of them is a barrier.
+    """
     some = tl.zeros((BLOCK,), tl.int32)
     fewer, fewest = some, some
     for first in range(0, vocab, BLOCK):
@@ -120,7 +122,7 @@ def _count_from(row, vocab, temperature, low, high, highest, BLOCK: tl.constexpr
 
 @triton.jit
 def _mass_above(row, vocab, temperature, best, floor, low, high, highest, BLOCK: tl.constexpr):
-    """exp(x - best) summed over logits of at least floor, of an order above each of the three."""
+    """Sum exp(x - best) over logits of at least floor, of an order above each of the three."""
     most = tl.zeros((BLOCK,), tl.float32)
     less, least = most, most
     for first in range(0, vocab, BLOCK):
@@ -135,7 +137,7 @@ def _mass_above(row, vocab, temperature, best, floor, low, high, highest, BLOCK:
 
 @triton.jit
 def _kth_largest(row, vocab, temperature, k, BLOCK: tl.constexpr):
-    """Its order: the largest that k logits reach."""
+    """Return the order of the k-th largest logit."""
     found = tl.zeros((), tl.int64)
     for step in range(16):
         quarter = tl.full((), 1, tl.int64) << (30 - 2 * step)
@@ -152,8 +154,9 @@ def _kth_largest(row, vocab, temperature, k, BLOCK: tl.constexpr):
 def _nucleus(
     row, vocab, temperature, best, floor, kth, tied, wanted, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The order of the least likely token that is kept, where the kept ones above it have less
-    than `wanted` of mass; and that mass. `tied`: mass of the tokens kept at the k-th largest."""
+    """Return the order of the least likely token that is kept, where the kept ones above it have
+    less than `wanted` of mass; and that mass. `tied`: mass of the tokens kept at the k-th largest.
+    """
     above = tl.zeros((), tl.int64)  # the largest order that has `wanted` above it
     for step in range(16):
         quarter = tl.full((), 1, tl.int64) << (30 - 2 * step)
@@ -176,7 +179,7 @@ def _nucleus(
 
 @triton.jit
 def _float_of(order):
-    """The float32 that has this order."""
+    """Return the float32 that has this order."""
     bits = (order - 2147483648).to(tl.int32)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
@@ -196,7 +199,8 @@ def _sample(
     vocab,
     BLOCK: tl.constexpr,
 ):
-    """One row: its thresholds, then the largest of logit and noise among what they leave."""
+    """Sample one row: find its thresholds, then the largest sum of logit and noise that they
+    leave."""
     n = tl.program_id(0)
     which = tl.load(rows + n)
     row = logits + which * stride

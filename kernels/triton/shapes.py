@@ -7,12 +7,15 @@ SMALLEST_DOT = 16
 
 
 def block(size: int, least: int = 1) -> int:
-    """The smallest power of two that is at least `size` and `least`."""
+    """Return the smallest power of two that is at least `size` and `least`."""
     return max(least, 1 << (size - 1).bit_length())
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """`tensor`, whose dimensions after the first must lie end to end; the first may be strided."""
+    """Return `tensor` if its dimensions after the first lie end to end; the first may be strided.
+
+    Raises ValueError otherwise.
+    """
     expected = 1
     for size, stride in zip(reversed(tensor.shape[1:]), reversed(tensor.stride()[1:]), strict=True):
         if size != 1 and stride != expected:

@@ -23,7 +23,7 @@ _HEADS = 8  # of one program of the first launch
 
 
 def chunk_tokens(chunk_size: int) -> int:
-    """Tokens of the chunks that are computed for a model of chunks of `chunk_size`."""
+    """Return the tokens of a computed chunk for a model whose chunks have `chunk_size`."""
     return chunk_size if chunk_size <= _LONGEST_CHUNK else math.gcd(chunk_size, _LONGEST_CHUNK)
 
 
@@ -39,7 +39,8 @@ def ssd_prompts(
     ssm_pool: Tensor,
     chunks: PromptChunks,
 ) -> Tensor:
-    """baton.kernels.ssd.ssd_prefill, with the batch's rows, chunks and snapshots in `chunks`."""
+    """Compute baton.kernels.ssd.ssd_prefill, with the batch's rows, chunks and snapshots in
+    `chunks`."""
     tokens, H, P = x.shape
     G, N = B.shape[1:]
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -97,7 +98,8 @@ def _discretise(
     LENGTH: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Some heads of one chunk: step and log_decay [H, T], and the whole chunk's decay."""
+    """Compute, for some heads of one chunk, step and log_decay [H, T], and the whole chunk's
+    decay."""
     head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
     chunk = tl.program_id(1).to(tl.int64)
     start, end = tl.load(starts + chunk), tl.load(starts + chunk + 1)
@@ -137,7 +139,7 @@ def _chunk_states(
     BLOCK_N: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """The state [P, N] that one chunk of one head builds from nothing."""
+    """Compute the state [P, N] that one chunk of one head builds from nothing."""
     head = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1).to(tl.int64)
     start, end = tl.load(starts + chunk), tl.load(starts + chunk + 1)
@@ -183,8 +185,8 @@ def _pass_states(
     per_state,
     BLOCK: tl.constexpr,
 ):
-    """Part of one head's state through one row: states becomes what enters each chunk; snapshots
-    and the final state go to the pool."""
+    """Pass part of one head's state through one row: states becomes what enters each chunk;
+    snapshots and the final state go to the pool."""
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(2)
@@ -228,7 +230,7 @@ def _outputs(
     BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """The outputs [ROWS, P] of some tokens of one chunk of one head."""
+    """Compute the outputs [ROWS, P] of some tokens of one chunk of one head."""
     head = tl.program_id(1).to(tl.int64)
     chunk = tl.program_id(2).to(tl.int64)
     start, end = tl.load(starts + chunk), tl.load(starts + chunk + 1)

@@ -25,12 +25,8 @@ def selective_state_update(
     dt_bias: Tensor,
     dt_limit: tuple[float, float],
     has_initial: Tensor | None = None,
-    track_slots: Tensor | None = None,
 ) -> Tensor:
-    """As baton.kernels.state_update.selective_state_update.
-
-    track_slots: [B] int64, slots that take a copy of the new state in the same launch; 0: none
-    """
+    """Compute baton.kernels.state_update.selective_state_update."""
     rows, H, P = x.shape
     G, N = B.shape[1:]
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -42,7 +38,6 @@ def selective_state_update(
         packed(ssm_pool),
         read_slots,
         write_slots,
-        track_slots,
         has_initial,
         packed(x),
         packed(dt),
@@ -74,7 +69,6 @@ def _state_update(
     pool,
     read_slots,
     write_slots,
-    track_slots,
     has_initial,
     x,
     dt,
@@ -98,7 +92,7 @@ def _state_update(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One block of P of one head of one row."""
+    """Advance one block of P of one head of one row."""
     p = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
@@ -125,9 +119,5 @@ def _state_update(
     state = state * decay + (value * step)[:, None] * b[None, :]
 
     tl.store(pool + tl.load(write_slots + row) * slot_stride + place, state, mask=inside)
-    if track_slots is not None:
-        track = tl.load(track_slots + row)
-        if track > 0:
-            tl.store(pool + track * slot_stride + place, state, mask=inside)
     out = tl.sum(state * c[None, :], axis=1) + tl.load(D + head) * value
     tl.store(y + (row * H + head) * P + p, out, mask=in_p)

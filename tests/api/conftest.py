@@ -51,7 +51,7 @@ def connect(backend: FakeBackend, text: TextService) -> Connect:
 
 @pytest.fixture
 def connect_incremental(backend: FakeBackend, text: TextService) -> Connect:
-    """As `connect`, where streams of `/generate` send what is new."""
+    """Return a `connect` whose streams of `/generate` send only what is new."""
     return _connect_to(backend, text, incremental=True)
 
 

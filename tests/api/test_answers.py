@@ -8,11 +8,13 @@ import pytest
 from fake_backend import FakeBackend
 
 from baton.api.answers import collect, stream_answer, stream_answers
-from baton.api.backend import Finished, FinishReason, GenerateRequest, TokenEvent
-from baton.api.errors import ApiError, ErrorCode
+from baton.api.backend import GenerateRequest, TokenEvent
 from baton.api.requests import RequestLabels, make_requests
-from baton.api.sampling import SamplingParams
 from baton.api.text_service import TextService
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.finish import Finished, FinishReason
+from baton.core.sampling_params import SamplingParams
 
 
 @dataclass

@@ -8,10 +8,12 @@ import pytest
 import pytest_asyncio
 from fake_backend import CONTEXT, FakeBackend
 
-from baton.api.errors import ApiError, ErrorCode
-from baton.api.grpc_inference import ERROR_METADATA, InferenceServicer
+from baton.api.grpc_inference import InferenceServicer
 from baton.api.text_service import TextService
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
 from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
+from baton.rpc.errors import ERROR_METADATA
 
 SAYS = "naïve 😀 STOPPED"
 
@@ -33,8 +35,8 @@ def request(**fields: object) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(**fields)
 
 
-def options(**fields: object) -> inference_pb2.SampleOptions:
-    return inference_pb2.SampleOptions(**fields)
+def options(**fields: object) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(**fields)
 
 
 async def replies(

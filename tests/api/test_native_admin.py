@@ -6,8 +6,9 @@ import pytest
 from fake_backend import Connect, FakeBackend
 
 from baton.api import native_admin
-from baton.api.errors import ApiError, ErrorCode
 from baton.api.requests import MAX_PRIORITY
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

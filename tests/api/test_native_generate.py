@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from fake_backend import CONTEXT, Connect, FakeBackend
 
-from baton.api.errors import ApiError, ErrorCode
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
 from baton.text.tokenizer import Tokenizer
 
 
@@ -61,10 +62,10 @@ async def test_sglangs_names_and_defaults_reach_the_backend(
         "temperature": 0,
         "top_p": 0.5,
         "top_k": 7,
-        "min_p": 0.1,
-        "repetition_penalty": 1.1,
-        "presence_penalty": 0.2,
-        "frequency_penalty": 0.3,
+        "min_p": 0.125,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.25,
+        "frequency_penalty": 0.75,
         "stop": "END",
         "stop_token_ids": [5],
         "ignore_eos": True,
@@ -76,9 +77,9 @@ async def test_sglangs_names_and_defaults_reach_the_backend(
     await generate(connect, {"text": "hello", "sampling_params": given, "priority": 3})
     params = backend.seen[-1].sampling
     assert (params.max_tokens, params.min_tokens, params.temperature) == (9, 2, 0)
-    assert (params.top_p, params.top_k, params.min_p) == (0.5, 7, 0.1)
-    assert (params.repetition_penalty, params.presence_penalty) == (1.1, 0.2)
-    assert (params.frequency_penalty, params.stop, params.stop_token_ids) == (0.3, ("END",), (5,))
+    assert (params.top_p, params.top_k, params.min_p) == (0.5, 7, 0.125)
+    assert (params.repetition_penalty, params.presence_penalty) == (1.5, 0.25)
+    assert (params.frequency_penalty, params.stop, params.stop_token_ids) == (0.75, ("END",), (5,))
     assert params.ignore_eos and params.include_stop and params.seed == 2**64 - 1
     assert backend.seen[-1].priority == 3
 
@@ -291,10 +292,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"text": "x", "sampling_params": {"max_new_tokens": CONTEXT}},
      "sampling_params.max_new_tokens", f"context is {CONTEXT}"),
     ({"text": "x", "sampling_params": {"max_new_tokens": -1}},
-     "sampling_params.max_new_tokens", "greater than or equal to 0"),
+     "sampling_params.max_new_tokens", "is -1; expected 0 to"),
     ({"text": "x", "sampling_params": {"max_new_tokens": 2, "min_new_tokens": 3}},
-     "sampling_params.min_new_tokens", "more than max_new_tokens, 2"),
-    ({"text": "x", "sampling_params": {"temperature": -1}}, "temperature", "expected 0 to 100"),
+     "sampling_params.min_new_tokens", "more than max_tokens, 2"),
+    ({"text": "x", "sampling_params": {"temperature": -1}},
+     "sampling_params.temperature", "expected 0 to 100"),
     ({"text": "x", "sampling_params": {"temprature": 1}}, "sampling_params.temprature", "Extra"),
     ({"text": "x", "sampling_params": [{"top_k": "x"}]}, "sampling_params.0.top_k", "integer"),
     ({"text": "x", "sampling_params": [{}, {}]}, "sampling_params", "2 entries for 1 prompts"),
@@ -311,14 +313,14 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
      "token_ids_logprob", "token id 1000000"),
     ({"text": "x", "return_logprob": True, "token_ids_logprob": [[1], [2]]},
      "token_ids_logprob", "2 entries for 1 prompts"),
-    ({"text": "x", "return_logprob": True, "token_ids_logprob": list(range(101))},
-     "logprob_token_ids", "expected 0 to 100"),
+    ({"text": "x", "return_logprob": True, "token_ids_logprob": list(range(129))},
+     "token_ids_logprob", "expected 0 to 128"),
     ({"text": "x", "return_logprob": True, "logprob_start_len": -2},
      "logprob_start_len", "a position in the prompt"),
     ({"text": "x", "return_logprob": True, "logprob_start_len": 9},
      "logprob_start_len", "the prompt has 1 tokens"),
-    ({"text": "x", "return_logprob": True, "top_logprobs_num": 101},
-     "top_logprobs_num", "expected 0 to 100"),
+    ({"text": "x", "return_logprob": True, "top_logprobs_num": 129},
+     "top_logprobs_num", "expected 0 to 128"),
 ]  # fmt: skip
 
 

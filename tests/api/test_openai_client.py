@@ -8,7 +8,8 @@ import openai
 import pytest
 from fake_backend import FakeBackend, Serve
 
-from baton.api.errors import ApiError, ErrorCode
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
 from baton.text.tokenizer import Tokenizer
 
 HELLO = [{"role": "user", "content": "hello"}]

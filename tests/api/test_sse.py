@@ -5,7 +5,8 @@ import json
 import httpx
 from fake_backend import FakeBackend, Serve
 
-from baton.api.errors import ApiError, ErrorCode
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
 
 
 async def stream_of(serve: Serve, path: str, body: dict[str, object]) -> httpx.Response:

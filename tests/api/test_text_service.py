@@ -5,12 +5,13 @@ import threading
 import pytest
 import toy_tokenizer
 
-from baton.api.errors import ApiError, ErrorCode
 from baton.api.text_service import INLINE_CHARS, TextService
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.grammar import Grammar, GrammarKind
+from baton.text.async_grammar_compiler import AsyncGrammarCompiler
 from baton.text.chat_template import ChatTemplate
 from baton.text.errors import GrammarBusyError, GrammarError, TextError
-from baton.text.grammar import Grammar, GrammarKind
-from baton.text.grammar_desk import GrammarDesk
 from baton.text.special_tokens import SpecialTokens
 from baton.text.tokenizer import Tokenizer
 
@@ -70,10 +71,10 @@ async def test_an_error_on_a_thread_is_the_callers_error_too() -> None:
 async def test_a_grammar_that_there_is_no_time_for_is_no_fault_of_the_clients(
     text: TextService, monkeypatch: pytest.MonkeyPatch, raised: TextError, code: ErrorCode
 ) -> None:
-    async def compile_it(self: GrammarDesk, grammar: Grammar) -> None:
+    async def compile_it(self: AsyncGrammarCompiler, grammar: Grammar) -> None:
         raise raised
 
-    monkeypatch.setattr(GrammarDesk, "compile", compile_it)
+    monkeypatch.setattr(AsyncGrammarCompiler, "compile", compile_it)
     with pytest.raises(ApiError, match=f"regex: {raised}") as refused:
         await text.check_grammar(Grammar(GrammarKind.REGEX, "a"), "regex")
     assert (refused.value.code, refused.value.param) == (code, "regex")

@@ -9,25 +9,16 @@ import torch
 from step_driver import StepDriver
 from triton.runtime.jit import JITFunction
 
-from baton.bench.aot import HOPPER, compile_for
-from baton.bench.gpu_cases import (
-    KIMI_LINEAR,
-    LFM2,
-    MODELS,
-    NEMOTRON_9B,
-    ONES,
-    QWEN3_NEXT,
-    TINY,
-    Maker,
-    cases,
-)
-from baton.bench.gpu_models import MODELS as ENGINE_MODELS
-from baton.bench.gpu_models import write_config
-from baton.engine.models.families import read_config
+from baton.bench.gpu.aot import HOPPER, compile_for
+from baton.bench.gpu.kernel_cases import Maker, cases
+from baton.bench.gpu.models import MODELS as ENGINE_MODELS
+from baton.bench.gpu.models import write_config
+from baton.bench.gpu.sizes import KIMI_LINEAR, LFM2, MODELS, NEMOTRON_9B, ONES, QWEN3_NEXT, TINY
+from baton.engine.loading.weights import DeclaredWeights
+from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import build_model
-from baton.engine.weights import DeclaredWeights
-from baton.kernels.triton import table
-from baton.kernels.triton.table import TRITON
+from baton.kernels.triton import triton_kernels
+from baton.kernels.triton.triton_kernels import TritonKernels
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="where there is a GPU, running a kernel compiles it"
@@ -56,7 +47,7 @@ def test_kernels_fit_in_shared_memory_and_spill_nothing():
 
 
 # Steps' kernels whose programs are tokens; all those of prompts are.
-A_TOKEN_EACH = {"rms_norm", "swiglu", "gate", "rope", "rotate_tails", "kv_write", "kv_pack"}
+A_TOKEN_EACH = {"rms_norm", "swiglu", "gate", "rope", "apply_partial_rope", "kv_write"}
 
 
 def test_no_number_of_tokens_is_too_large_for_a_grid(monkeypatch):
@@ -77,7 +68,9 @@ def test_no_number_of_tokens_is_too_large_for_a_grid(monkeypatch):
 
 def launched() -> set[str]:
     """Names of the kernels that the sources launch: `kernel[grid](...)`."""
-    trees = [ast.parse(file.read_text()) for file in Path(table.__file__).parent.glob("*.py")]
+    trees = [
+        ast.parse(file.read_text()) for file in Path(triton_kernels.__file__).parent.glob("*.py")
+    ]
     calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return {ast.unparse(c.func.value) for c in calls if isinstance(c.func, ast.Subscript)}
 
@@ -96,12 +89,12 @@ def test_all_of_them_do_at_the_sizes_of_every_model():
 @pytest.mark.chaos
 @pytest.mark.parametrize("name", ENGINE_MODELS)
 def test_whole_models_launch_without_a_look_at_the_device(name: str, tmp_path: Path) -> None:
-    """At their real sizes, on tensors without data: whatever read one would raise."""
+    """The models have their real sizes, on tensors without data: any read of one would raise."""
     folder = write_config(tmp_path / "model", ENGINE_MODELS[name], small=False)
     config = read_config(folder, torch.bfloat16, torch.float32)
     meta = torch.device("meta")
     with compile_for(HOPPER) as compiled:
-        model = build_model(config, DeclaredWeights(), meta, kernels=TRITON)
+        model = build_model(config, DeclaredWeights(), meta, kernels=TritonKernels())
         driver = StepDriver(model, pages=300, page_size=64, device=meta)
         rows = [driver.start([5] * length) for length in (700, 64, 3)]
         driver.step(prefill=[(row, len(row.tokens)) for row in rows])

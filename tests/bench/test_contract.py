@@ -1,4 +1,4 @@
-"""What benchmarks print."""
+"""Tests of the benchmarks' output."""
 
 import json
 

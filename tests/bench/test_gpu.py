@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def test_a_dry_run_gets_through_every_section():
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "gpu.py"), "--dry-run"],
+        [sys.executable, "-m", "baton.bench.gpu", "--dry-run"],
         cwd=ROOT,
         env=os.environ | threads | {"PYTHONPATH": str(ROOT / ".types")},
         capture_output=True,

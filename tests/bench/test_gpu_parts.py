@@ -7,9 +7,10 @@ from functools import partial
 
 import pytest
 
-from baton.bench import gpu
-from baton.bench.gpu_cases import TINY, Case, Maker, Sizes
-from baton.bench.gpu_parts import Limits, Line, Part, Run, Task
+from baton.bench.gpu import run as gpu_run
+from baton.bench.gpu.kernel_cases import KernelCase, Maker
+from baton.bench.gpu.parts import GpuRun, Limits, Line, Part, Task
+from baton.bench.gpu.sizes import TINY, Sizes
 
 # Where a process with threads is forked, Python 3.12 warns; the run's own has none.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -19,8 +20,8 @@ def tells(part: Part) -> None:
     part.add("told", "1 us")
 
 
-def ran(*works) -> Run:
-    run = Run(dry=True, budget_s=60.0)
+def ran(*works) -> GpuRun:
+    run = GpuRun(dry=True, budget_s=60.0)
     for number, (work, most_s) in enumerate(works):
         run.part(Task(f"part {number}", work, most_s))
     return run
@@ -70,7 +71,7 @@ def test_what_one_part_measures_the_next_ones_know():
 
 
 def test_no_part_begins_once_the_budget_is_spent():
-    run = Run(dry=True, budget_s=0.0)
+    run = GpuRun(dry=True, budget_s=0.0)
     run.part(Task("part", tells, 30.0))
     assert [line.value for line in run.lines] == ["no time left"] and run.failed
 
@@ -81,17 +82,17 @@ def test_a_kernel_that_fails_and_peers_that_do_leave_the_other_kernels_their_row
     def broken(*_: object) -> float:
         raise ImportError("libcudart.so.12 is missing")
 
-    def few(sizes: Sizes, make: Maker) -> list[Case]:
-        return [Case("bad", broken, 1), Case("good", lambda: None, 1 << 20)]
+    def few(sizes: Sizes, make: Maker) -> list[KernelCase]:
+        return [KernelCase("bad", broken, 1), KernelCase("good", lambda: None, 1 << 20)]
 
     def once(call) -> float:
         call()
         return 1e-6
 
-    monkeypatch.setattr(gpu, "cases", few)
-    monkeypatch.setattr(gpu, "peers", broken)
-    monkeypatch.setattr(gpu, "_replayed_seconds", once)
-    run = ran((partial(gpu.kernels, TINY), 30.0))
+    monkeypatch.setattr(gpu_run, "cases", few)
+    monkeypatch.setattr(gpu_run, "peers", broken)
+    monkeypatch.setattr(gpu_run, "_replayed_seconds", once)
+    run = ran((partial(gpu_run.kernels, TINY), 30.0))
     assert [line.what for line in run.lines] == ["tiny peers", "tiny bad", "tiny good"]
     assert [line.failed for line in run.lines] == [True, True, False]
     assert run.lines[2].value == "1.0 us" and run.lines[2].share is not None

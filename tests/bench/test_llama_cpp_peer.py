@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_tokenizer
-from baton.bench.llama_cpp_peer import LlamaCppPeer, PeerError, start
-from baton.bench.peers import Peers
+from baton.bench.peers.llama_cpp_peer import LlamaCppPeer, PeerError, start
+from baton.bench.peers.peers import Peers
 
 # Writes what it was given, as the GGUF.
 CONVERTER = """

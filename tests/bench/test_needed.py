@@ -1,12 +1,12 @@
-"""What a hand-off has to move."""
+"""Tests of the number of bytes that a hand-off has to move."""
 
 from pathlib import Path
 
 import torch
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
-from baton.bench.needed import handoff_bytes
-from baton.engine.models.families import read_config
+from baton.bench.cluster.needed import handoff_bytes
+from baton.engine.models.family_table import read_config
 
 
 def test_the_state_once_and_keys_and_values_to_the_token(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ import torch
 from click.testing import CliRunner
 
 from baton.bench.checkpoints import GRANITE_SMALL, HYBRID_191M, write_checkpoint
-from baton.bench.decode import decode
-from baton.bench.prefill import prefill
-from baton.bench.roofline import Machine
-from baton.engine.models.families import read_config
+from baton.bench.one_engine.decode import decode
+from baton.bench.one_engine.prefill import prefill
+from baton.bench.one_engine.roofline import Machine
+from baton.bench.one_engine.timed_engine import TimedEngine
+from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import declared_weights
-from baton.kernels.dispatch import TORCH
+from baton.kernels.torch_kernels import TORCH
 
 TINY = {
     **GRANITE_SMALL,
@@ -57,7 +58,27 @@ def test_decode_reports_every_batch_its_limits_and_its_spread(folder, weight_for
 def test_prefill_reports_every_batch_and_the_first_token(folder) -> None:
     found = report(prefill, "--model", str(folder), "--batch", "1,2", "--prompt-len", "40")
     assert {"tok_s_b1", "tok_s_b2", "ttft_ms_512"} <= set(found["results"])
-    assert found["config"]["seed"] >= 0
+
+
+def test_prefill_draws_its_prompts_from_the_seed_that_it_reports(folder, monkeypatch) -> None:
+    drawn: list[tuple[int, ...]] = []
+    draw = TimedEngine.prompt
+
+    def noted(self: TimedEngine, length: int) -> tuple[int, ...]:
+        drawn.append(draw(self, length))
+        return drawn[-1]
+
+    monkeypatch.setattr(TimedEngine, "prompt", noted)
+    arguments = ("--model", str(folder), "--batch", "1", "--prompt-len", "40")
+    reported = report(prefill, *arguments)["config"]["seed"]
+    first = drawn.copy()
+    assert len(first) >= 3 and {len(prompt) for prompt in first} == {40, 512}
+    drawn.clear()
+    assert report(prefill, *arguments, "--seed", str(reported))["config"]["seed"] == reported
+    assert drawn == first
+    drawn.clear()
+    report(prefill, *arguments, "--seed", str(reported + 1))
+    assert drawn != first
 
 
 @pytest.mark.parametrize("config", [TINY, HYBRID_191M, {**TINY, "tie_word_embeddings": False}])

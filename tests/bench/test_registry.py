@@ -15,7 +15,6 @@ def test_every_command_in_the_room_is_listed_and_every_listed_one_exists() -> No
         module, _, command = target.partition(":")
         found = getattr(importlib.import_module(module), command)
         assert isinstance(found, click.Command) and found.name == name
-    commands = {p.stem for p in BENCH.glob("*.py") if "@click.command(" in p.read_text()}
-    assert commands == {
-        target.partition(":")[0].rpartition(".")[2] for target, _ in BENCHES.values()
-    }
+    files = [p for p in BENCH.rglob("*.py") if "@click.command(" in p.read_text()]
+    modules = {"baton.bench." + ".".join(p.relative_to(BENCH).with_suffix("").parts) for p in files}
+    assert modules == {target.partition(":")[0] for target, _ in BENCHES.values()}

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from baton.bench import state_ops_schedule
-from baton.bench.state_ops import state_ops
-from baton.bench.state_ops_cache import conversations
-from baton.bench.state_ops_slots import SLOTS, load_sglang
-from baton.bench.trace import BLOCK
+from baton.bench.prefix.trace import BLOCK
+from baton.bench.state_ops import schedule
+from baton.bench.state_ops.cache import conversations
+from baton.bench.state_ops.slots import SLOTS, load_sglang
+from baton.bench.state_ops.state_ops import state_ops
 
 # As much of SGLang's interface as is timed; slots are lists here.
 ALLOCATOR = """
@@ -35,8 +35,8 @@ class MambaSlotAllocator:
 
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_ops_schedule, "STEPS", 4)
-    monkeypatch.setattr(state_ops_schedule, "PROMPT", 64)
+    monkeypatch.setattr(schedule, "STEPS", 4)
+    monkeypatch.setattr(schedule, "PROMPT", 64)
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from baton.bench.load import Load, measure, run
-from baton.bench.stream_client import Answer, RequestFailed, complete
+from baton.bench.cluster.load import Load, measure, run
+from baton.bench.cluster.stream_client import RequestFailed, StreamedAnswer, complete
 
 Respond = Callable[[dict[str, object]], list[bytes]]
 OK = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -106,8 +106,8 @@ async def test_a_round_sends_every_prompt_and_bounds_what_is_under_way() -> None
 def test_rates_are_over_the_round_and_latencies_over_its_tokens() -> None:
     shape = Load(requests=2, concurrency=2, input_len=10, output_len=3)
     answers = [
-        Answer(0.0, (1.0, 1.5, 2.0), (1, 2, 3), 0, {}),
-        Answer(0.0, (2.0, 2.1, 4.0), (1, 2, 3), 0, {}),
+        StreamedAnswer(0.0, (1.0, 1.5, 2.0), (1, 2, 3), 0, {}),
+        StreamedAnswer(0.0, (2.0, 2.1, 4.0), (1, 2, 3), 0, {}),
     ]
     found = measure(shape, answers)
     assert found["output_tok_s"] == 6 / 4.0 and found["total_tok_s"] == 26 / 4.0

@@ -7,7 +7,7 @@ from engine.hash_model import HashModel, hash_config, snapshots_of
 from torch import Tensor
 
 from baton.engine.config import ModelConfig
-from baton.engine.forward_batch import ForwardBatch
+from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.memory.layout import RecurrentShape
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool

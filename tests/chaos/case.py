@@ -51,7 +51,7 @@ class Case:
 
     @property
     def act(self) -> Act:
-        """What the watcher does in the very move: the fault itself, where that is its own."""
+        """The watcher's action at the move: the fault itself if the watcher is its victim."""
         if self.watch == self.victim and self.fault is Fault.KILL:
             return Act.KILL
         stops = self.fault in (Fault.STOP, Fault.HICCUP)
@@ -63,7 +63,7 @@ class Case:
 
     @property
     def held_up(self) -> bool:
-        """What the victim is sent waits: nothing else may be on its way there."""
+        """True if what is sent to the victim is held up: nothing else may be on its way there."""
         return self.fault is Fault.LATE or self.state is S.QUARANTINED
 
     @property
@@ -95,7 +95,8 @@ def second_faults() -> list[Case]:
 
 @dataclass(frozen=True)
 class Told:
-    """What a case took, in seconds on the test's clock. For reports; no test depends on it."""
+    """The durations of a case, in seconds on the test's clock. For reports; no test depends on
+    it."""
 
     peer_clean_s: float
     healed_s: float
@@ -211,8 +212,8 @@ class Run:
         await asyncio.gather(*served)
 
     async def _is_given_up(self) -> bool:
-        """What the victim had is given up by its peer, while the victim is still away. Whether
-        the ticket's memory has been given to somebody else, who watches it."""
+        """Wait until the peer has given up what the victim had, while the victim is still away.
+        Return whether the ticket's memory has been given to another owner, who watches it."""
         case, cluster = self._case, self._cluster
         if not case.away and case.fault is not Fault.LATE:
             return False
@@ -246,8 +247,8 @@ class Run:
             await cluster["d0"].ask("let_go")
 
     async def _ends_right(self, ask: Ask, reply: Reply) -> None:
-        """No wrong token, ever; the whole answer where somebody was left to give it, and a clear
-        error where not."""
+        """Assert that no token is wrong, and that the answer is whole where a worker was left to
+        give it. Otherwise it must end with a clear error."""
         case, right = self._case, ask.answer
         await reply.end()
         came = reply.token_ids
@@ -270,7 +271,7 @@ class Run:
         assert came + again.token_ids == right, f"{case}: wrong tokens after the replay"
 
     async def _replayed(self, ask: Ask, came: list[int]) -> Reply:
-        """As a router replays: on another rank, with the output so far."""
+        """Replay the request as a router does: on another rank, with the output so far."""
         for attempt in range(2, 5):
             again = await self._cluster.begin(
                 ask, ["p0", "p1"], "d1", attempt=attempt, outputs=came
@@ -294,7 +295,8 @@ class Run:
             assert "p0" in error.message or case.fault is Fault.SPOIL, told
 
     async def _pair_serves_again(self) -> None:
-        """Without a restart of anybody. The first to come may still hit what the fault left."""
+        """Wait until p0 and d0 answer again without a restart. The first requests may still hit
+        what the fault left."""
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 ask = Ask.draw(self._rng)

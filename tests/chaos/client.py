@@ -1,4 +1,4 @@
-"""What a router does with a rank, in the test's process: requests, cancels, replay after a loss."""
+"""A router's part towards a rank, in the test's process: requests, cancels, replay after a loss."""
 
 import asyncio
 import itertools
@@ -10,11 +10,11 @@ from typing import Any
 from chaos.node import DEADLINE_S, Node
 from grpc import aio
 
-from baton.engine.sampling_params import SamplingParams
+from baton.core.sampling_params import SamplingParams
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
-from baton.transfer.grpc_options import OPTIONS
-from baton.worker.convert import sampling_to_proto
+from baton.rpc.channel_options import OPTIONS
+from baton.rpc.convert import sampling_to_proto
 
 OWN_FAULT = "this process was held up"
 _ids = itertools.count(1)
@@ -98,6 +98,7 @@ class RankClient:
         *,
         attempt: int = 1,
         outputs: Sequence[int] = (),
+        state_at: common_pb2.StateAt | None = None,
     ) -> Reply:
         reply = Reply(outputs)
         if self.lost is not None:
@@ -111,6 +112,7 @@ class RankClient:
             output_ids=outputs,
             sampling=sampling_to_proto(sampling),
             prefills=[node.identity for node in prefills],
+            state_at=state_at,
         )
         await self._write(worker_pb2.RouterMessage(start=start))
         return reply

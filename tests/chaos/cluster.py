@@ -15,7 +15,9 @@ from chaos.node_main import NodePlan
 from engine.engines import greedy, random_prompt
 from engine.hash_model import HashModel, expected_tokens
 
-from baton.worker.config import Role, SendSnapshots, StateReturn
+from baton.core.role import Role
+from baton.proto import common_pb2
+from baton.worker.config import SendSnapshots, StateReturn
 
 ROLES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
 PAIRS = [(p, d) for p in ("p0", "p1") for d in ("d0", "d1")]
@@ -27,7 +29,7 @@ _MODEL = HashModel()
 
 
 def plan(channel: str = "grpc", lease_ms: int = LEASE_MS, **more: Any) -> NodePlan:
-    """What all workers of a cluster are told; `Cluster` adds who each is."""
+    """Return the plan that all workers of a cluster share; `Cluster` adds each one's identity."""
     return NodePlan("", Role.PREFILL, "", lease_ms, channel, **more)
 
 
@@ -102,6 +104,7 @@ class Cluster:
         *,
         attempt: int = 1,
         outputs: Sequence[int] = (),
+        state_at: common_pb2.StateAt | None = None,
     ) -> Reply:
         client = await self.client(rank)
         return await client.start(
@@ -111,6 +114,7 @@ class Cluster:
             [self[name] for name in prefills],
             attempt=attempt,
             outputs=outputs,
+            state_at=state_at,
         )
 
     async def serve(self, ask: Ask, prefill: str, rank: str) -> None:
@@ -125,7 +129,8 @@ class Cluster:
         assert reply.token_ids == ask.answer, where
 
     async def held_up(self, *names: str) -> bool:
-        """By this machine, which is too full for the lease; since the last question."""
+        """Return whether this machine, being overloaded, held a worker up for more than half a
+        lease since the last call."""
         longest_s = max([await self[name].ask("held_up") for name in names])
         if longest_s > self.lease_s / 2:
             print(f"one of {names} was held up for {longest_s:.2f} s")

@@ -1,4 +1,4 @@
-"""Where a worker process meets its fault: at the very move that the test names."""
+"""A fault at one chosen move of a worker process, which the test names."""
 
 import os
 import signal
@@ -9,13 +9,13 @@ from enum import StrEnum
 from typing import Any
 
 from baton.transfer.handoff import Handoff, HandoffState
-from baton.worker.handoff_book import HandoffBook
+from baton.worker.handoff_tracker import HandoffTracker
 
 GO_S = 30.0  # the longest that a test lets a worker stand at its point
 
 
 class Act(StrEnum):
-    """What the process does once it has told the test that it is there."""
+    """The action of the process after it has told the test that it reached its fault point."""
 
     KILL = "kill"  # itself
     STOP = "stop"  # itself
@@ -34,7 +34,7 @@ class Point:
 class FaultPoint:
     """Sees every move of a book before anything else can happen in its process."""
 
-    def __init__(self, book: HandoffBook, tell: Callable[..., None], *, moves: bool) -> None:
+    def __init__(self, book: HandoffTracker, tell: Callable[..., None], *, moves: bool) -> None:
         """tell: sends to the test. moves: tell it of every move."""
         self._tell = tell
         self._moves = moves
@@ -53,7 +53,7 @@ class FaultPoint:
         self.go()
 
     def go(self) -> None:
-        """From any thread."""
+        """Let the process go on from its fault point. May be called from any thread."""
         self._go.set()
 
     def _on_open(self, request_id: str, attempt: int) -> Handoff:

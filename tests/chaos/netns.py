@@ -16,7 +16,7 @@ _numbers = itertools.count(1)
 
 
 def unavailable() -> str | None:
-    """Why there can be no namespaces here."""
+    """Return why there can be no network namespaces here; None where there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -25,7 +25,8 @@ def unavailable() -> str | None:
 
 
 def refused_to_unshare(what: str) -> str | None:
-    """Why there can be no namespace of this kind, with mounts of its own; what: unshare's word."""
+    """Return why there can be no namespace of this kind, with mounts of its own; what: unshare's
+    word."""
     tried = subprocess.run(
         ["unshare", f"--{what}", "--mount", "--fork", "true"],
         capture_output=True,
@@ -82,7 +83,7 @@ class Network:
         _ip("-n", namespace, "link", "set", "lo", "up")
 
     async def cut(self, worker: str) -> None:
-        """Nothing passes, and nobody is told."""
+        """Disconnect the worker: no packet passes, and nobody is told."""
         await asyncio.to_thread(_ip, "link", "set", self._link(worker), "nomaster")
 
     async def mend(self, worker: str) -> None:

@@ -13,12 +13,14 @@ from typing import Any
 
 from chaos.fault_point import Act, Point
 from chaos.node_main import Books, NodePlan, Weight, main
+from chaos.pull_point import Moment
 
 from baton.proto import common_pb2
 from baton.transfer.handoff import HandoffState
 
 DEADLINE_S = 60.0
-"""Of every wait in a test: far above what any takes, met only where something hangs."""
+"""The deadline of every wait in a test: far above what any takes, met only where something hangs.
+"""
 
 _context = multiprocessing.get_context("forkserver")
 
@@ -100,8 +102,14 @@ class Node:
         self.reached.clear()
         await self.ask("arm", Point(request_id, state, act))
 
+    async def arm_pull(self, moment: Moment, act: Act) -> None:
+        """Arm a fault in the next prefix that it reads from another worker."""
+        self.reached.clear()
+        await self.ask("arm_pull", moment, act)
+
     def go(self) -> None:
-        """On from its fault point; if it is stopped, once it is resumed."""
+        """Let the worker go on from its fault point; a stopped worker does so once it is
+        resumed."""
         self._pipe.send((0, "go", ()))
 
     async def books(self) -> Books:

@@ -16,17 +16,19 @@ import uvloop
 from chaos import netns, pidns
 from chaos.ballast_model import BallastModel
 from chaos.fault_point import FaultPoint
+from chaos.pull_point import PullPoint
 from chaos.pulse import Pulse
 from chaos.reissue import Reissue
 from chaos.spoiler import Spoiler
 from engine.engines import make_engine
 
+from baton.core.role import Role
 from baton.decode.service import DecodeService
 from baton.engine.engine import Engine
 from baton.engine.memory.owners import Owner
 from baton.prefill.service import PrefillService
 from baton.transfer.handoff import HandoffState
-from baton.worker.config import Role, WorkerConfig
+from baton.worker.config import WorkerConfig
 from baton.worker.runtime import WorkerRuntime
 
 KEPT = (Owner.FREE, Owner.CACHE)
@@ -52,7 +54,7 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Books:
-    """What a worker owns and has under way."""
+    """The resources that a worker owns, and the work that it has under way."""
 
     findings: list[str]
     owned: dict[str, int]  # slots and pages by owner, but free and cached ones
@@ -63,7 +65,7 @@ class Books:
 
     @property
     def settled(self) -> bool:
-        """Nothing is owned or under way, but for what is in quarantine."""
+        """True if nothing is owned or under way, except for what is in quarantine."""
         owned = {owner for owner in self.owned if owner not in QUARANTINED}
         moving = {state for state in self.handoffs if state != HandoffState.QUARANTINED}
         working = self.busy or self.requests or self.polled
@@ -77,7 +79,7 @@ class Books:
 
 @dataclass(frozen=True)
 class Weight:
-    """What a worker's process takes up."""
+    """The resources of a worker's process."""
 
     fds: int
     threads: int
@@ -146,6 +148,7 @@ class Node:
         self._point = FaultPoint(context.handoffs, self._tell, moves=self._plan.moves)
         prefills = self._plan.role is Role.PREFILL
         self._service = PrefillService(context) if prefills else DecodeService(context)
+        self._pull_point = PullPoint(self._service._prefixes.fetcher._reader, self._tell)
         if not prefills:
             self._reissue = Reissue(self._engine, context.port, self._service)
             address = context.hello.worker.address
@@ -162,6 +165,7 @@ class Node:
                 number, name, values = self._conn.recv()
                 if name == "go":  # the loop may stand at its point
                     self._point.go()
+                    self._pull_point.go()
                 else:
                     loop.call_soon_threadsafe(self._handle, number, name, values)
         except EOFError:  # the test is gone
@@ -181,11 +185,29 @@ class Node:
     async def do_arm(self, *points: Any) -> None:
         self._point.arm(*points)
 
+    async def do_arm_pull(self, *point: Any) -> None:
+        self._pull_point.arm(*point)
+
+    async def do_flush(self) -> bool:
+        """Free the prefix cache. Returns False where something of it is lent."""
+        return bool(await self._context.port.call(Engine.flush_cache))
+
+    async def do_fetches(self) -> dict[str, int]:
+        """Return the prefix fetches of this life by outcome."""
+        samples = self._context.metrics.registry.collect()
+        return {
+            sample.labels["outcome"]: int(sample.value)
+            for metric in samples
+            for sample in metric.samples
+            if sample.name == "baton_worker_prefix_fetches_total"
+        }
+
     async def do_disarm(self) -> None:
         self._point.disarm()
 
     async def do_held_up(self) -> float:
-        """By the machine: for how long, at the most, since the last question."""
+        """Return the longest time in seconds for which the machine held this process up since the
+        last call."""
         return self._pulse.take_s()
 
     async def do_hold(self) -> None:
@@ -208,7 +230,7 @@ class Node:
         self._ended.set()
 
     async def do_weigh(self) -> Weight:
-        """Without what the prefix cache keeps."""
+        """Return the process's resources, without what the prefix cache keeps."""
         await self._context.port.call(Engine.flush_cache)
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
@@ -247,5 +269,5 @@ class Node:
 
 
 def _look(engine: Engine) -> tuple[list[str], Any, int]:
-    known = len(list(engine._requests)) + len(engine._reservations)
+    known = len(list(engine._requests)) + len(engine.reservations)
     return engine.audit(), engine.status(), known

@@ -13,7 +13,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unavailable() -> str | None:
-    """Why there can be no such namespaces here."""
+    """Return why there can be no pid namespaces here; None where there can."""
     if os.geteuid() != 0:
         return "pid namespaces need root"
     return refused_to_unshare("pid")

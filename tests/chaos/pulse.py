@@ -1,4 +1,5 @@
-"""Whether this machine lets a process run: a full one may hold it up for a lease."""
+"""A measurement of how long this machine kept a process from running: an overloaded machine may do
+so for a whole lease."""
 
 import asyncio
 import itertools
@@ -8,14 +9,14 @@ PERIOD_S = 0.05
 
 
 class Pulse:
-    """Of the loop that `beat` runs on."""
+    """A measurement of how long the event loop that runs `beat` was held up."""
 
     def __init__(self) -> None:
         self._latest_s = 0.0
         self._began = time.monotonic()
 
     async def beat(self) -> None:
-        """Until cancelled."""
+        """Measure the loop's delays until cancelled."""
         for _ in itertools.count():
             self._began = time.monotonic()
             await asyncio.sleep(PERIOD_S)

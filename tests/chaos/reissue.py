@@ -8,8 +8,8 @@ import torch
 from baton.engine.engine import Engine
 from baton.engine.memory.id_pool import IdPool
 from baton.engine.memory.owners import Owner
-from baton.engine.request import Reservation
-from baton.transfer.regions import Holder
+from baton.engine.schedule.request import Reservation
+from baton.transfer.memory.regions import Holder
 
 WATCHED = "watched"
 MARK = 0x5A
@@ -17,7 +17,7 @@ REMEMBERED = 50  # tickets
 
 
 class Reissue:
-    """On a decode rank. One dead ticket at a time."""
+    """A second owner of a dead ticket's memory on a decode rank, for one ticket at a time."""
 
     def __init__(self, engine: Engine, port: Any, service: Any) -> None:
         self._port = port
@@ -36,14 +36,14 @@ class Reissue:
         self._watched: Reservation | None = None
 
     async def take(self, request_id: str) -> bool:
-        """Whether the request had a ticket whose slot and pages are all free; then they are
-        reserved anew and marked."""
+        """Reserve the request's former slot and pages anew and mark them. Return whether the
+        request had a ticket whose slot and pages are all free."""
         holder = self._holders.pop(request_id, None)
         self._holders.clear()
         return holder is not None and await self._port.call(lambda _: self._mark(holder))
 
     async def give_back(self) -> bool:
-        """Whether every byte is as it was marked."""
+        """Return whether every byte still has its mark."""
         return await self._port.call(self._check)
 
     def _mark(self, holder: Holder) -> bool:
@@ -56,7 +56,7 @@ class Reissue:
             slots.free(holder.slot, Owner.TICKET)
             return False
         self._watched = Reservation(WATCHED, holder.slot, holder.pages, 1, owned=holder.pages)
-        engine._reservations[WATCHED] = self._watched
+        engine.reservations._open[WATCHED] = self._watched
         for block in self._blocks():
             block.fill_(MARK)
         return True
@@ -64,7 +64,7 @@ class Reissue:
     def _check(self, engine: Engine) -> bool:
         intact = all(bool((block == MARK).all()) for block in self._blocks())
         assert self._watched is not None
-        engine.abandon(self._watched)
+        engine.reservations.abandon(self._watched)
         self._watched = None
         return intact
 

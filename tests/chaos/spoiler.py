@@ -1,18 +1,20 @@
-"""What a decode rank is sent, held up or spoilt, whatever channel brings it."""
+"""A fixture that holds up or spoils what a decode rank receives, whichever channel carries it."""
 
+from dataclasses import replace
 from typing import Any
 
 from chaos.wire import Wire
 
-from baton.transfer.grpc_channel import GRPC
-from baton.transfer.nixl_agent import NixlAgent
-from baton.transfer.regions import EngineMemory, Holder
-from baton.transfer.segments import Segment
+from baton.transfer.channels.grpc.channel import GrpcChannel
+from baton.transfer.channels.nixl.agent import NixlAgent
+from baton.transfer.memory.regions import EngineMemory, Holder
+from baton.transfer.memory.segments import Segment
 
 
 class Spoiler:
-    """By gRPC it is the bytes on the wire, in a proxy; by NIXL, which writes by itself, it is the
-    notifications that are held, and the bytes that are there that are spoilt."""
+    """A fault in what a decode rank receives. For gRPC, a proxy holds up and spoils the bytes on
+    the wire. NIXL writes by itself; there the notifications are held, and bytes that have arrived
+    are spoilt."""
 
     def __init__(self, memory: EngineMemory, address: str, service: Any) -> None:
         """address: of the worker's gRPC server. service: its `DecodeService`."""
@@ -21,9 +23,9 @@ class Spoiler:
         self._holding = False
         self._spoiling = False
         self._notes: list[bytes] = []
-        for source in service._inlets._sources:
-            if source.name == GRPC:
-                source._address = self.wire.address
+        for channel in service._channels.handoffs._channels:
+            if isinstance(channel, GrpcChannel):
+                channel.context = replace(channel.context, data_address=self.wire.address)
         tickets = service._rank.tickets
         self._take = tickets.take
         tickets.take = self._spoilt
@@ -48,7 +50,7 @@ class Spoiler:
         self.wire.spoil()
 
     def _held_notes(self, agent: NixlAgent) -> list[bytes]:
-        """On the poller's thread."""
+        """Return the notifications to deliver now. Runs on the poller's thread."""
         self._notes += self._read_notes(agent)
         if self._holding:
             return []

@@ -69,7 +69,7 @@ async def suffer(cluster: Cluster, case: Case, seed: int) -> None:
 
 
 def drawn(cluster: Cluster, seed: int) -> Case:
-    """Of the table, one that this channel can suffer."""
+    """Return a random case of the table that this channel can suffer."""
     linked = not cluster.needs_no_link
     return random.Random(seed).choice([c for c in TABLE if linked or c.fault is not Fault.CUT])
 

@@ -63,7 +63,8 @@ def can_be_cut(cluster: Cluster) -> bool:
 
 
 async def answered(cluster: Cluster, rng: random.Random, ask: Ask) -> int:
-    """As a router does it, by whoever is there; the attempts that it took."""
+    """Get an answer as a router does, from any worker that is there. Return the number of
+    attempts."""
     came: list[int] = []
     async with asyncio.timeout(DEADLINE_S):
         for attempt in range(1, 256):

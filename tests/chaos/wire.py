@@ -24,7 +24,7 @@ class Wire:
         self._server = await asyncio.start_server(self._connect, sock=self._socket)
 
     def hold(self) -> None:
-        """What comes from now on waits for `let_go`."""
+        """Hold back everything that arrives from now on, until `let_go`."""
         self._flowing.clear()
 
     async def let_go(self) -> None:

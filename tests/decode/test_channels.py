@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from engine.engines import greedy, random_prompt
 from engine.hash_model import HashModel, expected_tokens
-from transfer.wires import until
+from transfer.wires import CHANNELS, until
 from worker.cluster import (
     DEADLINE_S,
     Answer,
@@ -26,13 +26,12 @@ from worker.proxy import Proxy, proxied
 from baton.engine.engine import Engine
 from baton.engine.memory.owners import Owner
 from baton.proto import common_pb2, worker_pb2
+from baton.transfer.channels.local_hub import LocalHub
+from baton.transfer.channels.nixl.write_operation import NixlWriteOperation
 from baton.transfer.errors import ChannelError
 from baton.transfer.handoff import HandoffState
-from baton.transfer.local_channel import LocalHub
-from baton.transfer.nixl_writing import NixlWriting
 
 S = HandoffState
-CHANNELS = ("grpc", "local", "nixl")
 
 
 def pair(channel: str, **options: Any) -> tuple[TestWorker, TestWorker]:
@@ -57,7 +56,7 @@ async def test_tokens_are_those_of_one_engine_with_prefix_hits_on_either_side(
         await prefill.clean()
         for worker in (prefill, decode):
             counters = await worker.context.port.call(lambda engine: engine.counters)
-            hits = counters.hit_tokens_state, counters.hit_tokens_transfer
+            hits = counters.state_hit_tokens, counters.transfer_hit_tokens
             assert any(hits), "the second of two equal prompts finds something"
     assert decode.been_in(S.ACTIVE) == len(prompts)
     assert not decode.been_in(S.QUARANTINED)
@@ -143,13 +142,13 @@ async def writing(rng: random.Random, state: str, lease_ms: int = 30_000) -> Asy
 async def test_a_cancelled_tickets_memory_waits_for_its_writers_drain(
     state: str, seeded: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drained, may_drain = NixlWriting.drained, asyncio.Event()
+    drained, may_drain = NixlWriteOperation.drained, asyncio.Event()
 
-    async def drain_late(self: NixlWriting) -> None:
+    async def drain_late(self: NixlWriteOperation) -> None:
         await may_drain.wait()
         await drained(self)
 
-    monkeypatch.setattr(NixlWriting, "drained", drain_late)
+    monkeypatch.setattr(NixlWriteOperation, "drained", drain_late)
     async with writing(seeded, state) as case:
         await case.router.cancel(case.request_id)
         assert (await case.answer.end()).reason == common_pb2.ABORT
@@ -246,7 +245,7 @@ async def test_a_lost_nixl_connection_is_made_anew(seeded: random.Random) -> Non
                         break
             assert answer.token_ids == expected_tokens(HashModel(), prompt, 3)
             (peer,) = prefill.service._peers
-            connection = await peer.way.connection()
+            connection = await peer.peer_connection.sender()
             connection.sever(ChannelError("a test"))
             await connection.lost()
         await decode.clean()

@@ -10,7 +10,7 @@ from oracle.reference import Oracle
 from oracle.specs import SPECS
 from worker.cluster import decode_worker, prefill_worker, running, session
 
-from baton.transfer.local_channel import LocalHub
+from baton.transfer.channels.local_hub import LocalHub
 from baton.worker.config import SendSnapshots, StateReturn
 
 TURNS, STEPS = 3, 24
@@ -61,4 +61,4 @@ async def test_every_turn_of_a_conversation_is_as_if_it_were_the_first(
             assert answered
         await decode.clean()
         await prefill.clean()
-    assert decode.engine.counters.hit_tokens_transfer >= 30
+    assert decode.engine.counters.transfer_hit_tokens >= 30

@@ -9,14 +9,14 @@ from engine.engines import greedy
 from oracle.reference import Oracle
 from oracle.specs import ONE_OF_EACH, SPECS
 from torch import Tensor
+from transfer.sizes import NOTE_BYTES, bytes_needed
 from worker.cluster import Gate, decode_worker, prefill_worker, running, session
 
 from baton.engine.config import EngineConfig
 from baton.engine.models.loader import load_model
-from baton.transfer.frames import HEADER_BYTES, NOTE_BYTES
+from baton.transfer.channels.frames import HEADER_BYTES
+from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.handoff import HandoffState
-from baton.transfer.local_channel import LocalHub
-from baton.transfer.segments import bytes_needed
 
 STEPS = 24
 
@@ -59,7 +59,7 @@ async def test_the_tokens_are_those_of_transformers(
         plan = decode.engine.plan
         moved = sum(
             decode.context.metrics.registry.get_sample_value(
-                "baton_bytes_moved_total",
+                "baton_worker_transferred_bytes_total",
                 {
                     "worker": decode.context.worker_id,
                     "role": decode.context.config.role.value,

@@ -20,7 +20,7 @@ from worker.cluster import (
 )
 from worker.proxy import Proxy, proxied
 
-from baton.engine.request import Reservation
+from baton.engine.schedule.request import Reservation
 from baton.proto import common_pb2
 from baton.transfer.handoff import HandoffState
 
@@ -49,7 +49,7 @@ class Stuck:
         self.decode.model.gate.open()
         if self.hog is not None:
             hog = self.hog
-            await self.decode.context.port.call(lambda engine: engine.abandon(hog))
+            await self.decode.context.port.call(lambda engine: engine.reservations.abandon(hog))
 
     async def clean(self) -> None:
         for worker in (self.decode, self.spare, self.prefill):

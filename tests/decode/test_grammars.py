@@ -14,9 +14,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 from worker.cluster import DEADLINE_S, TestWorker, decode_worker, prefill_worker, running, session
 
-from baton.engine.sampling_params import SamplingParams
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.sampling_params import SamplingParams
 from baton.proto import common_pb2
-from baton.text.grammar import CompiledGrammar, Grammar, GrammarKind
+from baton.text.grammar import CompiledGrammar
 from baton.text.special_tokens import SpecialTokens
 from baton.text.tokenizer import Tokenizer
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 from engine.engines import greedy, make_engine, random_prompt
 from engine.hash_model import EOS, HashModel, expected_tokens
+from transfer.sizes import bytes_needed
 from worker.cluster import decode_worker, prefill_worker, running, session
 
-from baton.engine.sampling_params import SamplingParams
+from baton.core.sampling_params import SamplingParams
 from baton.proto import common_pb2
-from baton.transfer.frames import HEADER_BYTES
+from baton.transfer.channels.frames import HEADER_BYTES
 from baton.transfer.handoff import HandoffState
-from baton.transfer.segments import Kind, bytes_needed
+from baton.transfer.memory.segments import Kind
 
 S = HandoffState
 
@@ -67,9 +68,7 @@ async def test_sampled_tokens_and_logprobs_are_those_of_one_engine(seeded: rando
         for answer in answers:
             await answer.end()
         await decode.clean()
-    # Floats travel as float32: both sides are given the same parameters.
-    asked = [replace(s, **_as_float32(s)) for s in samplings]
-    for answer, output in zip(answers, alone.generate(prompts, asked), strict=True):
+    for answer, output in zip(answers, alone.generate(prompts, samplings), strict=True):
         assert answer.token_ids == list(output.token_ids)
         assert [e.token_id for e in answer.logprobs] == answer.token_ids
         assert [list(e.top_ids) for e in answer.logprobs] == [
@@ -89,15 +88,7 @@ async def test_sampled_tokens_and_logprobs_are_those_of_one_engine(seeded: rando
             e.token_id for e in output.prompt_logprobs
         ]
         assert answer.finished is not None
-        assert answer.finished.usage.completion_tokens == output.finished.completion_tokens
-
-
-def _as_float32(sampling: SamplingParams) -> dict[str, float]:
-    message = common_pb2.SamplingParams()
-    names = ("temperature", "top_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    for name in names:
-        setattr(message, name, getattr(sampling, name))
-    return {name: getattr(message, name) for name in names}
+        assert answer.finished.usage.completion_tokens == output.finished.usage.completion_tokens
 
 
 async def test_bytes_moved_are_what_is_needed(seeded: random.Random) -> None:
@@ -111,7 +102,7 @@ async def test_bytes_moved_are_what_is_needed(seeded: random.Random) -> None:
         for kind in moved:
             sent, received = (
                 worker.context.metrics.registry.get_sample_value(
-                    "baton_bytes_moved_total",
+                    "baton_worker_transferred_bytes_total",
                     {
                         "worker": worker.context.worker_id,
                         "role": worker.context.config.role.value,
@@ -218,8 +209,8 @@ async def test_timings_and_metrics_say_where_the_time_went(seeded: random.Random
             labels = {"worker": worker.context.worker_id, "role": worker.context.config.role.value}
             registry = worker.context.metrics.registry
             for name in names:
-                assert registry.get_sample_value(f"baton_{name}_seconds_count", labels) == 1
-            assert registry.get_sample_value("baton_step_seconds_count", labels) >= 3
+                assert registry.get_sample_value(f"baton_worker_{name}_seconds_count", labels) == 1
+            assert registry.get_sample_value("baton_worker_step_seconds_count", labels) >= 3
 
 
 async def test_a_large_request_that_does_not_fit_does_not_stop_small_ones(
@@ -234,7 +225,7 @@ async def test_a_large_request_that_does_not_fit_does_not_stop_small_ones(
         _, small = await router.start(random_prompt(seeded, 5, 5), greedy(2), [prefill])
         assert (await small.end()).reason == common_pb2.LENGTH
         assert decode.been_in(S.RESERVED) == 1
-        await decode.context.port.call(lambda engine: engine.abandon(hog))
+        await decode.context.port.call(lambda engine: engine.reservations.abandon(hog))
         assert (await large.end()).reason == common_pb2.LENGTH
         await decode.clean()
         await prefill.clean()

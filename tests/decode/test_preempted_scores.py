@@ -31,4 +31,4 @@ async def test_a_preempted_request_that_was_scored_resumes_from_its_snapshots(
         counters = await decode.context.port.call(lambda engine: engine.counters)
         assert not await decode.context.port.call(Engine.audit)
     assert counters.preemptions
-    assert counters.hit_tokens_state
+    assert counters.state_hit_tokens

@@ -9,8 +9,8 @@ from engine.engines import greedy, make_engine, random_prompt
 from engine.hash_model import HashModel, expected_tokens
 from worker.cluster import DEADLINE_S, decode_worker, prefill_worker, running, session
 
-from baton.decode.grants import Grants, Want
-from baton.engine.request import Reservation
+from baton.decode.grants import GrantRequest, Grants
+from baton.engine.schedule.request import Reservation
 
 
 async def test_a_prefill_worker_reads_the_more_urgent_prompt_first(seeded: random.Random) -> None:
@@ -79,7 +79,7 @@ async def test_grants_go_by_priority_then_age() -> None:
         given.put_nowait(reservation)
 
     for name, priority in (("a", 0), ("b", -3), ("c", 1), ("d", 0), ("e", 1), ("gone", 9)):
-        grants.want(Want(name, 5, b"", priority, granted, lambda error: None))
+        grants.ask(GrantRequest(name, 5, b"", priority, granted, lambda error: None))
     grants.withdraw("gone")
     running = asyncio.create_task(grants.run())
     async with asyncio.timeout(DEADLINE_S):

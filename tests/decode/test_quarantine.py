@@ -1,4 +1,5 @@
-"""What keeps memory from everyone, and what gives it back: no process, no clock but the test's."""
+"""Tests of what keeps memory in quarantine and what releases it, without processes and with the
+test's own clock."""
 
 import os
 import subprocess
@@ -11,10 +12,10 @@ from typing import Any
 import pytest
 
 from baton.decode.quarantine import Held, Quarantine, Writer
-from baton.engine.request import Reservation
+from baton.engine.schedule.request import Reservation
 from baton.proto import common_pb2
 from baton.transfer.handoff import Handoff, HandoffState
-from baton.transfer.regions import Holder
+from baton.transfer.memory.regions import Holder
 from baton.transfer.tickets import Ticket
 from baton.worker.host_process import (
     has_died,

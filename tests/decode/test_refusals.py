@@ -1,5 +1,5 @@
-"""What fails once or is refused: the next attempt knows what has been said, and who refuses says
-why."""
+"""Tests of attempts that fail or are refused: the next attempt continues from what was sent before,
+and a refusal gives its reason."""
 
 import asyncio
 import random
@@ -19,20 +19,21 @@ from worker.cluster import (
 )
 from worker.proxy import proxied
 
-from baton.engine.sampling_params import SamplingParams
+from baton.core.sampling_params import SamplingParams
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.proto.version import PROTOCOL_MAJOR
-from baton.transfer import frames
-from baton.transfer.frames import HEADER_BYTES
+from baton.rpc.errors import ERROR_METADATA
+from baton.transfer.channels import frames
+from baton.transfer.channels.frames import HEADER_BYTES
 from baton.transfer.handoff import HandoffState
-from baton.worker.errors import METADATA_KEY
 
 S = HandoffState
 LEASE_MS = 600  # where a test waits for it to end
 
 
 async def test_a_sampled_first_token_is_kept_by_the_next_attempt(seeded: random.Random) -> None:
-    """At temperature 1 and with another seed on the second try it would come out otherwise."""
+    """The token would differ if it were sampled again: the temperature is 1, and the second try has
+    another seed."""
     prompt = random_prompt(seeded, 20, 40)
     sampling = SamplingParams(temperature=1.0, seed=5, max_tokens=6, ignore_eos=True)
     prefill, spare, decode = prefill_worker(), prefill_worker("p1"), decode_worker(pages=40)
@@ -45,8 +46,9 @@ async def test_a_sampled_first_token_is_kept_by_the_next_attempt(seeded: random.
             proxy.cut()
             await spare.reached(S.SCHEDULED)
             (request,) = spare.service._handoffs.values()
-            assert request.given and request._request.first_token == first
-            await decode.context.port.call(lambda engine: engine.abandon(hog))
+            assert request._engine.first_token_is_given
+            assert request._request.first_token == first
+            await decode.context.port.call(lambda engine: engine.reservations.abandon(hog))
             await answer.end()
         assert len(answer.token_ids) == 6
         await decode.clean()
@@ -138,7 +140,7 @@ async def test_a_stream_that_does_not_begin_right_is_refused(wrong: str) -> None
                 await call.read()
         assert refused.value.code() is StatusCode.FAILED_PRECONDITION
         metadata = dict(refused.value.trailing_metadata())
-        error = common_pb2.Error.FromString(metadata[METADATA_KEY])
+        error = common_pb2.Error.FromString(metadata[ERROR_METADATA])
         if wrong == "silent":
             assert "begins with Hello" in error.message
         else:

@@ -1,4 +1,4 @@
-"""What one router hears of its requests, and in how many messages."""
+"""Tests of the messages that one router gets about its requests, and of their number."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ class Wire:
         self._writes = asyncio.Semaphore(0)
 
     async def write(self, message: worker_pb2.RankMessage) -> None:
-        """As gRPC's own, it waits for the reader."""
+        """Record a message, and wait for its reader as gRPC's own `write` does."""
         self.written.append(message)
         self._writes.release()
         await self._reads.acquire()
@@ -47,7 +47,7 @@ def never(start: worker_pb2.StartRequest, session: RouterSession) -> object:
 
 
 def step(session: RouterSession, names: list[str], index: int) -> None:
-    """What one step adds: a token of each request."""
+    """Add one step's output to the session: a token of each request."""
     for name in names:
         tokens = session.add()
         tokens.request_id, tokens.first_index = name, index

@@ -17,7 +17,7 @@ from worker.cluster import (
     session,
 )
 
-from baton.engine.sampling_params import SamplingParams
+from baton.core.sampling_params import SamplingParams
 from baton.transfer.handoff import HandoffState
 from baton.transfer.tickets import Received
 
@@ -168,5 +168,7 @@ async def test_the_time_from_the_last_layer_to_the_first_decode_step_is_reported
         assert timings.prefill_to_decode_us >= timings.decode_wait_us > 0
         labels = {"worker": "d0", "role": "decode"}
         registry = decode.context.metrics.registry
-        assert registry.get_sample_value("baton_prefill_to_decode_seconds_count", labels) == 1
+        assert (
+            registry.get_sample_value("baton_worker_prefill_to_decode_seconds_count", labels) == 1
+        )
         await decode.clean()

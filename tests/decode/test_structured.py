@@ -9,9 +9,9 @@ from decode.test_families import Gated
 from oracle.reference import Oracle
 from worker.cluster import decode_worker, prefill_worker, running, session
 
-from baton.engine.sampling_params import SamplingParams
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.sampling_params import SamplingParams
 from baton.proto import common_pb2
-from baton.text.grammar import Grammar, GrammarKind
 from baton.text.tokenizer import Tokenizer
 
 PROMPTS = 200

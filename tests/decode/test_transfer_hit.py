@@ -1,14 +1,15 @@
-"""What a rank has of a prompt's KV does not travel again."""
+"""Tests that the part of a prompt's KV that a rank already has does not travel again."""
 
 import random
 
 import pytest
 from engine.engines import PAGE, greedy, random_prompt
 from engine.hash_model import VOCAB, HashModel, expected_tokens
+from transfer.sizes import bytes_needed
 from worker.cluster import TestWorker, decode_worker, prefill_worker, running, session
 
-from baton.transfer.frames import HEADER_BYTES
-from baton.transfer.segments import Kind, bytes_needed
+from baton.transfer.channels.frames import HEADER_BYTES
+from baton.transfer.memory.segments import Kind
 
 
 def _received(worker: TestWorker, kind: Kind) -> int:
@@ -19,14 +20,15 @@ def _received(worker: TestWorker, kind: Kind) -> int:
         "direction": "received",
     }
     registry = worker.context.metrics.registry
-    return int(registry.get_sample_value("baton_bytes_moved_total", labels) or 0)
+    return int(registry.get_sample_value("baton_worker_transferred_bytes_total", labels) or 0)
 
 
 @pytest.mark.parametrize("hit_at_prefill", [True, False])
 async def test_a_second_prompt_moves_its_state_and_the_kv_that_is_new(
     seeded: random.Random, hit_at_prefill: bool
 ) -> None:
-    """Whether or not the prefill worker hits too, or is another that has never seen the prompt."""
+    """The transfer shrinks whether the prefill worker hits too, or is another that has never seen
+    the prompt."""
     prefill, other, decode = prefill_worker(), prefill_worker("p1"), decode_worker()
     first = random_prompt(seeded, 60, 70)
     shared = seeded.randrange(3 * PAGE, 60)
@@ -48,7 +50,7 @@ async def test_a_second_prompt_moves_its_state_and_the_kv_that_is_new(
     assert moved[Kind.STATE] == plan.slot_layout.state_bytes + HEADER_BYTES, "always whole"
     headers = sum(moved.values()) - needed
     assert 2 * HEADER_BYTES <= headers <= 8 * HEADER_BYTES
-    assert decode.engine.counters.hit_tokens_transfer == hit
+    assert decode.engine.counters.transfer_hit_tokens == hit
 
 
 async def test_a_second_turn_moves_neither_the_first_prompt_nor_its_answer(
@@ -65,7 +67,7 @@ async def test_a_second_turn_moves_neither_the_first_prompt_nor_its_answer(
         assert answer.token_ids == expected_tokens(HashModel(), second, 9)
         await decode.clean()
     # The answer's last token was sampled, but never computed.
-    assert decode.engine.counters.hit_tokens_transfer == (len(first) + 29) // PAGE * PAGE
+    assert decode.engine.counters.transfer_hit_tokens == (len(first) + 29) // PAGE * PAGE
 
 
 async def test_a_prompt_that_the_rank_has_whole_moves_its_state_alone(

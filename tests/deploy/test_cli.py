@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
-from baton.deploy.cli import main
+from baton.cli.main import main
 
 TINY = {**GRANITE_SMALL, "hidden_size": 64, "mamba_n_heads": 4, "num_attention_heads": 4}
 
@@ -22,7 +22,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def _fails(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    """What it said on standard error."""
+    """Run the command, which must fail, and return its standard error."""
     monkeypatch.setattr(sys, "argv", ["baton", *words])
     with pytest.raises(SystemExit) as end:
         main()
@@ -98,7 +98,7 @@ def test_what_should_be_there_at_once_imports_neither_torch_nor_ray(command: str
     words = ["baton", *command.split(), "--help"]
     code = (
         f"import sys; sys.argv = {words}\n"
-        "from baton.deploy.cli import main\n"
+        "from baton.cli.main import main\n"
         "try: main()\n"
         "finally: assert not {'torch', 'ray', 'grpc'} & set(sys.modules)"
     )

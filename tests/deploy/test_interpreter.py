@@ -7,7 +7,7 @@ DEADLINE_S = 60.0
 SERVED = """
 import sys
 import ray
-from baton.deploy.host import Host
+from baton.deploy.cluster.host import Host
 
 class Served:
     def __init__(self, config): ...

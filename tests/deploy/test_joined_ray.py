@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.deploy.state_file import ClusterState
+from baton.deploy.client.state_file import ClusterState
 
 pytestmark = pytest.mark.chaos  # by its length: two starts of Ray
 
@@ -47,7 +47,7 @@ def head(
 
 
 def _state(folder: Path, serve: "subprocess.Popen[str]") -> ClusterState:
-    """What it published, once it serves."""
+    """Wait until the cluster serves, and return the state that it published."""
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
         for path in folder.glob("baton-*/*.json"):
@@ -69,7 +69,7 @@ def test_a_cluster_serves_grows_and_goes_on_a_joined_ray(
     address, ray = head
     # Ray's own files lie under /tmp whatever this says: a socket's path must be short.
     env = ENV | {"TMPDIR": str(tmp_path)}
-    baton = [sys.executable, "-m", "baton.deploy.cli"]
+    baton = [sys.executable, "-m", "baton.cli.main"]
     words = ["serve", "--model", str(tiny), "--ray-address", address, "--memory-gb", "0.25",
              "--threads", "1", "--http-port", "0", "--grpc-port", "0"]  # fmt: skip
     until = time.monotonic() + DEADLINE_S
@@ -81,7 +81,9 @@ def test_a_cluster_serves_grows_and_goes_on_a_joined_ray(
     ) as serve:
         url = _state(tmp_path, serve).http_url
         body = json.dumps({"prompt": [5, 6, 7], "max_tokens": 3}).encode()
-        asked = urllib.request.Request(f"{url}/v1/completions", body)
+        asked = urllib.request.Request(
+            f"{url}/v1/completions", body, {"Content-Type": "application/json"}
+        )
         with urllib.request.urlopen(asked, timeout=DEADLINE_S) as reply:
             assert json.load(reply)["usage"]["completion_tokens"] == 3
         grown = subprocess.run(

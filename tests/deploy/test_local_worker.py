@@ -23,13 +23,14 @@ from deploy.tiny_worker import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.api.backend import GenerateRequest, TokenEvent
-from baton.api.errors import ApiError
-from baton.api.sampling import SamplingParams
-from baton.deploy import local_backend
-from baton.proto import inference_pb2, inference_pb2_grpc
-from baton.text.grammar import CompiledGrammar, Grammar, GrammarCompiler, GrammarKind
+from baton.core.errors import ApiError
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.role import Role
+from baton.core.sampling_params import SamplingParams
+from baton.deploy.local import backend as local_backend
+from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
+from baton.text.grammar import CompiledGrammar, GrammarCompiler
 from baton.text.tokenizer import Tokenizer
-from baton.worker.config import Role
 
 
 async def test_a_second_request_hits_until_the_cache_is_flushed(
@@ -278,23 +279,22 @@ async def test_health_and_metrics_follow_the_engine(tiny: Path, rng: random.Rand
         await client.generate(ids)
         counters = (await client.state())["counters"]
         async with asyncio.timeout(DEADLINE_S):
-            while (found := await _counters(client)).get("prefix_hit_tokens state") != 3 * GRID:
+            while (found := await _counters(client)).get("state_hit_tokens") != 3 * GRID:
                 await asyncio.sleep(0.01)
-    assert found["prompt_tokens "] == counters["prompt_tokens"] == 1 + 2 * len(ids)
-    assert found["snapshots written"] == counters["snapshots_written"] > 0
-    assert found["snapshots donated"] > 0
-    assert found["schedule_steps "] == counters["steps"] > 0
-    assert found["schedule_seconds "] > 0
+    assert found["prompt_tokens"] == counters["prompt_tokens"] == 1 + 2 * len(ids)
+    assert found["snapshots_written"] == counters["snapshots_written"] > 0
+    assert found["snapshots_donated"] > 0
+    assert found["steps"] == counters["steps"] > 0
+    assert found["schedule_seconds"] > 0
 
 
 async def _counters(client: Client) -> dict[str, float]:
-    """By name and the one label that is its own."""
+    """The engine's, by the names of the fields of `Counters`."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families((await client.http.get("/metrics")).text):
         for sample in family.samples:
-            own = sample.labels.get("by") or sample.labels.get("event") or ""
-            if sample.name.endswith("_total"):
-                found[f"{family.name.removeprefix('baton_')} {own}"] = sample.value
+            if sample.name.startswith("baton_engine_") and sample.name.endswith("_total"):
+                found[family.name.removeprefix("baton_engine_")] = sample.value
     return found
 
 
@@ -312,7 +312,7 @@ async def test_a_worker_of_one_role_answers_its_own_clients_too(
             call = inference_pb2_grpc.InferenceStub(channel).Generate(
                 inference_pb2.GenerateRequest(
                     token_ids=inference_pb2.TokenIds(ids=ids),
-                    sampling=inference_pb2.SampleOptions(
+                    sampling=common_pb2.SamplingParams(
                         temperature=0, max_tokens=9, ignore_eos=True
                     ),
                 ),

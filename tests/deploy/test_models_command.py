@@ -9,7 +9,7 @@ from oracle.specs import DENSE, SPECS
 
 from baton.deploy.commands.models import models
 from baton.deploy.errors import StartError
-from baton.engine.models.families import FAMILIES
+from baton.engine.models.family_table import FAMILIES
 
 NEMOTRON = {
     "model_type": "nemotron_h",

@@ -1,18 +1,25 @@
-"""From the command line to the engine's options."""
+"""Tests of the path from the command line to the engine's options."""
 
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
+import pytest
 from click.testing import CliRunner
 
-from baton.deploy.cluster_config import ClusterConfig
-from baton.deploy.member import Member
+from baton.core.role import Role
+from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.member import Member
+from baton.deploy.cluster.wiring import Wiring
+from baton.deploy.commands import serve as serve_command
+from baton.deploy.commands import worker as worker_command
+from baton.deploy.errors import StartError
 from baton.deploy.options import cluster_options, config_from, engine_from, engine_options
-from baton.deploy.wiring import Wiring
+from baton.engine.cache.grids import Strategy
 from baton.engine.config import EngineConfig
-from baton.engine.grids import Strategy
-from baton.worker.config import Role, SendSnapshots, StateReturn
+from baton.router.config import RouterConfig
+from baton.worker.config import SendSnapshots, StateReturn, WorkerConfig
 
 
 def parse_cluster(*words: str) -> ClusterConfig:
@@ -48,6 +55,25 @@ def test_the_options_of_the_prefix_cache_reach_every_worker() -> None:
         assert engine.mamba_track_interval == 512
         assert engine.snapshots_per_prefill == 2
         assert engine.page_size == 1
+
+
+def test_every_field_of_the_engine_can_be_set() -> None:
+    """Every field has an option, except those that depend on the other workers: the cluster decides
+    them."""
+    decided = {"model", "workers_on_host", "tickets", "threads"}
+    given = parse_cluster(
+        "--dtype", "bfloat16", "--mamba-ssm-dtype", "bfloat16", "--device", "cuda",
+        "--load-format", "dummy", "--weight-format", "int8", "--page-size", "32",
+        "--max-running", "3", "--chunked-prefill-size", "77", "--max-model-len", "99",
+        "--memory-gb", "2", "--memory-fraction", "0.25", "--held-fraction", "0.75",
+        "--layer-group-bytes", "4096", "--kernels", "torch", "--no-prefix-caching",
+        "--mamba-scheduler-strategy", "extra_buffer", "--mamba-track-interval", "128",
+        "--snapshots-per-prefill", "2", "--canary", "--no-overlap", "--cached-snapshots", "5",
+    ).engine  # fmt: skip
+    default = EngineConfig(Path("m"))
+    names = {field.name for field in fields(EngineConfig)}
+    same = {name for name in names if getattr(given, name) == getattr(default, name)}
+    assert same == decided
 
 
 def test_what_moves_between_prefix_caches_is_told_to_every_worker() -> None:
@@ -95,3 +121,132 @@ def test_what_streams_send_reaches_the_router() -> None:
         config = parse_cluster(*words)
         router = Wiring(config, http_port=1, grpc_port=2, threads=1).router()
         assert router.incremental_streaming_output is wanted
+
+
+class StoppedAtStartError(StartError):
+    """Raised in place of a start, with the config that the start was given."""
+
+    def __init__(self, config: Any, *more: object, **options: object) -> None:
+        super().__init__("this test starts nothing")
+        self.config = config
+
+    @classmethod
+    def start(cls, config: Any, *more: object, **options: object) -> Self:
+        raise cls(config)
+
+
+@pytest.fixture
+def starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `serve` and `worker` stop where they would start, with StoppedAtStartError."""
+    for command in (serve_command, worker_command):
+        monkeypatch.setattr(command, "check_model", lambda engine: None)
+    monkeypatch.setattr(serve_command, "Cluster", StoppedAtStartError.start)
+    monkeypatch.setattr(worker_command, "LocalWorker", StoppedAtStartError.start)
+    monkeypatch.setattr(worker_command.Engine, "load", lambda config: None)
+    for tuning in ("keep_freed_memory", "switch_often"):
+        monkeypatch.setattr(worker_command, tuning, lambda: None)
+
+
+def run_command(command: click.Command, *words: str) -> Any:
+    """Return the config that a command would start with."""
+    with pytest.raises(StoppedAtStartError) as stopped:
+        CliRunner().invoke(command, ["--model", "m", *words], catch_exceptions=False)
+    return stopped.value.config
+
+
+def options_everywhere(folder: Path) -> tuple[str, ...]:
+    """Return every option of `serve` besides the engine's, none with its default."""
+    for name in ("cert", "key", "ca", "keys"):
+        (folder / name).touch()
+    return (
+        "--channel", "grpc", "--verify", "full", "--tls-cert", str(folder / "cert"),
+        "--tls-key", str(folder / "key"), "--tls-ca", str(folder / "ca"),
+        "--prefill", "2", "--decode", "2", "--decode-dp", "2", "--threads", "3",
+        "--policy", "least_load", "--state-return", "demand", "--send-snapshots", "last",
+        "--served-model-name", "name", "--incremental-streaming-output",
+        "--lease", "1.5", "--request-timeout", "60", "--worker-wait", "0",
+        "--max-queued-requests", "7", "--max-body-mb", "1",
+        "--allowed-host", "models.example", "--cors-origin", "https://friend.example",
+        "--api-keys", str(folder / "keys"),
+        "--ray-address", "here", "--start-timeout", "9", "--page-size", "32",
+        "--host", "0.0.0.0", "--http-port", "1", "--grpc-port", "2", "--drain", "3",
+    )  # fmt: skip
+
+
+def unset(config: Any) -> set[str]:
+    """Return the fields that have their defaults."""
+    return {
+        field.name
+        for field in fields(config)
+        if field.default is not MISSING and getattr(config, field.name) == field.default
+    }
+
+
+@pytest.mark.usefixtures("starts_nothing")
+def test_every_field_of_cluster_and_router_can_be_set(tmp_path: Path) -> None:
+    config = run_command(serve_command.serve, *options_everywhere(tmp_path))
+    assert isinstance(config, ClusterConfig)
+    assert unset(config) == set()
+    router = Wiring(config, config.http_port, config.grpc_port, threads=1).router()
+    assert isinstance(router, RouterConfig)
+    assert unset(router) == set()
+
+
+@pytest.mark.usefixtures("starts_nothing")
+def test_every_field_of_a_worker_can_be_set(tmp_path: Path) -> None:
+    """Every field is set by an option of `worker` or, from the options of `serve`, by the
+    cluster."""
+    config = run_command(serve_command.serve, *options_everywhere(tmp_path))
+    in_cluster = Wiring(config, http_port=1, grpc_port=2, threads=1).worker(Member(Role.DECODE, 2))
+    alone = run_command(
+        worker_command.worker,
+        "--role", "decode", "--host", "0.0.0.0", "--grpc-port", "1", "--metrics-port", "2",
+        "--lease", "1.5", "--router", "there:1",
+    )  # fmt: skip
+    assert isinstance(alone, WorkerConfig)
+    assert unset(in_cluster) & unset(alone) == set()
+
+
+def test_router_and_workers_have_one_lease() -> None:
+    for words, lease_ms in (((), 3000), (("--lease", "1.25"), 1250)):
+        wiring = Wiring(parse_cluster(*words), http_port=1, grpc_port=2, threads=1)
+        leases = {wiring.worker(Member(role, 0)).lease_ms for role in (Role.PREFILL, Role.DECODE)}
+        assert leases | {wiring.router().lease_ms} == {lease_ms}
+
+
+def test_limits_reach_the_router_in_its_units() -> None:
+    words = "--max-body-mb 2 --request-timeout 1.5 --worker-wait 0.5 --max-queued-requests 0"
+    router = Wiring(parse_cluster(*words.split()), http_port=1, grpc_port=2, threads=1).router()
+    assert router.max_body_bytes == 2 << 20
+    assert (router.request_timeout_s, router.worker_wait_s, router.max_queued) == (1.5, 0.5, 0)
+
+
+@pytest.mark.usefixtures("starts_nothing")
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--lease", "0.99"),
+        ("--lease", "3601"),
+        ("--lease", "nan"),
+        ("--request-timeout", "0"),
+        ("--request-timeout", "inf"),
+        ("--worker-wait", "-1"),
+        ("--worker-wait", "nan"),
+        ("--max-queued-requests", "-1"),
+        ("--max-body-mb", "0"),
+        ("--max-body-mb", "2048"),
+        ("--start-timeout", "nan"),
+        ("--drain", "nan"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_before_anything_starts(option: str, value: str) -> None:
+    result = CliRunner().invoke(serve_command.serve, ["--model", "m", option, value])
+    assert result.exit_code == 2
+    assert option in result.output
+
+
+@pytest.mark.parametrize("lease_s", ["1", "3600"])
+def test_the_ends_of_the_leases_range_are_accepted(lease_s: str) -> None:
+    config = parse_cluster("--lease", lease_s, "--max-body-mb", "2047")
+    wiring = Wiring(config, http_port=1, grpc_port=2, threads=1)
+    assert wiring.router().lease_s == wiring.worker(Member(Role.PREFILL, 0)).lease_s

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from baton.deploy.errors import StartError
-from baton.deploy.ports import settle
+from baton.deploy.process.ports import settle
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import psutil
 DEADLINE_S = 60.0
 SCRIPT = """
 import signal, subprocess, sys, time
-from baton.deploy.ray_lost import end_if_ray_is_lost
+from baton.deploy.cluster.ray_lost import end_if_ray_is_lost
 
 class Stop(Exception): pass
 

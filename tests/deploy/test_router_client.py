@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from baton.deploy.ask import stream_text
+from baton.deploy.client.ask import stream_text
+from baton.deploy.client.router_client import RouterClient
 from baton.deploy.errors import NotRunning
-from baton.deploy.router_client import RouterClient
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

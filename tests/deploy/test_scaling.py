@@ -1,4 +1,4 @@
-"""Who is in a cluster, and how a running one is asked to change."""
+"""Tests of a cluster's membership, and of the requests that change it while it runs."""
 
 import os
 import random
@@ -11,20 +11,20 @@ from typing import Any
 import psutil
 import pytest
 
-from baton.deploy import promised
-from baton.deploy.cluster_config import ClusterConfig
-from baton.deploy.control import ask, listening
+from baton.core.role import Role
+from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.control import ask, listening
+from baton.deploy.cluster.scale_request import parse_counts
+from baton.deploy.cluster.start_progress import Silent, StartProgress
+from baton.deploy.cluster.wiring import Wiring
 from baton.deploy.errors import DeployError, NotRunning, ScaleError, StartError
-from baton.deploy.progress import Silent, StartProgress
-from baton.deploy.promised import Promised
-from baton.deploy.scale_request import parse_counts
-from baton.deploy.wiring import Wiring
+from baton.deploy.process import memory_budget
+from baton.deploy.process.memory_budget import MemoryBudget
 from baton.engine.config import EngineConfig
-from baton.worker.config import Role
 
 
 class Heard(Silent):
-    """What was told, in order."""
+    """A record of the reported progress, in order."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
@@ -126,8 +126,8 @@ def test_a_worker_that_joins_gets_no_memory_that_others_were_promised(
 ) -> None:
     rss = psutil.Process().memory_info().rss
     free = 10 * rss
-    monkeypatch.setattr(promised, "available_memory", lambda device: free)
-    shares = Promised()
+    monkeypatch.setattr(memory_budget, "available_memory", lambda device: free)
+    shares = MemoryBudget()
     shares.add("a", 4 * rss)
     shares.add("b", 3 * rss)
     mine = {"a": os.getpid()}  # has taken about 1 of its 4; b nothing of its 3

@@ -1,4 +1,4 @@
-"""How other commands find a running cluster."""
+"""Tests of the state file, by which other commands find a running cluster."""
 
 import json
 import subprocess
@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from baton.deploy.client.state_file import folder, newest, published
 from baton.deploy.errors import DeployError, NotRunning
-from baton.deploy.state_file import folder, newest, published
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,5 @@
-"""What people read: progress, changes among the workers, the status table, timings."""
+"""Tests of the output for people: progress, changes among the workers, the status table,
+timings."""
 
 import io
 from typing import Any
@@ -6,13 +7,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from baton.deploy.client.router_client import RouterClient
+from baton.deploy.cluster.worker_watch import changes
 from baton.deploy.commands.status import status
 from baton.deploy.errors import NotRunning
-from baton.deploy.progress import Lines, shown
-from baton.deploy.router_client import RouterClient
-from baton.deploy.status_table import _lag, render
-from baton.deploy.timings_line import first_token, second_token
-from baton.deploy.vigil import changes
+from baton.deploy.terminal.progress import Lines, shown
+from baton.deploy.terminal.status_table import _lag, render
+from baton.deploy.terminal.timings_line import first_token, second_token
 
 
 def _console() -> tuple[Console, io.StringIO]:
@@ -57,7 +58,7 @@ def test_workers_that_go_come_and_start_again_are_each_told_once() -> None:
 
 
 def _info(workers: int = 1) -> dict[str, Any]:
-    """What a router says of as many workers, all alike."""
+    """Return a router's `/server_info` with so many workers, all alike."""
     worker = {
         "worker_id": "decode-0", "role": "decode", "state": "draining", "dp_group": 1,
         "heard_s": 0.2, "lag_ms": 3.21,
@@ -104,7 +105,7 @@ def test_status_in_a_pipe_is_as_wide_as_what_it_says(
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr(RouterClient, "server_info", lambda _: _info(workers=2))
     assert status.callback is not None
-    status.callback("http://127.0.0.1:1", watch=False, interval=1.0, json_wanted=False)
+    status.callback("http://127.0.0.1:1", watch=False, interval=1.0, json_wanted=False, api_key="")
     head, *rows = capsys.readouterr().out.splitlines()[1:]
     assert head.split()[:4] == ["worker", "role", "group", "state"]
     assert {len(row) for row in rows} == {len(head)}
@@ -126,7 +127,9 @@ def test_watching_goes_on_when_the_router_is_away_for_a_moment(
     monkeypatch.setattr("time.sleep", lambda _: None)
     assert status.callback is not None
     with pytest.raises(KeyboardInterrupt):
-        status.callback("http://127.0.0.1:1", watch=True, interval=1.0, json_wanted=False)
+        status.callback(
+            "http://127.0.0.1:1", watch=True, interval=1.0, json_wanted=False, api_key=""
+        )
     assert "decode-1" in capsys.readouterr().out
 
 
@@ -134,7 +137,9 @@ def test_status_of_what_is_no_router_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(RouterClient, "server_info", lambda _: {"internal_states": []})
     assert status.callback is not None
     with pytest.raises(NotRunning, match="no router of this version: it says nothing of 'router'"):
-        status.callback("http://127.0.0.1:1", watch=False, interval=1.0, json_wanted=False)
+        status.callback(
+            "http://127.0.0.1:1", watch=False, interval=1.0, json_wanted=False, api_key=""
+        )
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 from deploy.tiny_worker import DEADLINE_S, GRID, Client, findings, make_worker, prompt, served
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton.core.role import Role
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer
-from baton.worker.config import Role
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,15 @@ class Both:
     metrics: dict[Role, str]
 
     async def handoffs_into(self, role: Role, state: str) -> float:
-        """How often hand-offs came into `state` on that worker."""
+        """Return the number of hand-offs that entered `state` on the worker of that role."""
         async with httpx.AsyncClient(timeout=DEADLINE_S) as http:
             page = (await http.get(self.metrics[role])).text
         return sum(
             sample.value
             for family in text_string_to_metric_families(page)
             for sample in family.samples
-            if sample.name == "baton_handoff_moves_total" and sample.labels["to"] == state
+            if sample.name == "baton_worker_handoff_transitions_total"
+            and sample.labels["to"] == state
         )
 
 

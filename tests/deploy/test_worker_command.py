@@ -11,7 +11,7 @@ from pathlib import Path
 from deploy.tiny_worker import GRID
 
 DEADLINE_S = 120.0
-COMMAND = (sys.executable, "-m", "baton.deploy.cli", "worker")
+COMMAND = (sys.executable, "-m", "baton.cli.main", "worker")
 
 
 def test_it_answers_until_it_is_told_to_stop(tiny: Path) -> None:
@@ -28,7 +28,11 @@ def test_it_answers_until_it_is_told_to_stop(tiny: Path) -> None:
             found = re.search(r"http://[\d.:]+", "".join(lines))
             assert found, lines
             body = {"text": "hello", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
-            request = urllib.request.Request(f"{found[0]}/generate", json.dumps(body).encode())
+            request = urllib.request.Request(
+                f"{found[0]}/generate",
+                json.dumps(body).encode(),
+                {"Content-Type": "application/json"},
+            )
             with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
                 assert len(json.load(reply)["output_ids"]) == 3
             process.send_signal(signal.SIGTERM)

@@ -11,11 +11,12 @@ import grpc
 import httpx
 
 from baton.bench.checkpoints import GRANITE_SMALL
-from baton.deploy.local_worker import LocalWorker
+from baton.core.role import Role
+from baton.deploy.local.worker import LocalWorker
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.proto import worker_pb2, worker_pb2_grpc
-from baton.worker.config import Role, WorkerConfig
+from baton.worker.config import WorkerConfig
 
 DEADLINE_S = 60.0
 GRID = 16
@@ -73,7 +74,7 @@ async def served(folder: Path, role: Role = Role.BOTH, **engine: Any) -> AsyncIt
 
 
 async def findings(worker: LocalWorker) -> list[str]:
-    """What is wrong in its engine's books."""
+    """Return the findings of the audit of the worker's engine."""
     async with grpc.aio.insecure_channel(worker.addresses.grpc) as channel:
         audit = await worker_pb2_grpc.WorkerStub(channel).Audit(worker_pb2.AuditRequest())
     return list(audit.findings)

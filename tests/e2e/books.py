@@ -1,11 +1,11 @@
-"""What the workers of an idle cluster own: nothing but what a prefix cache keeps."""
+"""Checks of what the workers of an idle cluster own: only what a prefix cache keeps is allowed."""
 
 import asyncio
 import time
 
 import grpc
 
-from baton.deploy.cluster import Cluster
+from baton.deploy.cluster.cluster import Cluster
 from baton.engine.memory.owners import Owner
 from baton.proto import worker_pb2, worker_pb2_grpc
 
@@ -40,8 +40,9 @@ async def _audit(worker: dict[str, str]) -> list[str]:
 
 
 async def _kept(stub: worker_pb2_grpc.WorkerStub) -> list[str]:
-    """What is still owned once the quarantine had its time: a writer whose request was cancelled
-    says a moment later that it writes no more, and an idle engine does not wait for that."""
+    """Return what is still owned after the quarantine had its time: a writer whose request was
+    cancelled says a moment later that it writes no more, and an idle engine does not wait for that.
+    """
     deadline_s = time.monotonic() + IDLE_MS / 1000
     while True:
         status = await stub.Status(worker_pb2.StatusRequest())

@@ -8,9 +8,9 @@ from pathlib import Path
 import grpc
 from oracle.reference import Oracle
 
-from baton.bench.stream_client import complete
-from baton.deploy.cluster import Cluster
-from baton.proto import inference_pb2, inference_pb2_grpc
+from baton.bench.cluster.stream_client import complete
+from baton.deploy.cluster.cluster import Cluster
+from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
 
 DEADLINE_S = 120.0
 
@@ -60,6 +60,6 @@ async def grpc_replies(
 def greedy_request(prompt: Sequence[int], n: int) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(
         token_ids=inference_pb2.TokenIds(ids=prompt),
-        sampling=inference_pb2.SampleOptions(temperature=0, max_tokens=n, ignore_eos=True),
+        sampling=common_pb2.SamplingParams(temperature=0, max_tokens=n, ignore_eos=True),
         stream=True,
     )

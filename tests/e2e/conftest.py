@@ -10,8 +10,8 @@ import pytest
 from e2e.books import settled_findings
 from oracle.reference import Oracle
 
-from baton.deploy.cluster import Cluster
-from baton.deploy.cluster_config import ClusterConfig
+from baton.deploy.cluster.cluster import Cluster
+from baton.deploy.cluster.config import ClusterConfig
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.worker.config import StateReturn
@@ -34,7 +34,8 @@ def engine_config(model: Path) -> EngineConfig:
 
 @pytest.fixture(scope="session")
 def engine(engine_config: EngineConfig) -> Engine:
-    """The same model in this process: what a cluster must not change."""
+    """Return an engine of the cluster's model in this process; the cluster's answers must equal its
+    own."""
     return Engine.load(engine_config)
 
 

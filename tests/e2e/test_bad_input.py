@@ -8,8 +8,8 @@ import httpx
 import pytest
 from e2e.clients import DEADLINE_S, greedy_request, grpc_replies, http_greedy, prompts_of
 
-from baton.deploy.cluster import Cluster
-from baton.proto import inference_pb2
+from baton.deploy.cluster.cluster import Cluster
+from baton.proto import common_pb2, inference_pb2
 
 pytestmark = pytest.mark.cluster
 
@@ -77,13 +77,13 @@ async def test_a_body_that_cannot_be(
         (inference_pb2.GenerateRequest(text="a", model="no"), grpc.StatusCode.NOT_FOUND),
         (
             inference_pb2.GenerateRequest(
-                text="a", sampling=inference_pb2.SampleOptions(temperature=-1)
+                text="a", sampling=common_pb2.SamplingParams(temperature=-1)
             ),
             grpc.StatusCode.INVALID_ARGUMENT,
         ),
         (
             inference_pb2.GenerateRequest(
-                text="a", sampling=inference_pb2.SampleOptions(top_p=float("nan"))
+                text="a", sampling=common_pb2.SamplingParams(top_p=float("nan"))
             ),
             grpc.StatusCode.INVALID_ARGUMENT,
         ),

@@ -9,8 +9,8 @@ import pytest
 from e2e.books import settled_findings
 from e2e.clients import greedy_request, http_greedy, prompts_of
 
-from baton.bench.scrape import total
-from baton.deploy.cluster import Cluster
+from baton.bench.cluster.scrape import total
+from baton.deploy.cluster.cluster import Cluster
 from baton.proto import inference_pb2_grpc
 
 pytestmark = pytest.mark.cluster
@@ -23,7 +23,7 @@ def _ended(cluster: Cluster) -> float:
     """Requests that finished by themselves, on the decode ranks."""
     workers = cluster.router.server_info()["workers"]
     decode = [w["metrics_address"] for w in workers if w["role"] == "decode"]
-    return total(decode, "baton_requests_total", outcome="length")
+    return total(decode, "baton_worker_requests_total", outcome="length")
 
 
 async def _start_and_leave(cluster: Cluster, prompt: list[int], tokens: int) -> None:

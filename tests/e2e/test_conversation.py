@@ -6,10 +6,10 @@ import random
 import pytest
 from e2e.clients import DEADLINE_S, prompts_of
 
-from baton.bench.stream_client import Answer, complete
-from baton.deploy.cluster import Cluster
+from baton.bench.cluster.stream_client import StreamedAnswer, complete
+from baton.core.sampling_params import SamplingParams
+from baton.deploy.cluster.cluster import Cluster
 from baton.engine.engine import Engine
-from baton.engine.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.cluster
 
@@ -34,7 +34,7 @@ async def test_a_second_turn_hits_the_answer_of_the_first(
     assert list(answer.token_ids) == list(cold.token_ids)
 
 
-async def _ask(cluster: Cluster, prompt: list[int], tokens: int, rank: int) -> Answer:
+async def _ask(cluster: Cluster, prompt: list[int], tokens: int, rank: int) -> StreamedAnswer:
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
             "return_token_ids": True, "routed_dp_rank": rank}  # fmt: skip
     return await complete(cluster.http_url, body, DEADLINE_S)

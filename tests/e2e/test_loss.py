@@ -9,11 +9,11 @@ import pytest
 from e2e.clients import assert_same_where_it_went_on, http_greedy, prompts_of
 from oracle.reference import Oracle
 
-from baton.bench.scrape import total
-from baton.bench.stream_client import complete
-from baton.deploy.cluster import Cluster
+from baton.bench.cluster.scrape import total
+from baton.bench.cluster.stream_client import complete
+from baton.core.sampling_params import SamplingParams
+from baton.deploy.cluster.cluster import Cluster
 from baton.engine.engine import Engine
-from baton.engine.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.cluster
 
@@ -41,11 +41,12 @@ def _running(cluster: Cluster, worker_id: str) -> int:
 def _replaced(cluster: Cluster) -> float:
     """Requests that decode-1 lost and that went on elsewhere."""
     router = [cluster.http_url.removeprefix("http://")]
-    return total(router, "baton_replaced_total", worker="decode-1")
+    return total(router, "baton_router_retries_total", worker="decode-1")
 
 
 async def _back(cluster: Cluster, worker_id: str, before: dict[str, int]) -> None:
-    """In a new incarnation, every other worker in its old one."""
+    """Wait until the worker is back in a new incarnation, with every other worker in its old
+    one."""
 
     def healed() -> bool:
         now = _incarnations(cluster)

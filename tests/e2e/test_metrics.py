@@ -1,4 +1,4 @@
-"""What Prometheus reads from a real cluster."""
+"""Tests of the metrics that Prometheus reads from a real cluster."""
 
 import asyncio
 import json
@@ -10,22 +10,23 @@ import pytest
 from e2e.clients import DEADLINE_S, http_greedy, prompts_of
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.bench.needed import handoff_bytes
-from baton.bench.scrape import total
-from baton.deploy.cluster import Cluster
+from baton.bench.cluster.needed import handoff_bytes
+from baton.bench.cluster.scrape import total
+from baton.deploy.cluster.cluster import Cluster
 from baton.engine.engine import Engine
 
 pytestmark = pytest.mark.cluster
 
-SHARED = {"baton_requests", "baton_tokens"}
 OF_ROUTER = {
-    "baton_router_requests", "baton_ttft_seconds", "baton_ttft_part_seconds",
-    "baton_second_token_part_seconds", "baton_itl_seconds", "baton_e2e_seconds", "baton_tokens",
-    "baton_workers", "baton_requests_active",
+    "baton_router_requests", "baton_router_ttft_seconds", "baton_router_ttft_part_seconds",
+    "baton_router_second_token_part_seconds", "baton_router_itl_seconds",
+    "baton_router_e2e_seconds", "baton_router_tokens", "baton_router_workers",
+    "baton_router_requests_active",
 }  # fmt: skip
 OF_WORKER = {
-    "baton_requests", "baton_tokens", "baton_bytes_moved", "baton_handoffs", "baton_slots",
-    "baton_pages", "baton_step_seconds", "baton_requests_running", "baton_requests_waiting",
+    "baton_worker_requests", "baton_worker_tokens", "baton_worker_transferred_bytes",
+    "baton_worker_handoffs", "baton_worker_slots", "baton_worker_pages",
+    "baton_worker_step_seconds", "baton_worker_requests_running", "baton_worker_requests_waiting",
 }  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def _worker_addresses(cluster: Cluster, role: str | None = None) -> list[str]:
 
 
 def _moved(addresses: Iterable[str], direction: str) -> float:
-    return total(addresses, "baton_bytes_moved_total", direction=direction)
+    return total(addresses, "baton_worker_transferred_bytes_total", direction=direction)
 
 
 async def test_every_process_has_its_page(cluster: Cluster, rng: random.Random) -> None:
@@ -56,13 +57,16 @@ async def test_every_process_has_its_page(cluster: Cluster, rng: random.Random) 
         assert _names(address) >= OF_WORKER
 
 
-async def test_prometheus_finds_every_worker(cluster: Cluster) -> None:
+async def test_prometheus_finds_the_router_and_every_worker(cluster: Cluster) -> None:
     url = f"{cluster.http_url}/prometheus/targets"
     with urllib.request.urlopen(url, timeout=DEADLINE_S) as reply:
         groups = json.load(reply)
-    found = {group["targets"][0]: group["labels"]["baton_worker"] for group in groups}
+    router = cluster.http_url.removeprefix("http://")
+    found = {group["targets"][0]: group["labels"] for group in groups}
+    assert found.pop(router)["baton_role"] == "router"
+    assert _names(router) >= OF_ROUTER
     assert set(found) == set(_worker_addresses(cluster))
-    assert set(found.values()) == set(cluster.workers)
+    assert {labels["baton_worker"] for labels in found.values()} == set(cluster.workers)
 
 
 async def test_what_moves_is_the_state_and_the_kv_to_the_token(
@@ -83,12 +87,12 @@ async def test_what_moves_is_the_state_and_the_kv_to_the_token(
 async def test_latencies_and_tokens_are_counted(cluster: Cluster, rng: random.Random) -> None:
     router = [cluster.http_url.removeprefix("http://")]
     counted = {
-        "baton_ttft_seconds_count": 3,
-        "baton_itl_seconds_count": 3 * 7,
-        "baton_e2e_seconds_count": 3,
+        "baton_router_ttft_seconds_count": 3,
+        "baton_router_itl_seconds_count": 3 * 7,
+        "baton_router_e2e_seconds_count": 3,
     }
     before = {name: total(router, name) for name in counted}
-    output = total(router, "baton_tokens_total", kind="output")
+    output = total(router, "baton_router_tokens_total", kind="output")
     await http_greedy(cluster, prompts_of(rng, [10, 20, 30]), 8)
     assert {name: total(router, name) - had for name, had in before.items()} == counted
-    assert total(router, "baton_tokens_total", kind="output") - output == 24
+    assert total(router, "baton_router_tokens_total", kind="output") - output == 24

@@ -1,11 +1,11 @@
-"""How the machine schedules what Ray starts for us."""
+"""Tests of the scheduling priority of the processes that Ray starts for us."""
 
 import os
 
 import psutil
 import pytest
 
-from baton.deploy.cluster import Cluster
+from baton.deploy.cluster.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 

@@ -9,9 +9,9 @@ import pytest
 from e2e.clients import greedy_request, grpc_replies, http_greedy, prompts_of
 from oracle.reference import Oracle
 
-from baton.deploy.cluster import Cluster
+from baton.core.sampling_params import SamplingParams
+from baton.deploy.cluster.cluster import Cluster
 from baton.engine.engine import Engine
-from baton.engine.sampling_params import SamplingParams
 from baton.text.tokenizer import Tokenizer
 
 pytestmark = [

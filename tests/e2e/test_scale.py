@@ -12,12 +12,12 @@ import pytest
 from e2e.clients import assert_same_where_it_went_on, http_greedy, prompts_of
 from oracle.reference import Oracle
 
-from baton.bench.scrape import total
-from baton.bench.stream_client import complete
-from baton.deploy.cluster import Cluster
+from baton.bench.cluster.scrape import total
+from baton.bench.cluster.stream_client import complete
+from baton.core.role import Role
+from baton.core.sampling_params import SamplingParams
+from baton.deploy.cluster.cluster import Cluster
 from baton.engine.engine import Engine
-from baton.engine.sampling_params import SamplingParams
-from baton.worker.config import Role
 
 pytestmark = pytest.mark.cluster
 
@@ -58,9 +58,9 @@ def _counted(cluster: Cluster, name: str, worker: str) -> float:
 
 async def _placed_on(cluster: Cluster, worker: str) -> None:
     """Wait until a request is placed there."""
-    had = _counted(cluster, "baton_placements_total", worker)
+    had = _counted(cluster, "baton_router_placements_total", worker)
     async with asyncio.timeout(DEADLINE_S):
-        while _counted(cluster, "baton_placements_total", worker) == had:
+        while _counted(cluster, "baton_router_placements_total", worker) == had:
             await asyncio.sleep(0.05)
 
 
@@ -68,7 +68,8 @@ async def _placed_on(cluster: Cluster, worker: str) -> None:
 async def _stream_of_requests(
     cluster: Cluster, prompts: list[list[int]], expected: list[list[int]]
 ) -> AsyncIterator[None]:
-    """As many clients as prompts ask again and again; whatever comes back must be right."""
+    """Run as many clients as there are prompts, each asking again and again, and assert that every
+    answer is right."""
     over = asyncio.Event()
 
     async def client(prompt: list[int], answer: list[int]) -> int:
@@ -112,7 +113,7 @@ async def test_decode_ranks_join_and_leave_under_load(
         ):
             lines = reply.aiter_lines()
             long = await _tokens(lines, 2)
-            replaced = _counted(cluster, "baton_replaced_total", "decode-2")
+            replaced = _counted(cluster, "baton_router_retries_total", "decode-2")
             leaving = asyncio.create_task(_scale(cluster, Role.DECODE, 1, DEADLINE_S))
             async with asyncio.timeout(DEADLINE_S):
                 while _states(cluster).get("decode-2") != "draining":
@@ -121,7 +122,7 @@ async def test_decode_ranks_join_and_leave_under_load(
         await leaving
         assert [long] == _expected(engine, prompts[:1], LONG)
         assert set(_states(cluster)) == {"prefill-0", "decode-0"}
-        assert _counted(cluster, "baton_replaced_total", "decode-2") == replaced, (
+        assert _counted(cluster, "baton_router_retries_total", "decode-2") == replaced, (
             "the drain was long enough"
         )
         await _scale(cluster, Role.DECODE, 2)
@@ -133,7 +134,7 @@ async def test_what_a_rank_has_not_ended_by_its_deadline_goes_on_elsewhere(
 ) -> None:
     prompts = prompts_of(rng, [30, 31])
     body = {**GREEDY, "max_tokens": LONG}
-    before = _counted(cluster, "baton_replaced_total", "decode-1")
+    before = _counted(cluster, "baton_router_retries_total", "decode-1")
     asked = [
         asyncio.create_task(complete(cluster.http_url, body | {"prompt": prompt}, DEADLINE_S))
         for prompt in prompts
@@ -142,7 +143,7 @@ async def test_what_a_rank_has_not_ended_by_its_deadline_goes_on_elsewhere(
     await _scale(cluster, Role.DECODE, 1, drain_s=0.0)
     answers = [list(answer.token_ids) for answer in await asyncio.gather(*asked)]
     assert_same_where_it_went_on(oracle, model, prompts, answers, _expected(engine, prompts, LONG))
-    assert _counted(cluster, "baton_replaced_total", "decode-1") == before + 1
+    assert _counted(cluster, "baton_router_retries_total", "decode-1") == before + 1
     # Who asked for that rank gets an answer all the same.
     assert await http_greedy(cluster, prompts, N, routed_dp_rank=1) == [a[:N] for a in answers]
     await _scale(cluster, Role.DECODE, 2)
@@ -151,7 +152,8 @@ async def test_what_a_rank_has_not_ended_by_its_deadline_goes_on_elsewhere(
 async def test_two_prefill_workers_and_two_ranks_say_what_one_engine_says(
     cluster: Cluster, engine: Engine, rng: random.Random
 ) -> None:
-    """By NIXL: what joins later finds it as the first worker did. By gRPC, see test_same_tokens."""
+    """A worker that joins later is found over NIXL as the first one was. For gRPC, see
+    test_same_tokens."""
     prompts = prompts_of(rng, (*LENGTHS, *ROUND_GRIDS))
     expected = _expected(engine, prompts, N)
     await _scale(cluster, Role.PREFILL, 2)
@@ -177,12 +179,12 @@ async def test_a_pinned_request_is_decoded_by_its_rank(
     prompts = prompts_of(rng, [20, 50])
     pages = {w["dp_rank"]: w["metrics_address"] for w in cluster.router.server_info()["workers"]}
     for rank in (1, 0):
-        had = total([pages[rank]], "baton_tokens_total", kind="output")
+        had = total([pages[rank]], "baton_worker_tokens_total", kind="output")
         assert await http_greedy(cluster, prompts, N, routed_dp_rank=rank) == _expected(
             engine, prompts, N
         )
         # The first of each is sampled by the prefill worker.
-        assert total([pages[rank]], "baton_tokens_total", kind="output") == had + 2 * (N - 1)
+        assert total([pages[rank]], "baton_worker_tokens_total", kind="output") == had + 2 * (N - 1)
     async with httpx.AsyncClient(base_url=cluster.http_url, timeout=DEADLINE_S) as http:
         body = {"prompt": [5], "max_tokens": 1, "routed_dp_rank": 64}
         reply = await http.post("/v1/completions", json=body)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from engine.hash_model import VOCAB, HashModel
 
+from baton.core.sampling_params import SamplingParams
+from baton.engine.cache.token_key import token_key
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.events import Event, Finished, TokenSampled
-from baton.engine.forward_stream import ForwardStream
+from baton.engine.forward.forward_stream import ForwardStream
 from baton.engine.memory.plan import MemoryPlan
-from baton.engine.prefix_cache import token_key
-from baton.engine.request import RequestSpec, Reservation
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.output.events import Event, RequestFinished, TokenSampled
+from baton.engine.schedule.request import RequestSpec, Reservation
 from baton.text.tokenizer import Tokenizer
 
 PAGE = 8
@@ -108,14 +108,14 @@ def tokens_of(events: list[Event], request_id: str) -> list[int]:
     return [e.token_id for e in mine]
 
 
-def finish_of(events: list[Event], request_id: str) -> Finished:
-    (finish,) = [e for e in events if isinstance(e, Finished) and e.request_id == request_id]
+def finish_of(events: list[Event], request_id: str) -> RequestFinished:
+    (finish,) = [e for e in events if isinstance(e, RequestFinished) and e.request_id == request_id]
     return finish
 
 
 def copy_state(source: Engine, request_id: str, target: Engine, into: Reservation) -> None:
-    """What a channel does: the slot and the pages of a held request, into a reservation; what the
-    target's cache holds already is left alone."""
+    """Copy the slot and the pages of a held request into a reservation, as a channel does. Pages
+    that the target's cache already holds are left alone."""
     held = source.holding(request_id)
     assert held.computed == into.tokens and len(held.pages) == len(into.pages)
     target.states.storage[into.slot] = source.states.storage[held.slot]

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from baton.engine.config import ModelConfig
-from baton.engine.forward_batch import ForwardBatch, HostLengths
+from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
+from baton.engine.forward.recurrent_index import NO_INDEX, RecurrentIndex
 from baton.engine.memory.layout import AttentionShape, RecurrentShape
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.recurrent_index import NO_INDEX, RecurrentIndex
 from baton.kernels.chunks import SnapshotPlan
-from baton.kernels.dispatch import TORCH
 from baton.kernels.host_plan import HostPlan
+from baton.kernels.torch_kernels import TORCH
 
 VOCAB = 97
 EOS = 96
@@ -137,14 +137,15 @@ class HashModel:
 
 
 class LayeredHashModel(HashModel):
-    """Of several layers of each kind: all keep what the first does, plus their number, and a step
-    that finds them to differ fails. `between` is called before each layer but the first."""
+    """A hash model with several layers of each kind: every layer keeps what the first does, plus
+    its number, and a step that finds them to differ fails. `between` is called before each layer
+    but the first."""
 
     def __init__(self, layers: int = 3) -> None:
         super().__init__(hash_config(layers=layers))
 
     def between(self, layer: int) -> None:
-        """For a test to wait in."""
+        """Do nothing; a test overrides this to wait between layers."""
 
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         self._compare(batch, states, pages)

@@ -1,4 +1,4 @@
-"""What is wrong with a request is said at once, and the next one works."""
+"""Tests that the engine refuses a wrong request at once, and that the next request works."""
 
 from collections.abc import Callable
 
@@ -6,10 +6,10 @@ import pytest
 from engine.engines import assert_clean, finish_of, greedy, make_engine, run
 from engine.hash_model import VOCAB, HashModel, hash_config
 
+from baton.core.errors import RequestError, TooLargeError
+from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
-from baton.engine.errors import RequestError, TooLargeError
-from baton.engine.request import RequestSpec
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.schedule.request import RequestSpec
 
 LONGEST = 64
 
@@ -36,7 +36,7 @@ def test_a_wrong_request_is_refused_and_the_next_one_works(
         engine.submit(spec)
     assert_clean(engine)
     engine.submit(RequestSpec("good", (1,) * (LONGEST - 1), greedy()))
-    assert finish_of(run(engine), "good").completion_tokens == 1
+    assert finish_of(run(engine), "good").usage.completion_tokens == 1
 
 
 def test_a_prompt_as_long_as_the_context_may_be_scored() -> None:
@@ -83,7 +83,7 @@ def test_a_wrong_question_changes_nothing(ask: Callable[[Engine], object]) -> No
         ("temperature", float("nan")),
         ("top_p", 0.0),
         ("top_p", 1.1),
-        ("top_k", -1),
+        ("top_k", -2),
         ("min_p", 2.0),
         ("repetition_penalty", 0.0),
         ("presence_penalty", -3.0),

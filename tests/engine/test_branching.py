@@ -56,7 +56,7 @@ def hits(engine: Engine, prompts: list[Prompt], folder: Path, oracle: Oracle) ->
         (output,) = engine.generate([prompt], greedy(STEPS))
         assert_clean(engine)
         oracle.assert_same_greedy(folder, prompt, output.token_ids)
-        found.append(output.finished.cached_tokens)
+        found.append(output.finished.usage.cached_tokens)
     return found
 
 
@@ -87,6 +87,6 @@ def test_where_the_cuts_are_the_same_a_resumed_run_is_exact_to_the_bit(
     for number, prompt in enumerate(prompts):
         (ours,) = warm.generate([prompt], greedy(STEPS, logprobs=8))
         (theirs,) = cold.generate([prompt], greedy(STEPS, logprobs=8))
-        assert ours.finished.cached_tokens == (DEPTH if number else 0)
+        assert ours.finished.usage.cached_tokens == (DEPTH if number else 0)
         assert ours.token_ids == theirs.token_ids
         assert ours.logprobs == theirs.logprobs

@@ -4,9 +4,9 @@ import pytest
 from engine.engines import greedy, make_engine, run, tokens_of
 from engine.hash_model import HashModel, expected_tokens
 
+from baton.core.errors import InvariantError
 from baton.engine.engine import Engine
-from baton.engine.errors import InvariantError
-from baton.engine.request import RequestSpec
+from baton.engine.schedule.request import RequestSpec
 
 PROMPT = tuple(range(40))
 
@@ -26,7 +26,7 @@ def test_a_sound_engine_never_sings() -> None:
 
 def test_a_snapshot_in_the_wrong_slot_is_found() -> None:
     engine = warm()
-    match = engine._memory.cache.match(b"", 0)
+    match = engine._pools.cache.match(b"", 0)
     (child,) = match.node.children.values()
     while child.children:
         (child,) = child.children.values()
@@ -45,7 +45,7 @@ def test_a_snapshot_in_the_wrong_slot_is_found() -> None:
 
 def test_a_page_of_another_prefix_is_found() -> None:
     engine = warm()
-    (first,) = engine._memory.cache.root.children.values()
+    (first,) = engine._pools.cache.tree.root.children.values()
     first.pages.reverse()
     engine.submit(RequestSpec("again", PROMPT, greedy(10)))
     with pytest.raises(InvariantError, match=r"page .* first 8 tokens"):

@@ -8,11 +8,12 @@ from engine.engines import assert_clean, finish_of, greedy, make_engine, random_
 from engine.engines import tokens_of as tokens
 from engine.hash_model import EOS, VOCAB, HashModel, expected_tokens, hash_config, model_logits
 
+from baton.core.finish import FinishReason
+from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
-from baton.engine.events import FinishReason, PromptScored, Scheduled, TokenSampled
 from baton.engine.memory.owners import Owner
-from baton.engine.request import RequestSpec
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.output.events import PromptScored, Scheduled, TokenSampled
+from baton.engine.schedule.request import RequestSpec
 
 
 def assert_empty(engine: Engine) -> None:
@@ -30,8 +31,8 @@ def test_the_tokens_are_those_of_the_definition(seeded: random.Random) -> None:
     assert events[0] == Scheduled("a")
     assert tokens(events, "a") == expected_tokens(HashModel(), prompt, 20)
     finish = finish_of(events, "a")
-    assert (finish.reason, finish.prompt_tokens) == (FinishReason.LENGTH, len(prompt))
-    assert finish.completion_tokens == 20
+    assert (finish.reason, finish.usage.prompt_tokens) == (FinishReason.LENGTH, len(prompt))
+    assert finish.usage.completion_tokens == 20
     assert events[-1] is finish
     assert_empty(engine)
 
@@ -45,7 +46,7 @@ def test_given_output_is_never_sampled_again(seeded: random.Random) -> None:
     sampled = [e for e in events if isinstance(e, TokenSampled)]
     assert [e.index for e in sampled] == list(range(7, 20))
     assert [e.token_id for e in sampled] == expected[7:]
-    assert finish_of(events, "a").completion_tokens == 20
+    assert finish_of(events, "a").usage.completion_tokens == 20
 
 
 def test_output_that_was_already_complete_ends_at_once(seeded: random.Random) -> None:
@@ -62,7 +63,7 @@ def test_a_request_for_no_tokens_computes_its_prompt_and_ends(seeded: random.Ran
     engine.submit(RequestSpec("a", random_prompt(seeded), greedy(0)))
     events = run(engine)
     assert not [e for e in events if isinstance(e, TokenSampled)]
-    assert finish_of(events, "a").completion_tokens == 0
+    assert finish_of(events, "a").usage.completion_tokens == 0
     assert_empty(engine)
 
 
@@ -76,8 +77,8 @@ def test_prompt_scores_are_the_raw_log_probabilities(seeded: random.Random, chun
     sampling = greedy(1, prompt_logprobs_start=start, prompt_logprobs=3, logprob_token_ids=asked)
     engine.submit(RequestSpec("a", prompt, sampling))
     scored = [e for e in run(engine) if isinstance(e, PromptScored)]
-    assert scored[0].start == start
-    entries = [entry for e in scored for entry in e.logprobs]
+    assert scored[0].scores.start == start
+    entries = [entry for e in scored for entry in e.scores.tokens]
     assert [entry.token_id for entry in entries] == list(prompt[start:])
     for position, entry in enumerate(entries, start):
         if position == 0:

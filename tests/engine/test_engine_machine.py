@@ -9,11 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from baton.core.finish import FinishReason
+from baton.engine.cache.token_key import token_key
 from baton.engine.engine import Engine
-from baton.engine.events import Event, Finished, FinishReason, PrefillHeld, TokenSampled
 from baton.engine.memory.owners import Owner
-from baton.engine.prefix_cache import token_key
-from baton.engine.request import RequestSpec, Reservation
+from baton.engine.output.events import Event, PrefillHeld, RequestFinished, TokenSampled
+from baton.engine.schedule.request import RequestSpec, Reservation
 
 TOKENS = st.integers(0, 95)  # not the end of sequence, which the model may still sample
 
@@ -99,7 +100,7 @@ class Disaggregated(RuleBasedStateMachine):
     @rule(data=st.data())
     def abandon(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.reserved)))
-        self.target.abandon(self.reserved.pop(name))
+        self.target.reservations.abandon(self.reserved.pop(name))
 
     @precondition(lambda self: set(self.reserved) & set(self.held))
     @rule(data=st.data())
@@ -117,7 +118,7 @@ class Disaggregated(RuleBasedStateMachine):
     def fail_a_step(self, at_target: bool) -> None:
         engine, model = self.sides[at_target]
         # Else it depends on the clock which step is to fail.
-        wait([launched.sampled for launched in engine._in_flight], timeout=60)
+        wait([launched.sampled for launched in engine._steps.in_flight], timeout=60)
         model.fail_next = True
         for event in step_or_fail(engine):
             self.hear(engine, event)
@@ -132,7 +133,7 @@ class Disaggregated(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Everything ends, and nothing is left."""
         for reservation in self.reserved.values():
-            self.target.abandon(reservation)
+            self.target.reservations.abandon(reservation)
         for name in self.held:
             self.source.cancel(name, "the end")
         self.held.clear()
@@ -163,7 +164,7 @@ class Disaggregated(RuleBasedStateMachine):
             self.outputs[name].append(event.token_id)
         elif isinstance(event, PrefillHeld):
             self.held.append(name)
-        elif isinstance(event, Finished):
+        elif isinstance(event, RequestFinished):
             del self.place[name]
             if name in self.held:
                 self.held.remove(name)
@@ -175,7 +176,7 @@ class Disaggregated(RuleBasedStateMachine):
 
 
 class Overlapped(Disaggregated):
-    """The same, with every step planned while the one before it runs."""
+    """The disaggregated machine with every step planned while the one before it runs."""
 
     overlap = True
 

@@ -1,4 +1,4 @@
-"""The same request gives the same tokens however it is scheduled."""
+"""Tests that a request gives equal tokens however it is scheduled."""
 
 import random
 from dataclasses import replace
@@ -17,10 +17,10 @@ from engine.engines import (
 )
 from engine.hash_model import VOCAB, HashModel, expected_tokens
 
+from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
-from baton.engine.events import Event, Finished, PrefillHeld
-from baton.engine.request import RequestSpec
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.output.events import Event, PrefillHeld, RequestFinished
+from baton.engine.schedule.request import RequestSpec
 
 
 def random_sampling(rng: random.Random, max_tokens: int) -> SamplingParams:
@@ -168,13 +168,13 @@ def disaggregate(
         new = source.step() + target.step()
         events += new
         held += [e.request_id for e in new if isinstance(e, PrefillHeld)]
-        open_requests -= {e.request_id for e in new if isinstance(e, Finished)}
+        open_requests -= {e.request_id for e in new if isinstance(e, RequestFinished)}
         if held and rng.random() < 0.5:
             spec = by_id[held[0]]
             tokens = source.holding(spec.request_id).computed
             probe = target.reserve(spec.request_id, tokens)
             if probe is not None:
-                target.abandon(probe)
+                target.reservations.abandon(probe)
                 first = tuple(tokens_of(events, spec.request_id))
                 hand_over(source, target, spec, first)
                 held.pop(0)

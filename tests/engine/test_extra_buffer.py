@@ -18,12 +18,12 @@ from engine.engines import (
 )
 from engine.hash_model import VOCAB, HashModel, expected_tokens, hash_config
 
+from baton.core.errors import ConfigError
+from baton.core.sampling_params import SamplingParams
+from baton.engine.cache.grids import Strategy
 from baton.engine.engine import Engine
-from baton.engine.errors import ConfigError
-from baton.engine.grids import Strategy
 from baton.engine.memory.owners import Owner
-from baton.engine.request import RequestSpec
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.schedule.request import RequestSpec
 
 
 def ask(engine: Engine, name: str, prompt: tuple[int, ...], count: int = 5) -> int:
@@ -31,7 +31,7 @@ def ask(engine: Engine, name: str, prompt: tuple[int, ...], count: int = 5) -> i
     engine.submit(RequestSpec(name, prompt, greedy(count)))
     events = run(engine)
     assert tokens_of(events, name) == expected_tokens(HashModel(), prompt, count), name
-    return finish_of(events, name).cached_tokens
+    return finish_of(events, name).usage.cached_tokens
 
 
 def drawn(rng: random.Random, length: int) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ def test_a_prompt_that_comes_again_is_computed_from_its_last_snapshot(
     prompt = drawn(seeded, 70)
     assert ask(engine, "cold", prompt) == 0
     assert ask(engine, "warm", prompt) == 64
-    assert engine.counters.hit_tokens_state == 64
+    assert engine.counters.state_hit_tokens == 64
 
 
 def test_a_prompt_that_ends_on_the_grid_computes_its_last_chunk_again(
@@ -104,7 +104,7 @@ def test_running_requests_share_a_prefix_while_the_first_still_decodes(
     engine.submit(RequestSpec("b", prompt, greedy(30)))
     events = run(engine)
     expected = expected_tokens(HashModel(), prompt, 30)
-    assert finish_of(events, "b").cached_tokens == 96
+    assert finish_of(events, "b").usage.cached_tokens == 96
     assert tokens_of(events, "b") == expected
 
 
@@ -117,12 +117,14 @@ def test_prompt_scores_cap_the_hit_below_the_first_scored_position(seeded: rando
         sampling = replace(greedy(2), prompt_logprobs_start=start)
         engine.submit(RequestSpec(name, prompt, sampling))
         events = run(engine)
-        assert finish_of(events, name).cached_tokens == cached, start
+        assert finish_of(events, name).usage.cached_tokens == cached, start
         cold = make_engine(prefix_caching=False)
         cold.submit(RequestSpec(name, prompt, sampling))
         scores = [e for e in events if type(e).__name__ == "PromptScored"]
         colds = [e for e in run(cold) if type(e).__name__ == "PromptScored"]
-        assert [s for e in scores for s in e.logprobs] == [s for e in colds for s in e.logprobs]
+        assert [s for e in scores for s in e.scores.tokens] == [
+            s for e in colds for s in e.scores.tokens
+        ]
 
 
 def test_without_the_cache_nothing_is_kept(seeded: random.Random) -> None:
@@ -229,7 +231,7 @@ def test_conversations_in_any_order_give_the_tokens_of_the_definition(
     events += run(engine)
     for name, (prompt, count) in asked.items():
         assert tokens_of(events, name) == expected_tokens(HashModel(), prompt, count), name
-    assert engine.counters.hit_tokens_state and engine.counters.preemptions
+    assert engine.counters.state_hit_tokens and engine.counters.preemptions
     status = engine.status()
     for owner in (Owner.LIVE, Owner.TRACK, Owner.TICKET):
         assert status.slots[owner] == status.pages[owner] == 0

@@ -1,4 +1,5 @@
-"""Where forwards run: in order, and what goes wrong is told by the result."""
+"""Tests of the stream of forwards: it keeps their order, and a forward's result carries its
+error."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -6,7 +7,12 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from baton.engine.forward_stream import CudaStream, ForwardStream, InlineStream, ThreadStream
+from baton.engine.forward.forward_stream import (
+    CudaStream,
+    ForwardStream,
+    InlineStream,
+    ThreadStream,
+)
 
 
 class FakeEvent:
@@ -46,7 +52,7 @@ def broken() -> int:
 def test_what_goes_wrong_is_told_by_the_result_and_later_work_is_done(
     make: Callable[[], ForwardStream], without_a_gpu: None
 ) -> None:
-    """Not by `submit`: there it would be taken for a fault of the step before."""
+    """`submit` does not raise the error: there it would be taken for a fault of the step before."""
     stream = make()
     before, failed, after = stream.submit(lambda: 1), stream.submit(broken), stream.submit(int)
     FakeEvent.waited = 0

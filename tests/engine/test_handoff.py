@@ -17,10 +17,11 @@ from engine.engines import (
 )
 from engine.hash_model import HashModel, expected_tokens
 
-from baton.engine.errors import RequestError, TooLargeError
-from baton.engine.events import ChunkComputed, Event, Finished, FinishReason, PrefillHeld, Scheduled
+from baton.core.errors import RequestError, TooLargeError
+from baton.core.finish import FinishReason
 from baton.engine.memory.owners import Owner
-from baton.engine.request import RequestSpec
+from baton.engine.output.events import ChunkComputed, Event, PrefillHeld, RequestFinished, Scheduled
+from baton.engine.schedule.request import RequestSpec
 
 
 def test_a_held_request_waits_untouched_until_it_is_released(seeded: random.Random) -> None:
@@ -57,7 +58,7 @@ def test_a_request_that_ends_at_its_first_token_is_never_held() -> None:
     events = run(engine)
     assert not [e for e in events if isinstance(e, PrefillHeld)]
     assert finish_of(events, "one").reason is FinishReason.LENGTH
-    assert finish_of(events, "none").completion_tokens == 0
+    assert finish_of(events, "none").usage.completion_tokens == 0
 
 
 def test_past_the_held_fraction_no_prompt_that_would_be_held_is_scheduled() -> None:
@@ -135,7 +136,7 @@ def test_a_request_to_be_held_is_never_preempted() -> None:
     assert any(preempted), "the pages were to run out while its chunks computed"
     chunks = [e for e in events if isinstance(e, ChunkComputed)]
     assert [c.end for c in chunks] == [*range(2, 33, 2), 33], "once each, none again"
-    assert len([e for e in events if isinstance(e, Finished)]) == 3
+    assert len([e for e in events if isinstance(e, RequestFinished)]) == 3
 
 
 def test_reserve_refuses_what_would_take_the_pages_of_running_rows() -> None:
@@ -147,7 +148,7 @@ def test_reserve_refuses_what_would_take_the_pages_of_running_rows() -> None:
     fits = engine.reserve("fits", 48)
     assert fits is not None and len(fits.pages) == 6
     assert engine.reserve("more", 8) is None
-    engine.abandon(fits)
+    engine.reservations.abandon(fits)
     again = engine.reserve("more", 8)
     assert again is not None
     assert_clean(engine)
@@ -163,9 +164,9 @@ def test_reserve_keeps_to_the_number_of_tickets() -> None:
         engine.reserve("a", 8)
     with pytest.raises(TooLargeError):
         engine.reserve("d", 100_000)
-    engine.abandon(first)
+    engine.reservations.abandon(first)
     with pytest.raises(RequestError, match="abandoned or adopted"):
-        engine.abandon(first)
+        engine.reservations.abandon(first)
     assert_clean(engine)
 
 
@@ -215,8 +216,8 @@ def test_adopting_the_wrong_length_leaves_the_reservation() -> None:
     engine.adopt(good, reservation)
     assert_clean(engine)
     with pytest.raises(RequestError):
-        engine.abandon(reservation)
-    assert finish_of(run(engine), "a").completion_tokens == 4
+        engine.reservations.abandon(reservation)
+    assert finish_of(run(engine), "a").usage.completion_tokens == 4
 
 
 def test_adopted_requests_past_max_running_take_their_turn(seeded: random.Random) -> None:

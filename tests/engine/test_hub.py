@@ -13,12 +13,12 @@ from click.testing import CliRunner
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
+from baton.core.errors import ConfigError
+from baton.core.sampling_params import SamplingParams
 from baton.deploy.options import engine_from, engine_options
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.errors import ConfigError
-from baton.engine.hub import find_model
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.loading.hub import find_model
 from baton.text.model_folder import model_name
 
 ID = "Some-Lab/Tiny-Hybrid-0.1B"

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baton.engine.errors import InvariantError
+from baton.core.errors import InvariantError
 from baton.engine.memory.id_pool import IdPool
 from baton.engine.memory.owners import Owner
 

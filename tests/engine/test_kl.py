@@ -19,11 +19,11 @@ from engine.engines import assert_clean, greedy
 from oracle.reference import Oracle
 from oracle.specs import DENSE, SPECS
 
+from baton.core.sampling_params import SamplingParams
+from baton.engine.cache.grids import Strategy
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.grids import Strategy
-from baton.engine.output import Output
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.output.output import Output
 from baton.kernels.dispatch import KernelChoice
 
 # A snapshot rounded to bf16 costs 1e-7 in fp32, where nothing should cost more than some 1e-12.
@@ -97,7 +97,8 @@ class Checkpoint:
         return [replace(params, seed=self.rng.getrandbits(64)) for _ in range(ROWS)]
 
     def cold_logprobs(self, prompts: Sequence[Prompt], outputs: Sequence[Output]) -> list[float]:
-        """Of the outputs' tokens, scored as parts of prompts by an engine without a cache."""
+        """Return the log probabilities of the outputs' tokens, scored as parts of prompts by an
+        engine without a cache."""
         whole = [(*p, *o.token_ids) for p, o in zip(prompts, outputs, strict=True)]
         score = [greedy(0, prompt_logprobs_start=len(prompt)) for prompt in prompts]
         scored = self.engine(prefix_caching=False).generate(whole, score)
@@ -163,7 +164,7 @@ def test_answers_from_a_state_that_prefill_left(checkpoint: Checkpoint, strategy
         depth = len(prompt)
         if strategy is Strategy.EXTRA_BUFFER:
             depth -= depth % max(16, engine.model_config.mamba_chunk_size)
-        assert output.finished.cached_tokens == depth
+        assert output.finished.usage.cached_tokens == depth
     assert_close(checkpoint, f"{strategy}, prefill's state", second, outputs)
 
 
@@ -184,5 +185,5 @@ def test_answers_from_a_state_that_decoding_left(
         depth = len(before) - 1
         if strategy is Strategy.EXTRA_BUFFER:
             depth -= depth % grid
-        assert output.finished.cached_tokens == depth > len(prompt)
+        assert output.finished.usage.cached_tokens == depth > len(prompt)
     assert_close(checkpoint, f"{strategy}, decode's state", second, outputs)

@@ -1,4 +1,5 @@
-"""What a held request's last chunk has written is told layer by layer, while the step goes on."""
+"""Tests that the engine reports layer by layer what a held request's last chunk has written, while
+the step goes on."""
 
 import random
 from collections.abc import Sequence
@@ -12,12 +13,12 @@ from torch import Tensor
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.events import PrefillHeld
-from baton.engine.layer_progress import LayersComputed
+from baton.engine.forward.layer_progress import LayersComputed
 from baton.engine.models.loader import load_model
-from baton.engine.request import RequestSpec
-from baton.transfer.regions import EngineMemory, Holder
-from baton.transfer.segments import Segment, cut_kv, cut_state
+from baton.engine.output.events import PrefillHeld
+from baton.engine.schedule.request import RequestSpec
+from baton.transfer.memory.regions import EngineMemory, Holder
+from baton.transfer.memory.segments import Segment, cut_kv, cut_state
 
 
 class Watched:
@@ -46,7 +47,7 @@ class Watched:
         return [b"".join(self.memory.read(segment, holder)) for segment in segments]
 
     def assert_final(self) -> None:
-        """What was read when it was told is what lies there now."""
+        """Assert that what was read when it was reported equals what lies there now."""
         for segments, before, holder in self.seen:
             assert self._bytes(segments, holder) == before
 
@@ -120,7 +121,7 @@ def test_layers_are_told_of_in_groups(seeded: random.Random) -> None:
 def test_an_engine_that_nobody_listens_to_tells_nothing(
     seeded: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.engine.runner.LayerProgress", None)
+    monkeypatch.setattr("baton.engine.forward.runner.LayerProgress", None)
     engine = make_engine(LayeredHashModel())
     engine.submit(RequestSpec("a", random_prompt(seeded), greedy(5), hold=True))
     assert run(engine)[-1] == PrefillHeld("a")

@@ -9,15 +9,16 @@ import pytest
 from engine.engines import greedy, make_engine
 from engine.hash_model import HashModel, expected_tokens
 
+from baton.core.errors import InvariantError, RequestError, StoppedError
+from baton.core.finish import FinishReason
 from baton.engine.engine import Engine
-from baton.engine.errors import InvariantError, RequestError, StoppedError
-from baton.engine.events import Event, Finished, FinishReason, TokenSampled
-from baton.engine.forward_batch import ForwardBatch
+from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.loop import EngineLoop
 from baton.engine.memory.owners import Owner
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.request import RequestSpec
+from baton.engine.output.events import Event, RequestFinished, TokenSampled
+from baton.engine.schedule.request import RequestSpec
 
 DEADLINE = 60.0
 
@@ -43,7 +44,7 @@ class Running:
         while True:
             event = self.events.get(timeout=DEADLINE)
             seen.append(event)
-            if isinstance(event, Finished) and event.request_id == request_id:
+            if isinstance(event, RequestFinished) and event.request_id == request_id:
                 return seen
 
     def audit(self) -> list[str]:
@@ -84,8 +85,8 @@ def test_a_step_that_raises_ends_its_requests_and_the_loop_goes_on(
     model.fail_on = {3}
     running.submit(RequestSpec("a", (1, 2), greedy(50)))
     last = running.until_finished("a")[-1]
-    assert isinstance(last, Finished) and last.reason is FinishReason.ERROR
-    assert "told to fail" in (last.error or "") and last.completion_tokens == 2
+    assert isinstance(last, RequestFinished) and last.reason is FinishReason.ERROR
+    assert "told to fail" in (last.error or "") and last.usage.completion_tokens == 2
     assert running.audit() == []
     running.submit(RequestSpec("b", (1, 2), greedy(3)))
     events = running.until_finished("b")

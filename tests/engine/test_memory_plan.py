@@ -1,4 +1,4 @@
-"""How a budget is divided: by numbers alone."""
+"""Tests of the division of a memory budget, by numbers alone."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +8,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from baton.core.errors import ConfigError
 from baton.engine.config import EngineConfig, ModelConfig
-from baton.engine.errors import ConfigError
 from baton.engine.memory import available
 from baton.engine.memory.layout import AttentionShape, RecurrentShape
 from baton.engine.memory.plan import MemoryPlan

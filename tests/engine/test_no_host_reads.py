@@ -16,12 +16,12 @@ from guards import HostUploads, NoHostReads
 from oracle.reference import Oracle
 from oracle.specs import ONE_OF_EACH, SPECS
 
+from baton.core.sampling_params import SamplingParams
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.forward_stream import ThreadStream
+from baton.engine.forward.forward_stream import ThreadStream
 from baton.engine.models.loader import load_model
-from baton.engine.request import RequestSpec
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.schedule.request import RequestSpec
 from baton.kernels.dispatch import KernelChoice
 
 # Torch's kernels are those that a device runs; the native ones hide their reads from the guard.
@@ -30,7 +30,8 @@ CASES += [(name, KernelChoice.AUTO) for name in ONE_OF_EACH if not SPECS[name].d
 
 
 class CountedGuard:
-    """How many steps ran under the guard, and the copies that one made beside its pack, at most."""
+    """A count of the steps that ran under the guard, and the largest number of copies that one made
+    beside its pack."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -108,6 +109,6 @@ def test_mixed_steps_read_nothing_on_the_host_and_take_one_copy_from_it(
     counters = engine.counters
     assert guard.steps == counters.steps > 40
     assert guard.uploads == 0
-    assert counters.hit_tokens_state
+    assert counters.state_hit_tokens
     assert bool(counters.snapshots_donated) == bool(engine.model_config.recurrent)
     assert_clean(engine)

@@ -13,8 +13,8 @@ from oracle.specs import DEEP, SPECS
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.events import Event
-from baton.engine.request import RequestSpec
+from baton.engine.output.events import Event
+from baton.engine.schedule.request import RequestSpec
 
 STEPS = 64
 LENGTHS = (2, 16, 53, 101)
@@ -93,7 +93,7 @@ def test_so_do_later_turns_that_resume_from_what_is_cached(
         oracle.assert_all_greedy(folder, [turn], [output.token_ids], STEPS)
         question = tuple(seeded.randrange(3, vocab) for _ in range(9))
         turn = (*turn, *output.token_ids, *question)
-    assert engine.counters.hit_tokens_state >= 64
+    assert engine.counters.state_hit_tokens >= 64
     assert_clean(engine)
 
 

@@ -7,9 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from baton.engine.errors import InvariantError
-from baton.engine.prefix_cache import Inserted, Match, PrefixCache, token_key
-from baton.engine.prefix_node import Node
+from baton.core.errors import InvariantError
+from baton.engine.cache.prefix_cache import Inserted, Match, PrefixCache
+from baton.engine.cache.prefix_node import Node
+from baton.engine.cache.token_key import token_key
 
 PAGE = 4
 tokens_of = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(
@@ -86,7 +87,7 @@ def test_evicting_a_leafs_snapshot_frees_its_pages_and_the_dead_above_it() -> No
     cache.insert(token_key(run(1)), [11])
     cache.insert(token_key(run(1, 2)), [11, 12], [(8, 7)])
     assert cache.evict_snapshots(5) == 1
-    assert sorted(pages) == [11, 12] and slots == [7] and not cache.root.children
+    assert sorted(pages) == [11, 12] and slots == [7] and not cache.tree.root.children
 
 
 def test_locked_pages_and_snapshots_stay() -> None:
@@ -121,7 +122,9 @@ def test_a_match_refreshes_the_snapshot_that_it_uses_and_no_other() -> None:
 def test_hopeful_snapshots_go_first_until_they_are_used() -> None:
     cache, _, slots = new_cache()
     cache.insert(token_key(run(1)), [10], [(4, 6)])
-    cache.insert(token_key(run(5, 6, 7)), [11, 12, 13], [(4, 7), (8, 8), (12, 9)], hopeful=(4, 8))
+    cache.insert(
+        token_key(run(5, 6, 7)), [11, 12, 13], [(4, 7), (8, 8), (12, 9)], opportunistic=(4, 8)
+    )
     cache.match(token_key([*run(5), 0, 0, 0, 0]), limit=8)
     cache.evict_snapshots(3)
     assert slots == [8, 6, 9]
@@ -260,7 +263,7 @@ class CacheAgainstDictionary(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         self.cache.check()
-        pages, slots = self.cache.owned()
+        pages, slots = self.cache.tree.owned()
         assert sorted(pages + slots) == sorted([*self.kv.values(), *self.states.values()])
         for _, prefix, whole in self.locked:
             assert all(p in self.kv for p in self.prefixes(prefix))
@@ -285,4 +288,4 @@ def test_long_conversations_share_their_prefixes() -> None:
         assert match.depth == (turn - 1) * PAGE * 3
         cache.insert(token_key(turns), [turn * 1000 + i for i in range(turn * 3)],
                      [(len(turns), turn)])  # fmt: skip
-    assert cache.pages_held == 39 * 3 and not pages
+    assert cache.tree.pages == 39 * 3 and not pages

@@ -6,12 +6,12 @@ import pytest
 from engine.engines import PAGE, assert_clean, greedy, make_engine, random_prompt, run
 from engine.hash_model import HashModel, expected_tokens
 
+from baton.core.errors import RequestError
+from baton.engine.cache.token_key import token_key
 from baton.engine.engine import Engine
-from baton.engine.errors import RequestError
+from baton.engine.handoff.prefix_share import Loan
 from baton.engine.memory.owners import Owner
-from baton.engine.prefix_cache import token_key
-from baton.engine.prefix_share import Loan
-from baton.engine.request import RequestSpec, Reservation
+from baton.engine.schedule.request import RequestSpec, Reservation
 
 GRID = 16
 
@@ -23,7 +23,7 @@ def answered(engine: Engine, prompt: tuple[int, ...], count: int = 40) -> tuple[
 
 
 def copy(source: Engine, loan: Loan, target: Engine, into: Reservation) -> None:
-    """What a channel does."""
+    """Copy a lent prefix into a reservation, as a channel does."""
     target.states.storage[into.slot] = source.states.storage[loan.slot]
     for mine, theirs in zip(loan.pages, into.pages, strict=True):
         if theirs in into.owned:
@@ -40,7 +40,7 @@ def passed(source: Engine, target: Engine, token_ids: tuple[int, ...]) -> Reserv
     assert_clean(source)
     copy(source, loan, target, reservation)
     source.prefixes.give_back(loan)
-    target.keep(reservation, prefix)
+    target.prefixes.keep(reservation, prefix)
     assert_clean(source)
     assert_clean(target)
     return reservation
@@ -60,7 +60,7 @@ def test_a_prefix_that_was_passed_on_is_a_compute_hit(
     assert came.kv_from == (len(prompt) // PAGE * PAGE if knows_the_prompt else 0)
     second = (*tokens, *random_prompt(seeded, 5, 20))
     (output,) = target.generate([second], greedy(9))
-    assert output.finished.cached_tokens == came.tokens
+    assert output.finished.usage.cached_tokens == came.tokens
     assert list(output.token_ids) == expected_tokens(HashModel(), second, 9)
 
 
@@ -95,7 +95,7 @@ def test_what_came_twice_is_kept_once(seeded: random.Random) -> None:
     answered(target, tokens, 1)
     copy(source, loan, target, reservation)
     before = target.status()
-    target.keep(reservation, prefix)
+    target.prefixes.keep(reservation, prefix)
     assert_clean(target)
     after = target.status()
     assert after.pages[Owner.CACHE] == before.pages[Owner.CACHE]
@@ -112,9 +112,9 @@ def test_a_prefix_of_another_length_is_refused_and_the_reservation_stands(
     assert whole is not None and part is not None
     for reservation, tokens in ((whole, 3 * PAGE), (part, 2 * PAGE - 1)):
         with pytest.raises(RequestError, match="whole pages"):
-            target.keep(reservation, prompt[:tokens])
+            target.prefixes.keep(reservation, prompt[:tokens])
         assert_clean(target)
-        target.abandon(reservation)
+        target.reservations.abandon(reservation)
     assert target.status().pages[Owner.TICKET] == 0
 
 

@@ -1,4 +1,5 @@
-"""Who goes first in an engine: by priority, by age among equals, and nobody waits for ever."""
+"""Tests of the order of requests in an engine: by priority, by age among equals, and without
+starvation."""
 
 import random
 
@@ -6,8 +7,8 @@ import pytest
 from engine.engines import greedy, make_engine, random_prompt, run, tokens_of
 from engine.hash_model import HashModel, expected_tokens
 
-from baton.engine.events import Event, Finished, Scheduled, TokenSampled
-from baton.engine.request import RequestSpec
+from baton.engine.output.events import Event, RequestFinished, Scheduled, TokenSampled
+from baton.engine.schedule.request import RequestSpec
 
 
 def scheduled(events: list[Event]) -> list[str]:
@@ -15,7 +16,7 @@ def scheduled(events: list[Event]) -> list[str]:
 
 
 def first_tokens(events: list[Event]) -> list[str]:
-    """In the order in which they came."""
+    """Return the requests' ids in the order of their first tokens."""
     return [e.request_id for e in events if isinstance(e, TokenSampled) and e.index == 0]
 
 
@@ -77,7 +78,7 @@ def test_when_pages_run_out_the_least_urgent_gives_way_though_it_came_first() ->
     engine.submit(RequestSpec("low", (0,) * 8, greedy(30), priority=-1))
     engine.submit(RequestSpec("high", (1,) * 8, greedy(30)))
     events = run(engine)
-    assert [e.request_id for e in events if isinstance(e, Finished)] == ["high", "low"]
+    assert [e.request_id for e in events if isinstance(e, RequestFinished)] == ["high", "low"]
     assert engine.counters.preemptions
     for token, name in enumerate(("low", "high")):
         assert tokens_of(events, name) == expected_tokens(HashModel(), (token,) * 8, 30)
@@ -93,7 +94,7 @@ def test_a_preempted_request_lets_more_urgent_tickets_pass_but_not_for_ever() ->
     assert engine.reserve("equal", 4) is None, "a request that had begun waits for memory"
     urgent = engine.reserve("urgent", 4, priority=1)
     assert urgent is not None
-    engine.abandon(urgent)
+    engine.reservations.abandon(urgent)
     for number in range(32):
         engine.submit(RequestSpec(f"r{number}", (number,), greedy(1)))
         engine.cancel(f"r{number}", "it has counted")

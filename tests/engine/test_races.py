@@ -16,17 +16,18 @@ from engine.engines import assert_clean, copy_state, make_engine, run, step_or_f
 from engine.hash_model import VOCAB, HashModel, expected_tokens
 from guards import NoHostReads
 
+from baton.core.finish import FinishReason
+from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
-from baton.engine.events import Event, Finished, FinishReason, PrefillHeld
-from baton.engine.forward_stream import InlineStream, ThreadStream
+from baton.engine.forward.forward_stream import InlineStream, ThreadStream
 from baton.engine.memory.owners import Owner
-from baton.engine.request import RequestSpec
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.output.events import Event, PrefillHeld, RequestFinished
+from baton.engine.schedule.request import RequestSpec
 
 
 @pytest.fixture
 def mixes(request: pytest.FixtureRequest) -> int:
-    """How many a test draws; each is a mix of some twenty requests."""
+    """Return the number of mixes that a test draws; each is a mix of some twenty requests."""
     count: int = request.config.getoption("--race-mixes")
     return count
 
@@ -134,11 +135,14 @@ def small(stream: ThreadStream | None, **options: object) -> Engine:
 
 
 def told(events: list[Event], name: str) -> list[Event]:
-    """What was told of a request; what the cache had or kept of it depends on who came first, so
-    that is left out."""
+    """Return the events of one request, without what the cache had or kept of it: that depends on
+    the order of the requests."""
     mine = [e for e in events if e.request_id == name and type(e).__name__ != "Scheduled"]
     return [
-        replace(e, cached_tokens=0, state_tokens=0) if isinstance(e, Finished) else e for e in mine
+        replace(e, usage=replace(e.usage, cached_tokens=0), state_tokens=0)
+        if isinstance(e, RequestFinished)
+        else e
+        for e in mine
     ]
 
 
@@ -162,7 +166,7 @@ def test_a_jittered_stream_tells_what_steps_one_by_one_tell(
             assert told(ours, name) == told(theirs, name), name
             assert is_prefix(tokens_or_none(ours, name), spec)
         preempted += slow.counters.preemptions
-        hits += slow.counters.hit_tokens_state
+        hits += slow.counters.state_hit_tokens
         status = slow.status()
         for owner in (Owner.LIVE, Owner.TRACK, Owner.TRANSFER, Owner.TICKET):
             assert status.slots[owner] == status.pages[owner] == 0
@@ -176,7 +180,8 @@ def tokens_or_none(events: list[Event], name: str) -> list[int]:
 
 
 def is_prefix(tokens: list[int], spec: RequestSpec) -> bool:
-    """Where the definition says what the tokens are, these are its first ones."""
+    """Return whether `tokens` begin the request's defined answer; True where its sampling has
+    none."""
     if not defined(spec.sampling):
         return True
     return tokens == expected_tokens(HashModel(), spec.prompt_ids, len(tokens))
@@ -266,7 +271,7 @@ def test_steps_really_overlap() -> None:
     engine.submit(RequestSpec("a", (1, 2, 3), sampling))
     engine.step()  # returns with the step in flight
     engine.plan_step()
-    assert len(engine._under_way()) == 2 and not gate.is_set()
+    assert len(engine._steps.batches) == 2 and not gate.is_set()
     gate.set()
     events = run(engine)
     assert tokens_of(events, "a") == expected_tokens(HashModel(), (1, 2, 3), 5)
@@ -284,14 +289,14 @@ def test_a_forward_that_fails_ends_its_requests_and_no_other(seeded: random.Rand
     while engine.has_work:
         events += step_or_fail(engine)
         assert_clean(engine)
-    ends = {e.request_id: e for e in events if isinstance(e, Finished)}
+    ends = {e.request_id: e for e in events if isinstance(e, RequestFinished)}
     assert ends["bad"].reason is FinishReason.ERROR and "told to fail" in str(ends["bad"].error)
     assert ends["good"].reason is FinishReason.LENGTH
     assert tokens_of(events, "good") == expected_tokens(HashModel(), (4, 5, 6), 30)
 
 
 def test_the_guard_stands_round_the_streams_thread() -> None:
-    """What the model reads on the host raises there, so a test with a real model is a check."""
+    """A read on the host by the model raises there, so a test with a real model is a check."""
     engine = make_engine(stream=ThreadStream(NoHostReads))
     engine.submit(RequestSpec("a", (1, 2, 3), SamplingParams(max_tokens=2)))
     with pytest.raises(Exception, match=r"(?i)host|read"):

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from engine.engines import assert_clean, greedy
 
+from baton.engine.cache.grids import Strategy
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.grids import Strategy
-from baton.engine.output import Output
+from baton.engine.output.output import Output
 from recall.questions import Question, draw
 from recall.story import LEARNT
 
@@ -39,7 +39,7 @@ def questions(request: pytest.FixtureRequest) -> list[Question]:
 
 @pytest.fixture(scope="module")
 def cold(questions: list[Question]) -> list[bool]:
-    """Which answers are right from nothing."""
+    """Return for each answer whether it is right without a cache."""
     right = rightly(questions, ask(engine(prefix_caching=False), questions))
     print(f"cold: {sum(right)} of {len(questions)} right")
     assert any(right), "a model that is never right cannot show a loss"
@@ -79,12 +79,12 @@ def ask_from_hits(of: Engine, questions: Sequence[Question]) -> list[Output]:
         outputs += of.generate([tuple(question.prompt_ids) for question in part], sampling)
         assert_clean(of)
     of.close()
-    assert all(output.finished.cached_tokens > 0 for output in outputs)
+    assert all(output.finished.usage.cached_tokens > 0 for output in outputs)
     return outputs
 
 
 def rightly(questions: Sequence[Question], outputs: Sequence[Output]) -> list[bool]:
-    """Whether each answer's tokens from the second on are right."""
+    """Return for each answer whether its tokens from the second on are right."""
     pairs = zip(questions, outputs, strict=True)
     return [list(o.token_ids[1 : len(q.answer)]) == q.answer_ids[1:] for q, o in pairs]
 

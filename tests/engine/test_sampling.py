@@ -1,4 +1,5 @@
-"""What the sampler is handed: penalties, bans, seeds and positions, all from the ids alone."""
+"""Tests of the sampler's inputs: penalties, bans, seeds and positions, all computed from the ids
+alone."""
 
 import random
 from array import array
@@ -12,18 +13,18 @@ from engine.test_equivalence import alone, random_specs
 from guards import NoHostReads
 from torch import Tensor
 
-from baton.engine.batch import Batch, Draw, Row, Scores
-from baton.engine.forward_batch import ForwardBatch, HostLengths
-from baton.engine.forward_stream import InlineStream
+from baton.core.sampling_params import SamplingParams
+from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
+from baton.engine.forward.forward_stream import InlineStream
+from baton.engine.forward.recurrent_index import NO_INDEX, RecurrentIndex
+from baton.engine.forward.runner import ModelRunner
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.recurrent_index import NO_INDEX, RecurrentIndex
-from baton.engine.request import RequestSpec
-from baton.engine.runner import ModelRunner
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.schedule.batch import Batch, Draw, Row, Scores
+from baton.engine.schedule.request import RequestSpec
 from baton.kernels.chunks import SnapshotPlan
-from baton.kernels.dispatch import TORCH
 from baton.kernels.host_plan import HostPlan
+from baton.kernels.torch_kernels import TORCH
 
 
 def naive(model: HashModel, prompt: tuple[int, ...], sampling: SamplingParams) -> list[int]:
@@ -68,7 +69,8 @@ def test_penalties_and_bans_are_those_of_a_plain_loop(seeded: random.Random) -> 
 
 
 def test_a_temperature_of_all_but_zero_is_greedy() -> None:
-    """Where logits over it pass the largest float, the first of them would win, not the best."""
+    """Logits divided by such a temperature exceed the largest float, and the first of those would
+    win instead of the best."""
     engine = make_engine()
     hottest = [SamplingParams(temperature=t, max_tokens=9, ignore_eos=True) for t in (1e-40, 9e-6)]
     for output in engine.generate([(1, 2, 3)] * 2, hottest):
@@ -84,7 +86,7 @@ def test_a_prompt_is_looked_at_only_for_repetition_and_each_of_its_tokens_once()
     found: dict[int, set[tuple[int, ...]]] = {}
     while engine.has_work:
         engine.plan_step()
-        for batch in engine._under_way():
+        for batch in engine._steps.batches:
             for _, draw in batch.draws:
                 found.setdefault(draw.sampling.presence_penalty != 0, set()).add(draw.prompt)
         engine.run_step()

@@ -1,4 +1,4 @@
-"""Who computes what in a step."""
+"""Tests of the scheduler's choice: which rows a step computes, and how many tokens of each."""
 
 import random
 
@@ -8,13 +8,13 @@ from engine.hash_model import HashModel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.chunking import chunk_end
-from baton.engine.events import Finished, PromptScored, Scheduled, TokenSampled
-from baton.engine.forward_batch import ForwardBatch
+from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.request import RequestSpec
-from baton.engine.row_planner import SCORED_TOKENS
+from baton.engine.output.events import PromptScored, RequestFinished, Scheduled, TokenSampled
+from baton.engine.schedule.chunking import chunk_end
+from baton.engine.schedule.request import RequestSpec
+from baton.engine.schedule.row_planner import SCORED_TOKENS
 
 
 class Witness(HashModel):
@@ -59,9 +59,10 @@ def test_prompts_that_are_scored_share_one_steps_rows_of_logits(seeded: random.R
     events = run(engine)
     assert max(len(step.logit_tokens) for step in model.steps) <= SCORED_TOKENS + 6
     for i in range(6):
-        assert finish_of(events, f"r{i}").completion_tokens == 3
-        found = [e for e in events if isinstance(e, PromptScored) and e.request_id == f"r{i}"]
-        assert [e.start for e in found[1:]] == [e.start + len(e.logprobs) for e in found[:-1]]
+        assert finish_of(events, f"r{i}").usage.completion_tokens == 3
+        scored = [e for e in events if isinstance(e, PromptScored) and e.request_id == f"r{i}"]
+        found = [event.scores for event in scored]
+        assert [s.start for s in found[1:]] == [s.start + len(s.tokens) for s in found[:-1]]
 
 
 def test_rows_that_decode_come_first_and_prompt_tokens_keep_to_the_budget(
@@ -122,9 +123,9 @@ def test_the_youngest_gives_way_when_pages_run_out() -> None:
     for token, name in enumerate(("old", "young", "new")):
         engine.submit(RequestSpec(name, (token,) * 8, greedy(30)))
     events = run(engine)
-    order = [e.request_id for e in events if isinstance(e, Finished)]
+    order = [e.request_id for e in events if isinstance(e, RequestFinished)]
     assert order == ["old", "young", "new"]
-    old_ends = next(i for i, e in enumerate(events) if isinstance(e, Finished))
+    old_ends = next(i for i, e in enumerate(events) if isinstance(e, RequestFinished))
     assert events.index(Scheduled("new")) > old_ends, "the preempted goes on before the new begin"
     indices = [e.index for e in events if isinstance(e, TokenSampled) and e.request_id == "young"]
     assert indices == list(range(30)), "nothing is sampled twice"
@@ -136,7 +137,7 @@ def test_scheduled_is_told_before_the_forward_runs() -> None:
     engine.submit(RequestSpec("a", (1, 2), greedy(1)))
     assert engine.plan_step() == [Scheduled("a")]
     assert not model.steps
-    assert finish_of(engine.run_step(), "a").completion_tokens == 1
+    assert finish_of(engine.run_step(), "a").usage.completion_tokens == 1
 
 
 def test_a_request_cancelled_between_plan_and_run_leaves_no_trace() -> None:

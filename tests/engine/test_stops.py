@@ -7,11 +7,12 @@ from engine.engines import finish_of, greedy, make_engine, run, tokens_of
 from engine.hash_model import HashModel, expected_tokens
 from toy_tokenizer import byte_level
 
-from baton.engine.errors import RequestError
-from baton.engine.events import Finished, FinishReason
-from baton.engine.request import RequestSpec
-from baton.engine.sampling_params import SamplingParams
-from baton.engine.stop_checker import StopChecker
+from baton.core.errors import RequestError
+from baton.core.finish import FinishReason
+from baton.core.sampling_params import SamplingParams
+from baton.engine.output.events import RequestFinished
+from baton.engine.output.stop_checker import StopChecker
+from baton.engine.schedule.request import RequestSpec
 from baton.text.special_tokens import SpecialTokens
 from baton.text.tokenizer import Tokenizer
 
@@ -36,7 +37,7 @@ def readable(rng: random.Random, tokenizer: Tokenizer) -> tuple[tuple[int, ...],
 
 def answer(
     tokenizer: Tokenizer, prompt: tuple[int, ...], sampling: SamplingParams
-) -> tuple[list[int], Finished]:
+) -> tuple[list[int], RequestFinished]:
     engine = make_engine(tokenizer=tokenizer)
     engine.submit(RequestSpec("a", prompt, sampling))
     events = run(engine)
@@ -96,11 +97,12 @@ def test_output_that_is_given_counts_for_a_stop_string(
     given = tuple(expected[: where + 1])
     engine.submit(RequestSpec("a", prompt, greedy(COUNT, stop=(stop,)), output_ids=given))
     finish = finish_of(run(engine), "a")
-    assert (finish.completion_tokens, finish.stop_string) == (where + 3, stop)
+    assert (finish.usage.completion_tokens, finish.stop_string) == (where + 3, stop)
 
 
 class Whole(list[int]):
-    """Not to be copied again and again: a migrated answer may be long."""
+    """A list that refuses to be sliced: a migrated answer may be long, and must not be copied again
+    for every token."""
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         assert not isinstance(index, slice), "one copy a token is quadratic"
@@ -119,7 +121,7 @@ def test_a_given_stop_token_below_the_minimum_does_not_count() -> None:
     engine = make_engine()
     sampling = greedy(6, stop_token_ids=(9,), min_tokens=6)
     engine.submit(RequestSpec("a", (1, 2), sampling, output_ids=(9, 3)))
-    assert finish_of(run(engine), "a").completion_tokens == 6
+    assert finish_of(run(engine), "a").usage.completion_tokens == 6
 
 
 def test_stop_strings_without_a_tokenizer_are_refused() -> None:

@@ -10,13 +10,13 @@ from engine.engines import assert_clean, finish_of, hand_over, run, tokens_of
 from engine.engines import greedy as plain
 from oracle.reference import Oracle
 
+from baton.core.errors import RequestError
+from baton.core.finish import FinishReason
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.sampling_params import SamplingParams
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.errors import RequestError
-from baton.engine.events import FinishReason
-from baton.engine.request import RequestSpec
-from baton.engine.sampling_params import SamplingParams
-from baton.text.grammar import Grammar, GrammarKind
+from baton.engine.schedule.request import RequestSpec
 from baton.text.tokenizer import Tokenizer
 
 WORD = {"type": "string", "maxLength": 5}

@@ -1,4 +1,4 @@
-"""Which depths are tracked, and the grids they lie on."""
+"""Tests of the depths that are tracked, and of the grids they lie on."""
 
 from itertools import pairwise
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.errors import ConfigError
-from baton.engine.grids import Grids, Strategy, resolve
-from baton.engine.track_plan import prefill_depths
+from baton.core.errors import ConfigError
+from baton.engine.cache.grids import Grids, Strategy, resolve
+from baton.engine.cache.track_plan import prefill_depths
 
 sizes = st.integers(0, 600)
 grids = st.sampled_from([1, 4, 16, 64, 256])
@@ -18,11 +18,11 @@ grids = st.sampled_from([1, 4, 16, 64, 256])
 def test_every_depth_is_on_the_grid_inside_the_chunk_and_within_the_budget(
     prefix: int, extend: int, grid: int, branch: int | None, budget: int
 ) -> None:
-    wanted, hopeful = prefill_depths(prefix, extend, grid, branch, budget)
-    depths = sorted(wanted + hopeful)
+    wanted, opportunistic = prefill_depths(prefix, extend, grid, branch, budget)
+    depths = sorted(wanted + opportunistic)
     possible = [d for d in range(prefix + 1, prefix + extend + 1) if d % grid == 0]
     assert depths == sorted(set(depths)) and set(depths) <= set(possible)
-    assert list(wanted) == sorted(wanted) and list(hopeful) == sorted(hopeful)
+    assert list(wanted) == sorted(wanted) and list(opportunistic) == sorted(opportunistic)
     assert len(depths) == min(budget, len(possible))
     if budget >= len(possible):
         assert depths == possible

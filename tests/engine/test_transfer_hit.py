@@ -17,11 +17,11 @@ from engine.engines import (
 )
 from engine.hash_model import VOCAB, HashModel, expected_tokens
 
+from baton.engine.cache.token_key import token_key
 from baton.engine.engine import Engine
-from baton.engine.events import Event
 from baton.engine.memory.owners import Owner
-from baton.engine.prefix_cache import token_key
-from baton.engine.request import RequestSpec, Reservation
+from baton.engine.output.events import Event
+from baton.engine.schedule.request import RequestSpec, Reservation
 
 
 def _tokens(events: list[Event], name: str) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ def test_a_second_prompt_brings_only_what_differs(seeded: random.Random, shared:
     target.adopt(replace(spec, hold=False, output_ids=_tokens(events, "second")), wanted)
     events += run(target)
     assert tokens_of(events, "second") == expected_tokens(HashModel(), second, 12)
-    assert target.counters.hit_tokens_transfer == wanted.kv_from
+    assert target.counters.transfer_hit_tokens == wanted.kv_from
 
 
 def test_pages_are_there_for_others_as_soon_as_they_have_come(seeded: random.Random) -> None:
@@ -105,7 +105,7 @@ def test_a_reservation_that_is_given_back_leaves_the_cache_as_it_was(
     before = target.status().pages
     wanted = target.reserve("second", len(prompt), token_key(prompt))
     assert wanted is not None and wanted.kv_from
-    target.abandon(wanted)
+    target.reservations.abandon(wanted)
     assert_clean(target)
     assert target.status().pages == before
     assert target.flush_cache(), "nothing is locked any more"
@@ -122,7 +122,7 @@ def test_pages_that_are_there_need_no_room(seeded: random.Random) -> None:
     assert len(both) == 2, "two pages each beside the eight that they share, of thirteen"
     assert target.reserve("more", 64) is None
     for reservation in both:
-        target.abandon(reservation)
+        target.reservations.abandon(reservation)
     assert target.reserve("more", 64) is not None, "nobody counts on the cache's pages any more"
     assert_clean(target)
 

@@ -14,7 +14,7 @@ from recall.export import config, export
 from recall.language import VOCABULARY
 from recall.network import Network, Shape
 from recall.story import LEARNT
-from recall.train import Run
+from recall.train import TrainingRun
 
 SEED = random.SystemRandom().randrange(2**31)
 SHAPE = Shape(len(VOCABULARY))
@@ -82,10 +82,10 @@ def test_a_chat_puts_the_question_right_before_its_answer() -> None:
 
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    whole = Run(tmp_path / "whole.pt", peak=1e-3)
+    whole = TrainingRun(tmp_path / "whole.pt", peak=1e-3)
     losses = [whole.advance() for _ in range(3)]
-    stopped = Run(tmp_path / "stopped.pt", peak=1e-3)
+    stopped = TrainingRun(tmp_path / "stopped.pt", peak=1e-3)
     assert stopped.advance() == losses[0]
     stopped.save()
-    resumed = Run(tmp_path / "stopped.pt", peak=1e-3)
+    resumed = TrainingRun(tmp_path / "stopped.pt", peak=1e-3)
     assert [resumed.advance() for _ in range(2)] == losses[1:]

@@ -1,4 +1,4 @@
-"""What tests of native operations share."""
+"""Helpers that the tests of native operations share."""
 
 import dataclasses
 import random

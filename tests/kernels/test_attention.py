@@ -69,41 +69,33 @@ def paged_batch(
     )  # fmt: skip
 
 
-OPTIONS = [{}, {"softcap": 3.0}, {"window": 5}, {"softcap": 3.0, "window": 1}]
-
-
-@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("query_heads, kv_heads", [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize(
     "lengths, prefixes, page_size",
     [([1], [0], 16), ([5, 1, 9, 0, 17], [0, 8, 3, 4, 16], 4), ([6, 2], [1, 0], 1)],
 )
-def test_prefill_matches_the_reference(
-    lengths, prefixes, page_size, query_heads, kv_heads, options
-):
+def test_prefill_matches_the_reference(lengths, prefixes, page_size, query_heads, kv_heads):
     rng = seeded(query_heads * 100 + page_size)
     batch = paged_batch(lengths, prefixes, query_heads, kv_heads, page_size, rng)
-    out = paged_attn_prefill(**batch.prefill_arguments(), scale=0.3, **options)
-    expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.3, **options)
+    out = paged_attn_prefill(**batch.prefill_arguments(), scale=0.3)
+    expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.3)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("query_heads, kv_heads", [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize("prefixes, page_size", [([0], 16), ([30, 7, 0, 8, 3], 8), ([4, 0], 1)])
-def test_decode_matches_the_reference(prefixes, page_size, query_heads, kv_heads, options):
+def test_decode_matches_the_reference(prefixes, page_size, query_heads, kv_heads):
     rng = seeded(query_heads * 100 + page_size)
     batch = paged_batch([1] * len(prefixes), prefixes, query_heads, kv_heads, page_size, rng)
-    out = paged_attn_decode(**batch.decode_arguments(), scale=0.3, **options)
-    expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.3, **options)
+    out = paged_attn_decode(**batch.decode_arguments(), scale=0.3)
+    expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.3)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}])
-def test_padding_rows_of_a_decode_batch_get_zeros_and_change_nothing(options):
+def test_padding_rows_of_a_decode_batch_get_zeros_and_change_nothing():
     rng = seeded(1)
     batch = paged_batch([1, 1], [9, 3], 4, 2, 4, rng)
-    alone = paged_attn_decode(**batch.decode_arguments(), scale=0.5, **options)
+    alone = paged_attn_decode(**batch.decode_arguments(), scale=0.5)
     padded = paged_attn_decode(
         q=torch.cat((batch.q, torch.randn(2, *batch.q.shape[1:]))),
         k_pool=batch.k_pool,
@@ -112,7 +104,6 @@ def test_padding_rows_of_a_decode_batch_get_zeros_and_change_nothing(options):
         kv_lens=torch.cat((batch.kv_lens, torch.zeros(2, dtype=torch.int64))),
         kv_lens_host=[*batch.kv_lens_host, 0, 0],
         scale=0.5,
-        **options,
     )
     torch.testing.assert_close(padded[:2], alone, atol=0.0, rtol=0.0)
     assert torch.equal(padded[2:], torch.zeros_like(padded[2:]))

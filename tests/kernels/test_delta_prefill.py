@@ -163,7 +163,7 @@ def test_a_prompt_cut_on_the_grid_equals_the_whole_bit_for_bit(rng, plan, channe
     for start, end in zip([0, *cuts], [*cuts, total], strict=True):
         # Mixed with another row, so that the batch is not the same either.
         piece = ragged_batch([37, end - start], [0, start], rng)
-        mixed = beside(random_inputs(37, weights, rng), inputs.tokens(slice(start, end)))
+        mixed = concat(random_inputs(37, weights, rng), inputs.tokens(slice(start, end)))
         piece_pools = pools_of(piece, weights)
         if kept is not None:
             for pool, state in zip(piece_pools, kept, strict=True):
@@ -175,7 +175,7 @@ def test_a_prompt_cut_on_the_grid_equals_the_whole_bit_for_bit(rng, plan, channe
         assert torch.equal(pool[whole.write_slots[0]], state)
 
 
-def beside(first: DeltaInputs, then: DeltaInputs) -> DeltaInputs:
+def concat(first: DeltaInputs, then: DeltaInputs) -> DeltaInputs:
     pairs = zip(vars(first).values(), vars(then).values(), strict=True)
     return DeltaInputs(*(torch.cat(pair) for pair in pairs))
 

@@ -13,7 +13,7 @@ HUGE = 2 << 20
 
 
 def flags_of(address: int) -> set[str]:
-    """What the kernel was told of the mapping that has `address`."""
+    """Return the kernel's flags of the mapping that contains `address`."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):

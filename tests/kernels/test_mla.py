@@ -11,6 +11,8 @@ from torch import Tensor
 
 from baton.kernels import mla
 from baton.kernels.mla import (
+    apply_partial_rope,
+    apply_partial_rope_native,
     from_latent,
     from_latent_native,
     latent_write,
@@ -22,8 +24,6 @@ from baton.kernels.mla import (
     mla_query,
     mla_query_native,
     mla_ref,
-    rotate_tails,
-    rotate_tails_native,
 )
 from baton.kernels.native.library import load
 from baton.kernels.native.recorder import Native
@@ -45,7 +45,7 @@ class LatentBatch:
         return mla_ref(**vars(self), scale=SCALE, tree=tree)
 
     def prefill(self, native: Native | None = None) -> Tensor:
-        """On the native kernels, where they are given."""
+        """Run the prefill, on the native kernels if they are given."""
         cu_seqlens, kv_lens = torch.tensor(self.cu_seqlens_q_host), torch.tensor(self.kv_lens_host)
         lens = (cu_seqlens, self.cu_seqlens_q_host, kv_lens, self.kv_lens_host)
         q = self.q[..., :KEY], self.q[..., KEY:]
@@ -250,8 +250,8 @@ def test_tails_are_rotated_alike_natively(native, rows, heads, rotated, interlea
     seeded(rows)
     x = torch.randn(rows, heads, rotated + 9)[..., 2:]  # strided
     cache, positions = rope_cache(torch.rand(rotated // 2), 50), torch.randint(50, (rows,))
-    wanted = rotate_tails(x, rotated, cache, positions, interleaved)
-    got = rotate_tails_native(native, x, rotated, cache, positions, interleaved)
+    wanted = apply_partial_rope(x, rotated, cache, positions, interleaved)
+    got = apply_partial_rope_native(native, x, rotated, cache, positions, interleaved)
     torch.testing.assert_close(got, wanted, atol=1e-6, rtol=1e-6)
     # Pairs keep their length, wherever they end up.
     tail = x[..., -rotated:]

@@ -12,8 +12,6 @@ from baton.kernels.moe import (
     experts_swiglu,
     experts_swiglu_native,
     experts_swiglu_ref,
-    moe_forward,
-    moe_forward_ref,
     route_sigmoid_grouped,
     route_sigmoid_grouped_native,
     route_sigmoid_grouped_ref,
@@ -22,6 +20,7 @@ from baton.kernels.moe import (
     route_softmax_grouped_ref,
     route_softmax_topk,
     route_softmax_topk_native,
+    route_softmax_topk_ref,
 )
 from baton.kernels.native.library import load
 from baton.kernels.native.recorder import Native
@@ -40,14 +39,22 @@ def random_experts(experts: int, hidden: int, inner: int) -> tuple[torch.Tensor,
     return w_in, torch.randn(experts, hidden, inner) / inner**0.5
 
 
+def mixture(x, logits, w_in, w_out, top_k):
+    return experts_swiglu(x, *route_softmax_topk(logits, top_k), w_in, w_out)
+
+
+def mixture_ref(x, logits, w_in, w_out, top_k):
+    return experts_swiglu_ref(x, *route_softmax_topk_ref(logits, top_k), w_in, w_out)
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 3, 50])
 @pytest.mark.parametrize("experts, top_k", [(4, 1), (7, 3), (5, 5)])
 def test_a_mixture_matches_the_reference(tokens, experts, top_k):
     seeded(tokens * 10 + top_k)
     w_in, w_out = random_experts(experts, 12, 20)
     x, logits = torch.randn(tokens, 12), torch.randn(tokens, experts) * 2
-    out = moe_forward(x, logits, w_in, w_out, top_k)
-    expected = moe_forward_ref(x, logits, w_in, w_out, top_k)
+    out = mixture(x, logits, w_in, w_out, top_k)
+    expected = mixture_ref(x, logits, w_in, w_out, top_k)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -57,8 +64,8 @@ def test_all_tokens_may_choose_one_expert_and_poisoned_experts_stay_out():
     w_in[[0, 1, 3, 5]] = torch.nan
     x, logits = torch.randn(9, 8), torch.zeros(9, 6)
     logits[:, 2], logits[:, 4] = 5.0, 4.0
-    out = moe_forward(x, logits, w_in, w_out, 2)
-    expected = moe_forward_ref(x, logits, w_in, w_out, 2)
+    out = mixture(x, logits, w_in, w_out, 2)
+    expected = mixture_ref(x, logits, w_in, w_out, 2)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -66,9 +73,9 @@ def test_bfloat16_weights_give_bfloat16_close_to_the_reference():
     seeded(2)
     w_in, w_out = (w.bfloat16() for w in random_experts(4, 16, 24))
     x, logits = torch.randn(10, 16).bfloat16(), torch.randn(10, 4)
-    out = moe_forward(x, logits, w_in, w_out, 2)
+    out = mixture(x, logits, w_in, w_out, 2)
     assert out.dtype == torch.bfloat16
-    expected = moe_forward_ref(x, logits, w_in, w_out, 2)
+    expected = mixture_ref(x, logits, w_in, w_out, 2)
     torch.testing.assert_close(out.double(), expected, atol=0.03, rtol=0.03)
 
 

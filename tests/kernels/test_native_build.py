@@ -12,6 +12,7 @@ from baton.kernels import dispatch
 from baton.kernels.native import library
 from baton.kernels.native.build import BuildError, build
 from baton.kernels.native.library import Library
+from baton.kernels.torch_kernels import TORCH
 
 BUILD = "import sys; from baton.kernels.native.build import build; print(build(sys.argv[1]))"
 BUILD = BUILD.replace("build(sys", "build(__import__('pathlib').Path(sys").replace("]))", "])))")
@@ -77,7 +78,7 @@ def test_without_a_compiler_torch_is_used_and_one_warning_says_so(
             chosen = [
                 dispatch.select(cpu, torch.float32, dispatch.KernelChoice.AUTO) for _ in range(2)
             ]
-        assert chosen == [dispatch.TORCH] * 2
+        assert chosen == [TORCH] * 2
         assert sum("no g++ on PATH" in str(w.message) for w in seen) == 1
     finally:
         library.load.cache_clear()
@@ -85,6 +86,6 @@ def test_without_a_compiler_torch_is_used_and_one_warning_says_so(
 
 def test_what_the_library_does_not_hold_stays_with_torch() -> None:
     cpu, auto = torch.device("cpu"), dispatch.KernelChoice.AUTO
-    assert dispatch.select(cpu, torch.float16, auto) is dispatch.TORCH
-    assert dispatch.select(torch.device("meta"), torch.float32, auto) is dispatch.TORCH
-    assert dispatch.select(cpu, torch.float32, dispatch.KernelChoice.TORCH) is dispatch.TORCH
+    assert dispatch.select(cpu, torch.float16, auto) is TORCH
+    assert dispatch.select(torch.device("meta"), torch.float32, auto) is TORCH
+    assert dispatch.select(cpu, torch.float32, dispatch.KernelChoice.TORCH) is TORCH

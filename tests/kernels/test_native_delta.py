@@ -49,7 +49,7 @@ def random_inputs(rows: int, weights: DeltaWeights, rng: random.Random) -> Delta
 
 
 def reference(weights, inputs, conv_pool, state_pool, read, write, has_initial) -> Tensor:
-    """In float64; writes the pools in their own dtype."""
+    """Compute the step in float64, and write the pools in their own dtype."""
     windows = conv_pool[read].double() * 1.0
     if has_initial is not None:
         windows[~has_initial] = 0.0

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernels.native_cases import assert_near, in_float64, random_mixer, strided
-from kernels.test_attention import OPTIONS, paged_batch
+from kernels.test_attention import paged_batch
 from ragged_batches import assert_pools_match, poisoned_pool, ragged_batch
 from torch import Tensor
 
@@ -36,11 +36,10 @@ def test_kv_write(native, rng, dtype):
     assert torch.equal(pool, expected)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("query_heads, kv_heads", [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize("prefixes, page_size", [([0], 16), ([300, 7, 0, 8, 3], 8), ([4, 0], 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention(native, rng, prefixes, page_size, query_heads, kv_heads, options, dtype):
+def test_attention(native, rng, prefixes, page_size, query_heads, kv_heads, dtype):
     batch = paged_batch([1] * len(prefixes), prefixes, query_heads, kv_heads, page_size, rng)
     batch = dataclasses.replace(
         batch,
@@ -48,8 +47,8 @@ def test_attention(native, rng, prefixes, page_size, query_heads, kv_heads, opti
         v_pool=batch.v_pool.to(dtype),
         block_tables=batch.block_tables.long(),
     )
-    out = paged_attn_decode_native(native, **batch.decode_arguments(), scale=0.3, **options)
-    expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.3, **options)
+    out = paged_attn_decode_native(native, **batch.decode_arguments(), scale=0.3)
+    expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.3)
     assert_near(out, expected, 5e-6)
 
 
@@ -81,7 +80,6 @@ def test_attention_of_wide_heads_is_the_same_bits_on_every_number_of_threads(
     assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
-@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("query_heads, kv_heads", [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize(
     "lengths, prefixes, page_size",
@@ -89,7 +87,7 @@ def test_attention_of_wide_heads_is_the_same_bits_on_every_number_of_threads(
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_of_prompts(
-    native, rng, lengths, prefixes, page_size, query_heads, kv_heads, options, dtype
+    native, rng, lengths, prefixes, page_size, query_heads, kv_heads, dtype
 ):
     batch = paged_batch(lengths, prefixes, query_heads, kv_heads, page_size, rng)
     batch = dataclasses.replace(
@@ -98,13 +96,12 @@ def test_attention_of_prompts(
         v_pool=batch.v_pool.to(dtype),
         block_tables=batch.block_tables.long(),
     )
-    out = paged_attn_prefill_native(native, **batch.prefill_arguments(), scale=0.3, **options)
-    expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.3, **options)
+    out = paged_attn_prefill_native(native, **batch.prefill_arguments(), scale=0.3)
+    expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.3)
     assert_near(out, expected, 5e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 40}])
-def test_a_prompt_in_chunks_is_attended_to_the_same_bits(native, rng, options):
+def test_a_prompt_in_chunks_is_attended_to_the_same_bits(native, rng):
     length = rng.randrange(130, 200)
     batch = paged_batch([length], [0], 6, 2, 16, rng)
     tables = batch.block_tables.long()
@@ -112,7 +109,7 @@ def test_a_prompt_in_chunks_is_attended_to_the_same_bits(native, rng, options):
     def attended(first: int, end: int) -> Tensor:
         ints = torch.tensor([0, end - first]), [0, end - first], torch.tensor([end]), [end]
         pools = batch.k_pool, batch.v_pool, tables
-        return paged_attn_prefill_native(native, batch.q[first:end], *pools, *ints, 0.3, **options)
+        return paged_attn_prefill_native(native, batch.q[first:end], *pools, *ints, 0.3)
 
     cuts = [0, *sorted(rng.sample(range(1, length), 3)), length]
     chunks = [attended(first, end) for first, end in itertools.pairwise(cuts)]

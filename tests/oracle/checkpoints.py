@@ -7,7 +7,7 @@ import torch
 from oracle.specs import Spec
 
 from baton.bench.checkpoints import write_tokenizer
-from baton.engine.weights import DummyWeights
+from baton.engine.loading.weights import DummyWeights
 
 _SEED = 3
 

@@ -17,9 +17,9 @@ the inputs are not random, or that a router no longer tells its experts apart.""
 
 
 def decided(run: Callable[[], T]) -> T:
-    """What `run` returns, the first time that it meets no nearly tied experts. It draws its inputs
-    afresh each time, and uses torch's kernels, whose choices can be seen. What is passed over is
-    printed and counted."""
+    """Return the result of `run`, the first time that it meets no nearly tied experts. `run` draws
+    its inputs afresh each time, and uses torch's kernels, whose choices can be seen. The results
+    that are passed over are printed and counted."""
     for number in range(1, MOST_DRAWS + 1):
         with Choices() as choices:
             made = run()

@@ -19,11 +19,18 @@ CHOICE_ERROR = 1e-5
 
 
 class Choices(TorchFunctionMode):
-    """Sees every choice of experts (or groups of them) that torch makes in it."""
+    """Every choice of experts (or groups of them) that torch makes inside of it, with its margin.
 
-    def __init__(self) -> None:
+    A choice is nearly tied where its margin, the distance between the last that is taken and the
+    first that is not, is so small that rounding may change it. `ties` counts them.
+    """
+
+    def __init__(self, turned: int | None = None) -> None:
+        """turned: the number of the nearly tied choice that is made the other way."""
         super().__init__()
         self._margins: list[Tensor] = []
+        self._turned = turned
+        self.ties = 0
 
     def __torch_function__(
         self,
@@ -35,13 +42,25 @@ class Choices(TorchFunctionMode):
         out = func(*args, **kwargs or {})
         if func in (torch.topk, Tensor.topk):
             kept = out[0].shape[-1]
-            ordered = args[0].sort(dim=-1, descending=True).values.double()
-            if kept < ordered.shape[-1]:
-                self._margins.append(ordered[..., kept - 1] - ordered[..., kept])
+            ordered = args[0].sort(dim=-1, descending=True)
+            if kept < ordered.values.shape[-1]:
+                last, next_ = (ordered.values[..., at].double() for at in (kept - 1, kept))
+                self._margins.append(last - next_)
+                self._turn(out, ordered, kept)
         return out
 
+    def _turn(self, out: Any, ordered: Any, kept: int) -> None:
+        """Count the ties of a choice, and turn the one that is to be turned."""
+        for place in (self._margins[-1] < 2 * CHOICE_ERROR).nonzero().tolist():
+            if self.ties == self._turned:
+                row = tuple(place)
+                slot = out[1][row] == ordered.indices[row][kept - 1]
+                out[0][row][slot] = ordered.values[row][kept]
+                out[1][row][slot] = ordered.indices[row][kept]
+            self.ties += 1
+
     def nearly_tied(self) -> bool:
-        """Whether rounding may change one of them."""
+        """Return whether rounding may change one of the choices."""
         return any(bool((margin < 2 * CHOICE_ERROR).any()) for margin in self._margins)
 
     def closest(self, tokens: int) -> Tensor:
@@ -55,11 +74,16 @@ class Choices(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Exact:
-    """logits:  [tokens, vocab] float64
-    closest: [tokens] float64, see `Choices`"""
+    """The reference's output in float64.
+
+    logits:  [tokens, vocab] float64
+    closest: [tokens] float64, see `Choices`
+    ties:    nearly tied choices, in all layers and tokens
+    """
 
     logits: Tensor
     closest: Tensor
+    ties: int = 0
 
     def tied(self) -> Tensor:
         """[tokens] bool: from the first token on whose experts are nearly tied. What comes after it
@@ -67,8 +91,11 @@ class Exact:
         return (self.closest < 2 * CHOICE_ERROR).cummax(dim=0).values
 
 
-def exact(model: Any, ids: Sequence[int]) -> Exact:
-    """What `model`, the reference loaded in float64, says of every position of `ids`."""
-    with torch.no_grad(), Choices() as choices:
+def exact(model: Any, ids: Sequence[int], turned: int | None = None) -> Exact:
+    """Run `model`, the reference loaded in float64, over `ids`.
+
+    turned: the nearly tied choice that is made the other way, as rounding may make it.
+    """
+    with torch.no_grad(), Choices(turned) as choices:
         out = model(torch.tensor([ids]), position_ids=torch.arange(len(ids))[None])
-    return Exact(out.logits[0].double(), choices.closest(len(ids)))
+    return Exact(out.logits[0].double(), choices.closest(len(ids)), choices.ties)

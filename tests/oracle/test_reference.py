@@ -122,14 +122,53 @@ def test_what_follows_nearly_tied_experts_is_in_doubt_and_nothing_before_it(
     right = oracle.logits(folder, PROMPT)
     closest = torch.full((len(PROMPT),), 1.0, dtype=torch.float64)
     closest[3] = CHOICE_ERROR
-    monkeypatch.setattr(reference, "exact", lambda model, ids: Exact(right.double(), closest))
-    wrong = right.clone()
-    wrong[3:] += 0.1
-    oracle.assert_same_logits(folder, PROMPT, wrong)
+    turned = right.clone()
+    turned[3:] += 0.1
+
+    def answer(model: object, ids: list[int], turned_choice: int | None = None) -> Exact:
+        return Exact((right if turned_choice is None else turned).double(), closest, ties=1)
+
+    monkeypatch.setattr(reference, "exact", answer)
+    oracle.assert_same_logits(folder, PROMPT, turned)
     assert oracle.doubts == 1
-    wrong[2] += 0.1
     with pytest.raises(AssertionError, match="token 2 of 5"):
+        wrong = turned.clone()
+        wrong[2] += 0.1
         oracle.assert_same_logits(folder, PROMPT, wrong)
+    with pytest.raises(AssertionError, match="token 4 of 5"):
+        wrong = turned.clone()
+        wrong[4] += 0.1  # neither choice of experts says so
+        oracle.assert_same_logits(folder, PROMPT, wrong)
+
+
+@pytest.mark.parametrize(("factor", "allowed"), [(9.0, True), (11.0, False)])
+def test_where_float32_is_far_from_float64_we_may_be_ten_times_as_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, allowed: bool
+) -> None:
+    pytest.importorskip("transformers")
+    oracle = Oracle(tmp_path)
+    folder = oracle.checkpoint(NAME)
+    right = oracle.logits(folder, PROMPT).double()
+    theirs, ours = right.clone(), right.clone()
+    theirs[2, 7] += 0.01
+    ours[2, 7] -= factor * 0.01
+    far = torch.full((len(PROMPT),), torch.inf, dtype=torch.float64)
+    monkeypatch.setattr(oracle, "logits", lambda folder, ids: theirs.float())
+    monkeypatch.setattr(reference, "exact", lambda model, ids, turned=None: Exact(right, far))
+    if allowed:
+        oracle.assert_same_logits(folder, PROMPT, ours.float())
+        assert oracle.doubts == 1
+    else:
+        with pytest.raises(AssertionError, match="token 2 of 5"):
+            oracle.assert_same_logits(folder, PROMPT, ours.float())
+
+
+def test_a_nearly_tied_choice_can_be_turned() -> None:
+    scores = torch.tensor([[0.1, 0.9, 0.5, 0.4], [0.3, 0.2, 0.2 + 1e-6, 0.0]])
+    with Choices(turned=0) as choices:
+        values, experts = scores.topk(2, dim=-1)
+    assert choices.ties == 1
+    assert experts.tolist() == [[1, 2], [0, 1]] and float(values[1, 1]) == float(scores[1, 1])
 
 
 def test_choices_are_seen_with_what_decided_them() -> None:

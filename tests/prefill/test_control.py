@@ -12,15 +12,18 @@ from engine.hash_model import HashModel, LayeredHashModel, expected_tokens
 from grpc import aio
 from worker.cluster import DEADLINE_S, Gate, TestWorker, prefill_worker, running
 
+from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
-from baton.engine.sampling_params import SamplingParams
+from baton.prefill.handoff_writer import HandoffWriter
+from baton.prefill.writer_state import WriterState
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
-from baton.transfer.grpc_channel import GrpcReceiver, GrpcWriting
+from baton.rpc.convert import sampling_to_proto
+from baton.transfer.channels.grpc.receiver import StateChannelServicer
+from baton.transfer.channels.grpc.write_operation import GrpcWriteOperation
 from baton.transfer.handoff import HandoffState
 from baton.transfer.hashes import prompt_hash, sampling_hash
-from baton.transfer.regions import EngineMemory, Holder
+from baton.transfer.memory.regions import EngineMemory, Holder
 from baton.transfer.tickets import Received, Ticket, TicketTable
-from baton.worker.convert import sampling_to_proto
 
 S = HandoffState
 
@@ -106,7 +109,7 @@ async def ranked(prefill: TestWorker, model: HashModel | None = None) -> AsyncIt
     """model: like the prefill's; None: the plain one."""
     rank = FakeRank(prefill, model)
     server = aio.server()
-    GrpcReceiver(rank.tickets, lambda kind, size: None).add_to(server)
+    StateChannelServicer(rank.tickets, lambda kind, size: None).add_to(server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     async with running(prefill), aio.insecure_channel(prefill.started.address) as channel:
@@ -174,13 +177,13 @@ async def test_memory_is_free_before_the_rank_says_that_it_has_all(
     seeded: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefill, prompt, said = prefill_worker(), random_prompt(seeded, 5, 30), asyncio.Event()
-    finish = GrpcWriting.finish
+    finish = GrpcWriteOperation.finish
 
-    async def finish_late(self: GrpcWriting) -> Received:
+    async def finish_late(self: GrpcWriteOperation) -> Received:
         await said.wait()
         return await finish(self)
 
-    monkeypatch.setattr(GrpcWriting, "finish", finish_late)
+    monkeypatch.setattr(GrpcWriteOperation, "finish", finish_late)
     async with ranked(prefill) as rank:
         await rank.ask(prompt, greedy(5))
         await rank.next("wanted")
@@ -198,10 +201,10 @@ async def test_memory_is_free_before_the_rank_says_that_it_has_all(
 async def test_a_fault_of_ours_while_writing_reaches_the_rank(
     seeded: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(self: GrpcWriting, segment: object, source: object) -> None:
+    async def broken(self: GrpcWriteOperation, segment: object, source: object) -> None:
         raise KeyError("nobody thought of this")
 
-    monkeypatch.setattr(GrpcWriting, "write", broken)
+    monkeypatch.setattr(GrpcWriteOperation, "write", broken)
     prefill, prompt = prefill_worker(), random_prompt(seeded, 5, 30)
     async with ranked(prefill) as rank:
         prefill.model.gate.allow(0)
@@ -230,6 +233,8 @@ async def test_a_ticket_for_another_request_is_not_written(
         await rank.send(ticket, **{wrong: 1})
         failed = await rank.next("failed")
         assert "another prompt or other sampling" in failed.error.message
+        drained = await rank.next("drained")
+        assert (drained.ticket_id, drained.generation) == (ticket.ticket_id, ticket.generation)
         prefill.model.gate.open()
         await prefill.clean()
         assert rank.tickets.received(ticket.claim).segments == 0
@@ -265,7 +270,7 @@ async def test_the_first_token_says_that_all_is_written_where_it_was_before(
         await rank.send(ticket)
         (handoff,) = prefill.service._handoffs.values()
         async with asyncio.timeout(DEADLINE_S):
-            while handoff._posted is None:
+            while handoff._writer.state is not WriterState.POSTED:
                 await asyncio.sleep(0.005)
         prefill.model.gate.open()
         first = await rank.next("first_token")
@@ -345,4 +350,30 @@ async def test_a_cancel_that_names_a_ticket_is_answered_with_its_drain(
             await rank.call.write(handoff_pb2.DecodeMessage(cancel=cancel))
             assert await rank.next("drained") == drained
         prefill.model.gate.open()
+        await prefill.clean()
+
+
+async def test_a_cancel_between_the_receipt_and_the_last_move_is_answered_with_its_drain(
+    seeded: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, prompt = prefill_worker(), random_prompt(seeded, 20, 60)
+    receipt = HandoffWriter.receipt
+
+    async def receipt_then_cancel(self: HandoffWriter) -> None:
+        await receipt(self)
+        (handoff,) = prefill.service._handoffs.values()
+        # It runs before the callback of the task that writes: as a cancel that is read just then.
+        asyncio.get_running_loop().call_soon(handoff.cancel, "the bytes are not what was sent")
+
+    monkeypatch.setattr(HandoffWriter, "receipt", receipt_then_cancel)
+    async with ranked(prefill) as rank:
+        await rank.ask(prompt, greedy(5))
+        await rank.next("wanted")
+        ticket = rank.grant(len(prompt))
+        await rank.send(ticket)
+        await rank.next("first_token")
+        await rank.next("done")
+        drained = await rank.next("drained")
+        assert (drained.ticket_id, drained.generation) == (ticket.ticket_id, ticket.generation)
+        assert prefill.been_in(S.CANCELLED) and not prefill.been_in(S.COMPLETE)
         await prefill.clean()

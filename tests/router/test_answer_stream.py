@@ -1,13 +1,17 @@
-"""What reaches the client of what a rank sends."""
+"""Tests of which part of a rank's messages reaches the client."""
 
 import asyncio
 import random
 
-from baton.api.backend import Finished, FinishReason, TokenEvent
-from baton.api.errors import ApiError, ErrorCode
+import pytest
+
+from baton.api.backend import TokenEvent
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.finish import Finished, FinishReason
 from baton.proto import common_pb2
 from baton.proto.worker_pb2 import RequestTokens
-from baton.router.answer_stream import JOINED, AnswerStream
+from baton.router.answer_stream import MAX_JOINED_TOKENS, AnswerStream
 
 
 def stream() -> AnswerStream:
@@ -46,16 +50,17 @@ async def test_tokens_sent_again_in_any_overlap_are_given_once() -> None:
 
 
 async def test_a_whole_answer_that_lies_unread_is_joined_in_pieces() -> None:
-    """In one, each of its tokens would cost a copy of all before it, on every client's loop."""
+    """Joined at once, each of its tokens would cost a copy of all before it, on every client's
+    loop."""
     answer = stream()
-    for i in range(3 * JOINED + 5):
+    for i in range(3 * MAX_JOINED_TOKENS + 5):
         answer.feed(part(i, [i]))
-    answer.feed(part(3 * JOINED + 5, [], finished=DONE))
+    answer.feed(part(3 * MAX_JOINED_TOKENS + 5, [], finished=DONE))
     sizes = []
     while isinstance(event := await answer.next(), TokenEvent):
         assert event.first_index == event.token_ids[0] == sum(sizes)
         sizes.append(len(event.token_ids))
-    assert sizes == [JOINED] * 3 + [5]
+    assert sizes == [MAX_JOINED_TOKENS] * 3 + [5]
 
 
 async def test_what_the_reader_has_not_taken_yet_comes_as_one() -> None:
@@ -83,7 +88,33 @@ async def test_logprobs_stay_with_their_tokens_when_the_front_is_cut_off() -> No
     answer.feed(part(1, [5, 6], logprobs=scores[1:]))
     event = await answer.next()
     assert isinstance(event, TokenEvent)
+    assert event.token_ids == (4, 5, 6)
     assert [entry.token_id for entry in event.logprobs] == [4, 5, 6]
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2, 3])
+@pytest.mark.parametrize("with_logprobs", [False, True])
+async def test_tokens_that_were_given_before_are_dropped_from_the_front(
+    overlap: int, with_logprobs: bool
+) -> None:
+    ids = [7, 8, 9, 10, 11]
+    scores = [common_pb2.TokenLogprob(token_id=i, logprob=-i) for i in ids]
+
+    def piece(first: int, end: int) -> RequestTokens:
+        logprobs = scores[first:end] if with_logprobs else []
+        return part(first, ids[first:end], logprobs=logprobs)
+
+    answer = stream()
+    answer.feed(piece(0, 3))
+    first = await answer.next()
+    answer.feed(piece(3 - overlap, 5))
+    second = await answer.next()
+    assert isinstance(first, TokenEvent) and isinstance(second, TokenEvent)
+    assert (first.first_index, first.token_ids) == (0, (7, 8, 9))
+    assert (second.first_index, second.token_ids) == (3, (10, 11))
+    scored = [entry.token_id for entry in second.logprobs]
+    assert scored == ([10, 11] if with_logprobs else [])
+    assert answer.next_index == 5
 
 
 async def test_prompt_logprobs_sent_again_are_given_once() -> None:

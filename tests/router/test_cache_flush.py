@@ -3,7 +3,8 @@
 import pytest
 from router_neighbours import DEADLINE_S, FakeRank, FakeWorker
 
-from baton.api.errors import ApiError, ErrorCode
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
 from baton.proto.common_pb2 import UNAVAILABLE, Error
 from baton.router.cache_flush import flush_all
 from baton.router.worker_table import WorkerTable

@@ -19,10 +19,10 @@ from router_neighbours import (
     within,
 )
 
-from baton.api.grpc_inference import ERROR_METADATA
 from baton.proto import common_pb2
 from baton.proto.inference_pb2 import GenerateReply, GenerateRequest, TokenIds
 from baton.proto.worker_pb2 import RequestTokens, StartRequest
+from baton.rpc.errors import ERROR_METADATA
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def failure(call: "grpc.aio.UnaryStreamCall[object, GenerateReply]") -> co
 
 
 async def retried(cluster: Cluster, prompt: list[int]) -> list[GenerateReply]:
-    """As a client does that is told that it may try again."""
+    """Generate, and try again as long as the error is UNAVAILABLE, as a client does."""
     while True:
         try:
             return await replies_of(cluster.generate(prompt))

@@ -50,7 +50,8 @@ def ended(start: StartRequest, code: common_pb2.ErrorCode, retryable: bool) -> R
 
 
 def rest_of(again: StartRequest, answer: list[int]) -> RequestTokens:
-    """What is left to say: the router may hear that a rank is gone before the rank's last word."""
+    """Return the rest of the answer as one message: the router may hear that a rank is gone before
+    the rank's last word."""
     given = list(again.output_ids)
     assert answer[: len(given)] == given
     return tokens_of(again, answer[len(given) :], first_index=len(given), last=True)
@@ -74,7 +75,7 @@ async def event_of(lines: AsyncIterator[str]) -> dict[str, Any]:
 
 
 async def counted(cluster: Cluster, name: str) -> dict[str, float]:
-    """That metric of the router, by worker."""
+    """Return the values of one of the router's metrics, by worker."""
     async with client(cluster) as http:
         page = (await http.get("/metrics")).text
     return {
@@ -107,8 +108,8 @@ async def test_the_next_rank_is_given_the_tokens_so_far_and_the_same_seed(
         assert ids_of(replies) == answer
         assert replies[-1].finished.usage.completion_tokens == 7
         assert replies[-1].finished.timings.ttft_us > 0
-        assert await counted(cluster, "baton_replaced_total") == {"d0": 1}
-        assert await counted(cluster, "baton_placements_total") == {"d0": 1, "d1": 1}
+        assert await counted(cluster, "baton_router_retries_total") == {"d0": 1}
+        assert await counted(cluster, "baton_router_placements_total") == {"d0": 1, "d1": 1}
 
 
 async def test_nothing_is_placed_on_a_rank_that_leaves_and_what_it_gives_up_goes_on(

@@ -1,4 +1,4 @@
-"""The cheap histogram shows what prometheus_client's own would."""
+"""The cheap histogram exports what prometheus_client's own does."""
 
 import random
 

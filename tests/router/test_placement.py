@@ -1,13 +1,21 @@
-"""Which workers serve a request, given the table."""
+"""Tests of the workers that the placer chooses for a request, given the table."""
 
 import pytest
 
-from baton.api.errors import ApiError, ErrorCode
-from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.role import Role
+from baton.proto.common_pb2 import DECODE, PREFILL, Hello, StateAt, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR
 from baton.proto.worker_pb2 import WorkerStatus
-from baton.router.placement import Placer
+from baton.router.placement.placer import Placer
+from baton.router.placement.policy import Policy
+from baton.router.placement.registry import POLICIES
+from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
+from baton.router.state_index import StateIndex
 from baton.router.worker_table import Worker, WorkerTable
+
+PROMPT = (1, 2, 3, 4, 5)
 
 
 class Setup:
@@ -24,7 +32,8 @@ class Setup:
                 )
                 worker = self.table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
                 self.workers[worker.worker_id] = worker
-        self.placer = Placer(self.table, self.reachable, policy, prefill_fallbacks=1)
+        self.states = StateIndex(self.table)
+        self.placer = Placer(self.table, self.states, self.reachable, policy, prefill_fallbacks=1)
 
     def reachable(self, worker: Worker) -> bool:
         return worker.worker_id not in self.cut_off
@@ -34,7 +43,7 @@ class Setup:
         self.table.report(self.workers[name], status, leaving)
 
     def chosen(self, only_rank: int | None = None) -> tuple[list[str], str]:
-        placement = self.placer.place(only_rank)
+        placement = self.placer.place(PROMPT, only_rank)
         assert placement is not None
         return [w.worker_id for w in placement.prefills], placement.rank.worker_id
 
@@ -60,7 +69,7 @@ def test_a_leaving_worker_and_an_unreachable_rank_get_nothing() -> None:
 @pytest.mark.parametrize(("prefills", "ranks", "word"), [(0, 1, "prefill"), (1, 0, "decode")])
 def test_a_missing_role_is_named(prefills: int, ranks: int, word: str) -> None:
     placer = Setup(prefills, ranks).placer
-    assert placer.place() is None
+    assert placer.place(PROMPT) is None
     missing = placer.missing()
     assert missing is not None and missing.code is ErrorCode.UNAVAILABLE
     assert f"no {word} worker" in missing.message
@@ -70,25 +79,25 @@ def test_least_load_counts_what_was_reported_and_what_was_placed_since() -> None
     setup = Setup(prefills=1, ranks=2, policy="least_load")
     setup.report("d0", running=2)
     setup.report("d1", running=0)
-    holds = []
+    tracked = []
     for _ in range(4):
-        placement = setup.placer.place()
+        placement = setup.placer.place(PROMPT)
         assert placement is not None
-        holds.append(setup.placer.hold(placement))
+        tracked.append(setup.placer.track(placement))
     assert setup.placer.placed["d1"] == 3 and setup.placer.placed["d0"] == 1
-    for hold in holds:
-        hold.release()
-        hold.release()
+    for in_flight in tracked:
+        in_flight.release()
+        in_flight.release()
     assert not any(setup.placer.placed.values())
 
 
 def test_a_prefill_worker_is_free_again_after_the_first_token() -> None:
     setup = Setup(prefills=1, ranks=1)
-    placement = setup.placer.place()
+    placement = setup.placer.place(PROMPT)
     assert placement is not None
-    hold = setup.placer.hold(placement)
-    hold.prefilled()
-    hold.prefilled()
+    in_flight = setup.placer.track(placement)
+    in_flight.prefill_done()
+    in_flight.prefill_done()
     assert (setup.placer.placed["p0"], setup.placer.placed["d0"]) == (0, 1)
 
 
@@ -96,9 +105,9 @@ def test_a_named_rank_is_used_and_no_other() -> None:
     setup = Setup(prefills=1, ranks=3)
     assert {setup.chosen(only_rank=1)[1] for _ in range(3)} == {"d1"}
     setup.cut_off.add("d1")
-    assert setup.placer.place(only_rank=1) is None
+    assert setup.placer.place(PROMPT, only_rank=1) is None
     with pytest.raises(ApiError, match="routed_dp_rank is 3; the decode ranks are 0, 1, 2"):
-        setup.placer.place(only_rank=3)
+        setup.placer.place(PROMPT, only_rank=3)
 
 
 def test_numbers_of_ranks_stay_when_others_leave() -> None:
@@ -106,13 +115,13 @@ def test_numbers_of_ranks_stay_when_others_leave() -> None:
     setup.report("d0", leaving=True)
     assert setup.chosen(only_rank=2)[1] == "d2"
     with pytest.raises(ApiError, match="routed_dp_rank is 3; the decode ranks are 1, 2"):
-        setup.placer.place(only_rank=3)
+        setup.placer.place(PROMPT, only_rank=3)
 
 
 def test_a_named_rank_that_was_lost_is_waited_for() -> None:
     setup = Setup(prefills=1, ranks=3)
     setup.table.remove(setup.workers["d1"], "its stream ended")
-    assert setup.placer.place(only_rank=1) is None
+    assert setup.placer.place(PROMPT, only_rank=1) is None
 
 
 def test_where_a_named_rank_leaves_any_other_is_as_good() -> None:
@@ -121,7 +130,7 @@ def test_where_a_named_rank_leaves_any_other_is_as_good() -> None:
     assert setup.chosen(only_rank=1)[1] == "d0"
     setup.table.remove(setup.workers["d1"], "it has left")
     assert setup.chosen(only_rank=1)[1] == "d0"
-    assert setup.placer.place(1, {setup.workers["d1"].registration}) is not None
+    assert setup.placer.place(PROMPT, 1, {setup.workers["d1"].registration}) is not None
 
 
 def test_a_named_rank_that_was_lost_and_then_retired_is_waited_for_no_longer() -> None:
@@ -142,17 +151,17 @@ def test_a_prefill_worker_that_registers_says_nothing_of_a_rank_that_was_lost() 
     setup.table.remove(setup.workers["d0"], "its stream ended")
     identity = WorkerIdentity(worker_id="p1", address="a:1", role=PREFILL)
     setup.table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
-    assert setup.placer.place(only_rank=0) is None, "it is waited for still"
+    assert setup.placer.place(PROMPT, only_rank=0) is None, "it is waited for still"
 
 
 def test_a_rank_that_lost_the_request_is_used_only_where_there_is_no_other() -> None:
     setup = Setup(prefills=1, ranks=2)
     lost_on = {setup.workers["d0"].registration}
     for _ in range(3):
-        placement = setup.placer.place(lost_on=lost_on)
+        placement = setup.placer.place(PROMPT, lost_on=lost_on)
         assert placement is not None and placement.rank.worker_id == "d1"
     setup.cut_off.add("d1")
-    again = setup.placer.place(lost_on=lost_on)
+    again = setup.placer.place(PROMPT, lost_on=lost_on)
     assert again is not None and again.rank.worker_id == "d0"
 
 
@@ -162,3 +171,80 @@ def test_capacity_is_that_of_the_decode_ranks_that_stay() -> None:
         setup.report(name, slots=8)
     setup.report("d2", slots=8, leaving=True)
     assert setup.placer.capacity() == 16
+
+
+class Recorder(Policy):
+    """Keeps what it is given, and decides what it is told to."""
+
+    name = "recorder"
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.asked: list[tuple[ClusterView, PlacementRequest]] = []
+
+    def place(self, view: ClusterView, request: PlacementRequest) -> Placement:
+        self.asked.append((view, request))
+        return self.placement
+
+
+def recorded(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, placement: Placement
+) -> tuple[Placer, Recorder]:
+    policy = Recorder(placement)
+    monkeypatch.setitem(POLICIES, "recorder", lambda: policy)  # type: ignore[arg-type]
+    return Placer(setup.table, setup.states, setup.reachable, "recorder", 1), policy
+
+
+def test_a_policy_decides_on_the_pair_and_sees_every_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = Setup(prefills=2, ranks=3)
+    placer, policy = recorded(setup, monkeypatch, Placement(("p1", "p0"), "d2"))
+    setup.report("d1", running=3, slots=8)
+    setup.report("p0", leaving=True)
+    setup.cut_off.add("d0")
+    setup.states.add(setup.workers["d0"], PROMPT[:4])
+    setup.states.add(setup.workers["d1"], PROMPT[:2])
+    assignment = placer.place(PROMPT)
+    assert assignment is not None
+    assert [w.worker_id for w in assignment.prefills] == ["p1", "p0"]
+    assert assignment.rank.worker_id == "d2"
+    placer.track(assignment)
+    placer.place(PROMPT)
+    (_, (view, request)) = policy.asked
+    assert request == PlacementRequest(prompt_tokens=5, max_prefills=2)
+    assert view.prefill == RoleView(
+        role=Role.PREFILL, worker_ids=["p0", "p1"], reported=[0, 0], placed=[0, 1], capacity=[4, 1],
+        leaving=[True, False], cached_tokens={}, candidates=[1],
+    )  # fmt: skip
+    assert view.decode == RoleView(
+        role=Role.DECODE, worker_ids=["d0", "d1", "d2"], reported=[0, 3, 0], placed=[0, 0, 1],
+        capacity=[1, 8, 1], leaving=[False, False, False], cached_tokens={0: 4, 1: 2},
+        candidates=[1, 2],
+    )  # fmt: skip
+    assert [view.decode.load(row) for row in range(3)] == [0, 3, 1]
+    assert [view.decode.fullness(row) for row in range(3)] == [0, 3 / 8, 1]
+
+
+def test_the_deepest_state_is_named_even_where_its_rank_takes_no_request() -> None:
+    setup = Setup(prefills=1, ranks=2)
+    setup.cut_off.add("d0")
+    for count, name in ((4, "d0"), (2, "d1"), (5, "d1")):
+        setup.states.add(setup.workers[name], PROMPT[:count])
+    assignment = setup.placer.place(PROMPT)
+    assert assignment is not None and assignment.rank.worker_id == "d1"
+    expected = StateAt(worker=setup.workers["d0"].identity, tokens=4)
+    assert assignment.state_at == expected, "of all five, no token would be left to compute"
+    assignment = setup.placer.place(PROMPT[::-1])
+    assert assignment is not None and assignment.state_at is None
+
+
+def test_a_policy_is_asked_only_where_both_roles_have_a_candidate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup = Setup(prefills=1, ranks=1)
+    placer, policy = recorded(setup, monkeypatch, Placement(("p0",), "d0"))
+    setup.cut_off.add("d0")
+    assert placer.place(PROMPT) is None
+    setup.cut_off.clear()
+    setup.report("p0", leaving=True)
+    assert placer.place(PROMPT) is None
+    assert not policy.asked

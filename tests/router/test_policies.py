@@ -1,89 +1,165 @@
-"""Placement policies, whatever the candidates."""
+"""Placement policies, whatever the view."""
 
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.policies import POLICIES, Candidate, LeastLoad, PowerOfTwo, Random, RoundRobin
+import baton.router.policies as folder
+from baton.core.role import Role
+from baton.router.placement.policy import RolePolicy
+from baton.router.placement.registry import POLICIES
+from baton.router.placement.view import ClusterView, PlacementRequest, RoleView
+from baton.router.policies.least_load import LeastLoad
+from baton.router.policies.power_of_two import PowerOfTwo
+from baton.router.policies.random_choice import RandomChoice
+from baton.router.policies.round_robin import RoundRobin
+from baton.router.worker_table import id_order
 
-snapshots = st.lists(
-    st.builds(
-        Candidate,
-        worker_id=st.integers(0, 30).map(lambda i: f"w{i}"),
-        load=st.integers(0, 20),
-        slots=st.integers(1, 8),
-    ),
-    max_size=8,
-    unique_by=lambda c: c.worker_id,
-).map(lambda cs: sorted(cs, key=lambda c: (len(c.worker_id), c.worker_id)))
-"""As the table gives them."""
+
+@st.composite
+def views(draw: st.DrawFn, role: Role = Role.DECODE, least: int = 1) -> RoleView:
+    """Draw a view as the placer builds it: ids in the table's order, `least` candidates or more."""
+    numbers = draw(st.sets(st.integers(0, 30), min_size=least, max_size=8))
+    ids = sorted((f"{role.value[0]}{number}" for number in numbers), key=id_order)
+    loads = st.lists(st.integers(0, 20), min_size=len(ids), max_size=len(ids))
+    rows = st.sets(st.sampled_from(range(len(ids))), min_size=least)
+    leaving = st.lists(st.booleans(), min_size=len(ids), max_size=len(ids))
+    return RoleView(
+        role=role,
+        worker_ids=ids,
+        reported=draw(loads),
+        placed=draw(loads),
+        capacity=[n % 8 + 1 for n in draw(loads)],
+        leaving=draw(leaving),
+        cached_tokens={row: 16 for row in draw(rows)} if role is Role.DECODE else {},
+        candidates=sorted(draw(rows)),
+    )
+
+
+def idle(count: int) -> RoleView:
+    rows, zeros = range(count), [0] * count
+    ids = [f"w{row}" for row in rows]
+    return RoleView(Role.DECODE, ids, zeros, zeros, [1] * count, [False] * count, {}, rows)
+
+
+def without(view: RoleView, row: int) -> RoleView:
+    """`view` after the worker of `row` was lost."""
+
+    def left(column: list[int]) -> list[int]:
+        return [value for at, value in enumerate(column) if at != row]
+
+    kept = [at for at in range(len(view.worker_ids)) if at != row]
+    return RoleView(
+        view.role,
+        [view.worker_ids[at] for at in kept],
+        left(list(view.reported)),
+        left(list(view.placed)),
+        left(list(view.capacity)),
+        [view.leaving[at] for at in kept],
+        {},
+        [new for new, at in enumerate(kept) if at in view.candidates],
+    )
+
+
+def first(policy: RolePolicy, view: RoleView) -> str:
+    return view.worker_ids[policy.order(view)[0]]
+
+
+clusters = st.builds(ClusterView, prefill=views(Role.PREFILL), decode=views(Role.DECODE))
+
+
+def test_every_module_of_the_folder_is_one_policy() -> None:
+    modules = {path.stem for place in folder.__path__ for path in Path(place).glob("*.py")}
+    defined = [policy.__module__.rpartition(".")[2] for policy in POLICIES.values()]
+    assert sorted(defined) == sorted(modules)
+    assert set(POLICIES) == {policy.name for policy in POLICIES.values()}
+    assert set(POLICIES) >= {"round_robin", "least_load", "random", "power_of_two"}
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@given(calls=st.lists(snapshots, max_size=5))
-def test_every_policy_gives_back_exactly_what_it_was_given(
-    name: str, calls: list[list[Candidate]]
+@given(calls=st.lists(clusters, max_size=5), wanted=st.integers(1, 4))
+def test_every_policy_names_candidates_once_and_as_many_as_it_may(
+    name: str, calls: list[ClusterView], wanted: int
 ) -> None:
     policy = POLICIES[name]()
-    for candidates in calls:
-        ordered = policy.order(candidates)
-        assert sorted(ordered, key=repr) == sorted(candidates, key=repr)
+    for view in calls:
+        placement = policy.place(view, PlacementRequest(prompt_tokens=9, max_prefills=wanted))
+        usable = [view.prefill.worker_ids[row] for row in view.prefill.candidates]
+        assert set(placement.prefills) <= set(usable)
+        assert len(set(placement.prefills)) == len(placement.prefills)
+        assert 1 <= len(placement.prefills) <= wanted
+        assert placement.decode in [view.decode.worker_ids[row] for row in view.decode.candidates]
 
 
-@given(candidates=snapshots.filter(len), rounds=st.integers(1, 4))
-def test_round_robin_gives_everyone_the_same_number_of_turns(
-    candidates: list[Candidate], rounds: int
-) -> None:
+@pytest.mark.parametrize("kind", [RoundRobin, LeastLoad, RandomChoice, PowerOfTwo])
+@given(calls=st.lists(views(), max_size=5))
+def test_an_order_has_every_candidate_once(kind: type[RolePolicy], calls: list[RoleView]) -> None:
+    policy = kind()
+    for view in calls:
+        assert sorted(policy.order(view)) == list(view.candidates)
+
+
+@given(view=views(), rounds=st.integers(1, 4))
+def test_round_robin_gives_everyone_the_same_number_of_turns(view: RoleView, rounds: int) -> None:
     policy = RoundRobin()
-    firsts = Counter(policy.order(candidates)[0] for _ in range(rounds * len(candidates)))
-    assert set(firsts.values()) == {rounds} and len(firsts) == len(candidates)
+    count = len(view.candidates)
+    firsts = Counter(policy.order(view)[0] for _ in range(rounds * count))
+    assert set(firsts.values()) == {rounds} and len(firsts) == count
 
 
-@given(candidates=snapshots.filter(lambda cs: len(cs) > 1), data=st.data())
+@given(view=views(least=2), data=st.data())
 def test_round_robin_goes_on_with_the_next_when_the_last_one_left(
-    candidates: list[Candidate], data: st.DataObject
+    view: RoleView, data: st.DataObject
 ) -> None:
     policy = RoundRobin()
-    for _ in range(data.draw(st.integers(1, len(candidates)))):
-        last = policy.order(candidates)[0]
-    at = candidates.index(last)
-    rest = [c for c in candidates if c != last]
-    assert policy.order(rest)[0] == rest[at % len(rest)]
+    for _ in range(data.draw(st.integers(1, len(view.candidates)))):
+        last = policy.order(view)[0]
+    at = list(view.candidates).index(last)
+    following = view.worker_ids[view.candidates[(at + 1) % len(view.candidates)]]
+    assert first(policy, without(view, last)) == following
 
 
-@given(candidates=snapshots)
-def test_least_load_orders_by_how_full_each_is(candidates: list[Candidate]) -> None:
-    fullness = [c.load / c.slots for c in LeastLoad().order(candidates)]
+@given(cluster=clusters)
+def test_turns_are_counted_by_role(cluster: ClusterView) -> None:
+    policy, alone = RoundRobin(), RoundRobin()
+    decodes = []
+    for _ in range(3):
+        policy.order(cluster.prefill)
+        decodes.append(policy.order(cluster.decode))
+    assert decodes == [alone.order(cluster.decode) for _ in range(3)]
+
+
+@given(view=views())
+def test_least_load_orders_by_how_full_each_is(view: RoleView) -> None:
+    fullness = [view.fullness(row) for row in LeastLoad().order(view)]
     assert fullness == sorted(fullness)
 
 
 @given(count=st.integers(1, 6))
 def test_least_load_uses_an_idle_cluster_evenly(count: int) -> None:
     policy = LeastLoad()
-    idle = [Candidate(f"w{i}", 0) for i in range(count)]
-    assert len({policy.order(idle)[0] for _ in range(count)}) == count
+    assert len({first(policy, idle(count)) for _ in range(count)}) == count
 
 
-@given(candidates=snapshots.filter(lambda cs: len(cs) > 1), seed=st.integers(0, 2**32))
-def test_power_of_two_puts_the_emptier_of_its_two_first(
-    candidates: list[Candidate], seed: int
-) -> None:
-    first, second = PowerOfTwo(random.Random(seed)).order(candidates)[:2]
-    assert first.fullness <= second.fullness
+@given(view=views(least=2), seed=st.integers(0, 2**32))
+def test_power_of_two_puts_the_emptier_of_its_two_first(view: RoleView, seed: int) -> None:
+    one, two = PowerOfTwo(random.Random(seed)).order(view)[:2]
+    assert view.fullness(one) <= view.fullness(two)
 
 
-@given(candidates=snapshots.filter(lambda cs: len(cs) > 2), seed=st.integers(0, 2**32))
-def test_power_of_two_never_starts_with_the_fullest(candidates: list[Candidate], seed: int) -> None:
-    fullest = max(c.fullness for c in candidates)
-    if sum(c.fullness == fullest for c in candidates) == 1:
-        assert PowerOfTwo(random.Random(seed)).order(candidates)[0].fullness < fullest
+@given(view=views(least=3), seed=st.integers(0, 2**32))
+def test_power_of_two_never_starts_with_the_fullest(view: RoleView, seed: int) -> None:
+    fullness = [view.fullness(row) for row in view.candidates]
+    if fullness.count(max(fullness)) == 1:
+        chosen = PowerOfTwo(random.Random(seed)).order(view)[0]
+        assert view.fullness(chosen) < max(fullness)
 
 
 @given(count=st.integers(2, 5), seed=st.integers(0, 2**32))
 def test_random_lets_anyone_be_first(count: int, seed: int) -> None:
-    policy = Random(random.Random(seed))
-    candidates = [Candidate(f"w{i}", i) for i in range(count)]
-    assert len({policy.order(candidates)[0] for _ in range(200)}) == count
+    policy = RandomChoice(random.Random(seed))
+    assert len({first(policy, idle(count)) for _ in range(200)}) == count

@@ -40,7 +40,7 @@ async def test_a_worker_of_another_model_is_turned_away_and_told_both_values(
         await cluster.add(FakeWorker("p0", dtype="fp32"))
         reply = await odd.register(cluster.started.grpc_address)
         assert reply.error.code == INCOMPATIBLE
-        assert (reply.error.expected, reply.error.actual) == ("fp32", "bf16")
+        assert (reply.error.expected, reply.error.actual) == ("dtype=fp32", "dtype=bf16")
         assert await within(odd.replies.get()) is None  # the router ended the stream
         assert set(await cluster.workers()) == {"p0"}
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.api.backend import Timings
+from baton.core.finish import Timings
 from baton.router.request_times import RequestTimes
 
 durations = st.integers(0, 10_000_000)  # us

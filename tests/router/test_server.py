@@ -21,13 +21,13 @@ from router_neighbours import (
     within,
 )
 
+from baton.core.errors import ConfigError
 from baton.proto import inference_pb2_grpc
 from baton.proto.inference_pb2 import GenerateRequest
 from baton.router.actor import RouterActor
 from baton.router.config import RouterConfig
-from baton.router.errors import ConfigError
 from baton.router.server import INFERENCE, RouterServer
-from baton.text.errors import TextError
+from baton.text.errors import TokenizerFileError
 
 
 def client(cluster: Cluster) -> httpx.AsyncClient:
@@ -60,10 +60,10 @@ async def test_an_http_client_that_leaves_mid_answer_reaches_the_rank(tmp_path: 
 
 
 async def test_overload_is_429_with_retry_after(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, max_queued=0, retry_after_s=3) as cluster, client(cluster) as http:
+    async with Cluster(tmp_path, max_queued=0) as cluster, client(cluster) as http:
         response = await http.post("/v1/completions", json={"prompt": "hello"})
         assert response.status_code == 429
-        assert response.headers["retry-after"] == "3"
+        assert response.headers["retry-after"] == "1"
 
 
 async def test_without_workers_http_says_503_and_why(tmp_path: Path) -> None:
@@ -124,30 +124,45 @@ async def test_metrics_count_what_happened(tmp_path: Path) -> None:
         call.cancel()
         for line in (
             'baton_router_requests_total{outcome="length"} 1.0',
-            'baton_tokens_total{kind="prompt"} 2.0',
-            'baton_tokens_total{kind="output"} 3.0',
-            'baton_tokens_total{kind="cached"} 0.0',
-            'baton_workers{role="prefill"} 1.0',
-            'baton_workers{role="decode"} 1.0',
-            "baton_requests_active 1.0",
-            "baton_ttft_seconds_count 1.0",
-            "baton_e2e_seconds_count 1.0",
-            "baton_itl_seconds_count 2.0",
+            'baton_router_tokens_total{kind="prompt"} 2.0',
+            'baton_router_tokens_total{kind="output"} 3.0',
+            "baton_router_cached_tokens_total 0.0",
+            'baton_router_workers{role="prefill"} 1.0',
+            'baton_router_workers{role="decode"} 1.0',
+            "baton_router_requests_active 1.0",
+            "baton_router_ttft_seconds_count 1.0",
+            "baton_router_e2e_seconds_count 1.0",
+            "baton_router_itl_seconds_count 2.0",
             "baton_router_queue_seconds_count 2.0",
-            'baton_ttft_part_seconds_count{part="network"} 1.0',
-            'baton_second_token_part_seconds_count{part="transfer"} 1.0',
+            'baton_router_ttft_part_seconds_count{part="network"} 1.0',
+            'baton_router_second_token_part_seconds_count{part="transfer"} 1.0',
         ):
             assert line in page, line
 
 
-async def test_prometheus_finds_every_worker(tmp_path: Path) -> None:
+async def test_prometheus_finds_the_router_and_every_worker(tmp_path: Path) -> None:
     async with Cluster(tmp_path) as cluster, client(cluster) as http:
-        await cluster.add(FakeWorker("p0"))
-        assert (await http.get("/prometheus/targets")).json() == [
+        rank = FakeRank("d0")
+        await cluster.add(FakeWorker("p0"), rank)
+        router_id = (await http.get("/server_info")).json()["router"]["router_id"]
+        router, *workers = (await http.get("/prometheus/targets")).json()
+        assert router == {
+            "targets": [cluster.started.http_address],
+            "labels": {"baton_role": "router", "baton_router": router_id},
+        }
+        (address,) = router["targets"]
+        page = await http.get(f"http://{address}/metrics")
+        assert "baton_router_requests_active" in page.text
+        rank_labels = {"baton_dp_group": "0", "baton_dp_rank": "0"}
+        assert workers == [
             {
                 "targets": ["127.0.0.1:1"],
-                "labels": {"baton_worker": "p0", "baton_role": "prefill"},
-            }
+                "labels": {"baton_role": "decode", "baton_worker": "d0"} | rank_labels,
+            },
+            {
+                "targets": ["127.0.0.1:1"],
+                "labels": {"baton_role": "prefill", "baton_worker": "p0"},
+            },
         ]
 
 
@@ -211,14 +226,14 @@ async def test_a_port_that_is_taken_is_named_and_nothing_stays_open(
 
 
 async def test_a_folder_without_a_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(TextError, match=r"no tokenizer\.json"):
+    with pytest.raises(TokenizerFileError, match=r"no tokenizer\.json"):
         await RouterServer(RouterConfig(model=tmp_path)).start()
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"policy": "fastest"}, "expected one of round_robin"),
+        ({"policy": "fastest"}, "expected one of least_load"),
         ({"lease_ms": 0}, "lease_ms is 0"),
         ({"max_queued": -1}, "max_queued is -1"),
         ({"http_port": 70000}, "expected 0 to 65535"),

@@ -1,13 +1,16 @@
-"""Who is in the cluster, by a clock that the test turns."""
+"""Tests of the table of the cluster's workers, with a clock that the test turns."""
 
 import pytest
 
-from baton.api.errors import ErrorCode
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import IncompatibleError, RequestError
+from baton.core.role import Role
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR
 from baton.proto.worker_pb2 import WorkerStatus
-from baton.router.errors import Refused
-from baton.router.worker_table import Change, Role, WorkerTable
+from baton.router.worker_table import Change, WorkerTable
+from baton.rpc.handshake import ABSENT
+from baton.rpc.lease import TICKS_PER_LEASE
 
 LEASE_S = 2.0
 
@@ -28,12 +31,11 @@ class Watched:
         self.changes: list[Change] = []
         self.table.subscribe(self.changes.append)
 
-    def pass_time(self, seconds: float) -> None:
-        """As the watcher does: in steps of what `check` asks for."""
-        until = self.clock.now + seconds
-        while (left := until - self.clock.now) > 1e-9:
-            self.clock.now += min(self.table.check(), left)
-        self.table.check()
+    def pass_time(self, leases: float) -> None:
+        """Tick as the watcher does, for so many leases."""
+        for _ in range(round(leases * TICKS_PER_LEASE)):
+            self.clock.now += self.table.tick_s
+            self.table.tick()
 
     def names(self) -> list[str]:
         return [w.worker_id for w in self.table.workers()]
@@ -59,7 +61,7 @@ def test_a_worker_that_reports_stays_and_one_that_is_silent_for_a_lease_goes(
     talker = watched.table.register(hello("talker"))
     watched.table.register(hello("silent"))
     for _ in range(3):
-        watched.pass_time(LEASE_S * 0.45)
+        watched.pass_time(0.4)
         watched.table.report(talker, None, leaving=False)
     assert watched.names() == ["talker"]
     assert "2 s" in watched.changes[-1].reason
@@ -67,34 +69,28 @@ def test_a_worker_that_reports_stays_and_one_that_is_silent_for_a_lease_goes(
 
 def test_a_lease_is_not_cut_short(watched: Watched) -> None:
     watched.table.register(hello())
-    watched.pass_time(LEASE_S * 0.99)
+    watched.pass_time(1)
     assert watched.names() == ["d0"]
-    watched.pass_time(LEASE_S * 0.02)
+    watched.pass_time(1 / TICKS_PER_LEASE)
     assert watched.names() == []
 
 
 def test_workers_are_not_blamed_for_a_pause_of_the_router_itself(watched: Watched) -> None:
+    """A pause of any length is excused: what a worker said meanwhile lies unread."""
     watched.table.register(hello())
-    watched.table.check()
     watched.clock.now += LEASE_S * 10
-    watched.table.check()
+    watched.table.tick()
     assert watched.names() == ["d0"]
-    watched.pass_time(LEASE_S * 1.01)
+    watched.pass_time(1)
     assert watched.names() == []
 
 
-def test_a_pause_of_the_router_adds_nothing_to_a_silence_however_short_it_is(
-    watched: Watched,
-) -> None:
-    """Two of them here, each far below a lease: what a worker said meanwhile lies unread."""
-    watched.table.register(hello())
-    for _ in range(2):
-        watched.clock.now += watched.table.check() + LEASE_S * 0.6  # asked for a quarter
-        watched.table.check()
-    watched.pass_time(LEASE_S * 0.49)
-    assert watched.names() == ["d0"]
-    watched.pass_time(LEASE_S * 0.02)
-    assert watched.names() == []
+def test_the_seconds_since_a_report_are_by_the_clock(watched: Watched) -> None:
+    worker = watched.table.register(hello())
+    watched.pass_time(0.4)
+    assert watched.table.heard_s(worker) == pytest.approx(0.4 * LEASE_S)
+    watched.table.report(worker, None, leaving=False)
+    assert watched.table.heard_s(worker) == 0.0
 
 
 def test_a_newer_incarnation_takes_the_place_and_the_older_one_is_ignored(
@@ -118,10 +114,10 @@ def test_a_newer_incarnation_takes_the_place_and_the_older_one_is_ignored(
 
 def test_an_older_incarnation_is_turned_away(watched: Watched) -> None:
     watched.table.register(hello(incarnation=7))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(IncompatibleError) as refused:
         watched.table.register(hello(incarnation=6))
-    assert not refused.value.error.retryable
-    assert "7" in refused.value.error.expected and "6" in refused.value.error.actual
+    assert not refused.value.status.retryable
+    assert "7" in refused.value.expected and "6" in refused.value.actual
     assert watched.table.workers()[0].identity.incarnation == 7
 
 
@@ -135,18 +131,18 @@ def test_the_same_start_may_register_again_when_its_stream_broke(watched: Watche
 @pytest.mark.parametrize(
     ("theirs", "expected", "actual"),
     [
-        ({"page_size": "64", "dtype": "bf16"}, "fp32", "bf16"),
-        ({"page_size": "64"}, "fp32", "absent"),
-        ({"page_size": "64", "dtype": "fp32", "grid": "256"}, "absent", "256"),
+        ({"page_size": "64", "dtype": "bf16"}, "dtype=fp32", "dtype=bf16"),
+        ({"page_size": "64"}, "dtype=fp32", f"dtype={ABSENT}"),
+        ({"page_size": "64", "dtype": "fp32", "grid": "256"}, f"grid={ABSENT}", "grid=256"),
     ],
 )
 def test_a_differing_fingerprint_is_turned_away_with_both_values(
     watched: Watched, theirs: dict[str, str], expected: str, actual: str
 ) -> None:
     watched.table.register(hello("p0", role=PREFILL, page_size="64", dtype="fp32"))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(IncompatibleError) as refused:
         watched.table.register(hello("d0", **theirs))
-    error = refused.value.error
+    error = refused.value
     assert error.code is ErrorCode.INCOMPATIBLE
     assert (error.expected, error.actual) == (expected, actual)
     assert "p0" in error.message and "d0" in error.message
@@ -164,9 +160,9 @@ def test_a_worker_may_come_back_with_another_fingerprint_when_it_is_alone(
 def test_another_major_protocol_is_turned_away(watched: Watched) -> None:
     theirs = hello()
     theirs.protocol_major += 1
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(IncompatibleError) as refused:
         watched.table.register(theirs)
-    assert (refused.value.error.expected, refused.value.error.actual) == (
+    assert (refused.value.expected, refused.value.actual) == (
         str(PROTOCOL_MAJOR),
         str(PROTOCOL_MAJOR + 1),
     )
@@ -176,7 +172,7 @@ def test_another_major_protocol_is_turned_away(watched: Watched) -> None:
     "bad", [hello(role=0), hello(worker_id=""), Hello(protocol_major=PROTOCOL_MAJOR)]
 )
 def test_a_hello_without_identity_is_turned_away(watched: Watched, bad: Hello) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(RequestError):
         watched.table.register(bad)
     assert watched.names() == []
 

@@ -9,8 +9,9 @@ import pytest
 import toy_tokenizer
 from tokenizers import Tokenizer as Backend
 
+from baton.core.grammar import Grammar, GrammarKind
 from baton.text.errors import GrammarError
-from baton.text.grammar import MAX_GRAMMAR_CHARS, Grammar, GrammarCompiler, GrammarKind
+from baton.text.grammar import MAX_GRAMMAR_CHARS, GrammarCompiler
 from baton.text.special_tokens import SpecialTokens
 from baton.text.tokenizer import Tokenizer
 

@@ -160,7 +160,8 @@ def test_a_value_without_a_known_type_is_json_where_it_can_be() -> None:
 
 
 def test_a_model_that_repeats_a_mark_without_end_is_read_in_one_pass() -> None:
-    """Of time linear in the text: a search from each mark to the end takes minutes here."""
+    """Parsing takes time linear in the text: a search from each mark to the end takes minutes
+    here."""
     text = "<｜tool▁calls▁begin｜>" + "<｜tool▁call▁begin｜>function<｜tool▁sep｜>" * 20_000
     assert joined(ReplyParser(None, DEEPSEEK), [text]) == [(PartKind.CONTENT, text)]
 

@@ -9,9 +9,9 @@ import time
 import numpy as np
 import torch
 
+from baton.transfer.channels.nixl.agent import NixlAgent
 from baton.transfer.errors import ChannelError
-from baton.transfer.nixl_agent import NixlAgent
-from baton.transfer.regions import Span
+from baton.transfer.memory.regions import Span
 
 DEADLINE_S = 120.0
 

@@ -12,7 +12,7 @@ from baton.engine.memory.layout import (
 )
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.transfer.regions import EngineMemory
+from baton.transfer.memory.regions import EngineMemory
 
 recurrent_shapes = st.builds(
     RecurrentShape,

@@ -5,8 +5,8 @@ import os
 
 import torch
 
-from baton.transfer.nixl_agent import NixlAgent
-from baton.transfer.regions import Span
+from baton.transfer.channels.nixl.agent import NixlAgent
+from baton.transfer.memory.regions import Span
 
 
 def main() -> None:

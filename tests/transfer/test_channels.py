@@ -1,4 +1,5 @@
-"""What holds for every channel: two pools in one process, and the real thing between them."""
+"""Tests that hold for every channel: two pools in one process, and the real transport between
+them."""
 
 import asyncio
 import itertools
@@ -7,6 +8,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 from transfer.layouts import PAGES, SLOTS
+from transfer.sizes import NOTE_BYTES, bytes_needed
 from transfer.wires import (
     CHANNELS,
     SOURCE,
@@ -21,17 +23,17 @@ from transfer.wires import (
 )
 
 from baton.engine.memory.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
-from baton.transfer import frames
-from baton.transfer.channel import Writing
+from baton.transfer.channels import frames
+from baton.transfer.channels.ends import WriteOperation
 from baton.transfer.errors import ChannelError, ChecksumError, TicketError
-from baton.transfer.segments import Kind, Segment, bytes_needed, cut_kv, cut_state
+from baton.transfer.memory.segments import Kind, Segment, cut_kv, cut_state
 from baton.transfer.tickets import Claim, Received, Ticket
 
 pytestmark = pytest.mark.parametrize("channel", CHANNELS)
 ALL = (*cut_kv(PAGES, 0, TOKENS, 100), *cut_state(SLOTS, 70))
 
 
-async def send(writing: Writing, segments: Iterable[Segment]) -> Received:
+async def send(writing: WriteOperation, segments: Iterable[Segment]) -> Received:
     for segment in segments:
         await writing.write(segment, SOURCE)
     return await writing.finish()
@@ -95,7 +97,7 @@ async def test_blocks_that_travel_whole_are_the_same_as_pieces(channel: str) -> 
         ours = tokens_of(wire.source, SOURCE, 0, TOKENS)
         assert same(ours, tokens_of(wire.target, TARGET, 0, TOKENS))
         needed, moved = bytes_needed(slots, pages, TOKENS), sum(wire.sent.values())
-        assert needed <= moved <= needed + len(segments) * frames.NOTE_BYTES
+        assert needed <= moved <= needed + len(segments) * NOTE_BYTES
 
 
 async def test_kv_of_some_layers_arrives_in_those_layers(channel: str) -> None:
@@ -116,9 +118,7 @@ async def test_bytes_that_are_not_what_was_sent_break_the_ticket(
     async with connected(channel) as wire:
         ticket = wire.grant()
         wrong = itertools.count()
-        for module in ("frames", "local_channel"):
-            name = f"baton.transfer.{module}.checksum_of"
-            monkeypatch.setattr(name, lambda segment, payload: next(wrong))
+        monkeypatch.setattr(frames, "checksum_of", lambda segment, payload: next(wrong))
         writing = wire.open(ticket)
         segment = Segment(Kind.KV, 8, 16)
         try:
@@ -133,11 +133,12 @@ async def test_bytes_that_are_not_what_was_sent_break_the_ticket(
 
 
 async def test_a_ticket_of_another_generation_counts_nothing(channel: str) -> None:
-    """On a one-sided channel it is quarantine, not the ticket, that keeps the bytes harmless."""
+    """A one-sided channel still writes the bytes; quarantine, not the ticket, keeps them
+    harmless."""
     async with connected(channel) as wire:
         ticket, before = wire.grant(), wire.target_bytes()
         stale = Claim(ticket.ticket_id, ticket.generation + 1, 5, 6)
-        if wire.inlet.one_sided:
+        if wire.receiver.one_sided:
             await send(wire.open(ticket, stale), cut_state(SLOTS, 10))
         else:
             with pytest.raises(TicketError, match="another generation"):
@@ -151,7 +152,7 @@ async def test_a_writer_that_computed_something_else_counts_nothing(channel: str
     async with connected(channel) as wire:
         ticket = wire.grant()
         other = Claim(ticket.ticket_id, ticket.generation, 5, 7)
-        if wire.inlet.one_sided:
+        if wire.receiver.one_sided:
             await send(wire.open(ticket, other), ALL)
         else:
             with pytest.raises(TicketError, match="another prompt"):
@@ -168,7 +169,7 @@ async def test_a_ticket_closed_midway_counts_nothing_more(channel: str) -> None:
         await until(lambda: bool(wire.applied))
         wire.tickets.close(ticket)
         before = wire.target_bytes()
-        if wire.inlet.one_sided:
+        if wire.receiver.one_sided:
             await send(writing, rest)
         else:
             with pytest.raises(TicketError, match="not open"):

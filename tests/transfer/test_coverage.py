@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.transfer.coverage import Coverage, LayeredCoverage
+from baton.transfer.memory.coverage import Coverage, LayeredCoverage
 
 runs = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 8)), max_size=20)
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from transfer.layouts import PAGES, SLOTS
 
+from baton.core.errors import IncompatibleError
 from baton.engine.memory.layout import LatentShape
-from baton.transfer.errors import FingerprintError
-from baton.transfer.fingerprint import ABSENT, check, differences, layout_fingerprint
+from baton.rpc.handshake import ABSENT, check_fingerprint, differences
+from baton.transfer.fingerprint import layout_fingerprint
 
 LAYERS = {"page_layout"}
 
@@ -21,7 +22,7 @@ def fingerprint(slots=SLOTS, pages=PAGES, **changed: object) -> Mapping[str, str
 
 def test_two_equal_workers_agree() -> None:
     assert differences(fingerprint(), fingerprint()) == []
-    check(fingerprint(), fingerprint(), "p0")
+    check_fingerprint(fingerprint(), fingerprint(), "d0", "p0")
 
 
 @pytest.mark.parametrize(
@@ -44,8 +45,8 @@ def test_two_equal_workers_agree() -> None:
 def test_a_difference_is_named_with_both_values(other: Mapping[str, str], names: set[str]) -> None:
     ours = fingerprint()
     assert {d.name for d in differences(ours, other)} == names
-    with pytest.raises(FingerprintError, match="p0 cannot exchange state") as refused:
-        check(ours, other, "p0")
+    with pytest.raises(IncompatibleError, match="p0 cannot exchange state") as refused:
+        check_fingerprint(ours, other, "d0", "p0")
     for name in names:
         assert f"{name}={ours[name]}" in refused.value.expected
         assert f"{name}={other[name]}" in refused.value.actual

@@ -1,4 +1,4 @@
-"""What is gRPC's own: frames that are none, codes, a peer that is not there."""
+"""Tests of the gRPC channel alone: invalid frames, error codes, an absent peer."""
 
 import asyncio
 import random
@@ -8,14 +8,16 @@ import pytest
 import torch
 from grpc import aio
 from transfer.layouts import SLOTS, Pools
-from transfer.wires import DEADLINE_S, SOURCE, TARGET, connected, until
+from transfer.wires import DEADLINE_S, SOURCE, TARGET, channel_context, connected, until
 
-from baton.transfer import frames
+from baton.transfer.channels import frames
+from baton.transfer.channels.base import ChannelContext
+from baton.transfer.channels.grpc.receiver import METHOD
+from baton.transfer.channels.grpc.write_operation import GrpcWriteOperation
 from baton.transfer.errors import ChannelError, ChecksumError, FrameError, TicketError
-from baton.transfer.grpc_channel import METHOD, GrpcWriting
-from baton.transfer.regions import DeviceRegion, EngineMemory
-from baton.transfer.segments import Kind, Segment, cut_state
-from baton.transfer.tickets import Claim, tell_on_loop
+from baton.transfer.memory.regions import DeviceRegion, EngineMemory
+from baton.transfer.memory.segments import Kind, Segment, cut_state
+from baton.transfer.tickets import Claim, TicketTable, tell_on_loop
 
 
 @pytest.mark.parametrize("where", ["start", "end", "payload"])
@@ -58,7 +60,7 @@ async def test_what_is_no_frame_is_refused() -> None:
                 frames.decode_reply(await call.read())
             with pytest.raises(aio.AioRpcError):
                 await call.read()
-            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert await call.code() is grpc.StatusCode.INTERNAL
         await until(lambda: len(wire.broken) == 2)
         assert all(isinstance(error, FrameError) for error in wire.broken)
         assert len(wire.broken) == 2
@@ -68,13 +70,13 @@ async def test_a_peer_that_is_not_there_is_a_channel_error_that_names_it() -> No
     async with connected("grpc") as wire:
         ticket = wire.grant()
         gone = "127.0.0.1:1"
-        away = await wire.outlets.connect({"grpc": gone.encode()}, "d1")
-        writing = away.connection.open(ticket.claim, TARGET, lambda under_way, segments: None)
+        away = await wire.channels.connect({"grpc": gone.encode()}, "d1")
+        writing = away.sender.open(ticket.claim, TARGET, lambda under_way, segments: None)
         with pytest.raises(ChannelError, match=gone):
             for segment in cut_state(SLOTS):
                 await writing.write(segment, SOURCE)
             await writing.finish()
-        await away.connection.close()
+        await away.sender.close()
 
 
 class Wire:
@@ -90,13 +92,18 @@ class Wire:
         return await asyncio.get_running_loop().create_future()
 
     def cancel(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no call is under way."""
+
+
+def unverified(pools: Pools, lease_s: float) -> ChannelContext:
+    tickets = TicketTable(pools.memory, 0)
+    return channel_context(pools, tickets, lease_s=lease_s, verify=False)
 
 
 async def test_a_message_leaves_before_the_next_one_is_made() -> None:
     source, wire = Pools(), Wire()
-    writing = GrpcWriting(
-        wire, "d0", Claim(1, 1, 5, 6), source.memory, False, DEADLINE_S, lambda kind, size: None
+    writing = GrpcWriteOperation(
+        wire, "d0", Claim(1, 1, 5, 6), unverified(source, DEADLINE_S)
     )  # fmt: skip
     for sent, segment in enumerate(cut_state(SLOTS, 100), start=1):
         await writing.write(segment, SOURCE)
@@ -129,8 +136,8 @@ async def test_a_peer_that_takes_nothing_is_an_error_within_the_deadline() -> No
         async def write(self, message: bytes) -> None:
             await asyncio.get_running_loop().create_future()
 
-    writing = GrpcWriting(
-        Stuck(), "d0", Claim(1, 1, 5, 6), Pools().memory, False, 0.05, lambda kind, size: None
+    writing = GrpcWriteOperation(
+        Stuck(), "d0", Claim(1, 1, 5, 6), unverified(Pools(), 0.05)
     )  # fmt: skip
     async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(ChannelError, match=r"d0 took no bytes for 0\.05 s"):
@@ -154,8 +161,8 @@ async def test_nothing_more_is_sent_to_a_receiver_that_has_refused() -> None:
             return frames.encode_refusal(TicketError("the ticket is closed"))
 
     source, wire = Pools(), Refusing()
-    writing = GrpcWriting(
-        wire, "d0", Claim(1, 1, 5, 6), source.memory, False, DEADLINE_S, lambda kind, size: None
+    writing = GrpcWriteOperation(
+        wire, "d0", Claim(1, 1, 5, 6), unverified(source, DEADLINE_S)
     )  # fmt: skip
     with pytest.raises(TicketError, match="the ticket is closed"):
         for segment in cut_state(SLOTS, 10):

@@ -1,23 +1,31 @@
-"""What is NIXL's own: leases of writers, agents that end, and a writer that was stopped."""
+"""Tests of the NIXL channel alone: leases of writers, agents that end, and a writer that was
+stopped."""
 
+import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from transfer.layouts import SLOTS
+from transfer.layouts import SLOTS, Pools
 from transfer.wires import DEADLINE_S as LEASE_S
-from transfer.wires import SOURCE, connected, until
+from transfer.wires import SOURCE, channel_context, connected, until
 
+from baton.transfer.channels.nixl.agent import NixlAgent
+from baton.transfer.channels.nixl.lender import LONGEST_PAUSE, NixlLender
+from baton.transfer.channels.poller import Poller
+from baton.transfer.channels.writer_lease import SHARE, WriterLease
 from baton.transfer.errors import ChannelError
-from baton.transfer.nixl_agent import NixlAgent
-from baton.transfer.regions import Span
-from baton.transfer.segments import cut_state
-from baton.transfer.writer_lease import SHARE, WriterLease
+from baton.transfer.memory.regions import Span
+from baton.transfer.memory.segments import cut_state
+from baton.transfer.tickets import TicketTable
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITER = Path(__file__).with_name("late_writer.py")
@@ -94,7 +102,8 @@ async def test_a_severed_connection_ends_what_is_under_way_and_says_so() -> None
 
 
 def test_agents_that_end_leave_no_descriptors_and_no_threads() -> None:
-    """In a process of its own: here, what earlier tests left may end at any time."""
+    """The agents run in a process of their own: here, what earlier tests left may end at any
+    time."""
     environment = os.environ | {"PYTHONPATH": f"{ROOT}/.types"}
     done = subprocess.run([sys.executable, str(AGENTS)], env=environment, check=True, text=True,
                           stdout=subprocess.PIPE, timeout=DEADLINE_S)  # fmt: skip
@@ -130,6 +139,56 @@ def test_a_writer_that_was_stopped_cannot_write_once_its_peers_agent_is_gone(
             assert (memory == 1).all()
         finally:
             writer.kill()
+
+
+@asynccontextmanager
+async def lending(clock: Clock) -> AsyncIterator[tuple[NixlLender, Poller]]:
+    pools, poller, numbers = Pools(), Poller("transfers"), itertools.count()
+    context = channel_context(pools, TicketTable(pools.memory, 0), poller=poller)
+    lender = NixlLender(lambda: f"lender-{os.getpid()}-{next(numbers)}", context, clock)
+    yield lender, poller
+    await lender.close()
+    await asyncio.to_thread(poller.stop)
+
+
+async def test_a_loan_that_ends_well_keeps_its_agent() -> None:
+    async with lending(Clock()) as (lender, poller):
+        endpoint = await lender.endpoint()
+        with lender.lend():
+            pass
+        await poller.run(lambda: None)
+        assert await lender.endpoint() == endpoint
+
+
+async def test_a_loan_that_ends_early_takes_its_agent_along() -> None:
+    """The reader may have posted reads; UCX over TCP aborts if they are answered too late."""
+    async with lending(Clock()) as (lender, poller):
+        endpoint = await lender.endpoint()
+        with pytest.raises(TimeoutError), lender.lend():
+            raise TimeoutError
+        await poller.run(lambda: None)
+        again = await lender.endpoint()
+        assert again != endpoint
+        with lender.lend():
+            pass
+        assert await lender.endpoint() == again
+
+
+async def test_a_lender_that_was_suspended_while_it_lent_does_not_poll_its_agent() -> None:
+    clock = Clock()
+    async with lending(clock) as (lender, poller):
+        endpoint = await lender.endpoint()
+        clock.now += 10 * LEASE_S  # nothing was lent: no suspension
+        with lender.lend():
+            await poller.run(lambda: None)
+            assert await lender.endpoint() == endpoint
+            clock.now += LEASE_S * LONGEST_PAUSE * 0.9
+            await poller.run(lambda: None)
+            await asyncio.sleep(0.01)
+            assert await lender.endpoint() == endpoint
+            clock.now += LEASE_S * LONGEST_PAUSE * 1.1
+            await until(lambda: lender._agent is None)
+        assert await lender.endpoint() != endpoint
 
 
 def look_until_written(agent: NixlAgent, memory: torch.Tensor) -> None:

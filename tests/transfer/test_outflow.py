@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from transfer.layouts import PAGES, SLOTS, page_layouts, slot_layouts
 
 from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.transfer.memory.segments import Kind, Segment, nbytes, pieces
 from baton.transfer.outflow import Outflow
-from baton.transfer.segments import Kind, Segment, nbytes, pieces
 
 Cell = tuple[int, int]  # token, attention layer
 
 
 class Forward:
-    """What a prompt's forwards have written so far."""
+    """A record of what a prompt's forwards have written so far."""
 
     def __init__(self, slots: SlotLayout, pages: PageLayout, tokens: int) -> None:
         self.flow = Outflow(slots, pages, tokens)

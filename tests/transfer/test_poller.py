@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.transfer.poller import LONGEST_S, SHARE, SHORTEST_S, Poller, Work, pause_s
+from baton.transfer.channels.poller import LONGEST_S, SHARE, SHORTEST_S, Poller, Work, pause_s
 
 DEADLINE_S = 60.0
 

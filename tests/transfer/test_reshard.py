@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from oracle.specs import SPECS
 from torch import Tensor
 
+from baton.core.errors import ConfigError
 from baton.engine.config import Mixer, ModelConfig
-from baton.engine.errors import ConfigError
 from baton.engine.memory.layout import (
     AttentionShape,
     LatentShape,
@@ -22,9 +22,9 @@ from baton.engine.memory.layout import (
     SlotLayout,
 )
 from baton.engine.memory.shards import SubBlock
-from baton.engine.models.families import read_config
-from baton.transfer.coverage import Coverage
-from baton.transfer.reshard import Move, reshard
+from baton.engine.models.family_table import read_config
+from baton.transfer.memory.coverage import Coverage
+from baton.transfer.memory.reshard import Move, reshard
 
 Layout = SlotLayout | PageLayout
 SIZES = (1, 2, 3, 4, 6, 8, 12)

@@ -1,4 +1,4 @@
-"""What is sent covers what is needed exactly once, whatever the layout."""
+"""Tests that the segments of a transfer cover what is needed exactly once, for every layout."""
 
 import itertools
 from collections import Counter
@@ -6,12 +6,12 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 from transfer.layouts import PAGES, SLOTS, page_layouts, slot_layouts
+from transfer.sizes import bytes_needed
 
 from baton.engine.memory.layout import Component, PageLayout, SlotLayout
-from baton.transfer.segments import (
+from baton.transfer.memory.segments import (
     Kind,
     Segment,
-    bytes_needed,
     cut_kv,
     cut_state,
     nbytes,

@@ -8,8 +8,8 @@ import torch
 from transfer.layouts import PAGES, SLOTS, Pools
 
 from baton.transfer.errors import FrameError, TicketError, TransferError
-from baton.transfer.regions import Holder
-from baton.transfer.segments import Kind, Segment, cut_kv, cut_state, nbytes
+from baton.transfer.memory.regions import Holder
+from baton.transfer.memory.segments import Kind, Segment, cut_kv, cut_state, nbytes
 from baton.transfer.tickets import Claim, Ticket, TicketTable
 
 TOKENS = 13

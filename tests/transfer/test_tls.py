@@ -10,13 +10,13 @@ import pytest
 import torch
 from grpc import aio
 from transfer.layouts import PAGES, SLOTS, Pools
-from transfer.wires import SOURCE, TARGET, TOKENS
+from transfer.wires import SOURCE, TARGET, TOKENS, channel_context
 
+from baton.rpc.tls import Tls
+from baton.transfer.channels.grpc.channel import GrpcChannel
 from baton.transfer.errors import ChannelError
-from baton.transfer.grpc_channel import GrpcOutlet, GrpcReceiver
-from baton.transfer.segments import cut_kv, cut_state
+from baton.transfer.memory.segments import cut_kv, cut_state
 from baton.transfer.tickets import Ticket, TicketTable
-from baton.transfer.tls import Tls
 
 DEADLINE_S = 60.0
 
@@ -41,7 +41,7 @@ async def serving(tls: Tls) -> AsyncIterator[tuple[str, TicketTable, Ticket, Poo
         on_received=lambda ticket: None, on_broken=lambda ticket, error: None,
     )  # fmt: skip
     server = aio.server()
-    GrpcReceiver(tickets, lambda kind, size: None).add_to(server)
+    GrpcChannel(channel_context(target, tickets)).add_to(server)
     port = server.add_secure_port("127.0.0.1:0", tls.server())
     await server.start()
     yield f"127.0.0.1:{port}", tickets, ticket, target
@@ -49,10 +49,8 @@ async def serving(tls: Tls) -> AsyncIterator[tuple[str, TicketTable, Ticket, Poo
 
 
 async def send(address: str, ticket: Ticket, source: Pools, tls: Tls | None, wait_s: float) -> None:
-    outlet = GrpcOutlet(
-        source.memory, verify=True, deadline_s=wait_s, on_bytes=lambda *_: None, tls=tls
-    )
-    connection = await outlet.connect(address.encode())
+    context = channel_context(source, TicketTable(source.memory, 0), lease_s=wait_s, tls=tls)
+    connection = await GrpcChannel(context).connect_sender(address.encode())
     writing = connection.open(ticket.claim, TARGET, lambda under_way, segments: None)
     try:
         async with asyncio.timeout(DEADLINE_S):

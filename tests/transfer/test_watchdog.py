@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.transfer.watchdog import Watchdog
+from baton.transfer.channels.watchdog import Watchdog
 
 DEADLINE_S = 5.0
 
 
 class Clock:
-    """What of a loop a watchdog uses: time, and one timer."""
+    """A fake of the parts of a loop that a watchdog uses: time, and one timer."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

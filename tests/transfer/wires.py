@@ -6,25 +6,26 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from grpc import aio
 from transfer.layouts import PAGES, SLOTS, Pools
 
 from baton.engine.memory.layout import PageLayout, SlotLayout
-from baton.transfer.channel import Connection, Writing
+from baton.transfer.channels import registry
+from baton.transfer.channels.base import ChannelContext
+from baton.transfer.channels.channel_set import ChannelSet, Receiver
+from baton.transfer.channels.ends import Sender, WriteOperation
+from baton.transfer.channels.local_hub import LocalHub
+from baton.transfer.channels.poller import Poller
 from baton.transfer.errors import TransferError
-from baton.transfer.grpc_channel import GrpcOutlet, GrpcReceiver, GrpcSource
-from baton.transfer.inlets import Inlets, OfferedInlet
-from baton.transfer.local_channel import Landing, LocalHub, LocalOutlet, LocalSource
-from baton.transfer.nixl_intake import NixlSource
-from baton.transfer.nixl_outlet import NixlOutlet, NixlSettings
-from baton.transfer.outlets import Outlets
-from baton.transfer.poller import Poller
-from baton.transfer.regions import Holder
+from baton.transfer.memory.regions import Holder
 from baton.transfer.tickets import Claim, Ticket, TicketTable, tell_on_loop
 
-CHANNELS = ("grpc", "local", "nixl")
+CHANNELS = tuple(c.name for c in registry.CHANNELS if c.capabilities.push)
+PULLING = tuple(c.name for c in registry.CHANNELS if c.capabilities.pull)
+assert PULLING, "the tests of channels that pull would be skipped in silence"
 DEADLINE_S = 60.0
 TOKENS = 29
 SOURCE = Holder(slot=2, pages=(9, 1, 6, 3))
@@ -40,9 +41,9 @@ class Wire:
     applied: Counter = field(default_factory=Counter)
     broken: list[TransferError] = field(default_factory=list)
     opened: Ticket | None = None
-    connection: Connection = field(init=False)
-    inlet: OfferedInlet = field(init=False)
-    outlets: Outlets = field(init=False)
+    connection: Sender = field(init=False)
+    receiver: Receiver = field(init=False)
+    channels: ChannelSet = field(init=False)
     address: str = ""
 
     def grant(self, kv_from: int = 0) -> Ticket:
@@ -58,12 +59,12 @@ class Wire:
             on_broken=lambda ticket, error: self.broken.append(error),
         )
 
-    def open(self, ticket: Ticket, claim: Claim | None = None) -> Writing:
-        """What the control stream would carry is said to the inlet at once."""
+    def open(self, ticket: Ticket, claim: Claim | None = None) -> WriteOperation:
+        """Open a write, and tell the receiver at once what the control stream would carry."""
         return self.connection.open(
             claim or ticket.claim,
             TARGET,
-            lambda under_way, segments: self.inlet.moving(
+            lambda under_way, segments: self.receiver.moving(
                 ticket.ticket_id, ticket.generation, under_way, segments
             ),
         )
@@ -87,7 +88,7 @@ async def connected(
     source.randomise(torch.Generator().manual_seed(seed))
     tickets = TicketTable(target.memory, 0, tell_on_loop())
     wire = Wire(source, target, tickets)
-    name, poller, hub = f"{seed}", Poller("nixl"), LocalHub()
+    poller, hub = Poller("transfers"), LocalHub()
 
     def count_sent(kind: object, size: int) -> None:
         wire.sent.update({kind: size})
@@ -96,32 +97,48 @@ async def connected(
         wire.applied.update({kind: size})
 
     server = aio.server()
-    GrpcReceiver(tickets, count_applied).add_to(server)
     wire.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    common: dict[str, Any] = {"poller": poller, "hub": hub, "lease_s": lease_s, "verify": verify}
+    ours = channel_context(
+        source, TicketTable(source.memory, 0), f"{seed}/s", count_sent=count_sent, **common
+    )
+    theirs = channel_context(
+        target, tickets, f"{seed}/t",
+        count_received=count_applied, data_address=wire.address, **common,
+    )  # fmt: skip
+    receiving = registry.find(channel)(theirs)
+    receiving.add_to(server)
     await server.start()
-    settings = NixlSettings(name, source.memory, poller, verify, lease_s, count_sent)
-    sources = {
-        "grpc": GrpcSource(wire.address),
-        "local": LocalSource(hub, Landing(tickets, target.memory, count_applied)),
-        "nixl": NixlSource(name, target.memory, tickets, poller, count_applied),
-    }
-    options = {"verify": verify, "on_bytes": count_sent}
-    wire.outlets = Outlets([
-        NixlOutlet(settings),
-        LocalOutlet(hub, source.memory, **options),
-        GrpcOutlet(source.memory, deadline_s=lease_s, **options),
-    ])  # fmt: skip
+    wire.channels = ChannelSet([kind(ours) for kind in registry.CHANNELS if kind.capabilities.push])
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.to_thread, poller.stop)
         stack.push_async_callback(server.stop, None)
-        wire.inlet = await Inlets([sources[channel]]).open()
-        stack.push_async_callback(wire.inlet.close)
-        chosen = await wire.outlets.connect(wire.inlet.offers, "d0")
-        assert chosen.channel == channel
-        wire.inlet.chosen(channel)
-        wire.connection = chosen.connection
+        wire.receiver = await ChannelSet([receiving]).open_receiver()
+        stack.push_async_callback(wire.receiver.close)
+        chosen = await wire.channels.connect(wire.receiver.offers, "d0")
+        assert chosen.name == channel
+        wire.receiver.chosen(channel)
+        wire.connection = chosen.sender
         stack.push_async_callback(wire.connection.close)
         yield wire
+
+
+def channel_context(
+    pools: Pools, tickets: TicketTable, worker: str = "w/1", **more: Any
+) -> ChannelContext:
+    """Return the context that one worker gives its channels; it counts no bytes unless told to."""
+    given: dict[str, Any] = {
+        "poller": None,
+        "lease_s": DEADLINE_S,
+        "verify": True,
+        "count_sent": _uncounted,
+        "count_received": _uncounted,
+    } | more
+    return ChannelContext(worker=worker, memory=pools.memory, tickets=tickets, **given)
+
+
+def _uncounted(kind: object, size: int) -> None:
+    """Nobody asks."""
 
 
 async def until(ready: Callable[[], bool]) -> None:

@@ -13,22 +13,24 @@ from engine.engines import make_engine
 from engine.hash_model import HashModel
 from grpc import aio
 
+from baton.core.role import Role
+from baton.core.sampling_params import SamplingParams
 from baton.decode.service import DecodeService
 from baton.engine.engine import Engine
 from baton.engine.memory.owners import Owner
-from baton.engine.sampling_params import SamplingParams
 from baton.prefill.service import PrefillService
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from baton.rpc.convert import sampling_to_proto
+from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.handoff import HandoffState
-from baton.transfer.local_channel import LocalHub
-from baton.worker.config import Role, WorkerConfig
-from baton.worker.convert import sampling_to_proto
+from baton.worker.config import WorkerConfig
 from baton.worker.runtime import WorkerRuntime
-from baton.worker.started import Started
+from baton.worker.started import WorkerStarted
 
 DEADLINE_S = 60.0
-"""Of every wait in a test. Long: it is only met where something hangs, on the slowest machine."""
+"""The deadline of every wait in a test. Long: it is only met where something hangs, on the slowest
+machine."""
 
 
 class Gate:
@@ -98,7 +100,7 @@ class TestWorker:
         )
         make_role = PrefillService if role is Role.PREFILL else DecodeService
         self.runtime = WorkerRuntime(config, self.engine, self._keep(make_role), hub=hub)
-        self.started: Started
+        self.started: WorkerStarted
         self.service: Any
         self.context: Any
         self.moves: list[tuple[HandoffState, HandoffState]] = []
@@ -122,14 +124,14 @@ class TestWorker:
         return make
 
     def been_in(self, state: HandoffState) -> int:
-        """How often hand-offs have come into `state`."""
+        """Return the number of hand-offs that entered `state`."""
         return sum(to is state for _, to in self.moves)
 
     async def start(self) -> None:
         self.started = await self.runtime.start()
 
     async def stop(self) -> None:
-        """Again: nothing."""
+        """Stop the worker at once. Idempotent."""
         self.model.gate.open()
         await asyncio.shield(self.stop_soon(0.0))
 
@@ -182,7 +184,7 @@ class TestWorker:
             raise AssertionError(f"{self.context.worker_id} still has {left}") from None
 
     async def _left(self) -> Any:
-        """What is still under way, or owned; None when there is nothing."""
+        """Return what is still under way or owned; None when there is nothing."""
         findings = await self.context.port.call(Engine.audit)
         assert not findings, findings
         status = await self.context.port.call(Engine.status)

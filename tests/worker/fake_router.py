@@ -11,6 +11,8 @@ from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 
 
 class FakeRouter(worker_pb2_grpc.RegistryServicer):
+    LEASE_MS = 500
+
     def __init__(self, refuse: common_pb2.Error | None = None) -> None:
         self.refuse = refuse
         self.streams: list[list[worker_pb2.WorkerReport]] = []  # reports of each, oldest first
@@ -25,7 +27,9 @@ class FakeRouter(worker_pb2_grpc.RegistryServicer):
             mine.append(report)
             self._changed.set()
             if len(mine) == 1:
-                yield worker_pb2.RegistryReply(router_id="r7", lease_ms=500, error=self.refuse)
+                yield worker_pb2.RegistryReply(
+                    router_id="r7", lease_ms=self.LEASE_MS, error=self.refuse
+                )
             if report.leaving:
                 yield worker_pb2.RegistryReply(router_id="r7", leaving=True)
 

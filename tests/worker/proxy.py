@@ -17,7 +17,7 @@ class Proxy:
         self._tasks: list[asyncio.Task[None]] = []
 
     def freeze(self) -> None:
-        """Nothing passes any more; no side is told."""
+        """Stop passing bytes in either direction, without telling either side."""
         self._flowing.clear()
 
     def thaw(self) -> None:

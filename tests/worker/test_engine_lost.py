@@ -12,9 +12,10 @@ import sys, threading
 from pathlib import Path
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.errors import InvariantError
+from baton.core.errors import InvariantError
 from baton.prefill.actor import PrefillActor
-from baton.worker.config import Role, WorkerConfig
+from baton.worker.config import WorkerConfig
+from baton.core.role import Role
 
 def broken(engine):
     raise InvariantError("the books do not balance")

@@ -8,8 +8,8 @@ from engine.engines import greedy
 from worker.cluster import DEADLINE_S, TestWorker, decode_worker, prefill_worker, running, session
 from worker.fake_router import FakeRouter, serving
 
+from baton.core.role import Role
 from baton.proto import common_pb2
-from baton.worker.config import Role
 
 
 def told(worker: TestWorker, *routers: str) -> TestWorker:
@@ -35,6 +35,17 @@ async def test_the_first_report_says_who_and_what_the_worker_is() -> None:
     assert first.status.metrics_address == worker.started.metrics_address
     assert {o.owner for o in first.status.slots} >= {"free", "live", "ticket"}
     assert first.status.max_running == 4
+
+
+@pytest.mark.parametrize("lease_ms", [FakeRouter.LEASE_MS, FakeRouter.LEASE_MS + 1])
+async def test_a_router_with_another_lease_is_warned_of(
+    lease_ms: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = FakeRouter()
+    async with serving(router) as address:
+        async with running(told(decode_worker(lease_ms=lease_ms), address)):
+            await router.until(lambda r: r.streams and len(r.streams[0]) >= 2)
+    assert ("same --lease" in caplog.text) is (lease_ms != FakeRouter.LEASE_MS)
 
 
 async def test_a_change_of_load_is_reported_before_the_period_ends() -> None:
@@ -90,7 +101,8 @@ async def test_a_router_that_comes_back_is_found_again() -> None:
 async def test_a_report_that_takes_too_long_to_write_is_no_end_of_reports(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As when this worker, or the router, was held up for longer than its deadline."""
+    """A report that outlasts its deadline ends the stream, as when this worker or the router was
+    held up, and the worker registers again."""
     monkeypatch.setattr("baton.worker.reporter.PERIOD_S", 0.1)
     router = FakeRouter()
     async with serving(router) as address:

@@ -1,4 +1,4 @@
-"""What can be asked of every worker."""
+"""Tests of the calls that every worker answers."""
 
 import asyncio
 import random
@@ -11,9 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from worker.cluster import DEADLINE_S, decode_worker, prefill_worker, running, session
 
-from baton.engine.errors import ConfigError
+from baton.core.errors import ConfigError
+from baton.core.role import Role
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
-from baton.worker.config import Role, WorkerConfig
+from baton.worker.config import WorkerConfig
 
 
 async def http(address: str, request: str) -> str:
@@ -86,14 +87,18 @@ async def test_metrics_are_served_over_http(seeded: random.Random) -> None:
         text = await http(decode.started.metrics_address, "GET /metrics HTTP/1.1\r\n\r\n")
         assert text.startswith("HTTP/1.1 200 OK")
         for line in (
-            'baton_requests_total{outcome="length",role="decode",worker="d0"} 1.0',
-            'baton_handoff_moves_total{from="complete",role="decode",to="active",worker="d0"} 1.0',
-            'baton_handoffs{role="decode",state="active",worker="d0"} 0.0',
+            'baton_worker_requests_total{outcome="length",role="decode",worker="d0"} 1.0',
+            "baton_worker_handoff_transitions_total"
+            '{from="complete",role="decode",to="active",worker="d0"} 1.0',
+            'baton_worker_handoffs{role="decode",state="active",worker="d0"} 0.0',
         ):
             assert line in text
         text = await http(prefill.started.metrics_address, "GET /metrics?x=1 HTTP/1.1\r\n\r\n")
-        assert 'baton_requests_total{outcome="handed_over",role="prefill",worker="p0"} 1.0' in text
-        assert 'baton_tokens_total{kind="prompt",role="prefill",worker="p0"} 3.0' in text
+        assert (
+            'baton_worker_requests_total{outcome="handed_over",role="prefill",worker="p0"} 1.0'
+            in text
+        )
+        assert 'baton_worker_tokens_total{kind="prompt",role="prefill",worker="p0"} 3.0' in text
         missing = await http(decode.started.metrics_address, "GET / HTTP/1.1\r\n\r\n")
         assert missing.startswith("HTTP/1.1 404")
         post = await http(decode.started.metrics_address, "POST /metrics HTTP/1.1\r\n\r\n")

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from baton.engine.errors import ConfigError
+from baton.core.errors import ConfigError
 from baton.engine.memory.layout import AttentionShape
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, Linear, RowLinear
@@ -39,7 +39,8 @@ class AttentionSizes:
     def read(
         fields: Fields, hidden: int, scale: float | None = None, head_dim: int | None = None
     ) -> "AttentionSizes":
-        """From the fields that most families share. scale: None for head_dim ** -0.5.
+        """Read the sizes from the fields that most families share. scale: None for head_dim **
+        -0.5.
 
         head_dim: where the config names none; None: the hidden channels divided by the heads.
         """
@@ -63,7 +64,7 @@ class AttentionSizes:
 
 @dataclass(frozen=True)
 class AttentionNames:
-    """What the checkpoint calls the tensors whose names differ among families."""
+    """The checkpoint's names of the tensors whose names differ among families."""
 
     out: str = "o_proj"
     q_norm: str = "q_norm"
@@ -117,7 +118,9 @@ class Attention:
             )
 
     def reused(self, index: int, qkv: Linear) -> "Attention":
-        """The same weights for another place in the pages, but for what makes q, k and v there."""
+        """Return these weights for another place in the pages, with another projection of q, k and
+        v.
+        """
         other = copy(self)
         other.index, other.qkv = index, qkv
         return other
@@ -171,6 +174,6 @@ class Attention:
 
 
 def _gates_first(head_dim: int, rows: Tensor) -> Tensor:
-    """Rows [head x (query | gate)] to [gates | queries]."""
+    """Reorder rows [head x (query | gate)] to [gates | queries]."""
     pairs = rows.view(-1, 2, head_dim, *rows.shape[1:])
     return pairs.transpose(0, 1).flip(0).reshape(rows.shape)

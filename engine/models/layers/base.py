@@ -1,4 +1,4 @@
-"""What a layer is to the decoder that runs it."""
+"""The interface of a layer to the decoder that runs it."""
 
 from typing import Protocol
 
@@ -12,9 +12,12 @@ class Layer(Protocol):
 
     @property
     def mixes(self) -> bool:
-        """Whether a token's output depends on other tokens."""
+        """True if a token's output depends on other tokens."""
         ...
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """x: [T, hidden] -> [T, hidden], both in the model's dtype."""
+        """Run the layer.
+
+        x: [T, hidden] -> [T, hidden], both in the model's dtype.
+        """
         ...

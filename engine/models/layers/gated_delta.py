@@ -6,15 +6,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from baton.engine.errors import ConfigError
+from baton.core.errors import ConfigError
 from baton.engine.memory.layout import RecurrentShape
 from baton.engine.memory.shards import SubBlock
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
+from baton.kernels.base import Kernels
 from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
-from baton.kernels.dispatch import Kernels
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class DeltaShape:
 
     @property
     def state(self) -> RecurrentShape:
-        """Key channels before value channels, as in transformers."""
+        """The state of one sequence, key channels before value channels, as in transformers."""
         return RecurrentShape(
             conv=(sum(self.conv_blocks), self.width - 1),
             ssm=(self.heads, self.key_dim, self.value_dim),
@@ -57,7 +57,7 @@ class DeltaShape:
 
     @staticmethod
     def read(fields: Fields, hidden: int, norm_eps: float) -> "DeltaShape":
-        """From the fields that the Qwen families share."""
+        """Read the sizes from the fields that the Qwen families share."""
         key_heads = fields.integer("linear_num_key_heads")
         heads = fields.integer("linear_num_value_heads")
         if heads % key_heads:
@@ -134,7 +134,9 @@ class GatedDeltaNet:
 
 
 def _by_kind(sizes: list[int], rows: Tensor) -> Tensor:
-    """Rows that go by key head, each with `sizes` of several kinds, to rows that go by kind."""
+    """Reorder rows that go by key head, each with `sizes` of several kinds, to rows that go by
+    kind.
+    """
     grouped = rows.view(-1, sum(sizes), *rows.shape[1:])
     return torch.cat([part.flatten(0, 1) for part in torch.split(grouped, sizes, dim=1)])
 
@@ -142,7 +144,7 @@ def _by_kind(sizes: list[int], rows: Tensor) -> Tensor:
 def mix(
     kernels: Kernels, weights: DeltaWeights, inputs: DeltaInputs, step: Step, index: int
 ) -> Tensor:
-    """All rows of a step through recurrent layer `index`: [T, heads x value_dim]."""
+    """Run all rows of a step through recurrent layer `index`: [T, heads x value_dim]."""
     conv_pool, state_pool = step.states.conv[index], step.ssm(index)
     done = step.decode_tokens
     parts = []
@@ -159,5 +161,5 @@ def mix(
 
 
 def decay_rate(a_log: Tensor) -> Tensor:
-    """A from its logarithm, of one head each: [heads] float32, negative."""
+    """Return A from its logarithm, of one head each: [heads] float32, negative."""
     return a_log.flatten().exp().neg()

@@ -34,7 +34,7 @@ class KimiDelta:
         taps = scope.rows(convs, "weight", (1, shape.width), fp32)
         self.weights = DeltaWeights(
             conv_weight=taps.squeeze(1),
-            # Flat also where nothing is computed, as of a tensor without data.
+            # Flat also for a tensor without data, where nothing is computed.
             A=scope.part("A_log", (1, 1, heads, 1), (heads,), 2, fp32, decay_rate).flatten(),
             dt_bias=scope.part("dt_bias", (wide,), (wide,), dtype=fp32),
             norm_weight=scope.tensor("o_norm.weight", shape.value_dim, dtype=fp32),

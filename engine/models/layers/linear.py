@@ -6,15 +6,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from baton.engine.comm import Comm
 from baton.engine.models.scope import Scope
+from baton.engine.ranks.comm import Comm
 
 
 class Linear(Protocol):
-    """What stands where a projection does."""
+    """The interface of a projection."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [T, columns] -> [T, this rank's rows]"""
+        """Multiply. x: [T, columns] -> [T, this rank's rows]"""
         ...
 
 
@@ -42,7 +42,7 @@ class ColumnLinear:
         self.bias = scope.rows(parts, "bias", (), scope.bias_dtype, then) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [T, columns] -> [T, this rank's rows]"""
+        """Multiply. x: [T, columns] -> [T, this rank's rows]"""
         return self.kernels.linear(x, self.weight, self.bias)
 
 
@@ -64,7 +64,7 @@ class RowLinear:
         self.own_bias = self.bias if scope.shard.rank == 0 else None  # added once in the sum
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [T, this rank's columns] -> [T, rows]"""
+        """Multiply. x: [T, this rank's columns] -> [T, rows]"""
         return self.comm.all_reduce(self.kernels.linear(x, self.weight, self.own_bias))
 
 
@@ -79,7 +79,7 @@ class WholeLinear:
         self.bias = scope.tensor(f"{name}.bias", rows, dtype=scope.bias_dtype) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [T, columns] -> [T, rows]"""
+        """Multiply. x: [T, columns] -> [T, rows]"""
         return self.kernels.linear(x, self.weight, self.bias)
 
 
@@ -107,6 +107,6 @@ class Adapted:
         ]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [T, columns] -> [T, this rank's rows]"""
+        """Multiply. x: [T, columns] -> [T, this rank's rows]"""
         added = [up(down(x)) for down, up in self.adapters]
-        return self.kernels.add_scaled(self.base(x), reduce(self.kernels.beside, added), 1.0)
+        return self.kernels.add_scaled(self.base(x), reduce(self.kernels.concat, added), 1.0)

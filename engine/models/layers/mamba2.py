@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.errors import ConfigError
+from baton.core.errors import ConfigError
 from baton.engine.memory.layout import RecurrentShape
 from baton.engine.memory.shards import SubBlock
 from baton.engine.models.fields import Fields
@@ -18,7 +18,7 @@ from baton.kernels.mamba2 import Mamba2Weights
 
 @dataclass(frozen=True)
 class Mamba2Fields:
-    """What config.json calls a mixer's sizes. As they stand, they are Granite's and Bamba's."""
+    """The names of a mixer's sizes in config.json. The defaults are Granite's and Bamba's."""
 
     heads: str = "mamba_n_heads"
     head_dim: str = "mamba_d_head"
@@ -33,7 +33,7 @@ class Mamba2Fields:
     inner: str | None = None  # a field that, where it is given, says it in place of `expand`
 
     def read_inner(self, fields: Fields, hidden: int) -> tuple[int, str]:
-        """The mixer's width, and what says so."""
+        """Read the mixer's width, and the name of the field that gives it."""
         if self.inner is not None and fields.has(self.inner):
             return fields.integer(self.inner), self.inner
         if self.expand is not None:
@@ -75,7 +75,9 @@ class Mamba2Shape:
 
     @property
     def state(self) -> RecurrentShape:
-        """Ranks with fewer groups than there are ranks keep copies of them."""
+        """The state of one sequence. Where there are fewer groups than ranks, several ranks keep
+        one.
+        """
         return RecurrentShape(
             conv=(sum(self.conv_blocks), self.width - 1),
             ssm=(self.heads, self.head_dim, self.d_state),
@@ -90,7 +92,7 @@ class Mamba2Shape:
     def read(
         fields: Fields, hidden: int, norm_eps: float, names: Mamba2Fields = _COMMON_FIELDS
     ) -> "Mamba2Shape":
-        """From the fields called `names`."""
+        """Read the sizes from the fields called `names`."""
         heads = fields.integer(names.heads)
         inner, said = names.read_inner(fields, hidden)
         if fields.raw.get(names.head_dim) in (None, "auto"):
@@ -125,7 +127,7 @@ class Mamba2Shape:
 
 
 def read_dt_limit(fields: Fields) -> tuple[float, float]:
-    """`time_step_limit`; transformers 5 writes infinity as an object, others as Infinity."""
+    """Read `time_step_limit`; transformers 5 writes infinity as an object, others as Infinity."""
     value = fields.raw.get("time_step_limit")
     if value is None:
         return (0.0, math.inf)
@@ -181,7 +183,7 @@ class Mamba2Mixer:
 
 
 def _load(scope: Scope, shape: Mamba2Shape) -> Mamba2Weights:
-    """This rank's part of everything but the projections."""
+    """Load this rank's part of everything but the projections."""
     blocks, heads, inner, fp32 = shape.conv_blocks, (shape.heads,), (shape.inner,), torch.float32
     channels = sum(blocks)
     conv = scope.part("conv1d.weight", (channels, 1, shape.width), blocks, dtype=fp32)

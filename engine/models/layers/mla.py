@@ -34,7 +34,7 @@ class MlaSizes:
 
     @staticmethod
     def read(fields: Fields, hidden: int, score_factor: float = 1.0) -> "MlaSizes":
-        """From the fields that the families share.
+        """Read the sizes from the fields that the families share.
 
         score_factor: on the scores, beside (channels of a key) ** -0.5.
         """
@@ -94,7 +94,7 @@ class Mla:
         key = compressed.view(x.shape[0], 1, -1)
         turned, own = self._rotated(q, step.positions), self._rotated(key, step.positions)
         pool = step.pages.latents[self.index]
-        entry = self.kernels.beside(latent, own[:, 0])
+        entry = self.kernels.concat(latent, own[:, 0])
         self.kernels.latent_write(entry, pool, step.token_pages, step.token_offsets)
         step.kv_written(self.index)
         plain = q[..., : sizes.plain]
@@ -122,20 +122,26 @@ class Mla:
         return self.out(attended.flatten(1))
 
     def _queries(self, x: Tensor) -> Tensor:
-        """x: [T, hidden] -> [T, heads, plain + rotated]"""
+        """Compute the queries. x: [T, hidden] -> [T, heads, plain + rotated]"""
         if self.q_down is not None:
             x = self.kernels.rms_norm(self.q_down(x), self.q_norm, self.sizes.norm_eps)
         return self.q_up(x).view(x.shape[0], -1, self.sizes.plain + self.sizes.rotated)
 
     def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x: [T, heads, any + rotated] -> [T, heads, rotated]: its tails, told where they are."""
+        """Rotate the tails of heads by their positions. x: [T, heads, any + rotated] -> [T, heads,
+        rotated]
+        """
         rotated = self.sizes.rotated
         if self.rope is None:
             return x[..., x.shape[2] - rotated :]
-        return self.kernels.rotate_tails(x, rotated, self.rope, positions, self.sizes.interleaved)
+        return self.kernels.apply_partial_rope(
+            x, rotated, self.rope, positions, self.sizes.interleaved
+        )
 
     def _decode(self, plain: Tensor, turned: Tensor, pool: Tensor, rows: DecodeRows) -> Tensor:
-        """plain: [D, heads, plain], turned: [D, heads, rotated] -> [D, heads, value]"""
+        """Attend to the latents of decode rows. plain: [D, heads, plain], turned: [D, heads,
+        rotated] -> [D, heads, value]
+        """
         query = self.kernels.mla_query(plain, turned, self.up)
         mean = self.kernels.mla_decode(
             query[:, None],

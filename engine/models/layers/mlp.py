@@ -32,7 +32,9 @@ class GatedMlp:
         self.down = RowLinear(scope, down, hidden, intermediate, bias)
 
     def reused(self, gate_up: Linear) -> "GatedMlp":
-        """The same weights for another place in the model, but for what makes gate and up there."""
+        """Return these weights for another place in the model, with another projection of gate and
+        up.
+        """
         other = copy(self)
         other.gate_up = gate_up
         return other

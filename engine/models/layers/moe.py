@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from baton.engine.errors import ConfigError
+from baton.core.errors import ConfigError
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import WholeLinear
 from baton.engine.models.scope import Scope
@@ -52,7 +52,7 @@ class SoftmaxTopKMoe:
 
 @dataclass(frozen=True)
 class GroupedTopK:
-    """How a token's experts are chosen; see kernels.moe.route_sigmoid_grouped."""
+    """The rule by which a token's experts are chosen; see kernels.moe.route_sigmoid_grouped."""
 
     experts: int
     top_k: int
@@ -63,7 +63,9 @@ class GroupedTopK:
 
     @staticmethod
     def read(fields: Fields, experts: int, normalised: bool) -> "GroupedTopK":
-        """From the fields that most families share; normalised: where the config says nothing."""
+        """Read the choice from the fields that most families share. normalised: where the config is
+        silent.
+        """
         return GroupedTopK(
             experts=experts,
             top_k=fields.integer("num_experts_per_tok"),
@@ -81,7 +83,9 @@ class Router(Protocol):
     def choice(self) -> GroupedTopK: ...
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [T, hidden] -> weights [T, top_k] float32, experts [T, top_k] int64"""
+        """Choose the experts of each token. x: [T, hidden] -> weights [T, top_k] float32, experts
+        [T, top_k] int64
+        """
         ...
 
 
@@ -95,7 +99,9 @@ class SoftmaxRouter:
         self.weight = scope.tensor("weight", choice.experts, hidden, dtype=torch.float32)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [T, hidden] -> weights [T, top_k] float32, experts [T, top_k] int64"""
+        """Choose the experts of each token. x: [T, hidden] -> weights [T, top_k] float32, experts
+        [T, top_k] int64
+        """
         choice = self.choice
         logits = self.kernels.linear(x.float(), self.weight, None)
         if choice.normalised and choice.groups == 1 and choice.factor == 1.0:
@@ -123,7 +129,9 @@ class GroupedRouter:
         )
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [T, hidden] -> weights [T, top_k] float32, experts [T, top_k] int64"""
+        """Choose the experts of each token. x: [T, hidden] -> weights [T, top_k] float32, experts
+        [T, top_k] int64
+        """
         choice = self.choice
         return self.kernels.route_sigmoid_grouped(
             self.kernels.linear(x.float(), self.weight, None),
@@ -138,7 +146,7 @@ class GroupedRouter:
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """What the checkpoint calls an expert's three matrices."""
+    """The checkpoint's names of an expert's three matrices."""
 
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -240,7 +248,10 @@ class RoutedRelu2:
 
 
 def _check_groups(choice: GroupedTopK, least: int) -> None:
-    """least: experts that a group is judged by."""
+    """Raise ConfigError where experts cannot be chosen by groups.
+
+    least: experts that a group is judged by.
+    """
     if (
         choice.experts % choice.groups
         or choice.top_groups > choice.groups

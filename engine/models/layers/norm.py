@@ -22,7 +22,7 @@ class Norm:
 
 
 def norm_weight(scope: Scope, name: str, width: int, zero_centred: bool) -> Tensor:
-    """[width] float32, what a norm multiplies by."""
+    """Return [width] float32, the factors of a norm."""
     then = _plus_one if zero_centred else None
     return scope.part(f"{name}.weight", (width,), (), dtype=torch.float32, then=then)
 

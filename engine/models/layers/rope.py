@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from baton.engine.errors import ConfigError
+from baton.core.errors import ConfigError
 from baton.engine.models.fields import Fields
 from baton.kernels.rope import rope_cache
 
@@ -17,7 +17,7 @@ def read_rope(
     fraction: float = 1.0,
     theta: float = 10000.0,
 ) -> Tensor:
-    """Cosines and sines of every position: [max_positions, rotary channels] float32.
+    """Return cosines and sines of every position: [max_positions, rotary channels] float32.
 
     fraction: the part of each head that is rotated. theta: the base, where the config names none
     as `rope_parameters.rope_theta` (transformers 5) or `rope_theta` (before it).
@@ -41,7 +41,7 @@ def read_rope(
 
 
 def read_score_factor(fields: Fields) -> float:
-    """What DeepSeek's attention multiplies its scores by where positions are stretched."""
+    """Return the factor of DeepSeek's attention scores where positions are stretched."""
     scaling, kind = _scaling(fields)
     if kind == "default" or not scaling.number("mscale_all_dim", 0.0):
         return 1.0
@@ -49,15 +49,16 @@ def read_score_factor(fields: Fields) -> float:
 
 
 def _scaling(fields: Fields) -> tuple[Fields, str]:
-    """The section on rotary positions, and the type that it names."""
+    """Return the section on rotary positions, and the type that it names."""
     section = fields.section("rope_parameters")
     scaling = section if section.raw else fields.section("rope_scaling")
     return scaling, scaling.text("rope_type", scaling.text("type", "default"))
 
 
 def _llama3(scaling: Fields, frequencies: Tensor) -> Tensor:
-    """Llama 3.1's stretch to longer contexts: a wave that the original context holds many of stays
-    as it is, one that it holds few of is stretched by `factor`, those between in part.
+    """Stretch frequencies to longer contexts, as Llama 3.1 does: a wave that the original context
+    holds many of stays as it is, one that it holds few of is stretched by `factor`, those between
+    in part.
 
     frequencies: [rotary / 2] float32, radians a position
     """
@@ -74,9 +75,9 @@ def _llama3(scaling: Fields, frequencies: Tensor) -> Tensor:
 
 
 def _yarn(scaling: Fields, frequencies: Tensor, theta: float, max_positions: int) -> Tensor:
-    """YaRN's stretch (Peng et al., 2023, arXiv:2309.00071): pairs of channels that turn often in
-    the original context stay as they are, those that turn seldom are stretched by `factor`, and a
-    ramp over the pairs, not over their frequencies, lies between.
+    """Stretch frequencies as YaRN does (Peng et al., 2023, arXiv:2309.00071): pairs of channels
+    that turn often in the original context stay as they are, those that turn seldom are stretched
+    by `factor`, and a ramp over the pairs, not over their frequencies, lies between.
 
     frequencies: [rotary / 2] float32, radians a position
     """
@@ -84,7 +85,7 @@ def _yarn(scaling: Fields, frequencies: Tensor, theta: float, max_positions: int
     pairs = frequencies.shape[0]
 
     def pair(turns: float) -> float:
-        """The pair that turns so often in the original context."""
+        """Return the pair that turns so often in the original context."""
         return pairs * math.log(context / (turns * 2 * math.pi)) / math.log(theta)
 
     first = pair(scaling.number("beta_fast", 32.0))
@@ -104,7 +105,7 @@ def _yarn_stretch(scaling: Fields, max_positions: int) -> float:
 
 
 def _yarn_factor(scaling: Fields, max_positions: int) -> float:
-    """What cosines and sines are multiplied by, so that scores keep their spread."""
+    """Return the factor of cosines and sines, so that scores keep their spread."""
     if scaling.has("attention_factor"):
         return scaling.number("attention_factor")
     stretch = _yarn_stretch(scaling, max_positions)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from baton.bench.checkpoints import GRANITE_SMALL
+from baton.core.errors import ConfigError
 from baton.engine.config import Mixer, ModelConfig
-from baton.engine.errors import ConfigError
-from baton.engine.models.families import FAMILIES, read_config
+from baton.engine.models.family_table import FAMILIES, read_config
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.mamba2 import read_dt_limit
 from baton.engine.models.loader import declared_weights
@@ -70,6 +70,22 @@ def test_bamba_names_its_attention_layers_by_index(tmp_path: Path) -> None:
 def test_a_family_is_found_by_its_architecture_too(tmp_path: Path) -> None:
     fields = {**without(BAMBA, "model_type"), "architectures": ["BambaForCausalLM"]}
     assert read(tmp_path, fields).family == "bamba"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "said"),
+    [
+        ("jamba", "GraniteMoeHybridForCausalLM", "goes with model_type 'granitemoehybrid'"),
+        ("bamba", "GraniteMoeHybridForCausalLM", "model_type 'bamba' with BambaForCausalLM"),
+        ("bamba", "BambaForSequenceClassification", "should name BambaForCausalLM"),
+    ],
+)
+def test_model_type_and_architectures_must_agree(
+    tmp_path: Path, model_type: str, architecture: str, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        read(tmp_path, {**BAMBA, "model_type": model_type, "architectures": [architecture]})
+    assert repr(model_type) in str(caught.value) and architecture in str(caught.value)
 
 
 @pytest.mark.parametrize(

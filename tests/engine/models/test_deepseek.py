@@ -1,4 +1,5 @@
-"""What is DeepSeek's own: latent pages, layers that guess further tokens, what is refused."""
+"""Tests of DeepSeek's peculiarities: latent pages, layers that predict further tokens, refused
+configurations."""
 
 import json
 from pathlib import Path
@@ -9,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.bench.checkpoints import write_checkpoint
+from baton.core.errors import ConfigError, WeightsError
 from baton.engine.config import EngineConfig
-from baton.engine.errors import ConfigError, WeightsError
 from baton.engine.memory.layout import LatentShape, PageLayout
-from baton.engine.models.families import read_config
+from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import declared_weights, load_model
 
 V3: dict[str, Any] = {

@@ -10,12 +10,13 @@ from rerun_capture import RerunCapture
 from step_driver import Row, StepDriver
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
+from baton.engine.loading.weights import DummyWeights
 from baton.engine.memory.owners import Owner
-from baton.engine.models.families import read_config
-from baton.engine.models.graphs import GraphedModel, batch_sizes
+from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import build_model
-from baton.engine.weights import DummyWeights
-from baton.kernels.dispatch import KernelChoice, Kernels, select
+from baton.engine.replay.graphed_model import GraphedModel, batch_sizes
+from baton.kernels.base import Kernels
+from baton.kernels.dispatch import KernelChoice, select
 
 CPU = torch.device("cpu")
 TINY = {

@@ -1,4 +1,4 @@
-"""What our models say is what transformers says, on tiny float32 checkpoints of every family."""
+"""Tests that our models agree with transformers, on tiny float32 checkpoints of every family."""
 
 import random
 from itertools import product

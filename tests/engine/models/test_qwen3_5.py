@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from step_driver import StepDriver
 from torch import Tensor
 
+from baton.core.errors import WeightsError
 from baton.engine.config import EngineConfig
-from baton.engine.errors import WeightsError
 from baton.engine.models.loader import load_model
 
 NAMES = ["qwen3_5_tied", "qwen3_5_moe"]

@@ -15,11 +15,11 @@ from oracle.specs import SPECS
 from step_driver import Row, StepDriver
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
+from baton.core.sampling_params import SamplingParams
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.models.loader import load_model
-from baton.engine.models.replay import ReplayedModel
-from baton.engine.sampling_params import SamplingParams
+from baton.engine.replay.replayed_model import ReplayedModel
 from baton.kernels.dispatch import KernelChoice
 from baton.kernels.native.library import load
 

@@ -16,12 +16,12 @@ from step_driver import StepDriver
 from torch import Tensor
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
-from baton.engine.comm import Comm, Shard
+from baton.core.errors import ConfigError
 from baton.engine.config import ModelConfig
-from baton.engine.errors import ConfigError
-from baton.engine.models.families import read_config
+from baton.engine.loading.weights import Checkpoint
+from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import build_model
-from baton.engine.weights import Checkpoint
+from baton.engine.ranks.comm import Comm, Shard
 
 RANKS = 2
 ANSWER = 8  # tokens
@@ -187,7 +187,7 @@ def part_of(config: ModelConfig, shard: Shard) -> ModelConfig:
 
 @dataclass(frozen=True)
 class Said:
-    """By one rank: logits [prompt + answer, vocab] float32, and the answer."""
+    """The output of one rank: logits [prompt + answer, vocab] float32, and the answer."""
 
     logits: Tensor
     answer: list[int]

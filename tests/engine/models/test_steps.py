@@ -1,4 +1,4 @@
-"""What a step may touch: its rows' slots and pages, nothing else, and never the host."""
+"""Tests that a step touches only its rows' slots and pages, and never reads from the device."""
 
 import random
 from dataclasses import dataclass, replace
@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="module")
 def seen(model: Model) -> Model:
-    """The same one by torch's kernels, whose choices of experts can be seen."""
+    """Return the model on torch's kernels, whose choices of experts can be seen."""
     folder = model.config.folder
     return load_model(EngineConfig(model=folder, kernels=KernelChoice.TORCH))
 

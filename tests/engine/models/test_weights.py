@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from step_driver import StepDriver
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
+from baton.core.errors import WeightsError
 from baton.engine.config import EngineConfig, LoadFormat
-from baton.engine.errors import WeightsError
+from baton.engine.loading.weight_file import WeightFile
 from baton.engine.models.loader import load_model
-from baton.engine.weight_file import WeightFile
 from baton.kernels.linear import packs
 
 TINY: dict[str, Any] = {

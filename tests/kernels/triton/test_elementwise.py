@@ -1,4 +1,4 @@
-"""What layers do between products, on a GPU, against torch's in float32."""
+"""Tests of the elementwise GPU kernels against torch in float32."""
 
 import pytest
 import torch

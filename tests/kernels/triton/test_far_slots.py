@@ -34,7 +34,7 @@ HEADS, K, TOKENS = 2, 16, 5
 
 
 def far(near: Tensor) -> Tensor:
-    """The same slots, STRIDE values apart."""
+    """Return a copy of `near` whose slots lie STRIDE values apart."""
     inner = near[0].numel()
     whole = torch.empty((SLOTS - 1) * STRIDE + inner, dtype=near.dtype, device=near.device)
     return whole.as_strided(near.shape, (STRIDE, *near.stride()[1:])).copy_(near)
@@ -49,7 +49,7 @@ def floats(*shape: int) -> Tensor:
 
 
 def decode_slots() -> dict[str, Tensor]:
-    """One row, which also tracks to its own slot where it tracks."""
+    """One row, whose read and write slot is the last."""
     return {"read_slots": ints(2), "write_slots": ints(2)}
 
 
@@ -78,7 +78,7 @@ def delta_inputs(tokens: int) -> tuple[Tensor, ...]:
 
 def ssm_step(seed: int, pool: Tensor) -> Tensor:
     seeded(seed)
-    return selective_state_update(pool, **decode_slots(), **mamba_inputs(1), track_slots=ints(2))
+    return selective_state_update(pool, **decode_slots(), **mamba_inputs(1))
 
 
 def ssm_prompt(seed: int, pool: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def delta_prompt(seed: int, pool: Tensor) -> Tensor:
 def conv_step(seed: int, pool: Tensor) -> Tensor:
     seeded(seed)
     x, weight = floats(1, pool.shape[1]), torch.rand(pool.shape[1], 4).to(DEVICE)
-    return causal_conv1d_update(x, weight, None, pool, **decode_slots(), track_slots=ints(2))
+    return causal_conv1d_update(x, weight, None, pool, **decode_slots())
 
 
 def conv_prompt(seed: int, pool: Tensor) -> Tensor:
@@ -123,7 +123,8 @@ def attention(seed: int, pool: Tensor) -> Tensor:
 
 
 def latents(seed: int, pool: Tensor) -> Tensor:
-    """The same of latents."""
+    """Write and read latents in `pool` at decode and at prefill, and return the outputs in one
+    tensor."""
     seeded(seed)
     rank = pool.shape[2] - 4
     latent_write(floats(1, rank + 4), pool, ints(2), ints(3))

@@ -52,7 +52,7 @@ def test_a_decode_step_does_too(dtype):
 
 
 def test_a_prompt_cut_anywhere_equals_the_whole_bit_for_bit():
-    """In bfloat16: a window holds what the convolution has taken, rounded alike."""
+    """The test runs in bfloat16: a window holds what the convolution has taken, rounded alike."""
     rng = seeded(3)
     bcx, weight, _ = here(list(inputs(29, torch.bfloat16, biased=True)))
     whole, start, rest = (ragged_batch([n], [p], rng) for n, p in ((29, 0), (10, 0), (19, 10)))

@@ -66,8 +66,8 @@ def test_prompts_match_the_recurrence(channels, dtype):
 
 @pytest.mark.parametrize("channels", [False, True])
 def test_keys_that_are_all_alike_keep_their_digits(channels):
-    """Then every correction depends on all before it, and a series for the inverse would need terms
-    far larger than the result."""
+    """Every correction depends on all before it for such keys, and a series for the inverse would
+    need terms far larger than the result."""
     rng = seeded(4)
     batch = ragged_batch([64], [0], rng)
     inputs = delta_inputs(64, channels, torch.float32)
@@ -95,7 +95,7 @@ def test_a_decode_step_matches_the_reference(channels, dtype):
 
 @pytest.mark.parametrize("channels", [False, True])
 def test_decays_and_rates_may_be_taken_inside(channels):
-    """From what the projections give, at prompts and at decode."""
+    """The kernels compute decays and rates from the raw projections, at prompts and at decode."""
     rng = seeded(7)
     batch = ragged_batch([1] * 3, [5, 0, 9], rng)
     inputs = delta_inputs(3, channels, torch.float32)

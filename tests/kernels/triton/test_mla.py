@@ -5,14 +5,14 @@ import torch
 from ragged_batches import seeded
 from triton_device import BOUND, assert_near, here
 
+from baton.kernels.mla import apply_partial_rope as torch_rotate_tails
 from baton.kernels.mla import mla_decode as torch_mla_decode
 from baton.kernels.mla import mla_prefill as torch_mla_prefill
-from baton.kernels.mla import rotate_tails as torch_rotate_tails
 from baton.kernels.rope import rope_cache
 from baton.kernels.triton import mla_prefill as prefill_of
 from baton.kernels.triton.mla import mla_decode
 from baton.kernels.triton.mla_prefill import mla_prefill
-from baton.kernels.triton.rope import rotate_tails
+from baton.kernels.triton.rope import apply_partial_rope
 
 RANK, WIDTH, PAGE = 20, 28, 16
 
@@ -86,7 +86,7 @@ def test_rotated_tails_match_torchs(interleaved, dtype):
     seeded(interleaved)
     x = torch.randn(5, 11, 24).to(dtype)[:, 1:10]  # strided over tokens and, below, over heads
     cache, positions = rope_cache(torch.rand(6), 40), torch.tensor([0, 39, 7, 7, 3])
-    out = rotate_tails(here(x[:, ::2]), 12, here(cache), here(positions), interleaved)
+    out = apply_partial_rope(here(x[:, ::2]), 12, here(cache), here(positions), interleaved)
     expected = torch_rotate_tails(x[:, ::2].float(), 12, cache, positions, interleaved)
     assert out.dtype == dtype
     assert_near(out, expected, BOUND[dtype])

@@ -11,11 +11,11 @@ from step_driver import StepDriver
 from triton_device import DEVICE, assert_near
 
 from baton.bench.checkpoints import write_checkpoint
-from baton.engine.models.families import read_config
-from baton.engine.models.graphs import CudaCapture, GraphedModel
+from baton.engine.loading.weights import DummyWeights
+from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import build_model
-from baton.engine.weights import DummyWeights
-from baton.kernels.triton.table import TRITON
+from baton.engine.replay.graphed_model import CudaCapture, GraphedModel
+from baton.kernels.triton.triton_kernels import TritonKernels
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_prompts_and_captured_decode_steps_say_what_torchs_say(name: str, tmp_pa
     folder = write_checkpoint(tmp_path, {**spec.config, "model_type": spec.model_type})
     config = read_config(folder, torch.float32, torch.float32)
     reference = StepDriver(build_model(config, DummyWeights(), torch.device("cpu")))
-    ours = build_model(config, DummyWeights(), DEVICE, kernels=TRITON)
+    ours = build_model(config, DummyWeights(), DEVICE, kernels=TritonKernels())
     capture = CudaCapture() if DEVICE.type == "cuda" else RerunCapture()
     driver = StepDriver(GraphedModel(ours, DEVICE, 4, 8, capture), device=DEVICE)
     prompts = [[rng.randrange(3, 320) for _ in range(length)] for length in (10, 1, 3)]

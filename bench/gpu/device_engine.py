@@ -1,0 +1,149 @@
+"""An engine on a GPU in this process: decode steps timed, and watched for host waits."""
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from baton.bench.gpu.models import DeviceWeights, StepBytes, write_config
+from baton.core.sampling_params import SamplingParams
+from baton.engine.config import EngineConfig, LoadFormat
+from baton.engine.engine import Engine
+from baton.engine.models.family_table import read_config
+from baton.engine.models.loader import ready_model
+from baton.engine.schedule.request import RequestSpec
+
+PROMPT = 128  # tokens of each sequence before its timed steps
+_WARM = 8  # steps that are not timed
+
+
+class GpuEngine:
+    """An engine of random weights. On a CPU it has a small model of the same architecture."""
+
+    def __init__(self, config: dict[str, Any], device: torch.device, max_running: int) -> None:
+        self._device = device
+        small = device.type == "cpu"
+        with TemporaryDirectory() as folder:
+            path = write_config(Path(folder) / "model", config, small)
+            options = EngineConfig(
+                model=path,
+                dtype=torch.float32 if small else torch.bfloat16,
+                device=str(device),
+                load_format=LoadFormat.DUMMY,
+                max_running=max_running,
+                max_model_len=256 if small else 4096,
+                chunked_prefill_size=256 if small else 4096,
+                page_size=16 if small else 64,
+                prefix_caching=False,
+                memory_bytes=1 << 28 if small else None,
+            )
+            model = read_config(path, options.dtype, options.ssm_dtype)
+            source = DeviceWeights(device, options.dtype)
+            self._engine = Engine(options, ready_model(model, source, options), None)
+        self.model = model
+        self.bytes = StepBytes.of(model)
+        self._prompt = 20 if small else PROMPT
+        self._rng = random.Random(0)
+        self._serial = 0
+
+    def decode_seconds(self, rows: int, steps: int) -> float:
+        """Return the seconds of one step of `rows` greedy sequences."""
+        with self.decoding(rows, _WARM + steps + 8, SamplingParams(temperature=0)):
+            for _ in range(_WARM):
+                self._engine.step()
+            self._wait()
+            began = time.perf_counter()
+            for _ in range(steps):
+                self._engine.step()
+            self._wait()
+            return (time.perf_counter() - began) / steps
+
+    def prefill_seconds(self, tokens: int) -> float:
+        """Return the seconds to the first token of a prompt of `tokens`.
+
+        Measures the second of two prompts, since the first one builds what is cached.
+        """
+        sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        for _ in range(2):
+            prompt = self._tokens(tokens)
+            self._wait()
+            began = time.perf_counter()
+            self._engine.generate([prompt], sampling)
+        return time.perf_counter() - began
+
+    def guarded_steps(self, rows: int, steps: int) -> int:
+        """Run decode steps of every kind of sampling, and one with a prompt beside them.
+
+        A wait for the device raises. Returns the number of steps.
+        """
+        greedy = SamplingParams(temperature=0)
+        sampled = SamplingParams(
+            temperature=0.8, top_k=40, top_p=0.9, min_p=0.02, presence_penalty=0.5, logprobs=2
+        )
+        with self.decoding(rows, 2 * (_WARM + steps), greedy, sampled):
+            self._joined_by_a_prompt(_WARM)
+            with _no_waits(self._device):
+                self._joined_by_a_prompt(steps)
+        return steps
+
+    def _joined_by_a_prompt(self, steps: int) -> None:
+        """Run steps; half-way a prompt joins and ends at its first token."""
+        for step in range(steps):
+            if step == steps // 2:
+                self._submit(SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
+            self._engine.step()
+
+    @contextmanager
+    def decoding(self, rows: int, tokens: int, *sampling: SamplingParams) -> Iterator[None]:
+        """Run sequences whose prompts are computed inside the context, and cancel them after it.
+
+        They take turns at the entries of `sampling`.
+        """
+        names = []
+        for row in range(rows):
+            own = sampling[row % len(sampling)]
+            names.append(self._submit(replace(own, max_tokens=tokens, ignore_eos=True, seed=row)))
+        while self._engine.status().waiting:
+            self._engine.step()
+        self._engine.step()
+        yield
+        for name in names:
+            self._engine.cancel(name, "measured")
+        while self._engine.has_work:
+            self._engine.step()
+
+    def _submit(self, sampling: SamplingParams) -> str:
+        """Submit a request with a prompt of its own and return its id."""
+        self._serial += 1
+        name = f"bench-{self._serial}"
+        self._engine.submit(RequestSpec(name, self._tokens(self._prompt), sampling))
+        return name
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(self._rng.randrange(3, self.model.vocab_size) for _ in range(count))
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+@contextmanager
+def _no_waits(device: torch.device) -> Iterator[None]:
+    """Make torch raise where the host waits for the GPU.
+
+    Waiting for an event is allowed: a step's results are collected so, one step late.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,154 @@
+"""The writing process of `baton bench transfer`: our channels, raw NIXL and raw gRPC."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+from grpc import aio
+
+from baton.bench.transfer.peer_process import BENCHED, LEASE_S, RAW_SERVICE
+from baton.bench.transfer.pools import Pools, TransferCase
+from baton.rpc.channel_options import DATA_OPTIONS
+from baton.transfer.channels import registry
+from baton.transfer.channels.base import ChannelContext
+from baton.transfer.channels.channel_set import ChannelSet
+from baton.transfer.channels.ends import Sender
+from baton.transfer.channels.nixl.agent import NixlAgent
+from baton.transfer.channels.nixl.plan import PAGES, SLOTS
+from baton.transfer.channels.poller import Poller
+from baton.transfer.memory.regions import Holder, Span
+from baton.transfer.memory.segments import MESSAGE_BYTES, Kind
+from baton.transfer.tickets import TicketTable
+
+
+class Sides:
+    """Writers that send the same bytes from the same memory. Every method returns seconds."""
+
+    def __init__(self, pipe: Connection, pools: Pools) -> None:
+        self._pipe = pipe
+        self.pools = pools
+        self._poller = Poller("transfers")
+        self._senders: dict[str, Sender] = {}
+        self._address: str
+        self._target: Holder
+        self._spans: tuple[Span, Span]
+        self.moved = 0  # bytes of the last hand-off by a channel of ours, as its receiver counts
+
+    async def open(self) -> None:
+        self._address, metadata, self._spans, self._target = await self._heard()
+        self._raw = NixlAgent("bench-raw-writer", self.pools.memory.spans)
+        self._raw_peer = self._raw.add_peer(metadata)
+        for verify in (False, True):
+            for channel in BENCHED:
+                await self._connect(channel.name, verify)
+        self._stream = aio.insecure_channel(self._address, options=DATA_OPTIONS)
+
+    async def close(self) -> None:
+        for sender in self._senders.values():
+            await sender.close()
+        self._raw.close()
+        await self._stream.close()
+        await asyncio.to_thread(self._poller.stop)
+
+    async def ours(self, channel: str, verify: bool, case: TransferCase) -> float:
+        """Measure from the first segment to the receiver's word that all are checked and in
+        place.
+        """
+        name, slots = _name(channel, verify), self.pools.memory.slots
+        sender = self._senders[name]
+        self._pipe.send(("grant",))
+        claim = await self._heard()
+        segments = list(case.segments(slots, sender.segment_bytes))
+        began = time.perf_counter()
+        writing = sender.open(claim, self._target, lambda *word: self._pipe.send(
+            ("moving", name, *word)))  # fmt: skip
+        for segment in segments:
+            await writing.write(segment, self.pools.holder)
+        self._pipe.send(("landed", len(segments)))
+        await writing.finish()
+        finished = time.perf_counter()
+        landed: float
+        self.moved, landed = await self._heard()
+        return max(finished, landed) - began
+
+    async def raw_nixl(self, case: TransferCase) -> float:
+        """Measure one write of one descriptor of the largest size, polled without a pause."""
+        pool, span = (PAGES, case.tokens) if case.tokens else (SLOTS, case.layers)
+        assert span
+        ours, theirs = self.pools.memory.spans[pool], self._spans[pool]
+        size = case.nbytes(self.pools.memory.slots)
+        source, target = (
+            np.array([[s.address + s.block_bytes, size, s.device or 0]], dtype=np.uint64)
+            for s in (ours, theirs)
+        )
+        self._pipe.send(("raw", True))
+        began = time.perf_counter()
+        write = self._raw.write_parts(source, target, self._raw_peer, b"raw")
+        while not self._raw.done(write):
+            pass
+        took = time.perf_counter() - began
+        self._pipe.send(("raw", False))
+        return took
+
+    async def raw_grpc(self, case: TransferCase) -> float:
+        """Measure sending one message repeatedly to a receiver that drops it."""
+        size = case.nbytes(self.pools.memory.slots)
+        message = bytes(MESSAGE_BYTES)
+        call = self._stream.stream_unary(f"/{RAW_SERVICE}/Push")
+        began = time.perf_counter()
+        pushing = call()
+        for _ in range(size // MESSAGE_BYTES):
+            await pushing.write(message)
+        await pushing.write(message[: size % MESSAGE_BYTES])
+        await pushing.done_writing()
+        assert int.from_bytes(await pushing, "little") == size
+        return time.perf_counter() - began
+
+    def memcpy(self, case: TransferCase, into: torch.Tensor) -> float:
+        size = case.nbytes(self.pools.memory.slots)
+        pool = self.pools.pages if case.tokens else self.pools.states
+        source = pool.storage.view(-1)[:size]
+        began = time.perf_counter()
+        into[:size].copy_(source)
+        return time.perf_counter() - began
+
+    async def _connect(self, channel: str, verify: bool) -> None:
+        name, memory = _name(channel, verify), self.pools.memory
+        self._pipe.send(("open", name, channel))
+        offers = await self._heard()
+        context = ChannelContext(
+            worker=name,
+            memory=memory,
+            tickets=TicketTable(memory, 0),
+            poller=self._poller,
+            lease_s=LEASE_S,
+            verify=verify,
+            count_sent=_uncounted,
+            count_received=_uncounted,
+        )
+        channels = ChannelSet([registry.find(channel)(context)])
+        chosen = await channels.connect(offers, "the receiver")
+        self._pipe.send(("chosen", name, channel))
+        self._senders[name] = chosen.sender
+
+    async def _heard(self) -> Any:
+        return await asyncio.to_thread(self._pipe.recv)
+
+
+def names() -> Iterator[tuple[str, bool]]:
+    """Yield our channels, each without and with checksums."""
+    for channel in BENCHED:
+        for verify in (False, True):
+            yield channel.name, verify
+
+
+def _name(channel: str, verify: bool) -> str:
+    return f"{channel}-{'full' if verify else 'off'}"
+
+
+def _uncounted(kind: Kind, nbytes: int) -> None:
+    """Ignore the count: the receiver counts."""

@@ -1,0 +1,118 @@
+"""`baton bench transfer`: state between two processes, compared with raw NIXL, gRPC and a copy."""
+
+import multiprocessing
+import random
+from collections.abc import Mapping
+from statistics import median
+
+import click
+import torch
+import uvloop
+
+from baton.bench.contract import Report, json_option, repeats_option, seed_option, show, summarise
+from baton.bench.transfer import handover, peer_process
+from baton.bench.transfer.pools import CASES, Pools, TransferCase
+from baton.bench.transfer.sides import Sides, names
+from baton.deploy.process.malloc_tuning import keep_freed_memory
+from baton.engine.memory.layout import SlotLayout
+
+JOIN_S = 30.0
+
+
+@click.command("transfer")
+@click.option("--case", "chosen", multiple=True, type=click.Choice([case.name for case in CASES]),
+              help="Only these cases; all when left out.")  # fmt: skip
+@click.option("--hand-overs", type=click.IntRange(0), default=20, show_default=True,
+              help="Requests through a cluster, for prefill_to_decode_ms; 0 for none.")  # fmt: skip
+@repeats_option
+@seed_option
+@json_option
+def transfer(
+    chosen: tuple[str, ...], hand_overs: int, repeats: int, seed: int | None, json_wanted: bool
+) -> None:
+    """Move state and KV of real models' sizes from one process to another on this machine.
+
+    CHANNEL_gb_s, CHANNEL_share: the median over the cases, without checksums; _full: with them.
+    limits, interleaved with ours: one NIXL write of one descriptor, a gRPC stream of 1 MiB messages
+    that is dropped at once, and a copy within a process. bytes_ratio: bytes that arrived, with
+    headers and padding, over those needed.
+
+    prefill_to_decode_ms: from the last layer at a prefill worker to the launch of the first decode
+    step on an idle rank; the message between the two counts as half of the fastest heartbeat's
+    round trip.
+    """
+    seed = random.randrange(2**31) if seed is None else seed
+    click.echo(f"seed {seed}")
+    keep_freed_memory()  # as in workers; raw gRPC profits from it too
+    cases = [case for case in CASES if not chosen or case.name in chosen]
+    results, limits = uvloop.run(_measure(cases, repeats, seed))
+    if hand_overs:
+        results |= handover.measure(hand_overs, repeats, random.Random(seed))
+    config = {
+        "cases": [case.name for case in cases],
+        "hand_overs": hand_overs,
+        "repeats": repeats,
+        "seed": seed,
+    }
+    show(Report("transfer", config, results, limits), json_wanted)
+
+
+async def _measure(
+    cases: list[TransferCase], repeats: int, seed: int
+) -> tuple[dict[str, float], dict[str, float]]:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    child = context.Process(target=peer_process.main, args=(there, seed), daemon=True)
+    child.start()
+    sides = Sides(here, Pools(seed))
+    await sides.open()
+    into = torch.ones(max(case.nbytes(_slots(sides)) for case in cases), dtype=torch.uint8)
+    rounds = []
+    for number in range(repeats + 1):
+        measured = await _round(sides, cases, into)
+        if number:  # the first touches every page, and connects
+            rounds.append(measured)
+    await sides.close()
+    here.send(None)
+    child.join(JOIN_S)
+    return _summed([ours for ours, _ in rounds]), summarise([limit for _, limit in rounds])
+
+
+def _slots(sides: Sides) -> SlotLayout:
+    return sides.pools.memory.slots
+
+
+async def _round(
+    sides: Sides, cases: list[TransferCase], into: torch.Tensor
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Measure GB/s and shares of every case, one after another."""
+    ours: dict[str, float] = {}
+    limits: dict[str, float] = {}
+    ratios: list[float] = []
+    for case in cases:
+        size = case.nbytes(_slots(sides))
+        raw = {"nixl": await sides.raw_nixl(case), "grpc": await sides.raw_grpc(case)}
+        limits |= {f"raw_{name}_gb_s_{case.name}": size / s / 1e9 for name, s in raw.items()}
+        copy_s = sides.memcpy(case, into)
+        limits[f"memcpy_gb_s_{case.name}"] = size / copy_s / 1e9
+        for channel, verify in names():
+            took = await sides.ours(channel, verify, case)
+            full = "_full" if verify else ""
+            ours[f"{channel}{full}_gb_s_{case.name}"] = size / took / 1e9
+            ours[f"{channel}{full}_share_{case.name}"] = raw.get(channel, copy_s) / took
+            ratios.append(sides.moved / size)
+    return ours | {"bytes_ratio": max(ratios)}, limits
+
+
+def _summed(rounds: list[Mapping[str, float]]) -> dict[str, float]:
+    """Return each case's median and spread, and the median over the cases."""
+    each = summarise(rounds)
+    whole: dict[str, float] = {}
+    for channel, verify in names():
+        for unit in ("gb_s", "share"):
+            key = f"{channel}{'_full' if verify else ''}_{unit}"
+            whole[key] = median(
+                value for name, value in each.items()
+                if name.startswith(f"{key}_") and not name.endswith("_spread")
+            )  # fmt: skip
+    return whole | each

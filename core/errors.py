@@ -1,0 +1,156 @@
+"""The error tree of Baton: every exception that it raises on purpose.
+
+Each class has one code; `core/error_codes.py` maps each code to gRPC and HTTP.
+A room's own errors are defined in that room (named in brackets) and inherit from this tree.
+
+BatonError                     INTERNAL
+├── ConfigError                INTERNAL           a model folder or an option that cannot work
+│   ├── WeightsError           INTERNAL           a checkpoint's tensors are wrong
+│   └── TokenizerFileError     INTERNAL           tokenizer files are missing or bad [text]
+├── InvariantError             INTERNAL           bookkeeping does not balance: a fault of ours
+├── StoppedError               UNAVAILABLE        the engine's loop has ended
+├── PeerLostError              UNAVAILABLE        a peer went away or is not who it was
+│   └── PeerSilentError        UNAVAILABLE        a peer was silent for its lease
+├── IncompatibleError          INCOMPATIBLE       two processes differ in protocol or layout
+├── RequestError               INVALID_REQUEST    one request is wrong
+│   └── TooLargeError          TOO_LARGE          a request that cannot fit even alone
+├── ApiError                   chosen by whoever raises it; what clients and peers are told
+├── TextError                  INVALID_REQUEST    [text]
+│   ├── EncodingError          INVALID_REQUEST    text without token ids, or ids without text
+│   ├── ChatTemplateError      INVALID_REQUEST    messages that cannot be rendered
+│   ├── GrammarError           INVALID_REQUEST    an unusable grammar, or an answer that left it
+│   └── GrammarBusyError       OVERLOADED         too many grammars at once
+├── TransferError              INTERNAL           [transfer]
+│   ├── MoveError              INTERNAL           a hand-off made a move that its table lacks
+│   ├── TicketError            UNAVAILABLE        a ticket that is unknown, outdated or closed
+│   ├── FrameError             INTERNAL           malformed bytes, or bytes outside their ticket
+│   ├── ChecksumError          DATA_LOSS          a segment arrived with other bytes
+│   └── ChannelError           UNAVAILABLE        the peer was lost, or did not answer in time
+├── ClientGone                 CANCELLED          the client closed its connection [api]
+├── DeployError                INTERNAL           [deploy]
+│   ├── StartError             INTERNAL           a cluster that cannot start
+│   ├── ScaleError             INVALID_REQUEST    a cluster that cannot change as was asked
+│   └── NotRunning             UNAVAILABLE        no cluster answers where one was looked for
+├── BuildError                 INTERNAL           native kernels cannot be compiled [kernels]
+├── LayoutError                INTERNAL           structs differ from the native library's [kernels]
+├── NotRecordableError         INTERNAL           a model step that cannot be recorded [kernels]
+├── PeerError                  INTERNAL           a peer to compare with cannot run [bench]
+└── RequestFailed              UNAVAILABLE        a server did not answer a benchmark [bench]
+"""
+
+from baton.core.error_codes import ERROR_STATUS, ErrorCode, ErrorStatus
+
+
+class BatonError(Exception):
+    """The base of every error that Baton raises on purpose.
+
+    The message says what was wrong and what to do. `expected` and `actual` are the two values that
+    differ, as text; both are empty where the error is not about a value.
+    """
+
+    code: ErrorCode = ErrorCode.INTERNAL
+
+    def __init__(self, message: str = "", expected: str = "", actual: str = "") -> None:
+        super().__init__(message)
+        self.expected = expected
+        self.actual = actual
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+    @property
+    def status(self) -> ErrorStatus:
+        """The row of the table for this error's code."""
+        return ERROR_STATUS[self.code]
+
+
+class ConfigError(BatonError):
+    """A model folder or an option that cannot work: says which, and what would. Raised at start."""
+
+
+class WeightsError(ConfigError):
+    """A checkpoint's tensors are missing, extra, misshapen or cut short."""
+
+
+class InvariantError(BatonError):
+    """Bookkeeping of Baton's own that does not balance."""
+
+
+class StoppedError(BatonError):
+    """The engine's loop has ended; it accepts nothing more."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
+class PeerLostError(BatonError):
+    """A peer went away, restarted, or did not keep to the protocol of its stream."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
+class PeerSilentError(PeerLostError):
+    """A peer was silent for its lease."""
+
+
+class IncompatibleError(BatonError):
+    """Two processes differ in protocol version or memory layout: names every difference."""
+
+    code = ErrorCode.INCOMPATIBLE
+
+
+class RequestError(BatonError):
+    """One request is wrong; the process goes on. `field` names the offending argument."""
+
+    code = ErrorCode.INVALID_REQUEST
+
+    def __init__(
+        self, message: str, field: str | None = None, expected: str = "", actual: str = ""
+    ) -> None:
+        super().__init__(message, expected, actual)
+        self.field = field
+
+
+class TooLargeError(RequestError):
+    """A request that could not fit even alone."""
+
+    code = ErrorCode.TOO_LARGE
+
+
+ROUTER = "router"
+"""The `origin` of what a router finds wrong itself."""
+
+
+class ApiError(BatonError):
+    """A failure as clients and peers are told of it, with a code chosen where it is raised.
+
+    `param` names the request's field; `origin` the worker that failed, or ROUTER;
+    `retry_after_s` is for OVERLOADED and UNAVAILABLE.
+    """
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str,
+        *,
+        param: str | None = None,
+        expected: str = "",
+        actual: str = "",
+        origin: str = ROUTER,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, expected, actual)
+        self.code = code
+        self.param = param
+        self.origin = origin
+        self.retry_after_s = retry_after_s
+
+    @property
+    def retryable(self) -> bool:
+        """A client may send the same request again."""
+        return self.status.retryable
+
+    @property
+    def replaceable(self) -> bool:
+        """The cluster may try the request on another worker."""
+        return self.status.replaceable

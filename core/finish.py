@@ -1,0 +1,54 @@
+"""The end of an answer: its reason, its numbers of tokens, its durations."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from baton.core.errors import ApiError
+
+
+class FinishReason(StrEnum):
+    """A reason for an answer to end."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Numbers of tokens of one request."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, not computed again
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Durations in microseconds; proto/common.proto says where each is measured."""
+
+    router_queue_us: int = 0
+    prefill_queue_us: int = 0
+    prefill_us: int = 0
+    delivery_us: int = 0
+    network_us: int = 0
+    transfer_us: int = 0
+    decode_wait_us: int = 0
+    first_decode_step_us: int = 0
+    ttft_us: int = 0
+    e2e_us: int = 0
+    prefill_to_decode_us: int = 0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end of an answer."""
+
+    reason: FinishReason
+    stop_token_id: int | None = None  # the token that ended it
+    stop_string: str = ""  # the string that ended it
+    cut_chars: int = 0  # characters to cut from the end of the text of all output ids
+    usage: Usage = field(default_factory=Usage)
+    timings: Timings = field(default_factory=Timings)
+    error: ApiError | None = None  # with ERROR and ABORT

@@ -1,0 +1,87 @@
+"""The answer of one request, and the messages that carry it to the router."""
+
+from collections.abc import Callable
+
+from baton.decode.request_timings import RequestTimings
+from baton.engine.output.events import TokenSampled
+from baton.proto import common_pb2, handoff_pb2, worker_pb2
+from baton.rpc.convert import logprob_to_proto
+
+AddPart = Callable[[], worker_pb2.RequestTokens]
+"""Adds an empty part to the next message to the router. The caller fills it at once."""
+
+
+class Answer:
+    """The output so far. Each addition is sent to the router with the session's next message."""
+
+    def __init__(
+        self, start: worker_pb2.StartRequest, add_part: AddPart, timings: RequestTimings
+    ) -> None:
+        """start: its `output_ids`, known from an earlier rank, are part of the output."""
+        self.token_ids = list(start.output_ids)
+        self._start = start
+        self._add_part = add_part
+        self._timings = timings
+        self._scored_to = 0  # prompt positions below it have been sent
+        self._cached_tokens = 0
+
+    def add_first_token(self, first: handoff_pb2.FirstToken) -> None:
+        """Relay the prefill worker's token. It ends the answer if it carries `finished`."""
+        self._cached_tokens = first.cached_tokens
+        self._timings.on_first_token(first)
+        part = self._part()
+        ended = first.HasField("finished")
+        if not ended or first.finished.usage.completion_tokens:
+            part.token_ids.append(first.token_id)
+            if first.HasField("logprob"):
+                part.logprobs.append(first.logprob)
+            self.token_ids.append(first.token_id)
+        part.held_us = self._timings.since_first_token_us
+        if ended:
+            part.finished.CopyFrom(first.finished)
+            part.finished.timings.CopyFrom(self._timings.message)
+
+    def add_scores(self, logprobs: common_pb2.PromptLogprobs) -> None:
+        """Relay the log probabilities of prompt positions that have not been sent.
+
+        A second hand-off sends again what the first has sent.
+        """
+        end = logprobs.start + len(logprobs.tokens)
+        if end <= self._scored_to:
+            return
+        fresh = max(self._scored_to - logprobs.start, 0)
+        self._scored_to = end
+        part = self._part()
+        part.prompt_logprobs.start = logprobs.start + fresh
+        part.prompt_logprobs.tokens.extend(logprobs.tokens[fresh:])
+
+    def add_sampled(self, event: TokenSampled) -> None:
+        """Relay a token that this rank has decoded."""
+        part = self._part()
+        part.first_index = event.index
+        part.token_ids.append(event.token_id)
+        self.token_ids.append(event.token_id)
+        if event.logprob is not None:
+            part.logprobs.append(logprob_to_proto(event.logprob))
+
+    def end(self, finished: common_pb2.Finished) -> None:
+        """Send how the engine has ended the answer."""
+        part = self._part()
+        part.finished.CopyFrom(finished)
+        part.finished.usage.cached_tokens = self._cached_tokens
+        part.finished.timings.CopyFrom(self._timings.message)
+
+    def end_early(self, reason: common_pb2.FinishReason, error: common_pb2.Error) -> None:
+        """Send why the answer ends although the engine has not finished it."""
+        usage = common_pb2.Usage(
+            prompt_tokens=len(self._start.prompt_ids), completion_tokens=len(self.token_ids)
+        )
+        self.end(common_pb2.Finished(reason=reason, error=error, usage=usage))
+
+    def _part(self) -> worker_pb2.RequestTokens:
+        """Add a part that begins at the next output index."""
+        part = self._add_part()
+        part.request_id = self._start.request_id
+        part.attempt = self._start.attempt
+        part.first_index = len(self.token_ids)
+        return part

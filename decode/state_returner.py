@@ -1,0 +1,58 @@
+"""Return of state to prefill workers, and fetching of the snapshots that they keep."""
+
+from collections.abc import Sequence
+
+from baton.decode.prefill_link import PrefillLink
+from baton.proto import common_pb2, handoff_pb2
+from baton.text.prefix_index import PrefixIndex
+from baton.worker.config import SendSnapshots, StateReturn
+from baton.worker.context import WorkerContext
+from baton.worker.prefix_fetcher import PrefixFetcher
+
+
+class StateReturner:
+    """The rank's part in `--state-return` and `--send-snapshots`.
+
+    No request waits for it or fails because of it.
+    """
+
+    def __init__(self, context: WorkerContext, fetcher: PrefixFetcher) -> None:
+        self._returns = context.config.state_return
+        self._snapshots = context.config.send_snapshots
+        self._identity = context.hello.worker
+        self._fetcher = fetcher
+        self._index = PrefixIndex[None]()  # of the states in this rank's cache
+
+    def state_at(
+        self, prompt_ids: Sequence[int], routers: common_pb2.StateAt
+    ) -> common_pb2.StateAt:
+        """Return who has the state after the most tokens of this prompt.
+
+        It is this rank or the worker that the router names in `routers`. 0 tokens: nobody has any.
+        """
+        if self._returns is StateReturn.OFF:
+            return common_pb2.StateAt()
+        mine = self._index.held(prompt_ids).get(None, 0)
+        if mine < routers.tokens:
+            return routers
+        return common_pb2.StateAt(worker=self._identity, tokens=mine)
+
+    def ended(self, token_ids: Sequence[int], link: PrefillLink | None) -> None:
+        """Note that an ended request has left the state after `token_ids` in this rank's cache.
+
+        link: to its prefill worker, which is offered the state if it is returned eagerly.
+        """
+        if self._returns is StateReturn.OFF or not token_ids:
+            return
+        self._index.add(token_ids, None)
+        if self._returns is StateReturn.EAGER and link is not None:
+            offer = handoff_pb2.StateOffer(token_ids=token_ids)
+            link.send(handoff_pb2.DecodeMessage(offer=offer))
+
+    def arrived(self, token_ids: Sequence[int], link: PrefillLink) -> None:
+        """Fetch the state after `token_ids` from the prefill worker that has just handed over.
+
+        token_ids: the longest part of the prompt whose state its cache keeps.
+        """
+        if self._snapshots is SendSnapshots.LAST and token_ids:
+            self._fetcher.start(link.peer, tuple(token_ids))

@@ -1,0 +1,61 @@
+"""One streamed answer over HTTP."""
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from baton.deploy.client.api_key import key_header
+from baton.deploy.errors import DeployError, NotRunning
+
+SILENCE_S = 600.0  # a long prompt's first token may take minutes on a CPU
+
+
+def stream_text(
+    url: str, body: Mapping[str, Any], *, chat: bool, api_key: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield ("text", new text) for each part, then ("end", the event with `usage` and `timings`).
+
+    Raises NotRunning, or DeployError with the server's message.
+    """
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    for event in _events(f"{url.rstrip('/')}{path}", body, api_key):
+        if "error" in event:
+            raise DeployError(f"the answer broke off: {event['error']['message']}")
+        for choice in event["choices"]:
+            text = choice["delta"].get("content") if chat else choice["text"]
+            if text:
+                yield "text", text
+        if event.get("timings"):
+            yield "end", event
+
+
+def _events(url: str, body: Mapping[str, Any], api_key: str) -> Iterator[dict[str, Any]]:
+    wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    request = urllib.request.Request(
+        url,
+        json.dumps(wanted).encode(),
+        {"Content-Type": "application/json", **key_header(api_key)},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=SILENCE_S) as reply:
+            for line in reply:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[len(b"data: ") :])
+                if line.startswith(b"data: [DONE]"):
+                    return
+        raise NotRunning(f"the answer broke off: its stream from {url} ended before it did")
+    except urllib.error.HTTPError as err:
+        raise DeployError(_complaint(err)) from err
+    except (OSError, http.client.HTTPException) as err:  # the router may die while it answers
+        raise NotRunning(f"no router answers at {url}: {err}") from err
+
+
+def _complaint(err: urllib.error.HTTPError) -> str:
+    text = err.read().decode(errors="replace")
+    try:
+        return f"refused ({err.code}): {json.loads(text)['error']['message']}"
+    except (ValueError, KeyError, TypeError):
+        return f"refused ({err.code}): {text[:300]}"

@@ -1,0 +1,48 @@
+"""A client of the router's HTTP endpoints that commands use. Streams are read by `ask.py`."""
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from baton.deploy.client.api_key import key_header
+from baton.deploy.errors import NotRunning
+
+DEADLINE_S = 10.0
+
+
+class RouterClient:
+    """A client of one router.
+
+    url: without a path, as in http://127.0.0.1:8000. api_key: empty for a router that needs none.
+    """
+
+    def __init__(self, url: str, api_key: str = "") -> None:
+        self.url = url.rstrip("/")
+        self._headers = key_header(api_key)
+
+    def server_info(self) -> dict[str, Any]:
+        """Return the router's `/server_info`. Raises NotRunning."""
+        body = self._call("/server_info")
+        try:
+            info: dict[str, Any] = json.loads(body)
+        except ValueError as err:
+            raise NotRunning(f"what answers at {self.url} is no router: {err}") from err
+        return info
+
+    def flush_cache(self) -> None:
+        """Empty every worker's prefix cache once it is idle. Raises NotRunning on failure."""
+        self._call("/flush_cache", method="POST")
+
+    def _call(self, path: str, method: str = "GET") -> bytes:
+        request = urllib.request.Request(self.url + path, headers=self._headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
+                body: bytes = reply.read()
+        except urllib.error.HTTPError as err:
+            detail = err.read().decode(errors="replace")[:300]
+            raise NotRunning(f"{self.url}{path} answers {err.code}: {detail}") from err
+        except (OSError, http.client.HTTPException) as err:  # the router may die while it answers
+            raise NotRunning(f"no router answers at {self.url}: {err}") from err
+        return body

@@ -1,0 +1,114 @@
+"""The control socket, by which other commands ask the serving process to change its cluster.
+
+The socket lies in this user's own folder, so that no other user can connect. A connection carries
+one request: one line of JSON. The reply is any number of progress lines and one answer.
+"""
+
+import json
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from baton.deploy.cluster.start_progress import StartProgress
+from baton.deploy.errors import DeployError, NotRunning, StartError
+
+Handler = Callable[[Mapping[str, Any], StartProgress], Mapping[str, Any]]
+"""Takes a request and a progress receiver; returns the answer, or raises DeployError."""
+
+SILENCE_S = 900.0
+"""Longest wait between two lines of the answer: a worker's start, or a drain."""
+
+
+class _Told:
+    """A `StartProgress` that sends reports to the requesting command until it disconnects."""
+
+    def __init__(self, send: Callable[[Mapping[str, Any]], None]) -> None:
+        self._send = send
+
+    def update(self, part: str, phase: str, fraction: float) -> None:
+        self._send({"part": part, "phase": phase, "fraction": fraction})
+
+    def done(self, part: str, detail: str) -> None:
+        self._send({"part": part, "detail": detail})
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+
+
+@contextmanager
+def listening(path: Path, handle: Handler) -> Iterator[None]:
+    """Handle requests at `path` inside the context, each on its own thread. Raises StartError."""
+
+    class RequestHandler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):  # the requester has disconnected
+                self._answer()
+
+        def _answer(self) -> None:
+            try:
+                answer = handle(json.loads(self.rfile.readline()), _Told(self._tell))
+            except DeployError as err:
+                self._send({"error": str(err)})
+            else:
+                self._send({"answer": answer})
+
+        def _tell(self, message: Mapping[str, Any]) -> None:
+            with suppress(OSError):  # the requested work continues without a listener
+                self._send(message)
+
+        def _send(self, message: Mapping[str, Any]) -> None:
+            self.wfile.write(json.dumps(message).encode() + b"\n")
+
+    path.unlink(missing_ok=True)
+    try:
+        server = _Server(str(path), RequestHandler)
+    except OSError as err:
+        raise StartError(f"cannot listen for commands at {path}: {err}") from err
+    thread = threading.Thread(target=server.serve_forever, name="control", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        path.unlink(missing_ok=True)
+
+
+def ask(path: Path, request: Mapping[str, Any], progress: StartProgress) -> Mapping[str, Any]:
+    """Send a request and return its answer.
+
+    Raises NotRunning, or DeployError with the other side's message.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(SILENCE_S)
+            connection.connect(str(path))
+            with connection.makefile("rwb") as lines:
+                lines.write(json.dumps(request).encode() + b"\n")
+                lines.flush()
+                return _answer(lines, progress)
+    except TimeoutError as err:
+        raise DeployError(f"{path} did not answer for {SILENCE_S:g} s; see `baton status`") from err
+    except OSError as err:
+        raise NotRunning(f"no `baton serve` answers at {path}: {err}") from err
+
+
+def _answer(lines: Iterator[bytes], progress: StartProgress) -> Mapping[str, Any]:
+    for line in lines:
+        message = json.loads(line)
+        if "error" in message:
+            raise DeployError(message["error"])
+        if "answer" in message:
+            answer: Mapping[str, Any] = message["answer"]
+            return answer
+        if "detail" in message:
+            progress.done(message["part"], message["detail"])
+        else:
+            progress.update(message["part"], message["phase"], message["fraction"])
+    raise NotRunning("the cluster ended before it answered")

@@ -1,0 +1,88 @@
+"""A watchdog for signals that end Ray together with this process.
+
+A signal to the whole process group ends Ray's processes too. Every later call to Ray would then
+wait half a minute for processes that are gone, partly in native code that handles no signals.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+RAY_PROCESSES = frozenset({"gcs_server", "raylet"})
+GRACE_S = 2.0
+_LOOK_S = 0.2
+_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+_OVER = b"\0"  # no signal has this number
+
+
+@contextmanager
+def end_if_ray_is_lost(grace_s: float = GRACE_S) -> Iterator[None]:
+    """End this process if SIGINT or SIGTERM has ended Ray's processes too.
+
+    Applies inside the context, `grace_s` after Ray's processes have ended. Main thread only; signal
+    handlers stay as they are.
+    """
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    over = threading.Event()
+    watcher = threading.Thread(
+        target=_watch, args=(heard, over, grace_s), name="ray-lost", daemon=True
+    )
+    watcher.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        over.set()
+        os.write(told, _OVER)
+        watcher.join()
+        os.close(told)
+        os.close(heard)
+
+
+def _watch(heard: int, over: threading.Event, grace_s: float) -> None:
+    while (number := os.read(heard, 1)) != _OVER:
+        if number[0] in _SIGNALS:
+            break
+    if over.is_set():
+        return
+    ours = psutil.Process().children(recursive=True)
+    ray = [process for process in ours if _name(process) in RAY_PROCESSES]
+    lost_s: float | None = None
+    while not over.wait(_LOOK_S):
+        if lost_s is None and any(_ended(process) for process in ray):
+            lost_s = time.monotonic()
+        if lost_s is not None and time.monotonic() - lost_s > grace_s:
+            _end(ours)
+
+
+def _end(ours: list[psutil.Process]) -> None:
+    for process in ours:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    print("stopped: the signal has ended Ray too, so no request could end", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(130)
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,99 @@
+"""The configs of the router and of each worker: addresses, threads, shares of memory."""
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from baton.api.keys import digest_of, new_key
+from baton.core.role import Role
+from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.member import Member
+from baton.deploy.process.ports import settle
+from baton.router.config import RouterConfig
+from baton.worker.config import StateReturn, WorkerConfig
+
+MOST_TICKETS = 8
+"""Hand-offs at once into one rank: more only wait for the same network and memory."""
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The addresses and shares of one cluster, settled once before anything starts."""
+
+    config: ClusterConfig
+    http_port: int
+    grpc_port: int
+    threads: int  # compute threads of each worker: oversubscribed OpenMP collapses
+    operator_key: str = field(default_factory=new_key, repr=False)  # stays in this process
+
+    @classmethod
+    def settle(cls, config: ClusterConfig, held: ExitStack) -> Self:
+        """Choose ports and threads.
+
+        held: keeps the ports reserved. Raises StartError if a port cannot be used.
+        """
+        wanted = {"--http-port": config.http_port, "--grpc-port": config.grpc_port}
+        ports = settle(config.host, wanted, held)
+        cores = len(os.sched_getaffinity(0))
+        threads = config.threads or max(1, cores // len(config.members))
+        return cls(config, ports["--http-port"], ports["--grpc-port"], threads)
+
+    @property
+    def http_address(self) -> str:
+        """Return host:port as this machine reaches it."""
+        return f"{self._reachable}:{self.http_port}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"{self._reachable}:{self.grpc_port}"
+
+    def router(self) -> RouterConfig:
+        config = self.config
+        return RouterConfig(
+            model=config.engine.model,
+            served_model_name=config.served_model_name,
+            host=config.host,
+            allowed_hosts=config.allowed_hosts,
+            api_keys=config.api_keys,
+            operator_sha256=digest_of(self.operator_key),
+            cors_origins=config.cors_origins,
+            http_port=self.http_port,
+            grpc_port=self.grpc_port,
+            policy=config.policy,
+            lease_ms=config.lease_ms,
+            request_timeout_s=config.request_timeout_s,
+            worker_wait_s=config.worker_wait_s,
+            max_queued=config.max_queued,
+            max_body_bytes=config.max_body_bytes,
+            incremental_streaming_output=config.incremental_streaming_output,
+        )
+
+    def worker(self, member: Member) -> WorkerConfig:
+        engine = self.config.engine
+        decodes = member.role is Role.DECODE
+        takes_in = decodes or self.config.state_return is not StateReturn.OFF
+        return WorkerConfig(
+            member.worker_id,
+            member.role,
+            replace(
+                engine,
+                threads=self.threads,
+                workers_on_host=len(self.config.members),
+                tickets=min(engine.max_running, MOST_TICKETS) if takes_in else 0,
+            ),
+            dp_group=self.config.group_of(member.number) if decodes else 0,
+            dp_rank=member.number if decodes else 0,
+            routers=(self.grpc_address,),
+            lease_ms=self.config.lease_ms,
+            channel=self.config.channel,
+            verify=self.config.verify,
+            tls=self.config.tls,
+            state_return=self.config.state_return,
+            send_snapshots=self.config.send_snapshots,
+        )
+
+    @property
+    def _reachable(self) -> str:
+        """Return a host to connect to: loopback where the router listens on a wildcard."""
+        return "127.0.0.1" if self.config.host in ("0.0.0.0", "::") else self.config.host

@@ -1,0 +1,85 @@
+"""One answer of an engine in this process, as events of the API."""
+
+import asyncio
+import time
+
+from baton.api.backend import GenerateRequest, TokenEvent
+from baton.core.errors import ApiError
+from baton.core.finish import Finished, Timings
+from baton.engine.output import events as engine_events
+from baton.worker.convert import finished_of
+
+
+class LocalAnswer:
+    """The events of one request.
+
+    The engine's port writes them and one handler reads them, on the same event loop.
+    """
+
+    def __init__(self, request: GenerateRequest, worker_id: str) -> None:
+        """worker_id: the origin that an error names."""
+        self.request = request
+        self._worker_id = worker_id
+        self.over = False
+        """`Finished`, or the error instead of it, lies here or was read."""
+        self.queued = False
+        """True once the request is in the engine; before that, its grammar is compiled."""
+        self._arrived_s = time.monotonic()
+        self._scheduled_s = self._arrived_s
+        self._first_s: float | None = None  # when the first token was there
+        self._given = 0
+        self._events: asyncio.Queue[TokenEvent | Finished | ApiError] = asyncio.Queue()
+
+    async def next(self) -> TokenEvent | Finished:
+        """Wait for the next event. Raises the request's `ApiError`."""
+        event = await self._events.get()
+        if isinstance(event, ApiError):
+            raise event
+        return event
+
+    def fail(self, error: ApiError) -> None:
+        """End the answer with an error. Idempotent."""
+        if not self.over:
+            self.over = True
+            self._events.put_nowait(error)
+
+    def feed(self, event: engine_events.Event, at_s: float) -> None:
+        """Add an engine event.
+
+        at_s: when it arrived, by `time.monotonic`.
+        """
+        if self.over:
+            return
+        match event:
+            case engine_events.Scheduled():
+                self._scheduled_s = at_s
+            case engine_events.PromptScored():
+                self._events.put_nowait(TokenEvent(self._given, (), prompt_logprobs=event.scores))
+            case engine_events.TokenSampled():
+                self._sampled(event, at_s)
+            case engine_events.RequestFinished():
+                self.over = True
+                self._events.put_nowait(self._finished(event, at_s))
+
+    def _sampled(self, event: engine_events.TokenSampled, at_s: float) -> None:
+        if self._first_s is None:
+            self._first_s = at_s
+        self._given = event.index + 1
+        logprobs = () if event.logprob is None else (event.logprob,)
+        self._events.put_nowait(TokenEvent(event.index, (event.token_id,), logprobs))
+
+    def _finished(self, event: engine_events.RequestFinished, at_s: float) -> Finished:
+        return finished_of(event, self._worker_id, self._timings(at_s))
+
+    def _timings(self, at_s: float) -> Timings:
+        first_s = at_s if self._first_s is None else self._first_s
+        return Timings(
+            prefill_queue_us=_us(self._scheduled_s - self._arrived_s),
+            prefill_us=_us(first_s - self._scheduled_s),
+            ttft_us=_us(first_s - self._arrived_s) if self._first_s is not None else 0,
+            e2e_us=_us(at_s - self._arrived_s),
+        )
+
+
+def _us(seconds: float) -> int:
+    return round(max(0.0, seconds) * 1e6)

@@ -1,0 +1,53 @@
+"""The role of a worker that answers clients by itself, alone or beside a role in a cluster."""
+
+from grpc import aio
+
+from baton.api.grpc_inference import InferenceServicer
+from baton.api.text_service import TextService
+from baton.deploy.local.backend import LocalBackend
+from baton.proto import common_pb2, inference_pb2_grpc
+from baton.worker.context import RoleService
+from baton.worker.engine_port import EventBatch
+
+
+class LocalRole:
+    """A `RoleService` in which clients and `inner`'s hand-offs, if any, share one engine.
+
+    The local backend serves `baton.v1.Inference`.
+    """
+
+    def __init__(self, backend: LocalBackend, text: TextService, inner: RoleService | None) -> None:
+        self._backend = backend
+        self._text = text
+        self._inner = inner
+
+    def add_to(self, server: aio.Server) -> None:
+        servicer = InferenceServicer(self._backend, self._text)
+        inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
+        if self._inner is not None:
+            self._inner.add_to(server)
+
+    @property
+    def busy(self) -> int:
+        return self._backend.busy + (self._inner.busy if self._inner is not None else 0)
+
+    def peers(self) -> list[common_pb2.WorkerIdentity]:
+        return self._inner.peers() if self._inner is not None else []
+
+    def channels(self) -> dict[str, str]:
+        return self._inner.channels() if self._inner is not None else {}
+
+    def on_batch(self, batch: EventBatch) -> None:
+        self._backend.on_batch(batch)
+        if self._inner is not None:
+            self._inner.on_batch(batch)
+
+    def on_engine_failure(self, error: Exception) -> None:
+        self._backend.on_engine_failure(error)
+        if self._inner is not None:
+            self._inner.on_engine_failure(error)
+
+    async def close(self) -> None:
+        self._backend.close()
+        if self._inner is not None:
+            await self._inner.close()

@@ -1,0 +1,43 @@
+"""The shares of this machine's memory that its workers were promised."""
+
+from collections.abc import Mapping
+
+import psutil
+import torch
+
+from baton.engine.memory.available import available_memory
+
+
+class MemoryBudget:
+    """The promised shares.
+
+    Pools take their memory as they fill, so free memory may already be promised.
+    """
+
+    def __init__(self) -> None:
+        self._budgets: dict[str, int] = {}
+
+    def add(self, worker_id: str, budget_bytes: int) -> None:
+        self._budgets[worker_id] = budget_bytes
+
+    def remove(self, worker_id: str) -> None:
+        self._budgets.pop(worker_id, None)
+
+    def left(self, pids: Mapping[str, int]) -> int:
+        """Return the bytes for one more worker: another's share, if so much is free and not
+        promised.
+
+        pids: the process ids of the running workers, by worker_id.
+        """
+        free = available_memory(torch.device("cpu"))
+        taken = {name: _resident(pid) for name, pid in pids.items()}
+        due = sum(max(0, budget - taken.get(name, 0)) for name, budget in self._budgets.items())
+        return max(0, min(max(self._budgets.values()), free - due))
+
+
+def _resident(pid: int) -> int:
+    """Return the bytes that a process holds; 0 if it has just ended."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0

@@ -1,0 +1,31 @@
+"""SIGINT and SIGTERM as one request to stop."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class StopWanted(KeyboardInterrupt):
+    """The exception that the first SIGINT or SIGTERM raises in the main thread."""
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Raise StopWanted at the first SIGINT or SIGTERM inside the context.
+
+    Further signals are ignored while stopping, so that nothing is left half stopped. SIGKILL still
+    works: Ray and the workers end with this process.
+    """
+
+    def raise_once(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        raise StopWanted
+
+    before = {each: signal.signal(each, raise_once) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,133 @@
+"""The table of `baton status`, from the router's /server_info."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+_SILENT_S = 1.0
+"""The time without a report from which the table shows it. There are two reports a second."""
+_QUIET = ("complete", "active", "failed", "cancelled", "expired")  # hand-offs that are over
+_NAMES = ("worker", "role", "group", "state")
+_NUMBERS = ("lag", "run", "wait")
+_COUNTS = ("slots", "pages", "hand-offs", "channel", "life")
+_BOUNDLESS = 100_000  # columns, for a table's natural width
+
+
+def render(info: Mapping[str, Any]) -> RenderableType:
+    """Build the table. Raises KeyError if the router is of another version."""
+    return Group(_router_line(info["router"]), _Workers([_cells(w) for w in info["workers"]]))
+
+
+def natural_width(console: Console, rendered: RenderableType) -> int:
+    """Return the number of columns at which nothing is cut or wrapped."""
+    options = console.options.update(max_width=_BOUNDLESS)
+    return Measurement.get(console, options, rendered).maximum
+
+
+def _router_line(router: Mapping[str, Any]) -> Text:
+    return Text.assemble(
+        (str(router["model"]), "bold"),
+        f"  {router['policy']}  up {_duration(router['uptime_s'])}  "
+        f"requests {router['active']} of {router['capacity']}, queued {router['queued']}",
+    )
+
+
+@dataclass(frozen=True)
+class _Workers:
+    """A table if its columns fit, else a few lines a worker. No value is ever cut."""
+
+    workers: Sequence[Mapping[str, Text]]  # by column
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = self._table()
+        if natural_width(console, table) <= options.max_width:
+            yield table
+            return
+        for cells in self.workers:
+            yield Text("  ").join(cells[name] for name in _NAMES if name != "group")
+            for line in (("group", *_NUMBERS, "channel", "life"), *((n,) for n in _COUNTS[:3])):
+                named = [_named(name, cells[name]) for name in line if cells[name].plain]
+                yield Padding(Text("  ").join(named), (0, 0, 0, 2))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self._table())
+
+    def _table(self) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+        for column in _NAMES:
+            table.add_column(column, no_wrap=True)
+        for column in _NUMBERS:
+            table.add_column(column, justify="right", no_wrap=True)
+        for column in _COUNTS:
+            table.add_column(column, no_wrap=True)
+        for cells in self.workers:
+            table.add_row(*(cells[name] for name in (*_NAMES, *_NUMBERS, *_COUNTS)))
+        return table
+
+
+def _named(name: str, cell: Text) -> Text:
+    """Put a cell's lines into one line, after the column's name."""
+    return Text.assemble((f"{name} ", "dim"), Text(", ").join(cell.split("\n")))
+
+
+def _cells(worker: Mapping[str, Any]) -> dict[str, Text]:
+    """Return a worker's value for each column."""
+    handoffs = {k: v for k, v in worker["handoffs"].items() if k not in _QUIET}
+    return {
+        "worker": Text(worker["worker_id"]),
+        "role": Text(worker["role"]),
+        "group": Text("" if worker["dp_group"] is None else str(worker["dp_group"])),
+        "state": _state(worker),
+        "lag": _lag(worker),
+        "run": Text(f"{worker['running']}/{worker['max_running']}"),
+        "wait": Text(str(worker["waiting"])),
+        "slots": _counts(worker["slots"]),
+        "pages": _counts(worker["pages"]),
+        "hand-offs": _counts(handoffs) or Text("-"),
+        "channel": _channels(worker["channels"]),
+        "life": Text(f"{worker['incarnation'] & 0xFFFFFF:06x}"),  # enough digits to notice a change
+    }
+
+
+def _state(worker: Mapping[str, Any]) -> Text:
+    colour = {"ready": "green", "draining": "yellow"}.get(worker["state"], "red")
+    return Text(f"{worker['state']} {_duration(worker['uptime_s'])}", colour)
+
+
+def _lag(worker: Mapping[str, Any]) -> Text:
+    """Return the engine's response time, which covers the running step and queued work.
+
+    For a worker that has not reported for a while, return the time since its last report.
+    """
+    if worker["heard_s"] > _SILENT_S:
+        return Text(f"silent {worker['heard_s']:.1f}s", "red")
+    lag_ms = worker["lag_ms"]
+    text = f"{lag_ms:.1f}ms" if lag_ms < 1000 else f"{lag_ms / 1000:.1f}s"
+    return Text(text, "yellow" if lag_ms >= 1000 else "")
+
+
+def _counts(counts: Mapping[str, int]) -> Text:
+    """Return one line for each owner or state that has any."""
+    return Text("\n".join(f"{count} {name}" for name, count in counts.items() if count))
+
+
+def _channels(channels: Mapping[str, str]) -> Text:
+    """Return each channel in use once; /server_info gives the peers and the reasons."""
+    used = {channel.partition(":")[0] for channel in channels.values()} - {""}
+    return Text("\n".join(sorted(used)))
+
+
+def _duration(seconds: float) -> str:
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02}m"

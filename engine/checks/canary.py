@@ -1,0 +1,102 @@
+"""A debug check that every slot and page holds what the batch that reads it believes.
+
+Each slot and page that a step writes is remembered with the hash of the token prefix that it then
+stands for; each step's reads are compared. Steps are taken in the order in which the stream ran
+them, when their results are processed, so what is compared is what the forward found.
+"""
+
+from collections.abc import Collection, Sequence
+
+from baton.core.errors import InvariantError
+from baton.engine.cache.token_key import TOKEN_BYTES, token_key
+from baton.engine.schedule.batch import Row
+from baton.engine.schedule.request import Request
+
+Mark = tuple[int, int]  # tokens, and the hash of that prefix
+
+
+class Canary:
+    """The token prefix that each slot and page stands for. Reads are checked before writes are
+    noted.
+    """
+
+    def __init__(self, page_size: int, stateful: bool) -> None:
+        self._page_size = page_size
+        self._stateful = stateful
+        self._slots: dict[int, Mark] = {}
+        self._pages: dict[int, Mark] = {}
+
+    def step(self, request: Request, row: Row) -> None:
+        """Check the reads of a row and note its writes. Raises InvariantError for a wrong read."""
+        tokens = request.token_ids(0, row.end)
+        marks = self._marks(tokens)
+        where = f"request {request.request_id} at {row.start} tokens"
+        if row.start:
+            if self._stateful:
+                self._compare("slot", self._slots, row.read_slot, marks[row.start], where)
+            for index, end in self._page_ends(0, row.start):
+                self._compare("page", self._pages, row.pages[index], marks[end], where)
+        self._slots[row.write_slot] = marks[row.end]
+        for tracked in row.tracked:
+            self._slots[tracked.slot] = marks[tracked.depth]
+        for index, end in self._page_ends(row.start, row.end):
+            self._pages[row.pages[index]] = marks[end]
+
+    def forget(self, row: Row) -> None:
+        """Forget what a row wrote whose request is gone."""
+        self._slots.pop(row.write_slot, None)
+        for index, _ in self._page_ends(row.start, row.end):
+            self._pages.pop(row.pages[index], None)
+
+    def adopted(self, request: Request) -> None:
+        """Note that a peer has written the state of the request's computed tokens."""
+        where = f"request {request.request_id}, adopted,"
+        tokens = request.token_ids(0, request.computed)
+        self.received(tokens, request.slot, request.pages, request.owned, where)
+
+    def received(
+        self,
+        tokens: Sequence[int],
+        slot: int,
+        pages: Sequence[int],
+        owned: Collection[int],
+        where: str,
+    ) -> None:
+        """Note that a peer has written the state of `tokens` into the slot and the `owned` pages.
+        The other pages must hold it already. Raises InvariantError where they do not.
+        """
+        marks = self._marks(tokens)
+        self._slots[slot] = marks[len(tokens)]
+        for index, end in self._page_ends(0, len(tokens)):
+            page = pages[index]
+            if page in owned:
+                self._pages[page] = marks[end]
+            else:
+                self._compare("page", self._pages, page, marks[end], where)
+
+    def _page_ends(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return (index, tokens up to its end) of the pages that hold tokens [start, end)."""
+        size = self._page_size
+        return [(i, min((i + 1) * size, end)) for i in range(start // size, -(-end // size))]
+
+    @staticmethod
+    def _marks(tokens: Sequence[int]) -> list[Mark]:
+        """Return a mark of every prefix: marks[n] stands for the first n tokens."""
+        key, value = token_key(tokens), 0
+        marks: list[Mark] = [(0, 0)]
+        for count in range(1, len(tokens) + 1):
+            value = hash((value, key[(count - 1) * TOKEN_BYTES : count * TOKEN_BYTES]))
+            marks.append((count, value))
+        return marks
+
+    @staticmethod
+    def _compare(what: str, kept: dict[int, Mark], ident: int, expected: Mark, where: str) -> None:
+        found = kept.get(ident)
+        if found != expected:
+            holds = "nothing that is known"
+            if found is not None:
+                holds = f"{found[0]} tokens" + " of another" * (found[0] == expected[0])
+            raise InvariantError(
+                f"{where} read {what} {ident}, which should hold its first {expected[0]} tokens, "
+                f"but holds {holds}"
+            )

@@ -1,0 +1,63 @@
+"""The device tensors of one step."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from baton.engine.forward.layer_progress import LayerProgress
+from baton.engine.forward.recurrent_index import RecurrentIndex
+from baton.kernels.chunks import SnapshotPlan
+
+
+@dataclass(frozen=True)
+class HostLengths:
+    """Host copies of the lengths that kernels plan by. Rows are the step's rows, decode
+    rows first.
+    """
+
+    cu_seqlens: tuple[int, ...]  # [rows + 1], token offsets of each row in the flat batch
+    prefix_lens: tuple[int, ...]  # [rows], tokens computed before this step
+    kv_lens: tuple[int, ...]  # [rows], prefix + this step's tokens; empty where none asks for it
+    has_initial: tuple[bool, ...]  # [rows]
+
+    def prefill(self, decode_rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return cu_seqlens, from 0, and prefix_lens of the rows after the decode rows, which have
+        one token each.
+        """
+        cu_seqlens = tuple(end - decode_rows for end in self.cu_seqlens[decode_rows:])
+        return cu_seqlens, self.prefix_lens[decode_rows:]
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """The tensors of one step. `decode_rows` rows of one token each come first, then prefill rows.
+
+    T tokens lie flat in row order. Everything is int64 unless said otherwise, and comes from one
+    packed host-to-device copy.
+    """
+
+    token_ids: Tensor  # [T]
+    positions: Tensor  # [T], absolute
+    cu_seqlens: Tensor  # [rows + 1]
+    kv_lens: Tensor  # [rows]
+    read_slots: Tensor  # [rows], state slot index; ignored where has_initial is false
+    write_slots: Tensor  # [rows], state slot index
+    has_initial: Tensor  # [rows], bool
+    block_tables: Tensor  # [rows, max pages], page index, padded with page 0
+    token_pages: Tensor  # [T], the page that takes each token's KV
+    token_offsets: Tensor  # [T], its offset in that page
+    logit_tokens: Tensor  # [L], flat token indices whose logits are wanted
+    decode_rows: int
+    host: HostLengths
+    index: RecurrentIndex = field(default_factory=RecurrentIndex)  # what the model planned
+    snapshots: SnapshotPlan | None = None  # of prefill rows, which count from 0 here
+    track: tuple[Tensor, Tensor] | None = None  # live and track slots of decode rows, [n] each
+    progress: LayerProgress | None = None  # where a hand-off waits for the state of this step
+
+    @property
+    def rows(self) -> int:
+        return len(self.host.prefix_lens)
+
+    @property
+    def tokens(self) -> int:
+        return self.host.cu_seqlens[-1]

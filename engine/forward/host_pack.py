@@ -1,0 +1,70 @@
+"""Many small host lists, one copy to the device."""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from baton.kernels.host_plan import HostPlan
+
+T = TypeVar("T")
+
+
+class HostPack:
+    """Named fields of 64-bit numbers, end to end in one buffer."""
+
+    def __init__(self) -> None:
+        self._buffer = array("q")
+        self._fields: dict[str, slice] = {}
+
+    def ints(self, name: str, values: Iterable[int]) -> None:
+        """Add a field of int64."""
+        start = len(self._buffer)
+        self._buffer.extend(values)
+        self._fields[name] = slice(start, len(self._buffer))
+
+    def floats(self, name: str, values: Iterable[float]) -> None:
+        """Add a field of float64; its bits travel among the integers."""
+        start = len(self._buffer)
+        self._buffer.frombytes(array("d", values).tobytes())
+        self._fields[name] = slice(start, len(self._buffer))
+
+    def plan(self, plan: HostPlan[T]) -> Callable[["DevicePack"], T]:
+        """Add all lists of `plan`. Returns the function that builds it from the device's copy."""
+        start = len(self._buffer)
+        for values in plan.lists:
+            self._buffer.extend(values)
+        whole = slice(start, len(self._buffer))
+        lengths = [len(values) for values in plan.lists]
+        return lambda packed: plan.build(packed.parts(whole, lengths))
+
+    def ship(self, device: torch.device) -> "DevicePack":
+        """Copy the buffer to the device at once; to a GPU from pinned memory, without waiting for
+        it.
+        """
+        host = torch.frombuffer(self._buffer, dtype=torch.int64)
+        if device.type == "cpu":
+            return DevicePack(host, self._fields)
+        return DevicePack(host.pin_memory().to(device, non_blocking=True), self._fields)
+
+
+class DevicePack:
+    """The fields of a HostPack on the device: views of one int64 tensor."""
+
+    def __init__(self, packed: Tensor, fields: dict[str, slice]) -> None:
+        self._packed = packed
+        self._fields = fields
+
+    def parts(self, whole: slice, lengths: list[int]) -> Iterator[Tensor]:
+        """Yield a tensor [n] int64 for each n of `lengths`."""
+        return iter(torch.split(self._packed[whole], lengths))
+
+    def ints(self, name: str) -> Tensor:
+        """Return a field as [n] int64."""
+        return self._packed[self._fields[name]]
+
+    def floats(self, name: str) -> Tensor:
+        """Return a field as [n] float32."""
+        return self.ints(name).view(torch.float64).float()

@@ -1,0 +1,166 @@
+"""Runs forwards: launch, then collect. The two are apart so that planning comes between."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from baton.core.errors import InvariantError
+from baton.core.logprobs import TokenLogprob
+from baton.engine.forward.forward_batch import ForwardBatch
+from baton.engine.forward.forward_builder import bind_forward, pack_forward, relay_tokens
+from baton.engine.forward.forward_stream import ForwardStream, Pending
+from baton.engine.forward.host_pack import DevicePack, HostPack
+from baton.engine.forward.layer_progress import LayerBytes, LayerProgress, OnLayers
+from baton.engine.forward.sampler import Sampled, sample
+from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
+from baton.engine.forward.step_result import StepResult
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.state_pool import StatePool
+from baton.engine.models.base import Model
+from baton.engine.schedule.batch import Batch
+from baton.kernels.sampling import LogProbs
+
+# Far longer than any step: a stream that is silent for so long has lost its device.
+STEP_DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that was given to the stream."""
+
+    batch: Batch
+    sampled: Pending[Sampled]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A step whose plan is on the device."""
+
+    packed: DevicePack
+    forward: ForwardBatch
+    sampling: SamplingBatch
+
+
+class ModelRunner:
+    """One model over one pool of slots and one of pages, its forwards on one stream.
+
+    Sampled tokens go to the next step by `relay` [slots] int64, on the device; the host learns
+    them when it collects, which may be after the next step was launched.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        states: StatePool,
+        pages: PagePool,
+        stream: ForwardStream,
+        layer_group_bytes: int,
+    ) -> None:
+        self._model = model
+        self._states = states
+        self._pages = pages
+        self._stream = stream
+        self._device = pages.storage.device
+        self._relay = torch.zeros(states.ids.size, dtype=torch.int64, device=self._device)
+        self._layers = LayerBytes.of(states.layout, pages.layout)
+        self._group_bytes = layer_group_bytes
+        self._on_layers: OnLayers | None = None
+
+    def listen(self, on_layers: OnLayers) -> None:
+        """Register the listener for the layers of held requests' last chunks, before the first
+        step.
+        """
+        self._on_layers = on_layers
+
+    def launch(self, batch: Batch) -> Launched:
+        """Give the step to the stream. An error in it is raised by `collect`."""
+        prepare, run = partial(self._prepare, batch), partial(self._run, batch)
+        return Launched(batch, self._stream.submit_prepared(prepare, run))
+
+    @torch.inference_mode()
+    def _prepare(self, batch: Batch) -> "_Prepared":
+        """Copy the plan to the device."""
+        pack = HostPack()
+        plan = pack_forward(batch, self._model, self._pages.layout.page_size, pack)
+        pack_sampling(batch, pack)
+        packed = pack.ship(self._device)
+        forward = bind_forward(batch, plan, packed, self._progress(batch))
+        return _Prepared(packed, forward, bind_sampling(batch, packed))
+
+    @torch.inference_mode()
+    def _run(self, batch: Batch, prepared: "_Prepared") -> Sampled:
+        """Run the forward, sample. Reads nothing back."""
+        packed, forward = prepared.packed, prepared.forward
+        relay_tokens(batch, packed, forward, self._relay)
+        logits = self._model.forward(forward, self._states, self._pages)
+        if forward.track is not None:
+            # One copy for all layers: a slot is one row of bytes.
+            self._model.kernels.copy_slots(self._states.storage, *forward.track)
+        sampled = sample(logits, prepared.sampling, self._relay, self._model.kernels)
+        self._relay.index_copy_(0, packed.ints("draw_slots"), sampled.token_ids)
+        return sampled.to_host()
+
+    def _progress(self, batch: Batch) -> LayerProgress | None:
+        """Return the progress of a step that finishes a prompt to be handed over; None for
+        others.
+        """
+        if self._on_layers is None or not (rows := batch.last_chunks):
+            return None
+        mark, tell = self._stream.mark, self._on_layers
+        return LayerProgress(rows, self._layers, mark, tell, self._group_bytes)
+
+    def collect(self, launched: Launched) -> StepResult:
+        """Wait for the step and bring its results to the host."""
+        batch = launched.batch
+        try:
+            sampled = launched.sampled.result(STEP_DEADLINE_S)
+        except TimeoutError as error:
+            raise InvariantError(
+                f"step {batch.sequence} took over {STEP_DEADLINE_S:g} s"
+            ) from error
+        tokens = sampled.token_ids.tolist()
+        drawn = _token_logprobs(sampled.logprobs)
+        scored = _token_logprobs(sampled.scores)
+        logprobs: list[TokenLogprob | None] = []
+        for token, (_, draw) in zip(tokens, batch.draws, strict=True):
+            wanted = draw.sampling.logprobs
+            asked = len(draw.sampling.logprob_token_ids)
+            logprobs.append(None if wanted is None else next(drawn).entry(token, wanted, asked))
+        scores: list[tuple[TokenLogprob, ...]] = []
+        for _, row in batch.scores:
+            unscored = row.targets[: len(row.targets) - row.logits]
+            first = [TokenLogprob(token, None) for token in unscored]
+            asked = len(row.asked)
+            rest = [
+                next(scored).entry(token, row.top, asked) for token in row.targets[len(unscored) :]
+            ]
+            scores.append((*first, *rest))
+        return StepResult(tuple(tokens), tuple(logprobs), tuple(scores))
+
+
+@dataclass(frozen=True)
+class _HostLogprob:
+    """One row of LogProbs on the host."""
+
+    chosen: float
+    top_ids: list[int]
+    top_values: list[float]
+    asked: list[float]
+
+    def entry(self, token: int, top: int, asked: int) -> TokenLogprob:
+        return TokenLogprob(
+            token,
+            self.chosen,
+            tuple(self.top_ids[:top]),
+            tuple(self.top_values[:top]),
+            tuple(self.asked[:asked]),
+        )
+
+
+def _token_logprobs(found: LogProbs | None) -> Iterator[_HostLogprob]:
+    if found is None:
+        return iter(())
+    columns = found.chosen, found.top_ids, found.top_values, found.asked
+    return (_HostLogprob(*row) for row in zip(*(c.tolist() for c in columns), strict=True))

@@ -1,0 +1,98 @@
+"""The sampling of tokens and log probabilities from logits, on the device."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.forward.sampling_batch import PenalisedRows, RandomRows, SamplingBatch
+from baton.kernels.base import Kernels
+from baton.kernels.sampling import LogProbs, allow_tokens, log_probs, mask_tokens
+from baton.kernels.torch_kernels import TORCH
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The results of a step on the device. token_ids [draws] int64; logprobs of the draws that want
+    them; scores of the scored prompt tokens.
+    """
+
+    token_ids: Tensor
+    logprobs: LogProbs | None
+    scores: LogProbs | None
+
+    def to_host(self) -> "Sampled":
+        """Start copying to pinned memory; wait for the stream's event before reading. On a CPU,
+        return self.
+        """
+        if not self.token_ids.is_cuda:
+            return self
+        return Sampled(
+            _pinned(self.token_ids),
+            None if self.logprobs is None else LogProbs(*map(_pinned, self.logprobs)),
+            None if self.scores is None else LogProbs(*map(_pinned, self.scores)),
+        )
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def sample(
+    logits: Tensor, batch: SamplingBatch, relay: Tensor, kernels: Kernels = TORCH
+) -> Sampled:
+    """Sample the draws of a step and score its prompt tokens.
+
+    logits: [draws + scored tokens, vocab] float32, raw; its first rows are changed in place.
+
+    relay: [slots] int64, the token that each request's last step sampled.
+    """
+    draws = logits[: batch.draws]
+    scores = None
+    if batch.score_targets is not None:
+        scores = log_probs(
+            logits[batch.draws :], batch.score_targets, batch.score_top, batch.score_asked
+        )
+    # Logprobs are of the raw distribution, so their rows are put aside before penalties.
+    raw = draws[batch.logprob_rows] if batch.logprob_rows is not None else None
+    if batch.penalised is not None:
+        _penalise(draws, batch.penalised, relay, kernels)
+    if batch.banned is not None:
+        mask_tokens(draws, *batch.banned)
+    if batch.allowed is not None:
+        allow_tokens(draws, *batch.allowed)
+    token_ids = _draw(draws, batch.random, kernels)
+    logprobs = None
+    if raw is not None and batch.logprob_rows is not None:
+        chosen = token_ids[batch.logprob_rows]
+        logprobs = log_probs(raw, chosen, batch.logprob_top, batch.logprob_asked)
+    return Sampled(token_ids, logprobs, scores)
+
+
+def _draw(logits: Tensor, random: RandomRows | None, kernels: Kernels) -> Tensor:
+    """Sample a token for each draw: [draws] int64."""
+    if random is None:
+        return logits.argmax(dim=-1)
+    return kernels.sample_tokens(
+        logits, random.rows, random.temperature, random.seeds, random.positions, random.filters
+    )
+
+
+def _penalise(logits: Tensor, penalised: PenalisedRows, relay: Tensor, kernels: Kernels) -> None:
+    shape = penalised.rows.shape[0], logits.shape[1]
+    in_prompt = torch.zeros(shape, dtype=torch.int32, device=logits.device)
+    in_output = torch.zeros_like(in_prompt)
+    kernels.add_token_counts(in_prompt, penalised.prompt_rows, penalised.prompt_ids)
+    kernels.add_token_counts(in_output, penalised.output_rows, penalised.output_ids)
+    if penalised.relayed_rows is not None and penalised.relayed_slots is not None:
+        kernels.add_token_counts(in_output, penalised.relayed_rows, relay[penalised.relayed_slots])
+    kernels.apply_penalties(
+        logits,
+        penalised.rows,
+        in_prompt,
+        in_output,
+        penalised.repetition,
+        penalised.presence,
+        penalised.frequency,
+    )

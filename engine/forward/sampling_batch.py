@@ -1,0 +1,186 @@
+"""The device tensors that sampling and scoring need beside the logits."""
+
+from dataclasses import dataclass
+from itertools import chain, repeat
+
+from torch import Tensor
+
+from baton.engine.forward.host_pack import DevicePack, HostPack
+from baton.engine.schedule.batch import Batch, Draw
+
+SIGN = 1 << 63
+
+
+@dataclass(frozen=True)
+class RandomRows:
+    """The n draws that are not greedy. rows [n] int64 into draws; seeds, positions [n] int64;
+    temperature [n] float32; filters: top_k [n] int64, top_p [n], min_p [n] float32, or None."""
+
+    rows: Tensor
+    seeds: Tensor
+    positions: Tensor
+    temperature: Tensor
+    filters: tuple[Tensor, Tensor, Tensor] | None
+
+
+@dataclass(frozen=True)
+class PenalisedRows:
+    """The n draws with penalties. rows [n] int64 into draws; prompt_ and output_: x and y token
+    ids and the penalised row (0 .. n - 1) of each; repetition, presence, frequency [n] float32."""
+
+    rows: Tensor
+    prompt_rows: Tensor
+    prompt_ids: Tensor
+    output_rows: Tensor
+    output_ids: Tensor
+    relayed_rows: Tensor | None  # [z] int64, the penalised rows with one more output token
+    relayed_slots: Tensor | None  # [z] int64, state slots where the relay has it
+    repetition: Tensor
+    presence: Tensor
+    frequency: Tensor
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """The tensors of sampling, from the step's one packed copy. All int64 but the float32 fields of
+    its parts.
+
+    Logits come as `draws` rows to sample from, then one row a scored prompt token.
+    """
+
+    draws: int
+    random: RandomRows | None
+    penalised: PenalisedRows | None
+    banned: tuple[Tensor, Tensor] | None  # rows [n] into draws and the token id [n] ruled out
+    allowed: tuple[Tensor, Tensor] | None  # rows [n] into draws and their masks [n, words]
+    logprob_rows: Tensor | None  # [n] into draws
+    logprob_top: int  # the most alternatives that any of them wants
+    logprob_asked: Tensor  # [n, m], other tokens they ask about, padded with token 0
+    score_targets: Tensor | None  # [S], the token that each scoring row of logits is asked about
+    score_top: int
+    score_asked: Tensor  # [S, m], as logprob_asked
+
+
+def pack_sampling(batch: Batch, pack: HostPack) -> None:
+    """Put the fields of the step's SamplingBatch into `pack`."""
+    draws = [draw for _, draw in batch.draws]
+    _pack_random([(i, d) for i, d in enumerate(draws) if not d.sampling.greedy], pack)
+    _pack_penalised([(i, d) for i, d in enumerate(draws) if d.sampling.penalised], pack)
+    penalised = [(i, d) for i, d in batch.draws if d.sampling.penalised]
+    late = [(n, i) for n, (i, d) in enumerate(penalised) if d.relayed]
+    pack.ints("relayed_penalised", [n for n, _ in late])
+    pack.ints("relayed_penalised_slots", [batch.rows[i].write_slot for _, i in late])
+    banned = [(i, token) for i, draw in enumerate(draws) for token in draw.banned]
+    pack.ints("banned_rows", [i for i, _ in banned])
+    pack.ints("banned_ids", [token for _, token in banned])
+    pack.ints("allowed_rows", [i for i, draw in enumerate(draws) if draw.allowed is not None])
+    masks = [draw.allowed for draw in draws if draw.allowed is not None]
+    pack.ints("allowed", chain.from_iterable(masks))
+    wanted = [i for i, draw in enumerate(draws) if draw.sampling.logprobs is not None]
+    pack.ints("logprob_rows", wanted)
+    _pack_asked("logprob_asked", [(draws[i].sampling.logprob_token_ids, 1) for i in wanted], pack)
+    targets = [scores.targets[-scores.logits :] for _, scores in batch.scores if scores.logits]
+    pack.ints("score_targets", [token for run in targets for token in run])
+    asked = [(scores.asked, scores.logits) for _, scores in batch.scores if scores.logits]
+    _pack_asked("score_asked", asked, pack)
+
+
+def bind_sampling(batch: Batch, packed: DevicePack) -> SamplingBatch:
+    """Return the SamplingBatch over the packed copy. Parts that the step does not need are None."""
+    draws = [draw for _, draw in batch.draws]
+    logprobs = [d.sampling.logprobs for d in draws if d.sampling.logprobs is not None]
+    asking = (d.sampling for d in draws if d.sampling.logprobs is not None)
+    asked = max((len(sampling.logprob_token_ids) for sampling in asking), default=0)
+    scored = [scores.top for _, scores in batch.scores if scores.logits]
+    score_asked = max((len(s.asked) for _, s in batch.scores if s.logits), default=0)
+    score_targets = packed.ints("score_targets")
+    banned = any(draw.banned for draw in draws)
+    return SamplingBatch(
+        draws=len(draws),
+        random=_bind_random(draws, packed),
+        penalised=_bind_penalised(draws, packed),
+        banned=(packed.ints("banned_rows"), packed.ints("banned_ids")) if banned else None,
+        allowed=_bind_allowed(draws, packed),
+        logprob_rows=packed.ints("logprob_rows") if logprobs else None,
+        logprob_top=max(logprobs, default=0),
+        logprob_asked=packed.ints("logprob_asked").view(len(logprobs), asked),
+        score_targets=score_targets if scored else None,
+        score_top=max(scored, default=0),
+        score_asked=packed.ints("score_asked").view(score_targets.shape[0], score_asked),
+    )
+
+
+def _pack_asked(name: str, asked: list[tuple[tuple[int, ...], int]], pack: HostPack) -> None:
+    """Add the token ids that rows ask about, padded to one width.
+
+    asked: (token ids, rows of logits that they are asked of)
+    """
+    width = max((len(ids) for ids, _ in asked), default=0)
+    padded = ((*ids, *repeat(0, width - len(ids))) for ids, rows in asked for _ in range(rows))
+    pack.ints(name, chain.from_iterable(padded))
+
+
+def _bind_allowed(draws: list[Draw], packed: DevicePack) -> tuple[Tensor, Tensor] | None:
+    masks = [draw.allowed for draw in draws if draw.allowed is not None]
+    if not masks:
+        return None
+    return packed.ints("allowed_rows"), packed.ints("allowed").view(len(masks), -1)
+
+
+def _pack_random(rows: list[tuple[int, Draw]], pack: HostPack) -> None:
+    pack.ints("random_rows", [i for i, _ in rows])
+    seeds = (draw.sampling.seed or 0 for _, draw in rows)
+    pack.ints("seeds", [seed - 2 * SIGN if seed >= SIGN else seed for seed in seeds])
+    pack.ints("draw_positions", [draw.position for _, draw in rows])
+    pack.floats("temperature", [draw.sampling.temperature for _, draw in rows])
+    pack.ints("top_k", [draw.sampling.top_k for _, draw in rows])
+    pack.floats("top_p", [draw.sampling.top_p for _, draw in rows])
+    pack.floats("min_p", [draw.sampling.min_p for _, draw in rows])
+
+
+def _bind_random(draws: list[Draw], packed: DevicePack) -> RandomRows | None:
+    random = [draw.sampling for draw in draws if not draw.sampling.greedy]
+    if not random:
+        return None
+    filtered = any(s.top_k or s.top_p < 1.0 or s.min_p for s in random)
+    filters = packed.ints("top_k"), packed.floats("top_p"), packed.floats("min_p")
+    return RandomRows(
+        rows=packed.ints("random_rows"),
+        seeds=packed.ints("seeds"),
+        positions=packed.ints("draw_positions"),
+        temperature=packed.floats("temperature"),
+        filters=filters if filtered else None,
+    )
+
+
+def _pack_penalised(rows: list[tuple[int, Draw]], pack: HostPack) -> None:
+    pack.ints("penalised_rows", [i for i, _ in rows])
+    _pack_history("prompt", [draw.prompt for _, draw in rows], pack)
+    _pack_history("output", [draw.output for _, draw in rows], pack)
+    pack.floats("repetition", [draw.sampling.repetition_penalty for _, draw in rows])
+    pack.floats("presence", [draw.sampling.presence_penalty for _, draw in rows])
+    pack.floats("frequency", [draw.sampling.frequency_penalty for _, draw in rows])
+
+
+def _pack_history(name: str, histories: list[tuple[int, ...]], pack: HostPack) -> None:
+    rows = (repeat(n, len(ids)) for n, ids in enumerate(histories))
+    pack.ints(f"{name}_count_rows", chain.from_iterable(rows))
+    pack.ints(f"{name}_count_ids", chain.from_iterable(histories))
+
+
+def _bind_penalised(draws: list[Draw], packed: DevicePack) -> PenalisedRows | None:
+    if not any(draw.sampling.penalised for draw in draws):
+        return None
+    relayed = any(draw.relayed for draw in draws if draw.sampling.penalised)
+    return PenalisedRows(
+        rows=packed.ints("penalised_rows"),
+        prompt_rows=packed.ints("prompt_count_rows"),
+        prompt_ids=packed.ints("prompt_count_ids"),
+        output_rows=packed.ints("output_count_rows"),
+        output_ids=packed.ints("output_count_ids"),
+        relayed_rows=packed.ints("relayed_penalised") if relayed else None,
+        relayed_slots=packed.ints("relayed_penalised_slots") if relayed else None,
+        repetition=packed.floats("repetition"),
+        presence=packed.floats("presence"),
+        frequency=packed.floats("frequency"),
+    )

@@ -1,0 +1,14 @@
+"""The results of a step's forward, on the host."""
+
+from dataclasses import dataclass
+
+from baton.core.logprobs import TokenLogprob
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The tokens and scores of a step, in the order of `Batch.draws` and `Batch.scores`."""
+
+    token_ids: tuple[int, ...]  # one a draw
+    logprobs: tuple[TokenLogprob | None, ...]  # one a draw; None where not asked for
+    scores: tuple[tuple[TokenLogprob, ...], ...]  # one a scored row; one entry a target

@@ -1,0 +1,81 @@
+"""Prefixes that one engine's cache lends to another's, and takes from it.
+
+What moves is a snapshot, the state after a whole number of pages, and the KV of its tokens. The
+lender keeps what is lent in place; the borrower reserves memory as for a hand-off, and its cache
+takes over what has come.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from baton.core.errors import RequestError
+from baton.engine.cache.cached_pools import CachedPools
+from baton.engine.cache.prefix_node import Node
+from baton.engine.cache.token_key import token_key
+from baton.engine.checks.canary import Canary
+from baton.engine.handoff.reservations import Reservations
+from baton.engine.schedule.request import Reservation
+
+
+@dataclass(frozen=True, eq=False)
+class Loan:
+    """A locked prefix of the cache. Neither the slot nor the pages change before `give_back`."""
+
+    slot: int  # state slot; 0 where the model has no recurrent layers
+    pages: tuple[int, ...]  # page p holds tokens [p * page_size, (p + 1) * page_size)
+    tokens: int
+    node: Node  # locked; for the engine's thread alone
+
+
+class PrefixShare:
+    """The loans of one engine's cache. Used on the engine's thread."""
+
+    def __init__(
+        self, pools: CachedPools, reservations: Reservations, canary: Canary | None
+    ) -> None:
+        self._pools = pools
+        self._reservations = reservations
+        self._canary = canary
+        self._loans: set[Loan] = set()
+
+    @property
+    def loans(self) -> Iterable[Loan]:
+        return self._loans
+
+    def state_tokens(self, token_ids: Sequence[int]) -> int:
+        """Return how many of the tokens a request that begins with them could resume from."""
+        return self._pools.cache.match(token_key(token_ids), len(token_ids)).depth
+
+    def lend(self, token_ids: Sequence[int]) -> Loan | None:
+        """Lock the deepest state that the cache has of this prefix, and its KV. None if it has
+        none.
+        """
+        cache = self._pools.cache
+        match = cache.match(token_key(token_ids), len(token_ids))
+        if not match.depth:
+            return None
+        cache.lock(match.node)
+        loan = Loan(match.snapshot or 0, match.pages, match.depth, match.node)
+        self._loans.add(loan)
+        return loan
+
+    def give_back(self, loan: Loan) -> None:
+        """Unlock a loan that nobody reads any more."""
+        self._loans.remove(loan)
+        self._pools.cache.unlock(loan.node)
+
+    def keep(self, reservation: Reservation, token_ids: Sequence[int]) -> None:
+        """Give the cache the prefix `token_ids`, which a peer has written into the reservation.
+        Raises RequestError; then the reservation stands as it was.
+        """
+        self._reservations.check_open(reservation)
+        if len(token_ids) != reservation.tokens or reservation.tokens % self._pools.page_size:
+            raise RequestError(
+                f"a cached prefix needs whole pages of {self._pools.page_size} tokens, and all of "
+                f"the {reservation.tokens} tokens that were reserved for; got {len(token_ids)}"
+            )
+        if self._canary is not None:
+            self._canary.received(
+                token_ids, reservation.slot, reservation.pages, reservation.owned, "a kept prefix"
+            )
+        self._reservations.keep(reservation, token_key(token_ids))

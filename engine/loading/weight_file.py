@@ -1,0 +1,154 @@
+"""One safetensors file, mapped into memory.
+
+The format: 8 bytes with the header's length (little endian), a JSON header that gives each
+tensor's dtype, shape and byte range, then the tensors' bytes. It is read here rather than by the
+safetensors library for two things: a tensor that is used as it lies on disk stays mapped, so that
+every worker of a host shares one page cache; and the pages of one that was copied can be let go
+(`release`), so that loading never holds a tensor twice.
+"""
+
+import json
+import mmap
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.core.errors import WeightsError
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+# Bytes that are requested from the disk at once, and how far ahead of their use.
+_BLOCK = 8 << 20
+_READ_AHEAD = 64 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The place of one tensor: bytes `start` to `end` of the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+
+class WeightFile:
+    """The tensors of one file. Raises WeightsError where the file is not whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._asked_for: set[int] = set()  # blocks
+        try:
+            with path.open("rb") as file:
+                size = path.stat().st_size
+                if size < 8:
+                    raise WeightsError(
+                        f"{path} is cut short: it has {size} bytes, and a safetensors file begins "
+                        "with 8 that give its header's length; copy or download it again"
+                    )
+                # A private mapping: torch needs writable memory, and no write may reach the file.
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise WeightsError(f"cannot read {path}: {error.strerror}") from error
+        data_start = 8 + int.from_bytes(self._map[:8], "little")
+        if data_start > size:
+            raise WeightsError(
+                f"{path} is cut short or not a safetensors file: its header should end at byte "
+                f"{data_start}, and the file has {size}; copy or download it again"
+            )
+        self.entries = self._entries(self._map[8:data_start], data_start)
+        end = max((entry.end for entry in self.entries.values()), default=data_start)
+        if end > size:
+            raise WeightsError(
+                f"{path} is cut short: its tensors take {end} bytes and it has {size}; "
+                "copy or download it again"
+            )
+
+    def tensor(self, name: str) -> Tensor:
+        """Return tensor `name` as it lies in the file: mapped, in the file's dtype, on the CPU. Do
+        not write.
+
+        Its bytes are read now, so that the first step does not wait for the disk.
+        """
+        entry = self.entries[name]
+        if entry.nbytes == 0:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        self._read(entry)
+        flat = torch.frombuffer(
+            self._map,
+            dtype=entry.dtype,
+            offset=entry.start,
+            count=entry.nbytes // entry.dtype.itemsize,
+        )
+        return flat.view(entry.shape)
+
+    def release(self, name: str) -> None:
+        """Free the memory that holds `name`'s pages. Reading it again reads the disk."""
+        entry = self.entries[name]
+        first = -(-entry.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (entry.end - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        if length > 0:
+            self._map.madvise(mmap.MADV_DONTNEED, first, length)
+
+    def _read(self, entry: Entry) -> None:
+        """Bring its pages into memory, while the disk goes on with what lies behind them."""
+        last = min(len(self._map), entry.end + _READ_AHEAD)
+        for block in range(entry.start // _BLOCK, -(-last // _BLOCK)):
+            if block not in self._asked_for:
+                self._asked_for.add(block)
+                start = block * _BLOCK
+                length = min(_BLOCK, len(self._map) - start)
+                self._map.madvise(mmap.MADV_WILLNEED, start, length)
+        pages = torch.frombuffer(
+            self._map, dtype=torch.uint8, offset=entry.start, count=entry.nbytes
+        )
+        pages[:: mmap.PAGESIZE].amax()
+
+    def _entries(self, header: bytes, data_start: int) -> dict[str, Entry]:
+        try:
+            fields = json.loads(header)
+            return {
+                name: self._entry(name, value, data_start)
+                for name, value in fields.items()
+                if name != "__metadata__"
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WeightsError(
+                f"{self.path} is not a safetensors file: its header is not the JSON table of "
+                f"tensors that it should be ({error})"
+            ) from error
+
+    def _entry(self, name: str, value: dict[str, Any], data_start: int) -> Entry:
+        if value["dtype"] not in _DTYPES:
+            raise WeightsError(
+                f"{self.path}: tensor {name} has dtype {value['dtype']}; "
+                f"supported are {', '.join(_DTYPES)}"
+            )
+        first, last = value["data_offsets"]
+        entry = Entry(
+            _DTYPES[value["dtype"]], tuple(value["shape"]), data_start + first, data_start + last
+        )
+        if entry.nbytes != prod(entry.shape) * entry.dtype.itemsize or first < 0:
+            raise WeightsError(
+                f"{self.path}: tensor {name} of shape {list(entry.shape)} and dtype "
+                f"{value['dtype']} cannot lie in bytes {first} to {last}; the header is damaged"
+            )
+        return entry

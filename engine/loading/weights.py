@@ -1,0 +1,193 @@
+"""The sources of a model's tensors: a checkpoint, a random generator, or a record of names alone.
+
+A model is built by asking a `WeightSource` for tensors by name and shape. Building it once on
+`DeclaredWeights` costs nothing and tells which tensors it needs; so a checkpoint is compared with
+the whole model before any of it is read, and every fault is named at once.
+"""
+
+import json
+import math
+from collections.abc import Callable, Container, Iterable, Mapping
+from fnmatch import fnmatchcase
+from hashlib import blake2b
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from baton.core.errors import WeightsError
+from baton.engine.loading.weight_file import WeightFile
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+_NAMED_AT_MOST = 20
+
+# Called with (bytes loaded, bytes in all) as tensors are loaded.
+Progress = Callable[[int, int], None]
+Shape = tuple[int, ...]
+
+
+class WeightSource(Protocol):
+    def holds(self, name: str) -> bool:
+        """Return true if there is a tensor of that name. Checkpoints spell some tensors in several
+        ways.
+        """
+        ...
+
+    def tensor(self, name: str, shape: Shape) -> Tensor:
+        """Return tensor `name` of `shape`, in whatever dtype the source has. The caller must not
+        write to it.
+        """
+        ...
+
+    def release(self, name: str) -> None:
+        """Note that `name` has been copied, so that the source may free it."""
+        ...
+
+
+class DeclaredWeights:
+    """Tensors without data, and a record of those that were asked for."""
+
+    def __init__(self, held: Container[str] = ()) -> None:
+        """held: names of the checkpoint that the model will be built from."""
+        self.shapes: dict[str, Shape] = {}
+        self._held = held
+
+    def holds(self, name: str) -> bool:
+        return name in self._held
+
+    def tensor(self, name: str, shape: Shape) -> Tensor:
+        self.shapes[name] = shape
+        return torch.empty(shape, device="meta")
+
+    def release(self, name: str) -> None:
+        """Do nothing: no tensor is held."""
+
+
+class DummyWeights:
+    """Random tensors of plausible scale, the same for the same seed and name (float32)."""
+
+    def __init__(self, seed: int = 0, gain: float = 1.0) -> None:
+        self._seed = seed
+        self._gain = gain
+
+    def holds(self, name: str) -> bool:
+        """Return false: any spelling will do."""
+        return False
+
+    def tensor(self, name: str, shape: Shape) -> Tensor:
+        digest = blake2b(f"{self._seed}/{name}".encode(), digest_size=7).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+        leaf = name.rsplit(".", 1)[-1]
+        if leaf == "A_log":  # decay rates of 1 to 16, as Mamba-2 starts with
+            return torch.rand(shape, generator=generator).mul(15).add(1).log()
+        if leaf == "dt_bias":  # steps of 0.001 to 0.1 after softplus
+            step = torch.rand(shape, generator=generator).mul(4.6).sub(6.9).exp()
+            return step.add(torch.expm1(-step).neg().log())
+        values = torch.randn(shape, generator=generator)
+        if leaf == "bias":
+            return values * 0.02
+        if len(shape) == 1:  # norm weights, D
+            return 1 + values * 0.02
+        return values * (self._gain / math.sqrt(shape[-1]))
+
+    def release(self, name: str) -> None:
+        """Do nothing: every tensor was made for its caller."""
+
+
+class Checkpoint:
+    """The safetensors of a model folder, one file or sharded by an index; memory-mapped."""
+
+    def __init__(self, folder: Path, progress: Progress | None = None) -> None:
+        self.folder = folder
+        self._progress = progress
+        self._loaded = 0
+        self._total = 0
+        index = folder / INDEX_FILE
+        if index.is_file():
+            self._files = _indexed_files(folder, index)
+        elif (folder / SINGLE_FILE).is_file():
+            whole = WeightFile(folder / SINGLE_FILE)
+            self._files = dict.fromkeys(whole.entries, whole)
+        else:
+            raise WeightsError(
+                f"{folder} holds no weights: expected {SINGLE_FILE}, or {INDEX_FILE} and the "
+                "files that it names (other formats are not read)"
+            )
+
+    @property
+    def names(self) -> Container[str]:
+        return self._files.keys()
+
+    def holds(self, name: str) -> bool:
+        return name in self._files
+
+    def check(self, required: Mapping[str, Shape], ignored: Iterable[str] = ()) -> None:
+        """Compare with what the model needs; raises one WeightsError that names every fault.
+
+        ignored: patterns (as of a shell) of tensors that a checkpoint may hold without use.
+        """
+        patterns = tuple(ignored)
+        missing = [name for name in required if name not in self._files]
+        extra = [
+            name
+            for name in self._files
+            if name not in required and not any(fnmatchcase(name, p) for p in patterns)
+        ]
+        misshapen = [
+            f"{name} is {list(self._files[name].entries[name].shape)}, expected {list(shape)}"
+            for name, shape in required.items()
+            if name in self._files and self._files[name].entries[name].shape != shape
+        ]
+        faults = [
+            _listed(what, found)
+            for what, found in (
+                ("missing", missing),
+                ("not part of the model", extra),
+                ("of the wrong shape", misshapen),
+            )
+            if found
+        ]
+        if faults:
+            raise WeightsError(
+                f"the weights in {self.folder} do not fit its config.json. Tensors "
+                + "; tensors ".join(faults)
+            )
+        self._total = sum(self._files[name].entries[name].nbytes for name in required)
+
+    def tensor(self, name: str, shape: Shape) -> Tensor:
+        file = self._files[name]
+        self._loaded += file.entries[name].nbytes
+        if self._progress is not None:
+            self._progress(self._loaded, self._total)
+        return file.tensor(name).view(shape)
+
+    def release(self, name: str) -> None:
+        self._files[name].release(name)
+
+
+def _listed(what: str, names: list[str]) -> str:
+    shown = ", ".join(names[:_NAMED_AT_MOST])
+    more = f" and {len(names) - _NAMED_AT_MOST} more" if len(names) > _NAMED_AT_MOST else ""
+    return f"{what} ({len(names)}): {shown}{more}"
+
+
+def _indexed_files(folder: Path, index: Path) -> dict[str, WeightFile]:
+    """Return each tensor's file, by the index."""
+    try:
+        table = json.loads(index.read_text(encoding="utf-8"))
+        places = {str(name): str(file) for name, file in table["weight_map"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(
+            f'cannot read {index}: {error}; expected JSON with a "weight_map" of tensor names '
+            "to file names"
+        ) from error
+    absent = sorted({file for file in places.values() if not (folder / file).is_file()})
+    if absent:
+        raise WeightsError(f"{index} names files that {folder} lacks: {', '.join(absent)}")
+    files = {file: WeightFile(folder / file) for file in sorted(set(places.values()))}
+    lost = [f"{name} in {file}" for name, file in places.items() if name not in files[file].entries]
+    if lost:
+        raise WeightsError(f"{index} promises tensors that {_listed('its files lack', lost)}")
+    return {name: files[file] for name, file in places.items()}

@@ -1,0 +1,95 @@
+"""DeepSeek-V3 and R1: latent attention, then a gated MLP in the first layers and experts in the
+others; and what DeepSeek-V2 shares with it."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from baton.engine.config import Mixer, ModelConfig
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.family import (
+    REQUIRED,
+    DTypes,
+    Family,
+    decoder,
+    model_config,
+    residual,
+)
+from baton.engine.models.fields import Fields
+from baton.engine.models.layers.base import Layer
+from baton.engine.models.layers.mla import Mla, MlaSizes
+from baton.engine.models.layers.mlp import GatedMlp
+from baton.engine.models.layers.moe import GroupedRouter, GroupedTopK, RoutedSwiglu, Router
+from baton.engine.models.layers.rope import read_rope, read_score_factor
+from baton.engine.models.scope import Scope
+
+# A layer's router, from the scope of its gate.
+ReadRouter = Callable[[Fields, Scope, int, int], Router]
+_NEEDED = ("intermediate_size", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
+
+
+def _sizes(fields: Fields) -> MlaSizes:
+    return MlaSizes.read(fields, fields.integer("hidden_size"), read_score_factor(fields))
+
+
+def read(family: str, fields: Fields, folder: Path, dtypes: DTypes) -> ModelConfig:
+    """Read the configuration of a model whose every layer is latent attention and a feed-
+    forward.
+    """
+    fields.require(*REQUIRED, *_NEEDED, "v_head_dim")
+    fields.only("hidden_act", "silu", "the feed-forward is built on it")
+    fields.only("moe_layer_freq", 1, "every layer past first_k_dense_replace has experts")
+    layers = ((Mixer.MLA,),) * fields.integer("num_hidden_layers")
+    return model_config(family, fields, folder, dtypes, layers, attention=_sizes(fields).cache)
+
+
+def build(config: ModelConfig, scope: Scope, router: ReadRouter) -> Decoder:
+    fields = Fields(config.raw, "config.json")
+    hidden, eps = config.hidden_size, fields.number("rms_norm_eps", 1e-6)
+    sizes = _sizes(fields)
+    rope = scope.own(read_rope(fields, sizes.rotated, config.max_model_len))
+    dense = fields.integer("first_k_dense_replace", 0, minimum=0)
+    blocks = []
+    for index in range(len(config.layers)):
+        layer = scope.at(f"model.layers.{index}")
+        attention = Mla(layer.at("self_attn"), sizes, index, rope)
+        mlp = layer.at("mlp")
+        if index < dense:
+            forward: tuple[Layer, ...] = (_mlp(mlp, hidden, fields.integer("intermediate_size")),)
+        else:
+            forward = _experts(fields, mlp, hidden, router)
+        blocks.append(residual(layer, "input_layernorm", hidden, eps, attention))
+        blocks.append(residual(layer, "post_attention_layernorm", hidden, eps, *forward))
+    return decoder(config, scope, blocks, eps)
+
+
+def _mlp(scope: Scope, hidden: int, width: int) -> GatedMlp:
+    gate_up = {"gate_proj": (width,), "up_proj": (width,)}
+    return GatedMlp(scope, hidden, width, gate_up, "down_proj")
+
+
+def _experts(fields: Fields, scope: Scope, hidden: int, router: ReadRouter) -> tuple[Layer, ...]:
+    """Build the routed experts, and the shared ones, which every token uses, as one MLP."""
+    width = fields.integer("moe_intermediate_size")
+    experts = fields.integer("n_routed_experts")
+    routed = RoutedSwiglu(scope, hidden, width, router(fields, scope.at("gate"), hidden, experts))
+    shared = fields.integer("n_shared_experts", 0, minimum=0)
+    if not shared:
+        return (routed,)
+    return (routed, _mlp(scope.at("shared_experts"), hidden, shared * width))
+
+
+def _router(fields: Fields, scope: Scope, hidden: int, experts: int) -> Router:
+    fields.only("scoring_func", "sigmoid", "the router is built on it")
+    fields.only("topk_method", "noaux_tc", "the router is built on it")
+    return GroupedRouter(scope, hidden, GroupedTopK.read(fields, experts, normalised=True))
+
+
+FAMILY = Family(
+    "deepseek_v3",
+    "DeepseekV3ForCausalLM",
+    partial(read, "deepseek_v3"),
+    partial(build, router=_router),
+    "latent attention; MLP, experts",
+    ignored=("lm_head.weight", "*.rotary_emb.inv_freq", "model.layers.{}.*"),
+)

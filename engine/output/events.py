@@ -1,0 +1,73 @@
+"""The events that the engine reports after a step."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.core.finish import FinishReason, Usage
+from baton.core.logprobs import PromptLogprobs, TokenLogprob
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """The request's first chunk has been planned (the hand-off asks for its destination now), or
+    the first step of one that was adopted."""
+
+    request_id: str
+    cached_tokens: int = 0  # prompt tokens that need not be computed
+    held: bool = False  # a hold request: the KV of the cached tokens may be read now
+
+
+@dataclass(frozen=True)
+class ChunkComputed:
+    """KV of prompt tokens [start, end) lies in the request's pages. For held requests only."""
+
+    request_id: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class PromptScored:
+    """One chunk's prompt tokens have their log probabilities."""
+
+    request_id: str
+    scores: PromptLogprobs
+
+
+class TokenSampled(NamedTuple):
+    """Output token number `index`, counted from 0. A tuple: one is made for each row of a step."""
+
+    request_id: str
+    index: int  # type: ignore[assignment]  # hides a method of tuples that nobody misses
+    token_id: int
+    logprob: TokenLogprob | None
+
+
+@dataclass(frozen=True)
+class PrefillHeld:
+    """The whole prompt is computed and the first token sampled; the request waits, its slot and
+    pages untouched, until `Engine.release`. For held requests only."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class RequestFinished:
+    """The request is over and owns nothing any more.
+
+    stop_token_id, stop_string: what stopped it. cut_chars: characters to cut from the end of
+    the text of all its tokens. error: why, with ERROR and ABORT. state_tokens: of prompt and
+    output, how many the prefix cache can resume from: where a next turn may begin.
+    """
+
+    request_id: str
+    reason: FinishReason
+    usage: Usage
+    stop_token_id: int | None = None
+    stop_string: str = ""
+    cut_chars: int = 0
+    error: str | None = None
+    state_tokens: int = 0
+
+
+Event = Scheduled | ChunkComputed | PromptScored | TokenSampled | PrefillHeld | RequestFinished

@@ -1,0 +1,152 @@
+"""The conversion of a step's results to events, by what its Batch recorded."""
+
+from baton.core.finish import FinishReason, Usage
+from baton.core.logprobs import PromptLogprobs, TokenLogprob
+from baton.engine.checks.canary import Canary
+from baton.engine.forward.step_result import StepResult
+from baton.engine.output.events import (
+    ChunkComputed,
+    Event,
+    PrefillHeld,
+    PromptScored,
+    RequestFinished,
+    TokenSampled,
+)
+from baton.engine.output.stop_checker import Stop
+from baton.engine.schedule.batch import Batch, Draw, Row
+from baton.engine.schedule.donations import Donations
+from baton.engine.schedule.request import Request
+from baton.engine.schedule.request_memory import RequestMemory
+from baton.engine.schedule.request_table import RequestTable
+from baton.engine.schedule.scheduler import Scheduler
+from baton.text.errors import GrammarError
+from baton.text.grammar import GrammarState
+
+
+class ResultProcessor:
+    """Appends sampled tokens, ends requests and holds them.
+
+    A row whose request has left the table in the meantime (cancelled) leaves no trace.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        requests: RequestTable,
+        memory: RequestMemory,
+        donations: Donations,
+        donates_live: bool,
+        canary: Canary | None = None,
+    ) -> None:
+        """donates_live: the strategy is no_buffer. canary: to check every step with."""
+        self._scheduler = scheduler
+        self._requests = requests
+        self._memory = memory
+        self._donations = donations
+        self._donates_live = donates_live
+        self._canary = canary
+        self._shares_chunks = not donations.pools.stateful
+
+    def process(self, batch: Batch, result: StepResult, outbox: list[Event]) -> None:
+        """Append this step's events to `outbox`."""
+        draws = iter(zip(result.token_ids, result.logprobs, strict=True))
+        scores = iter(result.scores)
+        for row in batch.rows:
+            drawn = next(draws) if row.draw is not None else None
+            scored = next(scores) if row.scores is not None else None
+            request = self._requests.at(row.serial)
+            if request is None or request.admissions != row.admission or not request.slot:
+                self._donations.drop(row.tracked)
+                if self._canary is not None:
+                    self._canary.forget(row)
+            else:
+                self._settle(request, row)
+            if request is None:
+                continue
+            if row.scores is not None and scored is not None:
+                outbox.append(
+                    PromptScored(request.request_id, PromptLogprobs(row.scores.start, scored))
+                )
+            if request.spec.hold:
+                outbox.append(ChunkComputed(request.request_id, row.start, row.end))
+            if not row.reaches_target:
+                continue
+            if row.draw is not None and drawn is not None:
+                request.pending -= 1
+                end = self._sampled(request, row.draw, drawn, outbox)
+            else:
+                end = self._computed(request)
+            if end is not None:
+                outbox.append(end)
+            elif request.spec.hold:
+                self._scheduler.hold(request)
+                outbox.append(PrefillHeld(request.request_id))
+
+    def finish(self, request: Request, stop: Stop, error: str | None = None) -> RequestFinished:
+        """End `request`: it leaves every queue and gives back what it owns."""
+        if self._donates_live:
+            self._donations.donate_live(request)
+        else:
+            self._donations.share_pages(request)
+        state_tokens = self._donations.kept_tokens(request)
+        self._scheduler.drop(request)
+        self._requests.remove(request)
+        return RequestFinished(
+            request.request_id,
+            stop.reason,
+            Usage(len(request.spec.prompt_ids), len(request.output), request.cached_tokens),
+            stop_token_id=stop.stop_token_id,
+            stop_string=stop.stop_string,
+            cut_chars=stop.cut_chars,
+            error=error,
+            state_tokens=state_tokens,
+        )
+
+    def _settle(self, request: Request, row: Row) -> None:
+        """Note that the row's KV and state are computed, and give its snapshots to the cache."""
+        if self._canary is not None:
+            self._canary.step(request, row)
+        request.settled = row.end
+        if request.resumes_from is not None and row.resumes:
+            self._memory.snapshot_read(request)
+        if row.tracked:
+            self._donations.donate(request, row.tracked)
+        elif self._shares_chunks and len(row.tokens) > 1:
+            self._donations.share_pages(request)
+
+    def _sampled(
+        self,
+        request: Request,
+        draw: Draw,
+        drawn: tuple[int, TokenLogprob | None],
+        outbox: list[Event],
+    ) -> RequestFinished | None:
+        token, logprob = drawn
+        request.output.append(token)
+        outbox.append(TokenSampled(request.request_id, draw.position, token, logprob))
+        stop = request.stopper.push(request.output)
+        if request.grammar is not None and (stop is None or stop.reason is FinishReason.LENGTH):
+            return self._constrained(request, request.grammar, token, stop)
+        return self.finish(request, stop) if stop is not None else None
+
+    def _constrained(
+        self, request: Request, grammar: GrammarState, token: int, stop: Stop | None
+    ) -> RequestFinished | None:
+        """End an answer whose grammar lets nothing follow. It fails where the grammar wants what
+        the model cannot say. The mask of the next token is kept for the next row.
+        """
+        try:
+            grammar.push(token)
+            if grammar.ended:
+                stop = request.stopper.end()
+            elif stop is None:
+                grammar.allowed()
+        except GrammarError as error:
+            return self.finish(request, Stop(FinishReason.ERROR), str(error))
+        return self.finish(request, stop) if stop is not None else None
+
+    def _computed(self, request: Request) -> RequestFinished | None:
+        """End a request that was to be computed without a sample, unless it is held."""
+        if request.spec.hold and request.output:
+            return None
+        return self.finish(request, Stop(FinishReason.LENGTH))

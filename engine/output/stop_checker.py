@@ -1,0 +1,115 @@
+"""The end of a request's output, and how much of its text to cut."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.core.errors import RequestError
+from baton.core.finish import FinishReason
+from baton.core.sampling_params import SamplingParams
+from baton.text.answer import AnswerText
+from baton.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The reason why an output ended. `cut_chars`: to cut from the end of the text of all its
+    tokens."""
+
+    reason: FinishReason
+    stop_token_id: int | None = None
+    stop_string: str = ""
+    cut_chars: int = 0
+
+
+class StopChecker:
+    """Watches one request's output. It is rebuilt from the output ids, so it never travels.
+
+    A stop token counts from output index `min_tokens` on; sampling bans it before.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        max_output: int,
+        eos_ids: frozenset[int],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        """max_output: output tokens that the context has room for."""
+        if sampling.stop and tokenizer is None:
+            raise RequestError(
+                "stop strings need a tokenizer, and this engine has none: use stop_token_ids, or "
+                "add tokenizer.json to the model folder",
+                "stop",
+            )
+        eos = frozenset() if sampling.ignore_eos else eos_ids
+        self.stop_ids = eos.union(sampling.stop_token_ids)
+        self._sampling = sampling
+        self.limit = min(sampling.max_tokens, max_output)
+        """Output tokens, at most."""
+        self._tokenizer = tokenizer
+        self._answer: AnswerText | None = None
+        if sampling.stop and tokenizer is not None:
+            self._answer = AnswerText(
+                tokenizer,
+                sampling.stop,
+                include_stop=sampling.include_stop,
+                min_tokens=sampling.min_tokens,
+            )
+
+    def replay(self, output: Sequence[int]) -> Stop | None:
+        """Take the output ids that were given with the request."""
+        for count in range(1, len(output) + 1):
+            stop = self._next(output, count)
+            if stop is not None:
+                return stop
+        return None
+
+    def push(self, output: Sequence[int]) -> Stop | None:
+        """Take a new token. `output`: every token so far; the last is new."""
+        return self._next(output, len(output))
+
+    def _next(self, output: Sequence[int], count: int) -> Stop | None:
+        """Take token `count` of `output`, which is new; those before it were taken."""
+        token = output[count - 1]
+        if token in self.stop_ids and count > self._sampling.min_tokens:
+            return self._stopped_by_token(output[:count])
+        if self._answer is not None:
+            self._answer.push((token,))
+            if self._answer.match is not None:
+                return self._ended(FinishReason.STOP)
+        if count >= self.limit:
+            return self._ended(FinishReason.LENGTH)
+        return None
+
+    def end(self) -> Stop:
+        """End the output for a reason that is not in its tokens."""
+        return self._ended(FinishReason.STOP)
+
+    def _ended(self, reason: FinishReason) -> Stop:
+        """End the text. A stop string may be found only now."""
+        if self._answer is None:
+            return Stop(reason)
+        cut = self._answer.end()
+        match = self._answer.match
+        if match is None:
+            return Stop(reason)
+        return Stop(FinishReason.STOP, stop_string=match.stop, cut_chars=cut)
+
+    def _stopped_by_token(self, output: Sequence[int]) -> Stop:
+        before = self._ended(FinishReason.STOP)
+        hidden = 0 if self._sampling.include_stop else self._last_chars(output)
+        return Stop(
+            FinishReason.STOP,
+            stop_token_id=output[-1],
+            stop_string=before.stop_string,
+            cut_chars=before.cut_chars + hidden,
+        )
+
+    def _last_chars(self, output: Sequence[int]) -> int:
+        """Count the characters that the last token adds to the text: 0 where it completes a
+        character that others began: two marks of broken bytes may become one letter.
+        """
+        tokenizer = self._tokenizer
+        if tokenizer is None or not tokenizer.with_text(output[-1:]):
+            return 0
+        return max(0, len(tokenizer.decode(output)) - len(tokenizer.decode(output[:-1])))

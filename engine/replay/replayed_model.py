@@ -1,0 +1,118 @@
+"""Decode steps recorded once a batch size and replayed: no Python between their operations."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from baton.engine.config import ModelConfig
+from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
+from baton.engine.forward.recurrent_index import RecurrentIndex
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.state_pool import StatePool
+from baton.engine.models.base import Model
+from baton.engine.replay.static_step import StaticStep
+from baton.kernels.base import Kernels
+from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.host_plan import HostPlan
+from baton.kernels.native.recorder import Native, NotRecordableError, Recording
+
+_CPU = torch.device("cpu")
+_KEPT = 16  # recordings; making one costs about what a step does
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The shape of the steps that one recording serves."""
+
+    rows: int
+    table_width: int  # pages a row, rounded up
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A step of fixed shape on fixed memory: inputs are copied in, logits lie where they lay."""
+
+    inputs: StaticStep
+    logits: Tensor
+    recording: Recording
+    states: StatePool
+    pages: PagePool
+
+    def run(self, batch: ForwardBatch) -> Tensor:
+        self.inputs.refresh(batch)
+        self.recording.run()
+        return self.logits
+
+
+class ReplayedModel:
+    """A `Model` on native kernels. A step of decode rows alone is replayed, any other runs as it
+    is; so do all steps of a model that does something that cannot be recorded.
+
+    The logits of a replayed step are overwritten by the next.
+    """
+
+    def __init__(self, model: Model, native: Native) -> None:
+        self._model = model
+        self._native = native
+        self._recorded: OrderedDict[_Shape, _Recorded] = OrderedDict()
+        self._recordable = True
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._model.config
+
+    @property
+    def kernels(self) -> Kernels:
+        return self._model.kernels
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._model.weight_bytes
+
+    @property
+    def needs_cpu_seq_lens(self) -> bool:
+        return self._model.needs_cpu_seq_lens
+
+    def plan(
+        self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
+    ) -> HostPlan[RecurrentIndex]:
+        """Plan one step; see `baton.engine.models.base.Model`."""
+        return self._model.plan(host, decode_rows, snapshots)
+
+    def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
+        """Run one step; see `baton.engine.models.base.Model`."""
+        recorded = self._find(batch, states, pages) if self._replayable(batch) else None
+        if recorded is None:
+            return self._model.forward(batch, states, pages)
+        return recorded.run(batch)
+
+    def _replayable(self, batch: ForwardBatch) -> bool:
+        return (
+            self._recordable
+            and batch.decode_rows == batch.rows == batch.logit_tokens.shape[0]
+            and all(batch.host.has_initial)
+        )
+
+    def _find(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> _Recorded | None:
+        width = 1 << (batch.block_tables.shape[1] - 1).bit_length()
+        shape = _Shape(batch.rows, width)
+        found = self._recorded.pop(shape, None)
+        if found is None or found.states is not states or found.pages is not pages:
+            try:
+                found = self._record(shape, states, pages)
+            except NotRecordableError:
+                self._recordable = False
+                return None
+        self._recorded[shape] = found
+        if len(self._recorded) > _KEPT:
+            self._recorded.popitem(last=False)
+        return found
+
+    def _record(self, shape: _Shape, states: StatePool, pages: PagePool) -> _Recorded:
+        inputs = StaticStep.of(shape.rows, shape.table_width, _CPU, has_initial=True)
+        forward = partial(self._model.forward, inputs.batch, states, pages)
+        recording, logits = self._native.record(forward)
+        return _Recorded(inputs, logits, recording, states, pages)

@@ -1,0 +1,84 @@
+"""The checks that a request must pass to enter the engine."""
+
+from collections.abc import Iterable, Sequence
+
+from baton.core.errors import RequestError, TooLargeError
+from baton.engine.output.stop_checker import StopChecker
+from baton.engine.schedule.request import RequestSpec
+from baton.text.errors import GrammarError
+from baton.text.grammar import CompiledGrammar, GrammarCompiler, GrammarState
+from baton.text.tokenizer import Tokenizer
+
+
+class AdmissionCheck:
+    """Checks a spec against the model and the memory; makes its stop checker."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        max_model_len: int,
+        eos_ids: Iterable[int],
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._eos_ids = frozenset(eos_ids)
+        self._tokenizer = tokenizer
+        self.grammars = (
+            None if tokenizer is None else GrammarCompiler(tokenizer, vocab_size, self._eos_ids)
+        )
+
+    def check(self, spec: RequestSpec) -> None:
+        """Check a spec. Raises RequestError or TooLargeError that say what is wrong."""
+        if not spec.prompt_ids:
+            raise RequestError("the prompt is empty; expected at least one token", "prompt_ids")
+        self._check_ids(spec.prompt_ids, "prompt_ids")
+        self._check_ids(spec.output_ids, "output_ids")
+        self._check_ids(spec.sampling.logprob_token_ids, "logprob_token_ids")
+        spec.sampling.check_prompt(len(spec.prompt_ids))
+        given, limit = len(spec.output_ids), spec.sampling.max_tokens
+        if given > limit:
+            raise RequestError(
+                f"{given} output tokens were given but max_tokens is {limit}", "output_ids"
+            )
+        # The last sampled token is never computed, but it needs a place in the context.
+        self.check_length(len(spec.prompt_ids) + max(given, min(1, limit)))
+
+    def check_length(self, tokens: int) -> None:
+        """Raise TooLargeError where a sequence of `tokens` tokens could not fit even alone."""
+        if tokens > self._max_model_len:
+            raise TooLargeError(
+                f"prompt and output need at least {tokens} tokens, but a sequence may have "
+                f"{self._max_model_len} here: shorten the prompt",
+                "prompt_ids",
+            )
+
+    def stopper(self, spec: RequestSpec) -> StopChecker:
+        room = self._max_model_len - len(spec.prompt_ids)
+        return StopChecker(spec.sampling, room, self._eos_ids, self._tokenizer)
+
+    def grammar(self, spec: RequestSpec, compiled: CompiledGrammar | None) -> GrammarState | None:
+        """Return the grammar's state of a constrained answer, after its given output. compiled: its
+        grammar, if that was compiled elsewhere. Raises RequestError.
+        """
+        wanted = spec.sampling.grammar
+        if wanted is None:
+            return None
+        if self.grammars is None:
+            raise RequestError(
+                "structured output needs a tokenizer, and this engine has none: add "
+                "tokenizer.json to the model folder",
+                "grammar",
+            )
+        try:
+            return (compiled or self.grammars.compile(wanted)).start(spec.output_ids)
+        except GrammarError as error:
+            raise RequestError(str(error), "grammar") from error
+
+    def _check_ids(self, ids: Sequence[int], field: str) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+            position = next(i for i, t in enumerate(ids) if not 0 <= t < self._vocab_size)
+            raise RequestError(
+                f"{field}[{position}] is {ids[position]}; expected 0 to {self._vocab_size - 1}",
+                field,
+            )

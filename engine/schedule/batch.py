@@ -1,0 +1,102 @@
+"""The host-side plan of one step. Nothing in it changes once it is made.
+
+Results are processed from what is recorded here, never from fields of a request: by then the
+request may have gone on, stopped, or been preempted.
+"""
+
+from array import array
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from baton.core.sampling_params import SamplingParams
+
+
+class Draw(NamedTuple):
+    """One token to sample, from the logits of its row's last token."""
+
+    position: int  # among the output, counted from 0
+    sampling: SamplingParams
+    banned: tuple[int, ...]  # token ids that must not come yet (min_tokens)
+    prompt: tuple[int, ...]  # its token ids, once each, where repetition counts; else empty
+    output: tuple[int, ...]  # for penalties; empty where the request has none
+    relayed: bool  # one more output token, not in `output`, is known on the device alone
+    allowed: "array[int] | None"  # a mask of the tokens that may come, 64 a word; None: all
+
+
+class Scores(NamedTuple):
+    """Prompt tokens whose logprobs are wanted. Position 0 has none: nothing precedes it."""
+
+    start: int  # position of targets[0]
+    targets: tuple[int, ...]  # the prompt's token ids from `start` on
+    top: int  # alternatives a position
+    asked: tuple[int, ...]  # other tokens whose logprobs each position wants
+
+    @property
+    def logits(self) -> int:
+        """Positions that have logits."""
+        return len(self.targets) - (self.start == 0)
+
+    @property
+    def first_logit(self) -> int:
+        """Absolute position of the token whose logits score the first such target."""
+        return max(self.start, 1) - 1
+
+
+class Tracked(NamedTuple):
+    """A snapshot that a step writes: the row's state after `depth` tokens."""
+
+    depth: int  # absolute tokens
+    slot: int  # state slot, owner TRACK, bound to this step alone
+    opportunistic: bool  # the first to be evicted from the cache
+
+
+class Row(NamedTuple):
+    """One request's part of a step: tokens [start, start + len(tokens))."""
+
+    serial: int  # the request's
+    admission: int  # which of the request's admissions planned it: preemption makes another
+    start: int  # tokens computed before this step
+    tokens: tuple[int, ...]  # the last is a placeholder where `relayed`
+    relayed: bool  # its token was sampled by the step before, and is known on the device alone
+    read_slot: int  # state slot; 0 where start is 0; a snapshot's in the first row after a hit
+    write_slot: int  # state slot
+    pages: tuple[int, ...]  # cover at least `end` tokens
+    reaches_target: bool  # everything that was to be computed is, with this row
+    draw: Draw | None
+    scores: Scores | None
+    tracked: tuple[Tracked, ...] = ()
+    held: str = ""  # the request's name, where this is the last chunk of one that will be held
+
+    @property
+    def resumes(self) -> bool:
+        """True if the row reads a cached snapshot: copy on write without the copy."""
+        return self.read_slot not in (0, self.write_slot)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one step, those that decode first. Made by the scheduler."""
+
+    sequence: int  # of this forward: 1, 2, 3 ...
+    rows: tuple[Row, ...]
+    decode_rows: int
+
+    @cached_property
+    def draws(self) -> tuple[tuple[int, Draw], ...]:
+        """(row index, draw) of each row that samples."""
+        return tuple((i, row.draw) for i, row in enumerate(self.rows) if row.draw is not None)
+
+    @property
+    def last_chunks(self) -> tuple[Row, ...]:
+        """Rows whose state a hand-off waits for."""
+        return tuple(row for row in self.rows[self.decode_rows :] if row.held)
+
+    @cached_property
+    def scores(self) -> tuple[tuple[int, Scores], ...]:
+        """(row index, scores) of each row that scores its prompt."""
+        return tuple((i, row.scores) for i, row in enumerate(self.rows) if row.scores is not None)

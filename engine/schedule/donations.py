@@ -1,0 +1,111 @@
+"""The memory that requests leave to the prefix cache: snapshots, pages and live states."""
+
+from collections.abc import Collection, Sequence
+
+from baton.engine.cache.cached_pools import CachedPools
+from baton.engine.counters import Counters
+from baton.engine.memory.owners import Owner
+from baton.engine.schedule.batch import Tracked
+from baton.engine.schedule.request import Request
+
+
+class Donations:
+    """Moves ids from requests to the prefix cache. Takes slots for snapshots only where free."""
+
+    def __init__(self, pools: CachedPools, counters: Counters) -> None:
+        self.pools = pools
+        self._counters = counters
+
+    def take_track_slot(self, wanted: bool) -> int | None:
+        """Take a slot for a snapshot of the step that is being planned, without waiting for one.
+
+        Only a snapshot that is `wanted` may push an older one out of the cache.
+        """
+        if not wanted and not self.pools.slots.available:
+            return None
+        slot = self.pools.take_slot(Owner.TRACK)
+        if slot is None:
+            self._counters.snapshots_skipped += wanted
+            return None
+        self._counters.snapshots_written += 1
+        return slot
+
+    def drop(self, tracked: Sequence[Tracked]) -> None:
+        """Free the slots of snapshots whose request is gone, or whose step failed."""
+        self.pools.give_back_slots((t.slot for t in tracked), Owner.TRACK)
+
+    def donate(self, request: Request, tracked: Sequence[Tracked]) -> None:
+        """Give the cache the snapshots of a step, and the pages below the deepest of them."""
+        pools = self.pools
+        if not pools.caching or request.node is None:
+            self.drop(tracked)
+            return
+        for snapshot in tracked:
+            pools.slots.move(snapshot.slot, Owner.TRACK, Owner.CACHE)
+        spare = self._insert(
+            request,
+            max(t.depth for t in tracked),
+            [(t.depth, t.slot) for t in tracked],
+            {t.depth for t in tracked if t.opportunistic},
+        )
+        pools.give_back_slots(spare, Owner.CACHE)
+        self._counters.snapshots_donated += len(tracked) - len(spare)
+
+    def share_pages(self, request: Request) -> None:
+        """Give the cache the whole pages that are settled.
+
+        Without recurrent layers they can be resumed from. With them they show branch points and
+        save transfers.
+        """
+        if self.pools.caching and request.node is not None:
+            page_size = self.pools.page_size
+            self._insert(request, request.settled // page_size * page_size, [], ())
+
+    def donate_live(self, request: Request) -> None:
+        """Give the cache the live state of a request that is over (no_buffer, page size 1)."""
+        pools = self.pools
+        if not pools.caching or request.node is None or request.settled != request.computed:
+            return
+        if request.settled and request.slot:
+            pools.slots.move(request.slot, request.owner, Owner.CACHE)
+            kept = [(request.settled, request.slot)]
+            spare = self._insert(request, request.settled, kept, ())
+            pools.give_back_slots(spare, Owner.CACHE)
+            request.slot = 0
+
+    def kept_tokens(self, request: Request) -> int:
+        """Return how many tokens of what `request` left to the cache can be resumed from."""
+        node = request.node
+        while node is not None and self.pools.stateful and node.snapshot is None:
+            node = node.parent
+        return node.depth if node is not None else 0
+
+    def _insert(
+        self,
+        request: Request,
+        depth: int,
+        snapshots: list[tuple[int, int]],
+        opportunistic: Collection[int],
+    ) -> tuple[int, ...]:
+        """Put the pages of the first `depth` tokens into the cache; return the spare slots.
+
+        Pages that the cache had already replace the request's own, but for a held request: a
+        transfer may be reading those.
+        """
+        pools, old = self.pools, request.node
+        whole = depth // pools.page_size
+        given = request.pages[:whole]
+        done = pools.cache.insert(request.key(depth), given, snapshots, opportunistic)
+        spare = set(done.spare_pages) & request.owned
+        for page in request.owned.intersection(given) - spare:
+            pools.pages.move(page, request.owner, Owner.CACHE)
+            request.owned.discard(page)
+        if not request.spec.hold:
+            pools.give_back_pages(spare, Owner.LIVE)
+            request.owned -= spare
+            request.pages = (*done.pages, *request.pages[whole:])
+        pools.cache.lock_pages(done.node)
+        if old is not None:
+            pools.cache.unlock_pages(old)
+        request.node = done.node
+        return done.spare_slots

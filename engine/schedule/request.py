@@ -1,0 +1,212 @@
+"""A request: what the caller asked for, and the engine's own record of it."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from baton.core.errors import InvariantError
+from baton.core.sampling_params import SamplingParams
+from baton.engine.cache.prefix_node import Node
+from baton.engine.cache.token_key import TOKEN_BYTES, token_key
+from baton.engine.memory.owners import Owner
+from baton.engine.output.stop_checker import StopChecker
+from baton.engine.schedule.turns import turn_of
+from baton.text.grammar import GrammarState
+
+
+@dataclass(frozen=True)
+class RequestSpec:
+    """The caller's request, unchanged to the end."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    # Output that exists already (a retry, a migration, a hand-off): never sampled again.
+    output_ids: tuple[int, ...] = ()
+    # Prefill role: compute the prompt, sample the first token unless it is given, then hold the
+    # state until `Engine.release`.
+    hold: bool = False
+    priority: int = 0  # the larger goes first, see `turn_of`
+
+    @cached_property
+    def prompt_set(self) -> tuple[int, ...]:
+        """The prompt's token ids, once each."""
+        return tuple(set(self.prompt_ids))
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The source side of a hand-off: where the state of `computed` tokens lies."""
+
+    slot: int  # state slot
+    pages: tuple[int, ...]  # page p holds tokens [p * page_size, (p + 1) * page_size)
+    computed: int  # tokens
+    # Tokens that the prefix cache could resume from when this was made.
+    cached_state: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """The destination side of a hand-off: a slot and pages that a peer may write. Owner: ticket.
+
+    The first pages may be the prefix cache's: they hold the KV below `kv_from`, which a peer need
+    not send and must not write.
+    """
+
+    request_id: str
+    slot: int  # state slot
+    pages: tuple[int, ...]  # in token order, the cache's first
+    tokens: int  # that the pages were reserved for
+    kv_from: int = 0  # tokens, whole pages of them, whose KV the cache holds: the transfer hit
+    node: Node | None = None  # where the cache's pages end, locked; for the engine's thread alone
+    owned: tuple[int, ...] = ()  # the pages that are its own, the last of `pages`
+
+
+class RequestState(StrEnum):
+    WAITING = "waiting"  # owns nothing
+    RUNNING = "running"  # owns a slot and pages; takes part in steps
+    HELD = "held"  # owns a slot and pages, which no step touches
+    FINISHED = "finished"  # owns nothing
+
+
+ALLOWED_MOVES = {
+    RequestState.WAITING: {RequestState.RUNNING, RequestState.FINISHED},
+    # Back to WAITING: preempted.
+    RequestState.RUNNING: {RequestState.WAITING, RequestState.HELD, RequestState.FINISHED},
+    RequestState.HELD: {RequestState.FINISHED},
+    RequestState.FINISHED: set(),
+}
+
+
+class Request:
+    """One request inside the engine. Only the scheduler's side of the engine changes it.
+
+    It has more than 20 fields because a step's plan and its result change them one by one.
+    Lengths, in tokens: computed <= target <= total = prompt + output.
+
+    Large because the scheduler, the forward and the prefix cache each keep facts about a request,
+    and a step of 256 rows reads all of them in one pass.
+    """
+
+    __slots__ = (
+        "_prompt_key",
+        "admissions",
+        "announced",
+        "branch",
+        "cached_tokens",
+        "computed",
+        "grammar",
+        "node",
+        "output",
+        "owned",
+        "pages",
+        "pending",
+        "resumes_from",
+        "scored",
+        "serial",
+        "settled",
+        "slot",
+        "spec",
+        "state",
+        "stopper",
+        "turn",
+    )
+
+    def __init__(
+        self,
+        spec: RequestSpec,
+        serial: int,
+        stopper: StopChecker,
+        grammar: GrammarState | None = None,
+    ) -> None:
+        """grammar: as far as the output that is given with the spec."""
+        self.spec = spec
+        self.grammar = grammar
+        self.serial = serial  # order of arrival; never used twice
+        self.turn = turn_of(serial, spec.priority)  # its place in every order
+        self.stopper = stopper
+        self.state = RequestState.WAITING
+        self.output = list(spec.output_ids)
+        self.pending = 0  # tokens that planned steps sample, not known on the host yet
+        self.slot = 0  # 0: none
+        self.pages: tuple[int, ...] = ()  # replaced, never changed in place: batches keep it
+        self.owned: set[int] = set()  # its own of `pages`; the rest are the prefix cache's
+        self.node: Node | None = None  # where the cache's pages of it end; locked
+        self.resumes_from: Node | None = None  # the snapshot that its first row reads; locked
+        self.branch: int | None = None  # a depth where others went another way, worth a snapshot
+        self.cached_tokens = 0  # compute hit of its first admission, or what a peer reported
+        self.admissions = 0
+        self.computed = 0  # tokens whose state the last planned step leaves behind
+        self.settled = 0  # tokens whose KV and state are known to be there: their step is over
+        self.scored = 0  # prompt positions below this were scored; set by the planner
+        self.announced = False  # Scheduled went out
+        self._prompt_key: bytes | None = None  # made once: it costs more than a look-up with it
+
+    @property
+    def request_id(self) -> str:
+        return self.spec.request_id
+
+    @property
+    def owner(self) -> Owner:
+        """The owner of its slot and pages: a hand-off may be reading those of a hold request."""
+        return Owner.TRANSFER if self.spec.hold else Owner.LIVE
+
+    @property
+    def drawn(self) -> int:
+        """Output tokens, including those that are sampled but not known yet."""
+        return len(self.output) + self.pending
+
+    @property
+    def total(self) -> int:
+        return len(self.spec.prompt_ids) + self.drawn
+
+    @property
+    def target(self) -> int:
+        """Tokens to compute before the next token is sampled or the request is held."""
+        spec = self.spec
+        if spec.hold:
+            return len(spec.prompt_ids) + max(0, len(self.output) - 1)
+        return len(spec.prompt_ids) + len(self.output) + self.pending  # total, a call less
+
+    @property
+    def decodes(self) -> bool:
+        """True if its next step computes its newest token alone."""
+        return self.computed >= len(self.spec.prompt_ids) and self.target - self.computed == 1
+
+    @property
+    def exhausted(self) -> bool:
+        """True if it ends, by its length, with a step that is planned already."""
+        return self.drawn >= self.stopper.limit
+
+    @property
+    def awaits_token(self) -> bool:
+        """True if its next mask depends on a token that is not known yet, so nothing can be
+        planned.
+        """
+        return self.grammar is not None and self.pending > 0
+
+    def token_ids(self, start: int, end: int) -> tuple[int, ...]:
+        """Return tokens [start, end) of prompt and output, as far as they are known."""
+        prompt = self.spec.prompt_ids
+        inside = len(prompt)
+        if end <= inside:
+            return prompt[start:end]
+        output = self.output[max(0, start - inside) : end - inside]
+        return (*prompt[start:], *output)
+
+    def key(self, end: int) -> bytes:
+        """Return tokens [0, end), as far as they are known, as the prefix cache's key."""
+        if self._prompt_key is None:
+            self._prompt_key = token_key(self.spec.prompt_ids)
+        inside = len(self.spec.prompt_ids)
+        if end <= inside:
+            return self._prompt_key[: end * TOKEN_BYTES]
+        return self._prompt_key + token_key(self.output[: end - inside])
+
+    def move(self, state: RequestState) -> None:
+        if state not in ALLOWED_MOVES[self.state]:
+            raise InvariantError(
+                f"request {self.request_id} cannot go from {self.state} to {state}; "
+                f"allowed: {sorted(ALLOWED_MOVES[self.state])}"
+            )
+        self.state = state

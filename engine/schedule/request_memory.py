@@ -1,0 +1,112 @@
+"""The slot and the pages that a request owns while it runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from baton.core.errors import InvariantError
+from baton.engine.cache.cached_pools import CachedPools
+from baton.engine.cache.prefix_cache import Match
+from baton.engine.counters import Counters
+from baton.engine.schedule.request import Request
+
+
+class RequestMemory:
+    """Gives each running request one live slot and a run of pages, and takes them back.
+
+    The first pages of a request may be the prefix cache's. Requests never wait for the cache: it
+    is evicted first.
+    """
+
+    def __init__(self, pools: CachedPools, counters: Counters) -> None:
+        self.pools = pools
+        self._counters = counters
+
+    @contextmanager
+    def admission(self, requests: int) -> Iterator[None]:
+        """Set slots aside for up to `requests` requests, for one pass over the waiting queue."""
+        with self.pools.slots.group(requests):
+            yield
+
+    def resume(self, request: Request, limit: int, grid: int) -> Match:
+        """Give `request`, which owns nothing, the longest cached prefix of at most `limit` tokens.
+
+        Its pages and its snapshot stay locked until `release`, the snapshot at the latest until
+        `snapshot_read`.
+        """
+        cache = self.pools.cache
+        match = cache.match(request.key(request.target), max(0, limit))
+        cache.lock(match.node)
+        request.node = request.resumes_from = match.node
+        request.pages = match.pages
+        request.computed = request.settled = match.depth
+        request.branch = cache.branch_point(match, grid)
+        return match
+
+    def count_hit(self, request: Request, match: Match) -> None:
+        """Count that `request` is admitted with the prefix that `resume` gave it."""
+        counters = self._counters
+        counters.prompt_tokens += request.target
+        counters.state_hit_tokens += request.computed
+        counters.kv_hit_tokens += match.kv_depth
+        counters.branch_points += request.branch is not None
+        if not request.admissions:
+            request.cached_tokens = request.computed
+        request.admissions += 1
+
+    def count_preemption(self) -> None:
+        """Count that a running request had to give its memory back."""
+        self._counters.preemptions += 1
+
+    def admit(self, request: Request, tokens: int) -> None:
+        """Take the live slot and pages for `tokens` tokens.
+
+        The caller has checked that they are free; raises InvariantError otherwise.
+        """
+        slot = self.pools.take_slot(request.owner)
+        if slot is None:
+            raise InvariantError(f"no free slot to admit request {request.request_id}")
+        request.slot = slot
+        if not self.grow(request, tokens):
+            raise InvariantError(f"too few free pages to admit request {request.request_id}")
+
+    def missing_pages(self, request: Request, tokens: int) -> int:
+        """Return how many pages `request` lacks for `tokens` tokens."""
+        return max(0, self.pools.pages_for(tokens) - len(request.pages))
+
+    def grow(self, request: Request, tokens: int) -> bool:
+        """Take pages until `request` has room for `tokens` tokens.
+
+        Returns false, with nothing taken, when there are too few.
+        """
+        pools = self.pools
+        missing = -(-tokens // pools.page_size) - len(request.pages)
+        if missing <= 0:
+            return True
+        taken = pools.take_pages(missing, request.owner)
+        if taken is None:
+            return False
+        request.pages = (*request.pages, *taken)
+        request.owned.update(taken)
+        return True
+
+    def snapshot_read(self, request: Request) -> None:
+        """Unlock the snapshot that `request` resumed from: the forward that read it is over."""
+        if request.resumes_from is not None:
+            self.pools.cache.unlock_snapshot(request.resumes_from)
+            request.resumes_from = None
+
+    def release(self, request: Request) -> None:
+        """Give back all that `request` owns, fenced by the newest forward that may touch it."""
+        pools = self.pools
+        self.snapshot_read(request)
+        if request.node is not None:
+            pools.cache.unlock_pages(request.node)
+            request.node = None
+        if request.slot:
+            pools.give_back_slots((request.slot,), request.owner)
+        pools.give_back_pages(request.owned, request.owner)
+        request.owned.clear()
+        request.slot = 0
+        request.pages = ()
+        request.computed = request.settled = 0
+        request.branch = None

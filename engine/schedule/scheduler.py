@@ -1,0 +1,247 @@
+"""The choice of the requests and tokens of the next step."""
+
+from collections.abc import Iterator
+
+from baton.engine.output.events import Event, Scheduled
+from baton.engine.schedule.batch import Batch, Row
+from baton.engine.schedule.chunking import chunk_end
+from baton.engine.schedule.donations import Donations
+from baton.engine.schedule.request import Request, RequestState
+from baton.engine.schedule.request_memory import RequestMemory
+from baton.engine.schedule.row_planner import RowPlanner
+from baton.engine.schedule.turns import Turn
+from baton.engine.schedule.waiting_queue import WaitingQueue
+
+_RUNNING = RequestState.RUNNING  # the member: looking it up for each row would show
+
+
+class Scheduler:
+    """Continuous batching: rows that decode first, then prompt chunks under a budget of tokens.
+
+    One order holds in everything: that of the requests' turns, by age and priority. When pages run
+    out, the last of those that run gives back what it owns, and is recomputed later from its prompt
+    and output.
+    """
+
+    def __init__(
+        self,
+        memory: RequestMemory,
+        donations: Donations,
+        planner: RowPlanner,
+        max_running: int,
+        chunked_prefill_size: int,
+        grid: int,
+        held_fraction: float,
+    ) -> None:
+        """grid: tokens; chunks end on its multiples where they can."""
+        self._memory = memory
+        self._pools = memory.pools
+        self._donations = donations
+        self._planner = planner
+        self._max_running = max_running
+        self._chunk = chunked_prefill_size
+        self._grid = grid
+        self._held_slots = max(1, int(held_fraction * max_running))
+        self._held_pages = max(1, int(held_fraction * memory.pools.total_pages))
+        self.waiting = WaitingQueue()
+        self.running: list[Request] = []  # in the order of their turns
+        self.held: dict[int, Request] = {}  # by serial
+        self._awaiting_destination: dict[
+            int, Request
+        ] = {}  # to be handed off, nobody knows where to yet
+        self._sequence = 0
+
+    @property
+    def has_work(self) -> bool:
+        """True if a plan would not be None."""
+        return bool(self.running) or self._next_admissible() is not None
+
+    def enqueue(self, request: Request) -> None:
+        self.waiting.add(request)
+
+    def join(self, request: Request) -> None:
+        """Let an adopted request, whose state is there, decode from the next step on."""
+        request.move(RequestState.RUNNING)
+        self._insert(request)
+
+    def hold(self, request: Request) -> None:
+        request.move(RequestState.HELD)
+        self.running.remove(request)
+        self.held[request.serial] = request
+
+    def destined(self, request: Request) -> None:
+        """Note that `request` has a destination: what it owns is on its way out."""
+        self._awaiting_destination.pop(request.serial, None)
+
+    def drop(self, request: Request) -> None:
+        """End `request`, wherever it stands, and free all that it owns."""
+        self.destined(request)
+        if request.state is RequestState.WAITING:
+            self.waiting.remove(request)
+        elif request.state is RequestState.RUNNING:
+            self.running.remove(request)
+        else:
+            del self.held[request.serial]
+        request.move(RequestState.FINISHED)
+        self._memory.release(request)
+
+    @property
+    def headroom(self) -> int:
+        """Pages that running requests will want soon: the rest of their prompts, and one each."""
+        promised = sum(
+            self._memory.missing_pages(request, request.target)
+            for request in self.running
+            if not request.decodes
+        )
+        return promised + len(self.running)
+
+    def preempted_before(self, turn: Turn) -> bool:
+        """Return true if a preempted request waits for memory and its turn comes before `turn`."""
+        return any(request.admissions and request.turn < turn for request in self.waiting)
+
+    def plan(self, outbox: list[Event]) -> Batch | None:
+        """Plan the next step; None when nothing can run. Moves ids and lengths, touches no
+        tensor.
+        """
+        decode: list[Row] = []
+        prefill: list[Row] = []
+        self._planner.begin()
+        budget = self._plan_running(decode, prefill, outbox)
+        if budget:
+            self._plan_waiting(prefill, budget, outbox)
+        if not decode and not prefill:
+            return None
+        self._sequence += 1
+        self._pools.launch(self._sequence)
+        return Batch(self._sequence, (*decode, *prefill), len(decode))
+
+    def _plan_running(self, decode: list[Row], prefill: list[Row], outbox: list[Event]) -> int:
+        """Add the rows of running requests; return what is left of the budget of prompt tokens."""
+        budget = self._chunk
+        running, grow, decode_row = _RUNNING, self._memory.grow, self._planner.decode_row
+        # A victim's turn comes after that of the request that needs its pages, so the victim
+        # has no row in this step yet.
+        for request in tuple(self.running):
+            if request.state is not running:
+                continue
+            if request.decodes:
+                if request.exhausted or request.awaits_token or len(decode) == self._max_running:
+                    continue
+                end = request.computed + 1
+                if grow(request, end) or self._make_room(request, end):
+                    decode.append(decode_row(request))
+                    if not request.announced:
+                        _announce(request, outbox)
+                continue
+            if budget:  # a long prompt gives way to what came later and goes first
+                budget = self._plan_waiting(prefill, budget, outbox, request.turn)
+            end = self._chunk_end(request, budget, first=not prefill)
+            if end > request.computed and self._make_room(request, end):
+                budget -= end - request.computed
+                prefill.append(self._planner.row(request, end))
+        return budget
+
+    def _plan_waiting(
+        self, prefill: list[Row], budget: int, outbox: list[Event], before: Turn | None = None
+    ) -> int:
+        """Admit requests and add their rows, only those whose turn comes `before` another's where
+        that is given; return what is left of the budget of prompt tokens.
+        """
+        if self._next_admissible(before) is None:
+            return budget
+        places = self._max_running - len(self.running) - len(self.held)
+        with self._memory.admission(min(places, len(self.waiting))):
+            for request in self._admissible(before):
+                match = self._memory.resume(
+                    request, self._planner.resume_limit(request), self._grid
+                )
+                if not self._pools.free_slots:
+                    # The only slot that it could take holds the snapshot that it would resume from.
+                    self._memory.release(request)
+                    match = self._memory.resume(request, 0, self._grid)
+                end = self._chunk_end(request, budget, first=not prefill)
+                if end == request.computed:
+                    self._memory.release(request)
+                    return budget
+                self._memory.count_hit(request, match)
+                # A hand-off may read a held request's pages while later chunks compute, so it
+                # takes all of them at once and is never preempted.
+                self._memory.admit(request, request.target if request.spec.hold else end)
+                if request.spec.hold:
+                    self._awaiting_destination[request.serial] = request
+                self.waiting.remove(request)
+                request.move(RequestState.RUNNING)
+                self._insert(request)
+                if not request.announced:
+                    _announce(request, outbox)
+                budget -= end - request.computed
+                prefill.append(self._planner.row(request, end))
+        return budget
+
+    def _admissible(self, before: Turn | None) -> Iterator[Request]:
+        """Yield the head of the queue for as long as it may be admitted."""
+        while (request := self._next_admissible(before)) is not None:
+            yield request
+
+    def _next_admissible(self, before: Turn | None = None) -> Request | None:
+        """Return the head of the queue if it may be admitted. Small requests do not overtake a
+        large one, so it cannot starve.
+        """
+        request = self.waiting.first
+        if request is None or len(self.running) + len(self.held) >= self._max_running:
+            return None
+        if before is not None and request.turn > before:
+            return None
+        if request.pending:
+            return None  # preempted while its last token was still being sampled
+        needed = self._pools.pages_for(request.target)
+        if not self._pools.free_slots or (
+            request.spec.hold and self._too_many_awaiting_destination(needed)
+        ):
+            return None
+        return request if self._pools.free_pages - needed >= self.headroom else None
+
+    def _too_many_awaiting_destination(self, needed: int) -> bool:
+        """Return true if, with one more of `needed` pages, requests without a destination would
+        hold more than their part of the pool. A single one may hold all of it.
+        """
+        awaiting = self._awaiting_destination.values()
+        if not awaiting:
+            return False
+        pages = sum(len(request.pages) for request in awaiting) + needed
+        return len(awaiting) >= self._held_slots or pages > self._held_pages
+
+    def _chunk_end(self, request: Request, budget: int, first: bool) -> int:
+        budget = min(budget, self._planner.scored_limit(request) - request.computed)
+        return chunk_end(request.computed, request.target, budget, self._grid, first)
+
+    def _make_room(self, request: Request, tokens: int) -> bool:
+        """Take pages for `tokens` tokens, preempting requests whose turn comes after. Returns false
+        when `request` itself was preempted.
+        """
+        while not self._memory.grow(request, tokens):
+            victim = next(r for r in reversed(self.running) if not r.spec.hold)
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        request.move(RequestState.WAITING)
+        self._donations.share_pages(request)
+        self._memory.release(request)
+        self._memory.count_preemption()
+        self.waiting.add(request)
+
+    def _insert(self, request: Request) -> None:
+        """Keep `running` ordered; the newcomer is nearly always the last."""
+        index = len(self.running)
+        while index and self.running[index - 1].turn > request.turn:
+            index -= 1
+        self.running.insert(index, request)
+
+
+def _announce(request: Request, outbox: list[Event]) -> None:
+    request.announced = True
+    outbox.append(Scheduled(request.request_id, request.cached_tokens, request.spec.hold))

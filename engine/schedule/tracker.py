@@ -1,0 +1,51 @@
+"""Binds track slots to the rows of a step that is being planned."""
+
+from baton.engine.cache.grids import Grids
+from baton.engine.cache.track_plan import prefill_depths
+from baton.engine.schedule.batch import Tracked
+from baton.engine.schedule.donations import Donations
+from baton.engine.schedule.request import Request
+
+
+class Tracker:
+    """A slot is bound to one step, recorded in its Batch, and goes to the cache, or back to the
+    pool, when that step's result is processed. None free: the snapshot is skipped.
+    """
+
+    def __init__(self, donations: Donations, grids: Grids, budget: int, on: bool) -> None:
+        """budget: snapshots a prefill row. on: the strategy is extra_buffer, the model has state,
+        and there is a cache to keep it in."""
+        self._donations = donations
+        self._grids = grids
+        self._budget = budget
+        self._on = on
+        self._decode_grid = grids.decode
+
+    def prefill(self, request: Request, start: int, end: int) -> tuple[Tracked, ...]:
+        """Bind slots for the snapshots of a row that computes tokens [start, end)."""
+        if not self._on:
+            return ()
+        plan = prefill_depths(
+            start,
+            end - start,
+            self._grids.checkpoint,
+            request.branch,
+            self._budget,
+            prompt=request.target,
+        )
+        bound: list[Tracked] = []
+        for depths, opportunistic in ((reversed(plan.wanted), False), (plan.opportunistic, True)):
+            for depth in depths:
+                slot = self._donations.take_track_slot(wanted=not opportunistic)
+                if slot is not None:
+                    bound.append(Tracked(depth, slot, opportunistic))
+        return tuple(bound)
+
+    def decode(self, end: int) -> tuple[Tracked, ...]:
+        """Bind a slot for the snapshot of a row whose state will hold `end` tokens after
+        this step.
+        """
+        if end % self._decode_grid or not self._on:
+            return ()
+        slot = self._donations.take_track_slot(wanted=True)
+        return () if slot is None else (Tracked(end, slot, False),)

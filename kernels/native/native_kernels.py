@@ -1,0 +1,352 @@
+"""Kernels of the native library, for float32 activations on a CPU."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from baton.kernels.attention import (
+    kv_write_native,
+    paged_attn_decode_native,
+    paged_attn_prefill_native,
+)
+from baton.kernels.base import Kernels
+from baton.kernels.chunks import SnapshotPlan
+from baton.kernels.conv1d import (
+    GatedConvRows,
+    gated_conv_step_native,
+    plan_gated_conv_prefill_native,
+)
+from baton.kernels.delta_mixer import (
+    DeltaInputs,
+    DeltaRows,
+    DeltaWeights,
+    gated_delta_step_native,
+    plan_delta_prefill_native,
+)
+from baton.kernels.elementwise import (
+    add_scaled_native,
+    concat_native,
+    geglu_native,
+    relu2_native,
+    scaled_native,
+    select_rows_native,
+    sigmoid_gated_native,
+    swiglu_native,
+)
+from baton.kernels.host_plan import HostPlan
+from baton.kernels.linear import Matrix, Weight, embedding_native, linear_native
+from baton.kernels.mamba2 import (
+    Mamba2Rows,
+    Mamba2Weights,
+    mamba2_step_native,
+    plan_mamba2_prefill_native,
+)
+from baton.kernels.mla import (
+    apply_partial_rope_native,
+    from_latent_native,
+    latent_write_native,
+    mla_decode_native,
+    mla_prefill_native,
+    mla_query_native,
+)
+from baton.kernels.moe import (
+    experts_relu2_native,
+    experts_swiglu_native,
+    route_sigmoid_grouped_native,
+    route_softmax_grouped_native,
+    route_softmax_topk_native,
+)
+from baton.kernels.native.recorder import Native
+from baton.kernels.norm import rms_norm_native
+from baton.kernels.rope import apply_rope_native
+from baton.kernels.torch_kernels import TorchKernels
+
+
+class NativeKernels(Kernels):
+    """The kernels in C++. While the library records, they append to the recording.
+
+    What is left to torch runs outside of recorded steps: sampling, and copies of snapshots.
+    It has more than 25 methods because it has one method a kernel.
+    """
+
+    LEFT_TO_TORCH = frozenset(
+        {"copy_slots", "add_token_counts", "apply_penalties", "sample_tokens"}
+    )
+
+    copy_slots = staticmethod(TorchKernels.copy_slots)
+    add_token_counts = staticmethod(TorchKernels.add_token_counts)
+    apply_penalties = staticmethod(TorchKernels.apply_penalties)
+    sample_tokens = staticmethod(TorchKernels.sample_tokens)
+
+    def __init__(self, native: Native) -> None:
+        self._native = native
+
+    @property
+    def native(self) -> Native:
+        return self._native
+
+    def embedding(self, ids: Tensor, table: Weight) -> Tensor:
+        return embedding_native(self._native, ids, table)
+
+    def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+        return linear_native(self._native, x, weight, bias)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return rms_norm_native(self._native, x, weight, eps)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        return swiglu_native(self._native, gate_up)
+
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        return geglu_native(self._native, gate_up)
+
+    def relu2(self, x: Tensor) -> Tensor:
+        return relu2_native(self._native, x)
+
+    def sigmoid_gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        return sigmoid_gated_native(self._native, x, gate)
+
+    def add_scaled(self, x: Tensor, y: Tensor, alpha: float) -> Tensor:
+        return add_scaled_native(self._native, x, y, alpha)
+
+    def scaled(self, x: Tensor, factor: float) -> Tensor:
+        return scaled_native(self._native, x, factor)
+
+    def concat(self, x: Tensor, y: Tensor) -> Tensor:
+        return concat_native(self._native, x, y)
+
+    def select_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        return select_rows_native(self._native, x, rows)
+
+    def apply_rope(self, x: Tensor, cache: Tensor, positions: Tensor) -> Tensor:
+        return apply_rope_native(self._native, x, cache, positions)
+
+    def apply_partial_rope(
+        self, x: Tensor, rotated: int, cache: Tensor, positions: Tensor, interleaved: bool
+    ) -> Tensor:
+        return apply_partial_rope_native(self._native, x, rotated, cache, positions, interleaved)
+
+    def route_softmax_topk(self, router_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        return route_softmax_topk_native(self._native, router_logits, top_k)
+
+    def route_softmax_grouped(
+        self,
+        router_logits: Tensor,
+        top_k: int,
+        groups: int,
+        top_groups: int,
+        normalised: bool,
+        factor: float,
+    ) -> tuple[Tensor, Tensor]:
+        return route_softmax_grouped_native(
+            self._native, router_logits, top_k, groups, top_groups, normalised, factor
+        )
+
+    def route_sigmoid_grouped(
+        self,
+        router_logits: Tensor,
+        correction: Tensor,
+        top_k: int,
+        groups: int,
+        top_groups: int,
+        normalised: bool,
+        factor: float,
+    ) -> tuple[Tensor, Tensor]:
+        return route_sigmoid_grouped_native(
+            self._native, router_logits, correction, top_k, groups, top_groups, normalised, factor
+        )
+
+    def experts_swiglu(
+        self, x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
+    ) -> Tensor:
+        return experts_swiglu_native(self._native, x, weights, experts, w_in, w_out)
+
+    def experts_relu2(
+        self, x: Tensor, weights: Tensor, experts: Tensor, w_in: Weight, w_out: Weight
+    ) -> Tensor:
+        return experts_relu2_native(self._native, x, weights, experts, w_in, w_out)
+
+    def kv_write(
+        self,
+        k: Tensor,
+        v: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        token_pages: Tensor,
+        token_offsets: Tensor,
+    ) -> None:
+        kv_write_native(self._native, k, v, k_pool, v_pool, token_pages, token_offsets)
+
+    def latent_write(
+        self, latents: Tensor, pool: Tensor, token_pages: Tensor, token_offsets: Tensor
+    ) -> None:
+        latent_write_native(self._native, latents, pool, token_pages, token_offsets)
+
+    def paged_attn_prefill(
+        self,
+        q: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        block_tables: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_q_host: Sequence[int],
+        kv_lens: Tensor,
+        kv_lens_host: Sequence[int],
+        scale: float,
+    ) -> Tensor:
+        return paged_attn_prefill_native(
+            self._native,
+            q,
+            k_pool,
+            v_pool,
+            block_tables,
+            cu_seqlens_q,
+            cu_seqlens_q_host,
+            kv_lens,
+            kv_lens_host,
+            scale,
+        )
+
+    def paged_attn_decode(
+        self,
+        q: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        block_tables: Tensor,
+        kv_lens: Tensor,
+        kv_lens_host: Sequence[int],
+        scale: float,
+    ) -> Tensor:
+        return paged_attn_decode_native(
+            self._native, q, k_pool, v_pool, block_tables, kv_lens, kv_lens_host, scale
+        )
+
+    def mla_query(self, plain: Tensor, rotated: Tensor, up: Tensor) -> Tensor:
+        return mla_query_native(self._native, plain, rotated, up)
+
+    def from_latent(self, mean: Tensor, up: Tensor, key_rows: int) -> Tensor:
+        return from_latent_native(self._native, mean, up, key_rows)
+
+    def mla_decode(
+        self,
+        q: Tensor,
+        pool: Tensor,
+        block_tables: Tensor,
+        kv_lens: Tensor,
+        kv_lens_host: Sequence[int],
+        rank: int,
+        scale: float,
+    ) -> Tensor:
+        return mla_decode_native(
+            self._native, q, pool, block_tables, kv_lens, kv_lens_host, rank, scale
+        )
+
+    def mla_prefill(
+        self,
+        plain: Tensor,
+        rotated: Tensor,
+        pool: Tensor,
+        up: Tensor,
+        block_tables: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_q_host: Sequence[int],
+        kv_lens: Tensor,
+        kv_lens_host: Sequence[int],
+        scale: float,
+    ) -> Tensor:
+        return mla_prefill_native(
+            self._native,
+            plain,
+            rotated,
+            pool,
+            up,
+            block_tables,
+            cu_seqlens_q,
+            cu_seqlens_q_host,
+            kv_lens,
+            kv_lens_host,
+            scale,
+        )
+
+    def gated_conv_step(
+        self,
+        bcx: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        conv_pool: Tensor,
+        read_slots: Tensor,
+        write_slots: Tensor,
+        has_initial: Tensor | None,
+    ) -> Tensor:
+        return gated_conv_step_native(
+            self._native, bcx, weight, bias, conv_pool, read_slots, write_slots, has_initial
+        )
+
+    def plan_gated_conv_prefill(
+        self,
+        cu_seqlens_host: Sequence[int],
+        prefix_lens_host: Sequence[int],
+        width: int,
+        snapshots: SnapshotPlan | None,
+    ) -> HostPlan[GatedConvRows]:
+        return plan_gated_conv_prefill_native(
+            self._native, cu_seqlens_host, prefix_lens_host, width, snapshots
+        )
+
+    def mamba2_step(
+        self,
+        weights: Mamba2Weights,
+        zxbcdt: Tensor,
+        conv_pool: Tensor,
+        ssm_pool: Tensor,
+        read_slots: Tensor,
+        write_slots: Tensor,
+        has_initial: Tensor | None,
+    ) -> Tensor:
+        return mamba2_step_native(
+            self._native, weights, zxbcdt, conv_pool, ssm_pool, read_slots, write_slots, has_initial
+        )
+
+    def plan_mamba2_prefill(
+        self,
+        cu_seqlens_host: Sequence[int],
+        prefix_lens_host: Sequence[int],
+        width: int,
+        chunk_size: int,
+        snapshots: SnapshotPlan | None,
+    ) -> HostPlan[Mamba2Rows]:
+        return plan_mamba2_prefill_native(
+            self._native, cu_seqlens_host, prefix_lens_host, width, chunk_size, snapshots
+        )
+
+    def gated_delta_step(
+        self,
+        weights: DeltaWeights,
+        inputs: DeltaInputs,
+        conv_pool: Tensor,
+        state_pool: Tensor,
+        read_slots: Tensor,
+        write_slots: Tensor,
+        has_initial: Tensor | None,
+    ) -> Tensor:
+        return gated_delta_step_native(
+            self._native,
+            weights,
+            inputs,
+            conv_pool,
+            state_pool,
+            read_slots,
+            write_slots,
+            has_initial,
+        )
+
+    def plan_delta_prefill(
+        self,
+        cu_seqlens_host: Sequence[int],
+        prefix_lens_host: Sequence[int],
+        width: int,
+        snapshots: SnapshotPlan | None,
+    ) -> HostPlan[DeltaRows]:
+        return plan_delta_prefill_native(
+            self._native, cu_seqlens_host, prefix_lens_host, width, snapshots
+        )

@@ -1,0 +1,147 @@
+"""Writes the state of one prompt into the memory of a decode rank."""
+
+import time
+from collections.abc import Callable
+
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.engine.memory.layout import PageLayout
+from baton.prefill.drains import WrittenTicket
+from baton.prefill.messages import HandoffMessages
+from baton.prefill.peer_connection import PeerConnection
+from baton.prefill.prompt_state import PromptState
+from baton.prefill.writer_state import ALLOWED, WriterState
+from baton.proto import handoff_pb2
+from baton.transfer.channels.ends import WriteOperation
+from baton.transfer.handoff import Handoff, HandoffState
+from baton.transfer.memory.regions import Holder
+from baton.transfer.memory.segments import nbytes
+from baton.transfer.state_machine import StateMachine
+from baton.transfer.tickets import Claim, Received
+
+
+class HandoffWriter:
+    """The writing of one hand-off: from its ticket to the rank's receipt.
+
+    The channel may read the engine's memory from the first segment until `write` returns, or until
+    `stop` has called back. Only then does the engine get that memory back.
+    """
+
+    def __init__(
+        self,
+        handoff: Handoff,
+        prompt: PromptState,
+        pages: PageLayout,
+        peer: PeerConnection,
+        messages: HandoffMessages,
+        origin: str,
+    ) -> None:
+        """origin: id of this worker, for errors."""
+        self._handoff = handoff
+        self._prompt = prompt
+        self._pages = pages
+        self._peer = peer
+        self._messages = messages
+        self._origin = origin
+        name = f"writer of hand-off {handoff.request_id}/{handoff.attempt}"
+        self._machine = StateMachine(name, ALLOWED, WriterState.WAITING)
+        self._sent = Received(0, 0, 0)
+        self._ticket: WrittenTicket
+        self._writing: WriteOperation
+
+    @property
+    def state(self) -> WriterState:
+        return self._machine.state
+
+    def grant(self, claim: Claim) -> None:
+        """Take the ticket: `write` comes next."""
+        self._machine.move(WriterState.CONNECTING)
+        self._ticket = self._peer.ticket(claim.ticket_id, claim.generation)
+        self._peer.drains.opened(self._ticket)
+
+    async def write(self, claim: Claim, target: Holder, kv_from: int) -> None:
+        """Post the prompt's state as it is computed. Return once it has left this engine's memory.
+
+        target: the rank's memory. kv_from: the rank has the KV of the tokens below it already.
+        Raises TransferError.
+        """
+        sender = await self._peer.sender()
+        self._writing = sender.open(claim, target, self._moving)
+        self._machine.move(WriterState.POSTING)
+        self._prompt.begin(kv_from, sender.segment_bytes)
+        await self._post_all()
+        self._machine.move(WriterState.POSTED)
+        await self._prompt.completed()
+        if (done := self.take_done()) is not None:
+            self._messages.done(done)
+        await self._writing.flush()
+        self._machine.move(WriterState.RELEASED)
+
+    def take_done(self) -> handoff_pb2.Done | None:
+        """Return the Done message for the caller to send. None if it is too early or was sent."""
+        if self.state is not WriterState.POSTED:
+            return None
+        self._machine.move(WriterState.FLUSHING)
+        return handoff_pb2.Done(
+            request_id=self._handoff.request_id,
+            attempt=self._handoff.attempt,
+            ticket_id=self._ticket.ticket_id,
+            generation=self._ticket.generation,
+            segments=self._sent.segments,
+            bytes_state=self._sent.bytes_state,
+            bytes_kv=self._sent.bytes_kv,
+            tail_us=round((time.monotonic() - self._prompt.layers_ended_s) * 1e6),
+            cached_state=self._prompt.cached_state,
+        )
+
+    async def receipt(self) -> None:
+        """Wait until the rank has every byte. Raise TransferError, or ApiError for a loss."""
+        received = await self._writing.finish()
+        if received != self._sent:
+            message = f"{self._peer.rank.worker_id} received {received}; sent were {self._sent}"
+            raise ApiError(ErrorCode.DATA_LOSS, message, origin=self._origin)
+        self._machine.move(WriterState.RECEIVED)
+        self._peer.drains.closed(self._ticket)
+
+    def stop(self, on_quiet: Callable[[], None]) -> None:
+        """Post nothing more. The caller has made the last move and cancelled its `write`.
+
+        on_quiet: called, now or later, once the channel no longer reads the engine's memory. By
+        then the rank has been told that nothing is written under its ticket any more, unless the
+        hand-off was handed over, or no ticket was granted.
+        """
+        match self.state:
+            case WriterState.RECEIVED:
+                # A cancel or a failure may still come between the receipt and the last move. The
+                # rank then keeps the ticket's memory until it is told that nobody writes there.
+                if self._handoff.state is not HandoffState.COMPLETE:
+                    self._messages.drained(self._ticket)
+                on_quiet()
+            case WriterState.WAITING:
+                self._machine.move(WriterState.STOPPED)
+                on_quiet()
+            case WriterState.CONNECTING:
+                self._stopped(on_quiet)
+                self._peer.drains.closed(self._ticket)
+            case _:
+                self._machine.move(WriterState.DRAINING)
+                self._writing.cancel()
+                self._peer.drains.drain(
+                    self._ticket, self._writing, lambda: self._stopped(on_quiet)
+                )
+
+    def _stopped(self, on_quiet: Callable[[], None]) -> None:
+        self._machine.move(WriterState.STOPPED)
+        self._messages.drained(self._ticket)
+        on_quiet()
+
+    async def _post_all(self) -> None:
+        while segments := await self._prompt.take():
+            for segment in segments:
+                if self._handoff.state is HandoffState.RESERVED:
+                    self._handoff.move(HandoffState.WRITING)
+                await self._writing.write(segment, self._prompt.holder)
+                self._sent = self._sent.plus(segment.kind, nbytes(segment, self._pages))
+
+    def _moving(self, under_way: bool, segments: int) -> None:
+        self._messages.moving(self._ticket, under_way, segments)

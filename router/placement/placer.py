@@ -1,0 +1,170 @@
+"""The choice of the workers that serve one request."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.api.errors import invalid
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.role import ROUTED_ROLES, Role
+from baton.proto.common_pb2 import StateAt
+from baton.router.placement.in_flight import InFlight
+from baton.router.placement.registry import POLICIES
+from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
+from baton.router.state_index import StateIndex
+from baton.router.worker_table import Worker, WorkerTable
+
+PREFILL_FALLBACKS = 2
+"""Prefill workers that a rank may try after the first. Each try costs the client a wait, and three
+lost ones in a row mean a fault that a fourth would not escape."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The workers of one request, for one attempt. Built by the `Placer` from a `Placement`."""
+
+    prefills: tuple[Worker, ...]  # the first is tried first; the others are fallbacks
+    rank: Worker  # decodes
+    state_at: StateAt | None  # the rank with the deepest cached state of the prompt; None: no rank
+
+
+class Placer:
+    """Applies the router's policy to the workers of the table."""
+
+    def __init__(
+        self,
+        table: WorkerTable,
+        states: StateIndex,
+        reachable: Callable[[Worker], bool],
+        policy: str,
+        prefill_fallbacks: int = PREFILL_FALLBACKS,
+    ) -> None:
+        """
+        reachable: returns True for a decode rank on which requests can be started now.
+        policy: a name of `POLICIES`.
+        prefill_fallbacks: prefill workers to name besides the first.
+        """
+        self._table = table
+        self._states = states
+        self._reachable = reachable
+        self._policy = POLICIES[policy]()
+        self._max_prefills = 1 + prefill_fallbacks
+        self.placed: Counter[str] = Counter()
+        """Requests of this router that each worker is now busy with, by worker_id."""
+
+    def place(
+        self,
+        token_ids: Sequence[int],
+        only_rank: int | None = None,
+        lost_on: Collection[int] = (),
+    ) -> Assignment | None:
+        """Choose workers for a prompt of `token_ids`.
+
+        Return None when no worker of a role can take it; call `missing` for the reason.
+
+        only_rank: the number of the decode rank to use. It is ignored once that rank has left the
+            cluster. Raises INVALID_REQUEST when no rank has ever had that number.
+        lost_on: registrations of ranks that lost this request before. They are used only when
+            there is no other.
+        """
+        prefills, ranks = self._table.workers(Role.PREFILL), self._table.workers(Role.DECODE)
+        prefill_rows = [row for row, worker in enumerate(prefills) if not worker.leaving]
+        decode_rows = self._decode_rows(ranks, only_rank, lost_on)
+        if not prefill_rows or not decode_rows:
+            return None
+        states = self._states.find(token_ids)
+        cached = {rank.worker_id: tokens for tokens, rank in states}
+        view = ClusterView(
+            self._role_view(Role.PREFILL, prefills, prefill_rows, {}),
+            self._role_view(Role.DECODE, ranks, decode_rows, cached),
+        )
+        request = PlacementRequest(len(token_ids), self._max_prefills)
+        return self._assignment(self._policy.place(view, request), states)
+
+    def track(self, assignment: Assignment) -> InFlight:
+        """Count a request in the load of its workers until it is released."""
+        return InFlight(assignment.prefills[0].worker_id, assignment.rank.worker_id, self.placed)
+
+    def missing(self) -> ApiError | None:
+        """Return the reason why nothing can be placed; None when something can."""
+        counts = {
+            Role.PREFILL: sum(not w.leaving for w in self._table.workers(Role.PREFILL)),
+            Role.DECODE: sum(map(self._can_start, self._table.workers(Role.DECODE))),
+        }
+        absent = [role.value for role, count in counts.items() if not count]
+        if not absent:
+            return None
+        known = {role.value: len(self._table.workers(role)) for role in ROUTED_ROLES}
+        return ApiError(
+            ErrorCode.UNAVAILABLE,
+            f"no {' and no '.join(absent)} worker is ready; registered are "
+            f"{known['prefill']} prefill and {known['decode']} decode; start one, or see why those "
+            "that should be there do not register",
+            expected="at least one worker of each role",
+            actual=f"{counts[Role.PREFILL]} prefill, {counts[Role.DECODE]} decode ready",
+        )
+
+    def capacity(self) -> int:
+        """Return the number of requests that all decode ranks run at once."""
+        return sum(w.capacity for w in self._table.workers(Role.DECODE) if not w.leaving)
+
+    def _decode_rows(
+        self, ranks: Sequence[Worker], only_rank: int | None, lost_on: Collection[int]
+    ) -> list[int]:
+        rows = [row for row, rank in enumerate(ranks) if self._can_start(rank)]
+        if only_rank is not None and not self._table.has_left(only_rank):
+            self._check_number(only_rank)
+            rows = [row for row in rows if ranks[row].rank == only_rank]
+        if not lost_on:
+            return rows
+        return [row for row in rows if ranks[row].registration not in lost_on] or rows
+
+    def _can_start(self, rank: Worker) -> bool:
+        return not rank.leaving and self._reachable(rank)
+
+    def _role_view(
+        self,
+        role: Role,
+        workers: Sequence[Worker],
+        candidates: Sequence[int],
+        cached: Mapping[str, int],
+    ) -> RoleView:
+        """Build the columns of `workers`. cached: tokens by worker id."""
+        ids = [worker.worker_id for worker in workers]
+        return RoleView(
+            role=role,
+            worker_ids=ids,
+            reported=[worker.load for worker in workers],
+            placed=[self.placed.get(worker_id, 0) for worker_id in ids],
+            capacity=[worker.capacity for worker in workers],
+            leaving=[worker.leaving for worker in workers],
+            cached_tokens={row: cached[ids[row]] for row in range(len(ids)) if ids[row] in cached},
+            candidates=candidates,
+        )
+
+    def _assignment(self, placement: Placement, states: Sequence[tuple[int, Worker]]) -> Assignment:
+        state_at = None
+        if states:
+            tokens, holder = states[0]
+            state_at = StateAt(worker=holder.identity, tokens=tokens)
+        return Assignment(
+            tuple(map(self._table.worker, placement.prefills)),
+            self._table.worker(placement.decode),
+            state_at,
+        )
+
+    def _check_number(self, rank: int) -> None:
+        """Raise INVALID_REQUEST for a rank number that no rank has.
+
+        Before the first rank has registered, any number may be right.
+        """
+        numbers = self._table.ranks()
+        if numbers and rank not in numbers:
+            valid = ", ".join(map(str, numbers))
+            raise invalid(
+                "routed_dp_rank",
+                f"routed_dp_rank is {rank}; the decode ranks are {valid}",
+                expected=f"one of {valid}",
+                actual=rank,
+            )

@@ -1,0 +1,40 @@
+"""The interface of placement policies."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
+
+
+class Policy(ABC):
+    """A rule that chooses the workers of each request.
+
+    A policy keeps no reference to a view. It may keep counters of its own, such as whose turn is
+    next; a router has one instance and calls it from one thread.
+    """
+
+    name: ClassVar[str]
+    """The value of `--policy`. Every concrete class in `router/policies/` sets it."""
+
+    @abstractmethod
+    def place(self, view: ClusterView, request: PlacementRequest) -> Placement:
+        """Choose a decode worker and 1 to `request.max_prefills` prefill workers.
+
+        Both roles of `view` have a candidate.
+        """
+
+
+class RolePolicy(Policy):
+    """A policy that orders the workers of each role without regard to the other role."""
+
+    def place(self, view: ClusterView, request: PlacementRequest) -> Placement:
+        """Take the best decode worker, and the best prefill workers in order."""
+        decode = self.order(view.decode)[0]
+        prefills = self.order(view.prefill)[: request.max_prefills]
+        return Placement(
+            tuple(view.prefill.worker_ids[row] for row in prefills), view.decode.worker_ids[decode]
+        )
+
+    @abstractmethod
+    def order(self, workers: RoleView) -> list[int]:
+        """Return the rows of all candidates, best first."""

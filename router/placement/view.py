@@ -1,0 +1,63 @@
+"""The input and the output of a placement policy.
+
+A view is columnar, so that a later table can keep the columns up to date in place instead of
+building them for each decision. A policy reads it and never changes it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from baton.core.role import Role
+
+
+@dataclass(frozen=True, slots=True)
+class RoleView:
+    """The registered workers of one role in columns: row i is the same worker in each of them.
+
+    Rows are ordered by worker id, `d2` before `d10`. A policy may only choose rows of
+    `candidates`; the others are there because a worker that takes no request can still hold state.
+    """
+
+    role: Role
+    worker_ids: Sequence[str]
+    reported: Sequence[int]  # requests on the worker at its last report, of all routers
+    placed: Sequence[int]  # requests of this router on the worker now
+    capacity: Sequence[int]  # requests that the worker runs at once, at least 1
+    leaving: Sequence[bool]  # the worker finishes what it has and takes nothing new
+    cached_tokens: Mapping[int, int]  # row to prompt tokens whose state it holds; no entry: none
+    candidates: Sequence[int]  # rows that can take this request, ascending; never empty
+
+    def load(self, row: int) -> int:
+        """Return the requests on a worker.
+
+        A report is old by up to a heartbeat, so what this router placed since then counts too.
+        """
+        return max(self.reported[row], self.placed[row])
+
+    def fullness(self, row: int) -> float:
+        """Return the load as a fraction of the capacity; more than 1 where requests queue."""
+        return self.load(row) / self.capacity[row]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The workers that a policy chooses from. Built by the `Placer` for each decision."""
+
+    prefill: RoleView
+    decode: RoleView
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """The facts about one request that a policy may weigh. Built by the `Placer`."""
+
+    prompt_tokens: int  # to prefill, the tokens of an interrupted answer included
+    max_prefills: int  # prefill workers to name, at least 1; all but the first are fallbacks
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The decision of a policy, in worker ids."""
+
+    prefills: tuple[str, ...]  # in the order in which the decode rank tries them; at least one
+    decode: str

@@ -1,0 +1,26 @@
+"""Placement on the workers with the lowest load."""
+
+from typing import ClassVar
+
+from baton.router.placement.policy import RolePolicy
+from baton.router.placement.rotation import Rotation
+from baton.router.placement.view import RoleView
+
+
+class LeastLoad(RolePolicy):
+    """A policy that prefers the lowest load relative to capacity.
+
+    Workers that are equally full take turns, so that an idle cluster is used evenly.
+    """
+
+    name: ClassVar[str] = "least_load"
+
+    def __init__(self) -> None:
+        self._rotation = Rotation()
+
+    def order(self, workers: RoleView) -> list[int]:
+        fullness = {row: workers.fullness(row) for row in workers.candidates}
+        least = min(fullness.values())
+        first = self._rotation.next(workers, [row for row in fullness if fullness[row] == least])
+        rest = sorted((row for row in fullness if fullness[row] != least), key=fullness.__getitem__)
+        return first + rest

@@ -1,0 +1,49 @@
+"""The decode ranks that hold the state after a prefix, as they reported when answers ended."""
+
+from collections.abc import Sequence
+
+from baton.core.role import Role
+from baton.router.worker_table import Worker, WorkerTable, id_order
+from baton.text.prefix_index import PrefixIndex
+
+MAX_PREFIXES = 32768
+"""Prefixes that a router remembers, in about 10 MB."""
+
+
+class StateIndex:
+    """A map from token prefixes to the ranks that hold their state.
+
+    An entry belongs to one start of a rank: a rank that is started again has lost its cache.
+    """
+
+    def __init__(self, table: WorkerTable) -> None:
+        self._table = table
+        self._index = PrefixIndex[tuple[str, int]](MAX_PREFIXES)  # (worker_id, incarnation)
+
+    def add(self, rank: Worker, token_ids: Sequence[int]) -> None:
+        """Record that `rank` has cached the state after exactly these tokens, and their KV."""
+        self._index.add(token_ids, _start(rank))
+
+    def find(self, token_ids: Sequence[int]) -> list[tuple[int, Worker]]:
+        """Return (tokens, rank) of every rank that stays and holds the state of a prefix.
+
+        tokens: the length of the longest such prefix that leaves a token to compute. The longest
+        come first; equals are in the table's order.
+        """
+        found = [
+            (tokens, rank)
+            for start, tokens in self._index.held(token_ids).items()
+            if (rank := self._table.find(start[0])) is not None
+            and rank.role is Role.DECODE
+            and not rank.leaving
+            and _start(rank) == start
+        ]
+        return sorted(found, key=lambda each: (-each[0], id_order(each[1].worker_id)))
+
+    def clear(self) -> None:
+        """Forget all prefixes, after the caches have been emptied."""
+        self._index.clear()
+
+
+def _start(rank: Worker) -> tuple[str, int]:
+    return rank.worker_id, rank.identity.incarnation

@@ -1,0 +1,141 @@
+"""The conversion of values of `core` to `baton.v1` messages and back.
+
+Sampling parameters, usage and timings have the names of their messages' fields, so a new scalar
+needs no line here. tests/rpc/test_convert.py compares the names.
+"""
+
+from dataclasses import fields
+
+from baton.core.errors import RequestError
+from baton.core.finish import Finished, FinishReason, Timings, Usage
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.logprobs import PromptLogprobs, TokenLogprob
+from baton.core.sampling_params import SamplingParams
+from baton.proto import common_pb2
+from baton.rpc.errors import error_from_proto, error_to_proto
+
+_SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams))
+_TO_REASON = {
+    FinishReason.STOP: common_pb2.STOP,
+    FinishReason.LENGTH: common_pb2.LENGTH,
+    FinishReason.ABORT: common_pb2.ABORT,
+    FinishReason.ERROR: common_pb2.ERROR,
+}
+_FROM_REASON = {number: reason for reason, number in _TO_REASON.items()}
+
+
+def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
+    """Return the message with every parameter set that is not None."""
+    given = {name: params.__dict__[name] for name in _SAMPLING_FIELDS}
+    grammar = given.pop("grammar")
+    return common_pb2.SamplingParams(
+        **{name: value for name, value in given.items() if value is not None},
+        grammar=None if grammar is None else grammar_to_proto(grammar),
+    )
+
+
+def sampling_from_proto(message: common_pb2.SamplingParams) -> SamplingParams:
+    """Return checked parameters; unset fields have SamplingParams' defaults.
+
+    Raises RequestError that names the field.
+    """
+    given = {field.name: value for field, value in message.ListFields()}
+    if "grammar" in given:
+        given["grammar"] = grammar_from_proto(message.grammar)
+    return SamplingParams(**given)
+
+
+def grammar_to_proto(grammar: Grammar) -> common_pb2.Grammar:
+    return common_pb2.Grammar(kind=grammar.kind, text=grammar.text)
+
+
+def grammar_from_proto(message: common_pb2.Grammar) -> Grammar:
+    """Return the grammar. Raises RequestError for a kind that is not known here."""
+    if message.kind not in set(GrammarKind):
+        kinds = ", ".join(GrammarKind)
+        raise RequestError(
+            f"no kind of grammar is {message.kind!r}; expected one of {kinds}",
+            "grammar",
+            kinds,
+            message.kind,
+        )
+    return Grammar(GrammarKind(message.kind), message.text)
+
+
+def logprob_to_proto(entry: TokenLogprob) -> common_pb2.TokenLogprob:
+    return common_pb2.TokenLogprob(
+        token_id=entry.token_id,
+        logprob=entry.logprob,
+        top_ids=entry.top_ids,
+        top_logprobs=entry.top_logprobs,
+        asked_logprobs=entry.asked_logprobs,
+    )
+
+
+def logprob_from_proto(entry: common_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(
+        entry.token_id,
+        entry.logprob if entry.HasField("logprob") else None,
+        tuple(entry.top_ids),
+        tuple(entry.top_logprobs),
+        tuple(entry.asked_logprobs),
+    )
+
+
+def prompt_logprobs_to_proto(chunk: PromptLogprobs) -> common_pb2.PromptLogprobs:
+    return common_pb2.PromptLogprobs(
+        start=chunk.start, tokens=[logprob_to_proto(entry) for entry in chunk.tokens]
+    )
+
+
+def prompt_logprobs_from_proto(chunk: common_pb2.PromptLogprobs) -> PromptLogprobs:
+    return PromptLogprobs(chunk.start, tuple(logprob_from_proto(entry) for entry in chunk.tokens))
+
+
+def reason_to_proto(reason: FinishReason) -> common_pb2.FinishReason:
+    return _TO_REASON[reason]
+
+
+def reason_from_proto(reason: common_pb2.FinishReason) -> FinishReason:
+    """Return the reason; ERROR for one that only a newer peer knows."""
+    return _FROM_REASON.get(reason, FinishReason.ERROR)
+
+
+def usage_to_proto(usage: Usage) -> common_pb2.Usage:
+    return common_pb2.Usage(**vars(usage))
+
+
+def usage_from_proto(message: common_pb2.Usage) -> Usage:
+    return Usage(**{field.name: getattr(message, field.name) for field in fields(Usage)})
+
+
+def timings_to_proto(timings: Timings) -> common_pb2.Timings:
+    return common_pb2.Timings(**vars(timings))
+
+
+def timings_from_proto(message: common_pb2.Timings) -> Timings:
+    return Timings(**{field.name: getattr(message, field.name) for field in fields(Timings)})
+
+
+def finished_to_proto(finished: Finished) -> common_pb2.Finished:
+    return common_pb2.Finished(
+        reason=reason_to_proto(finished.reason),
+        stop_token_id=finished.stop_token_id,
+        stop_string=finished.stop_string,
+        cut_chars=finished.cut_chars,
+        usage=usage_to_proto(finished.usage),
+        timings=timings_to_proto(finished.timings),
+        error=error_to_proto(finished.error) if finished.error else None,
+    )
+
+
+def finished_from_proto(message: common_pb2.Finished) -> Finished:
+    return Finished(
+        reason=reason_from_proto(message.reason),
+        stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
+        stop_string=message.stop_string,
+        cut_chars=message.cut_chars,
+        usage=usage_from_proto(message.usage),
+        timings=timings_from_proto(message.timings),
+        error=error_from_proto(message.error) if message.HasField("error") else None,
+    )

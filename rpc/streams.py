@@ -1,0 +1,47 @@
+"""The parts that every long-lived stream between two processes is made of."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+M = TypeVar("M")
+
+
+class Outbox(Generic[M]):
+    """Messages that wait to be written. `put` never waits; one task drains."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[M] = asyncio.Queue()
+
+    def put(self, message: M) -> None:
+        """Append a message."""
+        self._queue.put_nowait(message)
+
+    async def drain(self, write: Callable[[M], Awaitable[None]]) -> None:
+        """Write messages in order, until cancelled."""
+        while True:
+            await write(await self._queue.get())
+
+
+async def first_of(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run all parts until the first ends, then cancel the others. Raises what the first raised.
+
+    A part that ends cancelled was not cancelled here: grpc.aio cancels a reader whose call another
+    part has cancelled, as a write does that runs into a deadline. The other part's reason counts;
+    without one, asyncio.InvalidStateError is raised.
+    """
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = [task for task in done if not task.cancelled()]
+        for task in ended:
+            task.result()
+        if not ended:
+            raise asyncio.InvalidStateError("the call was cancelled")
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task

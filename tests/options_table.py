@@ -1,0 +1,56 @@
+"""The tables in docs/options.md. `python tests/options_table.py` (`make docs`) writes them."""
+
+from pathlib import Path
+
+import click
+
+from baton.deploy.commands.scale import scale
+from baton.deploy.commands.serve import serve
+from baton.deploy.commands.worker import worker
+
+PAGE = Path(__file__).resolve().parent.parent / "docs/options.md"
+BEGIN, END = "<!-- begin generated -->\n", "<!-- end generated -->\n"
+HEAD = "| option | default | meaning |\n|---|---|---|\n"
+
+
+def tables() -> str:
+    """Return one Markdown table a command: `worker` and `scale` only where they differ."""
+    shared = rows(serve)
+    parts = [("baton serve", shared)]
+    for command in (worker, scale):
+        own = {name: row for name, row in rows(command).items() if shared.get(name) != row}
+        parts.append((f"baton {command.name}", own))
+    found = [f"### {title}\n\n{HEAD}{''.join(table.values())}\n" for title, table in parts]
+    return "\n" + "".join(found)
+
+
+def rows(command: click.Command) -> dict[str, str]:
+    """Return the rows of a command's options by name."""
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    return {option.opts[0]: row(option) for option in options}
+
+
+def row(option: click.Option) -> str:
+    """Return one row. Its default is empty where the option may be left out and has none."""
+    default = f"`{option.default}`" if isinstance(option.default, str | int) else ""
+    if isinstance(option.default, float):
+        default = f"`{option.default:g}`"
+    if option.is_flag:
+        default = "off"
+    if option.required:
+        default = "required"
+    choices = ""
+    if isinstance(option.type, click.Choice):
+        choices = f" One of {', '.join(f'`{each}`' for each in option.type.choices)}."
+    meaning = (option.help or "").replace("|", "\\|") + choices
+    return f"| `{option.opts[0]}` | {default} | {meaning.strip()} |\n"
+
+
+def with_tables(page: str) -> str:
+    """Return `page` with the tables between its marks."""
+    head, rest = page.split(BEGIN)
+    return head + BEGIN + tables() + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))

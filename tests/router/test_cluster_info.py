@@ -1,0 +1,29 @@
+"""The JSON that describes a worker."""
+
+import random
+from dataclasses import replace
+
+from baton.proto.common_pb2 import DECODE, Hello, WorkerIdentity
+from baton.proto.version import PROTOCOL_MAJOR
+from baton.proto.worker_pb2 import WorkerStatus
+from baton.router.cluster_info import worker_info
+from baton.router.worker_table import WorkerTable
+
+
+def test_a_workers_fields_come_in_one_order_however_they_were_reported() -> None:
+    """A protobuf map has no order of its own: each process may read another one."""
+    table = WorkerTable(1.0, lambda: 0.0)
+    identity = WorkerIdentity(worker_id="d0", incarnation=1, address="a:1", role=DECODE)
+    worker = table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
+    names = [f"field {number}" for number in range(20)]
+    random.shuffle(names)
+    status = WorkerStatus(
+        memory_plan=dict.fromkeys(names, "1 GiB"),
+        handoffs=dict.fromkeys(names, 1),
+        channels=dict.fromkeys(names, "grpc"),
+        settings=dict.fromkeys(names, "1"),
+    )
+    info = worker_info(replace(worker, status=status), ready=True, placed=0, heard_s=0.0)
+    for part in ("memory_plan", "handoffs", "channels", "settings"):
+        found = info[part]
+        assert isinstance(found, dict) and list(found) == sorted(names), part

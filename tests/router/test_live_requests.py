@@ -1,0 +1,28 @@
+"""Tests of the prompt and output ids that the next attempt of a request is given."""
+
+from baton.api.backend import GenerateRequest
+from baton.core.sampling_params import SamplingParams
+from baton.router.live_requests import LiveRequest
+from baton.router.request_times import RequestTimes
+
+
+def live(*output_ids: int) -> LiveRequest:
+    request = GenerateRequest("r", (5, 6, 7), SamplingParams())
+    return LiveRequest(request, RequestTimes(0.0), output_ids=list(output_ids))
+
+
+def test_the_next_prefill_reads_all_but_the_last_token_which_is_its_answer() -> None:
+    assert live(8, 9).unread_ids == (5, 6, 7, 8)
+    assert live(8).unread_ids == (5, 6, 7)
+    assert live().unread_ids == (5, 6, 7)
+
+
+def test_all_ids_are_the_prompt_and_what_the_client_has() -> None:
+    assert live(8, 9).all_ids == (5, 6, 7, 8, 9)
+
+
+def test_every_attempt_has_the_seed_that_the_first_one_drew() -> None:
+    request = live()
+    seeds = {request.next_attempt([], None).sampling.seed for _ in range(3)}
+    assert len(seeds) == 1
+    assert live().next_attempt([], None).sampling.seed not in seeds

@@ -1,0 +1,167 @@
+"""Tests of the states that the router remembers from finished answers and reports to the next
+placement."""
+
+import random
+from pathlib import Path
+
+import httpx
+import pytest
+from router_neighbours import (
+    DEADLINE_S,
+    Cluster,
+    FakeRank,
+    FakeWorker,
+    random_ids,
+    replies_of,
+    within,
+)
+
+from baton.proto import common_pb2
+from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
+from baton.proto.version import PROTOCOL_MAJOR
+from baton.proto.worker_pb2 import RequestTokens, StartRequest
+from baton.router.state_index import StateIndex
+from baton.router.worker_table import Worker, WorkerTable
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture
+def table() -> WorkerTable:
+    return WorkerTable(1.0, lambda: 0.0)
+
+
+def join(table: WorkerTable, name: str, incarnation: int = 1) -> Worker:
+    identity = WorkerIdentity(
+        worker_id=name, incarnation=incarnation, address="a:1", role=DECODE, rank=int(name[1:])
+    )
+    return table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
+
+
+def names(found: list[tuple[int, Worker]]) -> list[tuple[int, str]]:
+    return [(tokens, worker.worker_id) for tokens, worker in found]
+
+
+def test_the_rank_with_the_deepest_state_is_named_first(table: WorkerTable) -> None:
+    index, first, second = StateIndex(table), join(table, "d0"), join(table, "d1")
+    index.add(first, (1, 2))
+    index.add(second, (1, 2, 3, 4))
+    index.add(first, (9, 9, 9))
+    assert names(index.find((1, 2, 3, 4, 5))) == [(4, "d1"), (2, "d0")]
+    assert names(index.find((1, 2, 3, 4))) == [(2, "d0")], "one token must be left to compute"
+    assert index.find((2, 1, 3)) == []
+
+
+def test_ranks_with_equally_deep_states_come_in_the_order_of_the_table(table: WorkerTable) -> None:
+    index = StateIndex(table)
+    for name in ("d10", "d2", "d1"):
+        index.add(join(table, name), (1, 2))
+    assert names(index.find((1, 2, 3))) == [(2, "d1"), (2, "d2"), (2, "d10")]
+
+
+def test_a_rank_that_leaves_is_gone_or_was_started_again_is_not_named(table: WorkerTable) -> None:
+    index = StateIndex(table)
+    ranks = [join(table, f"d{i}") for i in range(4)]
+    for rank in ranks:
+        index.add(rank, (1, 2))
+    table.report(ranks[0], None, leaving=True)
+    table.remove(ranks[1], "lost")
+    join(table, "d2", incarnation=2)
+    join(table, "d3")  # its stream broke; its process, and so its cache, is the same
+    assert names(index.find((1, 2, 3))) == [(2, "d3")]
+
+
+def test_a_prefill_worker_is_not_taken_for_a_rank_of_its_name(table: WorkerTable) -> None:
+    index = StateIndex(table)
+    index.add(join(table, "d0"), (1, 2))
+    identity = WorkerIdentity(worker_id="d0", incarnation=1, address="a:1", role=PREFILL)
+    table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
+    assert index.find((1, 2, 3)) == []
+
+
+def finished(start: StartRequest, answer: list[int], state_tokens: int) -> RequestTokens:
+    done = common_pb2.Finished(reason=common_pb2.LENGTH, state_tokens=state_tokens)
+    return RequestTokens(
+        request_id=start.request_id,
+        attempt=start.attempt,
+        first_index=len(start.output_ids),
+        token_ids=answer,
+        finished=done,
+    )
+
+
+async def test_the_next_turn_is_told_where_the_last_one_left_its_state(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    prompt, answer, more = (random_ids(rng, n) for n in (10, 12, 5))
+    turn = [*prompt, *answer, *more]
+    async with Cluster(tmp_path) as cluster:
+        first, second = FakeRank("d0"), FakeRank("d1")
+        await cluster.add(FakeWorker("p0"), first, second)
+        call = cluster.generate(prompt, max_tokens=12)
+        start = await within(first.starts.get())
+        assert not start.HasField("state_at")
+        first.send(finished(start, answer, state_tokens=16))
+        await within(replies_of(call))
+
+        call = cluster.generate(turn, max_tokens=3)
+        start = await within(second.starts.get())
+        assert (start.state_at.worker, start.state_at.tokens) == (first.identity, 16)
+        second.send(finished(start, [7, 8, 9], state_tokens=0))  # too short for a state
+        await within(replies_of(call))
+
+        call = cluster.generate([*prompt, *more], max_tokens=3)
+        start = await within(first.starts.get())
+        assert not start.HasField("state_at"), "another conversation"
+        first.send(finished(start, [7, 8, 9], state_tokens=0))
+        await within(replies_of(call))
+
+
+async def test_an_answer_that_is_lost_may_go_on_from_another_ranks_state(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    prompt, answer = random_ids(rng, 10), random_ids(rng, 12)
+    async with Cluster(tmp_path) as cluster:
+        keeper, lost, other = FakeRank("d0"), FakeRank("d1"), FakeRank("d2")
+        await cluster.add(FakeWorker("p0"), keeper)
+        call = cluster.generate(prompt, max_tokens=12)
+        keeper.send(finished(await within(keeper.starts.get()), answer, state_tokens=16))
+        await within(replies_of(call))
+
+        await cluster.add(lost)
+        call = cluster.generate(prompt, max_tokens=12)  # by turns: on d1
+        start = await within(lost.starts.get())
+        assert not start.HasField("state_at"), "the state is deeper than the prompt"
+        lost.send(RequestTokens(
+            request_id=start.request_id, attempt=1, token_ids=answer[:8]
+        ))  # fmt: skip
+        await within(call.read())
+        await cluster.add(other)
+        await cluster.until(lambda workers: bool(workers["d2"]["ready"]))
+        lost.hang_up()
+        start = await within(other.starts.get())
+        assert (start.state_at.worker, start.state_at.tokens) == (keeper.identity, 16)
+        other.send(finished(start, answer[8:], state_tokens=0))
+        await within(replies_of(call))
+
+
+async def test_a_flush_forgets_the_states(tmp_path: Path, rng: random.Random) -> None:
+    prompt, answer = random_ids(rng, 10), random_ids(rng, 12)
+    async with Cluster(tmp_path) as cluster:
+        rank = FakeRank("d0")
+        await cluster.add(FakeWorker("p0"), rank)
+        call = cluster.generate(prompt, max_tokens=12)
+        rank.send(finished(await within(rank.starts.get()), answer, state_tokens=16))
+        await within(replies_of(call))
+        async with httpx.AsyncClient(base_url=cluster.http, timeout=DEADLINE_S) as http:
+            assert (await http.post("/flush_cache")).status_code == 200
+        call = cluster.generate([*prompt, *answer, 7], max_tokens=1)
+        start = await within(rank.starts.get())
+        assert not start.HasField("state_at")
+        rank.send(finished(start, [7], state_tokens=0))
+        await within(replies_of(call))

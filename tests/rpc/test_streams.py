@@ -1,0 +1,63 @@
+"""The parts that streams are made of."""
+
+import asyncio
+
+import pytest
+
+from baton.rpc.streams import Outbox, first_of
+
+DEADLINE_S = 30.0
+
+
+async def test_the_first_part_to_end_ends_the_others() -> None:
+    ended = []
+
+    async def forever(name: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(name)
+
+    async def broken() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        await first_of(forever("a"), broken(), forever("b"))
+    assert sorted(ended) == ["a", "b"]
+
+
+async def test_who_reads_a_call_that_another_part_has_cancelled_does_not_hide_why() -> None:
+    """grpc.aio says CancelledError to the reader: taken for our own end, nobody would try again."""
+
+    async def late(lost: asyncio.Event) -> None:
+        lost.set()
+        raise TimeoutError("the write was late")
+
+    async def reads(lost: asyncio.Event) -> None:
+        await lost.wait()
+        raise asyncio.CancelledError
+
+    for _ in range(50):  # they end in one turn of the loop, in any order
+        lost = asyncio.Event()
+        with pytest.raises(TimeoutError, match="the write was late"):
+            await first_of(reads(lost), late(lost))
+    with pytest.raises(asyncio.InvalidStateError, match="cancelled"):
+        await first_of(reads(lost), asyncio.sleep(DEADLINE_S))
+
+
+async def test_an_outbox_keeps_its_order() -> None:
+    outbox, written = Outbox[int](), []
+    for number in range(5):
+        outbox.put(number)
+
+    async def write(number: int) -> None:
+        await asyncio.sleep(0)
+        written.append(number)
+
+    draining = asyncio.ensure_future(outbox.drain(write))
+    async with asyncio.timeout(DEADLINE_S):
+        while len(written) < 5:
+            await asyncio.sleep(0)
+    assert written == list(range(5))
+    draining.cancel()

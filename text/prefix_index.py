@@ -1,0 +1,54 @@
+"""An index from prefixes of token ids to the workers that keep something of them: the places where
+a conversation's next turn may begin."""
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
+
+import xxhash
+
+Holder = TypeVar("Holder", bound=Hashable)
+
+KEPT = 4096
+"""Prefixes that are remembered; what a cache has given up meanwhile costs a question."""
+
+
+class PrefixIndex(Generic[Holder]):
+    """An index of prefixes, by length and hash. It is not verified, so it may be out of date."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._most = most
+        self._known: OrderedDict[tuple[int, int], tuple[Holder, ...]] = OrderedDict()
+        """Oldest first."""
+        self._lengths: Counter[int] = Counter()
+
+    def add(self, token_ids: Sequence[int], holder: Holder) -> None:
+        """Record that `holder` has kept the state after exactly these tokens."""
+        key = (len(token_ids), xxhash.xxh3_64_intdigest(array("I", token_ids).tobytes()))
+        if key not in self._known:
+            self._lengths[key[0]] += 1
+        holders = self._known.get(key, ())
+        # Few, and thousands of these: a tuple is a quarter of a set, and no work for the collector.
+        self._known[key] = holders if holder in holders else (*holders, holder)
+        self._known.move_to_end(key)
+        if len(self._known) > self._most:
+            (length, _), _ = self._known.popitem(last=False)
+            self._lengths[length] -= 1
+            if not self._lengths[length]:
+                del self._lengths[length]
+
+    def held(self, token_ids: Sequence[int]) -> dict[Holder, int]:
+        """Return the length of the longest prefix that each holder has, shorter than the whole."""
+        digest, at = xxhash.xxh3_64(), 0
+        found: dict[Holder, int] = {}
+        for length in sorted(n for n in self._lengths if n < len(token_ids)):
+            digest.update(array("I", token_ids[at:length]).tobytes())
+            at = length
+            for holder in self._known.get((length, digest.intdigest()), ()):
+                found[holder] = length
+        return found
+
+    def clear(self) -> None:
+        self._known.clear()
+        self._lengths.clear()

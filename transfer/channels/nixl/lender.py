@@ -1,0 +1,124 @@
+"""The lending end of NIXL: an agent by which peers read this worker's pools."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from baton.transfer.channels.base import ChannelContext
+from baton.transfer.channels.nixl.agent import NixlAgent
+from baton.transfer.channels.nixl.endpoint import encode_endpoint
+from baton.transfer.channels.nixl.plan import segment_bytes, wire_bytes
+from baton.transfer.channels.poller import Work
+from baton.transfer.errors import ChannelError
+from baton.transfer.memory.segments import Segment
+
+log = logging.getLogger(__name__)
+
+LONGEST_PAUSE = 1 / 4
+"""The longest pause between two polls while the agent lends, as a fraction of the lease. An agent
+that paused for longer is not polled again."""
+
+
+class NixlLender:
+    """One agent for all readers, made when the first reader asks.
+
+    The poller serves the agent while anything is lent, because a read over a network needs
+    progress on this side.
+
+    UCX over TCP aborts the process (`ucp_request.inl: Fatal: unexpected error`) where it answers a
+    read whose reader has closed its sockets. Such reads are found in two cases, and in both the
+    agent is destroyed instead of polled: a loan ended before its reader said that it had read all,
+    or this process was suspended while it lent. Readers connect again, to the next agent.
+    """
+
+    def __init__(
+        self,
+        name: Callable[[], str],
+        context: ChannelContext,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """name: returns the name of the next agent; unique over workers and their restarts."""
+        self._name = name
+        self._context = context
+        self.verify = context.verify
+        self.segment_bytes = segment_bytes(verify=context.verify)
+        self._clock = clock
+        self._longest_pause_s = context.lease_s * LONGEST_PAUSE
+        self._polled_s = clock()
+        self._lent = 0
+        self._agent: NixlAgent | None = None
+        self._making: asyncio.Task[bytes] | None = None
+
+    async def endpoint(self) -> bytes:
+        making = self._making  # the poller's thread may reset it
+        if making is None:
+            making = self._making = asyncio.ensure_future(self._make())
+        try:
+            return await asyncio.shield(making)
+        except ChannelError:
+            if self._making is making:
+                self._making = None  # the next caller tries again
+            raise
+
+    @contextlib.contextmanager
+    def lend(self) -> Iterator[None]:
+        if not self._lent:
+            self._polled_s = self._clock()
+        self._lent += 1
+        self._context.poller.wake(self)
+        agent, whole = self._agent, False
+        try:
+            yield
+            whole = True
+        finally:
+            self._lent -= 1
+            if not whole:
+                self._context.poller.call(lambda: self._abandon(agent))
+
+    def count(self, segments: Sequence[Segment]) -> None:
+        for segment in segments:
+            self._context.count_sent(segment.kind, wire_bytes(segment, self._context.memory))
+
+    async def close(self) -> None:
+        if self._making is not None:
+            await asyncio.wait([self._making])
+        await self._context.poller.run(self._drop)
+
+    def poll(self) -> Work:
+        """Answer readers. Called on the poller's thread."""
+        if self._agent is None:
+            return Work.NONE
+        now = self._clock()
+        if self._lent and now - self._polled_s > self._longest_pause_s:
+            log.warning(
+                "this worker was suspended for %.1f s while it lent a prefix: its readers must "
+                "connect again",
+                now - self._polled_s,
+            )
+            self._drop()
+            return Work.NONE
+        self._polled_s = now
+        try:
+            self._agent.notes()  # readers' probes arrive here; they need no answer
+        except ChannelError as error:
+            log.warning("%s", error)
+            return Work.NONE
+        return Work.WAITING if self._lent else Work.NONE
+
+    def _abandon(self, agent: NixlAgent | None) -> None:
+        """Destroy `agent` if it is still the lender's. Called on the poller's thread."""
+        if self._agent is agent:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Destroy the agent. Called on the poller's thread."""
+        agent, self._agent, self._making = self._agent, None, None
+        if agent is not None:
+            agent.close()
+
+    async def _make(self) -> bytes:
+        spans = self._context.memory.spans
+        self._agent = agent = await asyncio.to_thread(NixlAgent, self._name(), spans)
+        return encode_endpoint(agent, spans)

@@ -1,0 +1,75 @@
+"""Makes the context of a worker from its configuration and its engine."""
+
+from baton.core.role import Role
+from baton.engine.engine import Engine
+from baton.proto import common_pb2
+from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from baton.transfer.channels.local_hub import LocalHub
+from baton.transfer.channels.poller import Poller
+from baton.transfer.memory.regions import EngineMemory
+from baton.worker.config import WorkerConfig
+from baton.worker.context import WorkerContext
+from baton.worker.engine_port import EnginePort
+from baton.worker.grammars import Grammars
+from baton.worker.grpc_server import WorkerServer
+from baton.worker.handoff_tracker import HandoffTracker
+from baton.worker.host_process import this_process
+from baton.worker.metrics import WorkerMetrics
+from baton.worker.model_identity import worker_fingerprint
+
+# A worker of both roles joins no cluster, so nobody reads its role.
+ROLES = {
+    Role.PREFILL: common_pb2.PREFILL,
+    Role.DECODE: common_pb2.DECODE,
+    Role.BOTH: common_pb2.ROLE_UNSPECIFIED,
+}
+
+
+def make_context(
+    config: WorkerConfig,
+    engine: Engine,
+    incarnation: int,
+    server: WorkerServer,
+    hub: LocalHub | None,
+) -> WorkerContext:
+    """Return what the worker's role is given. Called on the running loop.
+
+    incarnation: above that of every earlier start of this worker. hub: where other engines of this
+    process are found; None: there are none.
+    """
+    metrics = WorkerMetrics(config.worker_id, config.role)
+    memory = EngineMemory(engine.states, engine.pages)
+    return WorkerContext(
+        config=config,
+        engine=engine,
+        port=EnginePort(engine, metrics.observe_step),
+        grammars=Grammars(engine.grammars),
+        memory=memory,
+        data_address=server.data_address,
+        hello=_hello(config, engine, incarnation, server.address, memory),
+        metrics=metrics,
+        handoffs=HandoffTracker(metrics),
+        poller=Poller("transfers"),
+        hub=hub,
+    )
+
+
+def _hello(
+    config: WorkerConfig, engine: Engine, incarnation: int, address: str, memory: EngineMemory
+) -> common_pb2.Hello:
+    identity = common_pb2.WorkerIdentity(
+        worker_id=config.worker_id,
+        incarnation=incarnation,
+        address=address,
+        role=ROLES[config.role],
+        group=config.dp_group,
+        rank=config.dp_rank,
+    )
+    on_device = any(span.device is not None for span in memory.spans)
+    return common_pb2.Hello(
+        protocol_major=PROTOCOL_MAJOR,
+        protocol_minor=PROTOCOL_MINOR,
+        worker=identity,
+        process=this_process(on_device=on_device),
+        fingerprint=worker_fingerprint(config.engine, engine.model_config, engine.plan),
+    )
