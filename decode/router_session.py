@@ -35,6 +35,8 @@ class RouterSession:
         self._pending = worker_pb2.RankMessage()
         self._due = asyncio.Event()
         self._ended = False
+        self._closing = False
+        self._over = asyncio.Event()
 
     def add(self) -> worker_pb2.RequestTokens:
         """Add an empty part to the next message, for the caller to fill at once.
@@ -51,6 +53,14 @@ class RouterSession:
         """Drop a request that is over."""
         if self._requests.get(request.request_id) is request:
             del self._requests[request.request_id]
+
+    async def close(self) -> None:
+        """End the stream after all that was added is written. The caller ends the requests before,
+        so that their last messages are among it.
+        """
+        self._closing = True
+        self._due.set()
+        await self._over.wait()
 
     async def serve(
         self, messages: AsyncIterator[worker_pb2.RouterMessage], context: aio.ServicerContext
@@ -69,6 +79,7 @@ class RouterSession:
             self._ended = True
             for request in list(self._requests.values()):
                 request.cancel(reason)
+            self._over.set()
 
     async def _read(self, messages: AsyncIterator[worker_pb2.RouterMessage]) -> None:
         async for message in messages:
@@ -91,6 +102,8 @@ class RouterSession:
             self._due.clear()
             message, self._pending = self._pending, worker_pb2.RankMessage()
             await context.write(message)
+            if self._closing and not self._due.is_set():
+                return
 
     def _start(self, start: worker_pb2.StartRequest) -> None:
         earlier = self._requests.get(start.request_id)

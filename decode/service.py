@@ -1,6 +1,7 @@
 """The service `baton.v1.Rank`: takes requests from routers and answers with tokens."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 from grpc import aio
@@ -24,6 +25,8 @@ from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
 from baton.worker.prefixes import Prefixes
 
+LAST_WORDS_S = 1.0  # for routers to read the ends of their requests before the streams end
+
 
 class DecodeService(worker_pb2_grpc.RankServicer):
     """The decode role of a worker."""
@@ -40,6 +43,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         self._rank = RankResources(context, tickets, self._grants, state_returner, self._quarantine)
         self._links: dict[str, PrefillLink] = {}  # by address
         self._requests: set[RankRequest] = set()
+        self._sessions: set[RouterSession] = set()
         self._failure: common_pb2.Error | None = None  # why the engine has stopped
         self._tasks = [
             asyncio.ensure_future(self._grants.run()),
@@ -100,6 +104,9 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         message = f"decode rank {self._context.worker_id} is stopping"
         for request in list(self._requests):
             request.fail(make_error(ErrorCode.UNAVAILABLE, self._context.worker_id, message))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await asyncio.gather(*(session.close() for session in self._sessions))
         await self._prefixes.close()
         for link in list(self._links.values()):
             await link.close()
@@ -125,7 +132,11 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         session = RouterSession(
             hello.router_id, self._context.lease_s, self._begin, self._introduced
         )
-        await session.serve(messages, context)
+        self._sessions.add(session)
+        try:
+            await session.serve(messages, context)
+        finally:
+            self._sessions.discard(session)
 
     async def _greet(self, messages: AsyncIterator[worker_pb2.RouterMessage]) -> common_pb2.Hello:
         """Return the router's Hello. Raise IncompatibleError if its version differs."""

@@ -17,6 +17,7 @@ SERVICES = {
     Role.BOTH: inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
 }
 WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
+STOP_GRACE_S = 0.2
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -62,8 +63,8 @@ class WorkerServer:
         await self._health.set("", _NOT_SERVING)
 
     async def stop(self) -> None:
-        """End every call and close the ports."""
-        await self._server.stop(None)
+        """Let calls that have ended send their last bytes, end the others and close the ports."""
+        await self._server.stop(STOP_GRACE_S)
 
     def _listen(self) -> int:
         wanted = f"{self._config.host}:{self._config.grpc_port}"

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 import pytest_asyncio
@@ -21,7 +21,9 @@ AT_ONCE = 16
 CANCELLED = 0.25  # of all requests, somewhere on their way
 PARTS = 10  # of a soak; each ends with everybody weighed
 WARM = 3  # parts after which nothing may grow any more
-OBJECTS = 200  # of Python's: how far a worker's count may wander; a leak has one or more a request
+# How far a worker's count may wander; a leak has one or more a request.
+FDS = 3
+OBJECTS = 200  # of Python's
 POOL = 6  # threads of asyncio's own pool, which it makes as it needs them
 RSS = 1.05  # of a warm worker's
 LOOKS = 3  # at a worker whose weight is compared
@@ -95,10 +97,20 @@ async def weighed(node: Node, count: int) -> Weight:
     return Weight(*map(min, zip(*looks, strict=True)))
 
 
+def warm_weights(weights: list[dict[str, Weight]]) -> dict[str, Weight]:
+    """Those after the last warm part, with the most files of all of them: a connection may be made
+    again just when its worker is weighed.
+    """
+    warm = weights[:WARM]
+    return {
+        name: replace(warm[-1][name], fds=max(part[name].fds for part in warm)) for name in ROLES
+    }
+
+
 def assert_nothing_grew(before: dict[str, Weight], after: dict[str, Weight], requests: int) -> None:
     for name in ROLES:
         was, now = before[name], after[name]
-        assert now.fds <= was.fds, name
+        assert now.fds <= was.fds + FDS, name
         assert now.threads <= was.threads + POOL, name
         assert now.tasks <= was.tasks, name
         assert now.objects <= was.objects + OBJECTS + requests // 50, name
@@ -123,4 +135,4 @@ async def test_nothing_grows_however_many_requests_come_and_go(
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     weights = await soak(cluster, random.Random(seed), requests)
-    assert_nothing_grew(weights[WARM - 1], weights[-1], requests)
+    assert_nothing_grew(warm_weights(weights), weights[-1], requests)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import pytest_asyncio
 from e2e.clients import assert_same_where_it_went_on, http_greedy, prompts_of
 from oracle.reference import Oracle
 
@@ -54,6 +55,15 @@ def _channels_of_prefills(cluster: Cluster) -> set[str]:
 
 def _counted(cluster: Cluster, name: str, worker: str) -> float:
     return total([cluster.http_url.removeprefix("http://")], name, worker=worker)
+
+
+@pytest_asyncio.fixture
+async def cluster(cluster: Cluster) -> Cluster:
+    """The shared cluster with one prefill worker and two ranks, whatever a test before left."""
+    for role, count in ((Role.PREFILL, 1), (Role.DECODE, 2)):
+        if len([name for name in _states(cluster) if name.startswith(role.value)]) != count:
+            await _scale(cluster, role, count)
+    return cluster
 
 
 async def _placed_on(cluster: Cluster, worker: str) -> None:
