@@ -2,8 +2,8 @@
 
 A layer sees the page-major pool as `[pages, page_size, KH, D]`, one view for keys and one for
 values, strided over pages (one page holds every layer). Position `p` of a row lies in page
-`block_tables[row, p // page_size]` at offset `p % page_size`. Page 0 is padding: it may be written
-and gathered, but what it holds never reaches a real row.
+`block_tables[table_rows[row], p // page_size]` at offset `p % page_size`. Page 0 is padding: it may
+be written and gathered, but what it holds never reaches a real row.
 
 The CPU versions size their work by host lengths, so a batch must bring them.
 """
@@ -62,6 +62,7 @@ def paged_attn_prefill(
     k_pool: Tensor,
     v_pool: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_q_host: Sequence[int],
     kv_lens: Tensor,
@@ -75,7 +76,8 @@ def paged_attn_prefill(
         start, end = cu_seqlens_q_host[row], cu_seqlens_q_host[row + 1]
         if start == end:
             continue
-        pages = block_tables[row, : -(-kv_len // page_size)]
+        # Selected on the device: an index that is read on the host would wait for it.
+        pages = block_tables[:, : -(-kv_len // page_size)].index_select(0, table_rows[row])[0]
         keys = k_pool.index_select(0, pages).flatten(0, 1)[:kv_len].to(q.dtype)
         values = v_pool.index_select(0, pages).flatten(0, 1)[:kv_len].to(q.dtype)
         rows = q[start:end]
@@ -91,14 +93,15 @@ def paged_attn_prefill_native(
     k_pool: Tensor,
     v_pool: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_q_host: Sequence[int],
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
 ) -> Tensor:
-    """Implement `Kernels.paged_attn_prefill` natively, for float32 q whose heads lie end to end and
-    int64 block tables; pools in float32 or bfloat16. A token's result has the same bits however its
+    """Implement `Kernels.paged_attn_prefill` natively, for float32 q whose heads lie end to end;
+    pools in float32 or bfloat16. A token's result has the same bits however its
     prompt is cut into chunks."""
     tokens, heads, head_dim = q.shape
     out = native.empty(tokens, heads, head_dim)
@@ -108,6 +111,7 @@ def paged_attn_prefill_native(
             k_pool=k_pool,
             v_pool=v_pool,
             tables=block_tables,
+            table_rows=table_rows,
             starts=cu_seqlens_q,
             kv_lens=kv_lens,
             out=out,
@@ -132,6 +136,7 @@ def paged_attn_decode(
     k_pool: Tensor,
     v_pool: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
@@ -139,7 +144,8 @@ def paged_attn_decode(
     """Implement `Kernels.paged_attn_decode` in torch."""
     batch, query_heads, head_dim = q.shape
     page_size, kv_heads = k_pool.shape[1:3]
-    pages = block_tables[:, : max(1, -(-max(kv_lens_host, default=0) // page_size))]
+    widest = max(1, -(-max(kv_lens_host, default=0) // page_size))
+    pages = block_tables[:, :widest].index_select(0, table_rows)
     positions = torch.arange(pages.shape[1] * page_size, device=q.device)
     seen = positions < kv_lens[:, None]
     keys = gather_seen(k_pool, pages, seen, q.dtype)
@@ -160,12 +166,13 @@ def paged_attn_decode_native(
     k_pool: Tensor,
     v_pool: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
 ) -> Tensor:
-    """Implement `Kernels.paged_attn_decode` natively, for float32 q whose heads lie end to end and
-    int64 block tables; pools in float32 or bfloat16. It reads the lengths from `kv_lens` alone."""
+    """Implement `Kernels.paged_attn_decode` natively, for float32 q whose heads lie end to end;
+    pools in float32 or bfloat16. It reads the lengths from `kv_lens` alone."""
     rows, heads, head_dim = q.shape
     out = native.empty(rows, heads, head_dim)
     native.call(
@@ -174,6 +181,7 @@ def paged_attn_decode_native(
             k_pool=k_pool,
             v_pool=v_pool,
             tables=block_tables,
+            table_rows=table_rows,
             kv_lens=kv_lens,
             out=out,
             rows=rows,
@@ -196,6 +204,7 @@ def paged_attn_ref(
     k_pool: Tensor,
     v_pool: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_q_host: Sequence[int],
     kv_lens: Tensor,
@@ -212,7 +221,8 @@ def paged_attn_ref(
     out = torch.zeros(q.shape, dtype=torch.float64)
     for row, kv_len in enumerate(kv_lens_host):
         start, end = cu_seqlens_q_host[row], cu_seqlens_q_host[row + 1]
-        places = [(block_tables[row, p // page_size], p % page_size) for p in range(kv_len)]
+        table = block_tables[table_rows[row]]
+        places = [(table[p // page_size], p % page_size) for p in range(kv_len)]
         for t in range(start, end):
             last = kv_len - (end - t)
             for head in range(q.shape[1]):

@@ -8,8 +8,8 @@ Decode works on the latents themselves: `mla_query` takes the query through up_k
 instead of every cached token's key through it, and `from_latent` takes the mean latent through
 up_v. Prefill expands keys and values, which is fewer operations where queries are many.
 
-Position `p` of a row lies in page `block_tables[row, p // page_size]` at offset `p % page_size`, of
-a pool [pages, page_size, W] that is strided over pages. Page 0 is padding.
+Position `p` of a row lies in page `block_tables[table_rows[row], p // page_size]` at offset
+`p % page_size`, of a pool [pages, page_size, W] that is strided over pages. Page 0 is padding.
 """
 
 from collections.abc import Sequence
@@ -166,6 +166,7 @@ def mla_decode(
     q: Tensor,
     pool: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     rank: int,
@@ -179,7 +180,8 @@ def mla_decode(
     """
     rows, queries, heads, width = q.shape
     page_size = pool.shape[1]
-    pages = block_tables[:, : max(1, -(-max(kv_lens_host, default=0) // page_size))]
+    widest = max(1, -(-max(kv_lens_host, default=0) // page_size))
+    pages = block_tables[:, :widest].index_select(0, table_rows)
     positions = torch.arange(pages.shape[1] * page_size, device=q.device)
     latents = gather_seen(pool[:, :, None], pages, positions < kv_lens[:, None], q.dtype)
     seen = _seen_by_new(positions, kv_lens, queries, tree)
@@ -200,13 +202,14 @@ def mla_decode_native(
     q: Tensor,
     pool: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     rank: int,
     scale: float,
 ) -> Tensor:
-    """Implement `Kernels.mla_decode` natively, for one new token a row, contiguous float32 q and
-    int64 block tables; pools in float32 or bfloat16. It reads the lengths from `kv_lens` alone."""
+    """Implement `Kernels.mla_decode` natively, for one new token a row and contiguous float32 q;
+    pools in float32 or bfloat16. It reads the lengths from `kv_lens` alone."""
     rows, _, heads, width = q.shape
     out = native.empty(rows, 1, heads, rank)
     native.call(
@@ -214,6 +217,7 @@ def mla_decode_native(
             q=q,
             pool=pool,
             tables=block_tables,
+            table_rows=table_rows,
             kv_lens=kv_lens,
             out=out,
             rows=rows,
@@ -236,6 +240,7 @@ def mla_prefill(
     pool: Tensor,
     up: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_q_host: Sequence[int],
     kv_lens: Tensor,
@@ -250,7 +255,7 @@ def mla_prefill(
         start, end = cu_seqlens_q_host[row], cu_seqlens_q_host[row + 1]
         if start == end:
             continue
-        pages = block_tables[row, : -(-kv_len // page_size)]
+        pages = block_tables[:, : -(-kv_len // page_size)].index_select(0, table_rows[row])[0]
         latents = pool.index_select(0, pages).flatten(0, 1)[:kv_len].to(q.dtype)
         at_once = max(1, _EXPANDED // (kv_len * q.shape[2]))
         for first in range(0, up.shape[0], at_once):
@@ -266,19 +271,20 @@ def mla_prefill_native(
     pool: Tensor,
     up: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_q_host: Sequence[int],
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
 ) -> Tensor:
-    """Implement `Kernels.mla_prefill` natively, for float32 queries, int64 block tables, and a pool
-    and `up` of one dtype, float32 or bfloat16. Of the host lengths it reads the sum alone."""
+    """Implement `Kernels.mla_prefill` natively, for float32 queries, and a pool and `up` of one
+    dtype, float32 or bfloat16. Of the host lengths it reads the sum alone."""
     tokens, heads, key_rows = plain.shape
     each, rank = up.shape[1:]
     values = each - key_rows
     out = native.empty(tokens, heads, values)
-    latents = _read_latents(native, pool, block_tables, kv_lens, kv_lens_host)
+    latents = _read_latents(native, pool, block_tables, table_rows, kv_lens, kv_lens_host)
     at_once = max(1, _EXPANDED // (max(1, latents.shape[0]) * each))
     for first in range(0, heads, at_once):
         some = slice(first, first + at_once)
@@ -315,6 +321,7 @@ def _read_latents(
     native: Native,
     pool: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
 ) -> Tensor:
@@ -325,6 +332,7 @@ def _read_latents(
         signatures.LatentReadArguments(
             pool=pool,
             tables=block_tables,
+            table_rows=table_rows,
             kv_lens=kv_lens,
             out=latents,
             rows=len(kv_lens_host),
@@ -345,6 +353,7 @@ def mla_ref(
     pool: Tensor,
     up: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     cu_seqlens_q_host: Sequence[int],
     kv_lens_host: Sequence[int],
     scale: float,
@@ -370,7 +379,7 @@ def mla_ref(
                 if (i <= t - start if tree is None else tree[row, t - start, i])
             ]
             entries = [
-                pool[block_tables[row, p // page_size], p % page_size].double()
+                pool[block_tables[table_rows[row], p // page_size], p % page_size].double()
                 for p in [*range(old), *(old + i for i in new)]
             ]
             for head, weight in enumerate(up.double()):

@@ -145,7 +145,10 @@ class StepDriver:
             read_slots=put([seq.read_slot for seq, _ in rows]),
             write_slots=put([seq.slot for seq, _ in rows]),
             has_initial=put(host.has_initial),
-            block_tables=put([seq.pages + [0] * (widest - len(seq.pages)) for seq, _ in rows]),
+            block_tables=put(
+                [seq.pages + [0] * (widest - len(seq.pages)) for seq, _ in rows], dtype=torch.int32
+            ),
+            table_rows=put(range(len(rows))),
             token_pages=put(token_pages),
             token_offsets=put([place % self.page_size for place in positions]),
             logit_tokens=put(wanted, dtype=torch.int64),

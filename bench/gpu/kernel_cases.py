@@ -205,27 +205,28 @@ def _latent(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list
     rows, width, page_size = sizes.decode_rows, rank + rotated, sizes.page_size
     held = -(-sizes.context // page_size)
     pool = make.floats(rows * held + 1, page_size, width)
-    tables = make.ints(list(range(1, rows * held + 1))).view(rows, held)
+    tables = make.ints(list(range(1, rows * held + 1))).view(rows, held).int()
+    own, first = make.slots(rows) - 1, make.ints([0])
     lens, q = make.ints([sizes.context] * rows), make.floats(rows, 1, heads, width)
     size, tokens, scale = make.dtype.itemsize, sizes.prompt, width**-0.5
     cache = rope_cache(make.wide(rotated // 2).abs(), sizes.context + 1)
     # Prompts share pages if there are too few: their contents do not affect the time.
     pages = [page % (rows * held) + 1 for page in range(-(-tokens // page_size))]
-    prompt_table, prompt_lens = make.ints(pages).view(1, -1), make.ints([tokens])
+    prompt_table, prompt_lens = make.ints(pages).view(1, -1).int(), make.ints([tokens])
     prompt_q, up = make.floats(tokens, heads, plain + rotated), make.floats(heads, 2 * plain, rank)
     starts = make.ints([0, tokens])
     expanding = 4 * plain * rank
     return [
         KernelCase(
             "mla_decode",
-            lambda: mla_decode(q, pool, tables, lens, (), rank, scale),
+            lambda: mla_decode(q, pool, tables, own, lens, (), rank, scale),
             rows * size * (sizes.context * width + heads * (width + rank)),
         ),
         KernelCase(
             "mla_prefill",
             lambda: mla_prefill(
-                prompt_q[..., :plain], prompt_q[..., plain:], pool, up, prompt_table, starts,
-                (0, tokens), prompt_lens, (tokens,), scale,
+                prompt_q[..., :plain], prompt_q[..., plain:], pool, up, prompt_table, first,
+                starts, (0, tokens), prompt_lens, (tokens,), scale,
             ),
             tokens * size * (width + heads * (2 * plain + rotated)),
             tokens * heads * (expanding + tokens * (2 * plain + rotated)),
@@ -313,7 +314,8 @@ def _attention(sizes: Sizes, shape: tuple[int, int, int], make: Maker) -> list[K
     pages = rows * held + 1
     pool = make.floats(pages, 2, page_size, kv_heads, width)
     k_pool, v_pool = pool[:, 0], pool[:, 1]
-    tables = make.ints(list(range(1, pages))).view(rows, held)
+    tables = make.ints(list(range(1, pages))).view(rows, held).int()
+    own, first = make.slots(rows) - 1, make.ints([0])
     lens = make.ints([sizes.context] * rows)
     q = make.floats(rows, heads, width)
     kv = make.floats(rows, kv_heads, width)
@@ -321,21 +323,21 @@ def _attention(sizes: Sizes, shape: tuple[int, int, int], make: Maker) -> list[K
     scale = width**-0.5
     prompt_q = make.floats(tokens, heads, width)
     prompt_pages = -(-tokens // page_size)
-    prompt_table = make.ints([page % (pages - 1) + 1 for page in range(prompt_pages)]).view(1, -1)
+    prompt_table = make.ints([page % (pages - 1) + 1 for page in range(prompt_pages)])[None].int()
     starts, prompt_lens = make.ints([0, tokens]), make.ints([tokens])
     cache = rope_cache(make.wide(width // 2).abs(), sizes.context + 1)
     size = make.dtype.itemsize
     return [
         KernelCase(
             "attn_decode",
-            lambda: paged_attn_decode(q, k_pool, v_pool, tables, lens, (), scale),
+            lambda: paged_attn_decode(q, k_pool, v_pool, tables, own, lens, (), scale),
             rows * size * width * (2 * sizes.context * kv_heads + 2 * heads),
         ),
         KernelCase(
             "attn_prefill",
             lambda: paged_attn_prefill(
-                prompt_q, k_pool, v_pool, prompt_table, starts, (0, tokens), prompt_lens,
-                (tokens,), scale,
+                prompt_q, k_pool, v_pool, prompt_table, first, starts, (0, tokens),
+                prompt_lens, (tokens,), scale,
             ),
             tokens * size * width * (2 * heads + 2 * kv_heads),
             2 * tokens * tokens * heads * width,

@@ -43,7 +43,8 @@ class ForwardBatch:
     read_slots: Tensor  # [rows], state slot index; ignored where has_initial is false
     write_slots: Tensor  # [rows], state slot index
     has_initial: Tensor  # [rows], bool
-    block_tables: Tensor  # [rows, max pages], page index, padded with page 0
+    block_tables: Tensor  # [any, max pages] int32, page index; past a row's pages anything
+    table_rows: Tensor  # [rows], row of block_tables
     token_pages: Tensor  # [T], the page that takes each token's KV
     token_offsets: Tensor  # [T], its offset in that page
     logit_tokens: Tensor  # [L], flat token indices whose logits are wanted

@@ -76,7 +76,8 @@ def bind_forward(
         read_slots=packed.ints("read_slots"),
         write_slots=packed.ints("write_slots"),
         has_initial=packed.ints("has_initial").bool(),
-        block_tables=packed.ints("block_tables").view(len(batch.rows), -1),
+        block_tables=packed.ints("block_tables").view(len(batch.rows), -1).int(),
+        table_rows=packed.ints("table_rows"),
         token_pages=packed.ints("token_pages"),
         token_offsets=packed.ints("token_offsets"),
         logit_tokens=packed.ints("logit_tokens"),
@@ -127,6 +128,7 @@ def _pack_pages(batch: Batch, page_size: int, pack: HostPack) -> None:
     width = max(len(row.pages) for row in rows)
     padded = (chain(row.pages, repeat(0, width - len(row.pages))) for row in rows)
     pack.ints("block_tables", chain.from_iterable(padded))
+    pack.ints("table_rows", range(len(rows)))
     decoding = rows[: batch.decode_rows]
     chunks = rows[batch.decode_rows :]
     pages = [row.pages[row.start // page_size] for row in decoding]

@@ -26,7 +26,8 @@ class DecodeRows:
     read_slots: Tensor  # [D] int64
     write_slots: Tensor  # [D] int64
     has_initial: Tensor | None  # [D] bool; None where every row has one
-    block_tables: Tensor  # [D, max pages] int64
+    block_tables: Tensor  # [any, max pages] int32, see ForwardBatch
+    table_rows: Tensor  # [D] int64, into block_tables
     kv_lens: Tensor  # [D] int64
     kv_lens_host: tuple[int, ...]
 
@@ -36,7 +37,8 @@ class PrefillRows:
     """The other rows, as a ragged batch of their own: token 0 is the first prefill token."""
 
     rows: RaggedRows
-    block_tables: Tensor  # [P, max pages] int64
+    block_tables: Tensor  # [any, max pages] int32, see ForwardBatch
+    table_rows: Tensor  # [P] int64, into block_tables
     kv_lens: Tensor  # [P] int64
     kv_lens_host: tuple[int, ...]
     planned_conv: GatedConvPrefill | None  # where recurrent layers are convolutions alone
@@ -117,7 +119,8 @@ def _decode_rows(batch: ForwardBatch) -> DecodeRows:
         read_slots=batch.read_slots[rows],
         write_slots=batch.write_slots[rows],
         has_initial=None if all(batch.host.has_initial[rows]) else batch.has_initial[rows],
-        block_tables=batch.block_tables[rows],
+        block_tables=batch.block_tables,
+        table_rows=batch.table_rows[rows],
         kv_lens=batch.kv_lens[rows],
         kv_lens_host=batch.host.kv_lens[rows],
     )
@@ -137,7 +140,8 @@ def _prefill_rows(batch: ForwardBatch) -> PrefillRows:
     index = batch.index
     return PrefillRows(
         rows=rows,
-        block_tables=batch.block_tables[first:],
+        block_tables=batch.block_tables,
+        table_rows=batch.table_rows[first:],
         kv_lens=batch.kv_lens[first:],
         kv_lens_host=batch.host.kv_lens[first:],
         planned_conv=None if index.conv is None else index.conv(rows),

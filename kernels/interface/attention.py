@@ -1,8 +1,9 @@
 """Abstract kernels of attention over paged caches.
 
 A pool is strided over pages, because one page holds every layer. Position p of a row lies in page
-`block_tables[row, p // page_size]` at offset `p % page_size`. Page 0 is padding: kernels may read
-and write it, but its contents never reach the result of a real row. `_host` names a host copy.
+`block_tables[table_rows[row], p // page_size]` at offset `p % page_size`. Page 0 is padding:
+kernels may read and write it, but its contents never reach the result of a real row. `_host` names
+a host copy.
 
 Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) caches one row of W = rank + R values a
 token, which all heads share: a normed latent of `rank` values, then the R rotated channels of the
@@ -55,6 +56,7 @@ class AttentionKernels(ABC):
         k_pool: Tensor,
         v_pool: Tensor,
         block_tables: Tensor,
+        table_rows: Tensor,
         cu_seqlens_q: Tensor,
         cu_seqlens_q_host: Sequence[int],
         kv_lens: Tensor,
@@ -67,8 +69,9 @@ class AttentionKernels(ABC):
 
         q:              [T, QH, D] float, packed rows, may be strided; QH is a multiple of KH
         k_pool, v_pool: [pages, page_size, KH, D] float, strided over pages
-        block_tables:   [B, max_pages] int32 or int64 (native: int64), pages of each row, padded
-                        with 0
+        block_tables:   [N, max_pages] int32, contiguous rows; pages of every request, each in a
+                        row of its own. What lies past a row's tokens is never read
+        table_rows:     [B] int64 into N, the request of each row
         cu_seqlens_q:   [B + 1] int64, packed token where each row begins
         kv_lens:        [B] int64, tokens of each row, the new ones included
         scale:          factor on the scores
@@ -82,6 +85,7 @@ class AttentionKernels(ABC):
         k_pool: Tensor,
         v_pool: Tensor,
         block_tables: Tensor,
+        table_rows: Tensor,
         kv_lens: Tensor,
         kv_lens_host: Sequence[int],
         scale: float,
@@ -91,7 +95,7 @@ class AttentionKernels(ABC):
         q:       [B, QH, D] float, may be strided over rows; QH is a multiple of KH
         kv_lens: [B] int64, tokens of each row, the new one included; 0 for padding rows, whose
                  result is zeros
-        k_pool, v_pool, block_tables, scale: as in paged_attn_prefill
+        k_pool, v_pool, block_tables, table_rows, scale: as in paged_attn_prefill
         returns  [B, QH, D], dtype of q
         """
 
@@ -121,6 +125,7 @@ class AttentionKernels(ABC):
         q: Tensor,
         pool: Tensor,
         block_tables: Tensor,
+        table_rows: Tensor,
         kv_lens: Tensor,
         kv_lens_host: Sequence[int],
         rank: int,
@@ -130,8 +135,7 @@ class AttentionKernels(ABC):
 
         q:            [B, Q, H, W] float, from mla_query (native: Q = 1, contiguous)
         pool:         [pages, page_size, W] float, strided over pages
-        block_tables: [B, max_pages] int32 or int64 (native: int64), pages of each row, padded
-                      with 0
+        block_tables, table_rows: as in paged_attn_prefill
         kv_lens:      [B] int64, tokens of each row, the new ones included; 0 for padding rows,
                       whose result is zeros
         rank:         values of a latent
@@ -147,6 +151,7 @@ class AttentionKernels(ABC):
         pool: Tensor,
         up: Tensor,
         block_tables: Tensor,
+        table_rows: Tensor,
         cu_seqlens_q: Tensor,
         cu_seqlens_q_host: Sequence[int],
         kv_lens: Tensor,
@@ -162,6 +167,6 @@ class AttentionKernels(ABC):
         rotated:      [T, H, R], dtype of plain, may be strided: the queries' rotated part
         pool:         [pages, page_size, W] float, strided over pages
         up:           [H, N + V, rank] float; dtype of the pool for native kernels
-        block_tables, cu_seqlens_q, kv_lens, scale: as in paged_attn_prefill
+        block_tables, table_rows, cu_seqlens_q, kv_lens, scale: as in paged_attn_prefill
         returns       [T, H, V], dtype of plain
         """

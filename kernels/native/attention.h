@@ -33,7 +33,8 @@ void kv_write(const KvWrite& a, Team& team) {
 struct AttnDecode {
   const float* q;  // [rows, heads, head_dim], rows q_stride apart
   const void *k_pool, *v_pool;  // [pages, page_size, kv_heads, head_dim], pages page_stride apart
-  const int64_t* tables;        // [rows, any], rows table_stride apart
+  const int32_t* tables;        // [any, any], rows table_stride apart
+  const int64_t* table_rows;    // [rows], row of `tables` of each row
   const int64_t* kv_lens;       // [rows]; 0 for padding rows
   float* out;                   // [rows, heads, head_dim]
   int64_t rows, heads, kv_heads, head_dim, page_size, q_stride, page_stride, table_stride, dtype;
@@ -45,7 +46,7 @@ template <class T>
 void attend(const AttnDecode& a, int64_t row, int64_t first, int64_t count) {
   const int64_t D = a.head_dim, end = a.kv_lens[row], per = a.heads / a.kv_heads;
   auto positions = [&](const void* pool) {
-    return Positions<T>{static_cast<const T*>(pool) + first * D, a.tables + row * a.table_stride,
+    return Positions<T>{static_cast<const T*>(pool) + first * D, a.tables + a.table_rows[row] * a.table_stride,
                         a.page_size, a.page_stride, a.kv_heads * D};
   };
   const TokenHeads heads{a.q + row * a.q_stride + first * per * D,

@@ -10,7 +10,8 @@ namespace {
 struct AttnPrefill {
   const float* q;  // [tokens, heads, head_dim], tokens q_stride apart
   const void *k_pool, *v_pool;  // [pages, page_size, kv_heads, head_dim], pages page_stride apart
-  const int64_t* tables;        // [rows, any], rows table_stride apart
+  const int32_t* tables;        // [any, any], rows table_stride apart
+  const int64_t* table_rows;    // [rows], row of `tables` of each row
   const int64_t* starts;        // [rows + 1], first token of each row
   const int64_t* kv_lens;       // [rows], tokens of each row, the new ones last
   float* out;                   // [tokens, heads, head_dim]
@@ -96,7 +97,7 @@ void attend_prompt(const AttnPrefill& a, int64_t row, int64_t first, int64_t end
   struct Memory {};
   const int64_t D = a.head_dim, per = a.heads / a.kv_heads;
   const int64_t prefix = a.kv_lens[row] - (a.starts[row + 1] - a.starts[row]);
-  const int64_t* table = a.tables + row * a.table_stride;
+  const int32_t* table = a.tables + a.table_rows[row] * a.table_stride;
   const float scale = static_cast<float>(a.scale);
   auto token = [&](int64_t i) { return a.starts[row] + first + i / per; };
   auto query = [&](int64_t i, float* to) {

@@ -10,7 +10,7 @@ namespace {
 template <class T>
 struct Positions {
   const T* pool;  // the first position of page 0
-  const int64_t* table;
+  const int32_t* table;
   int64_t page_size, page_stride, step;  // step: between two positions of a page (in values)
 
   // f(i, from, n) for each run of positions at + i .. at + i + n below at + count that lie in one

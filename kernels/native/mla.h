@@ -88,8 +88,9 @@ void mla_query(const MlaQuery& a, Team& team) {
 struct MlaDecode {
   const float* q;         // [rows, heads, width]
   const void* pool;       // [pages, page_size, width], pages page_stride apart (in values)
-  const int64_t* tables;  // [rows, any], rows table_stride apart
-  const int64_t* kv_lens;  // [rows]; 0 for padding rows
+  const int32_t* tables;  // [any, any], rows table_stride apart
+  const int64_t* table_rows;  // [rows], row of `tables` of each row
+  const int64_t* kv_lens;     // [rows]; 0 for padding rows
   float* out;              // [rows, heads, rank]
   int64_t rows, heads, width, rank, page_size, page_stride, table_stride, dtype;
   double scale;
@@ -97,8 +98,9 @@ struct MlaDecode {
 
 template <class T>
 void mla_attend(const MlaDecode& a, int64_t row, int64_t first, int64_t count) {
-  const Positions<T> latents{static_cast<const T*>(a.pool), a.tables + row * a.table_stride,
-                             a.page_size, a.page_stride, a.width};
+  const Positions<T> latents{static_cast<const T*>(a.pool),
+                             a.tables + a.table_rows[row] * a.table_stride, a.page_size,
+                             a.page_stride, a.width};
   const int64_t head = row * a.heads + first;
   const TokenHeads heads{a.q + head * a.width, a.out + head * a.rank, 1, count, a.width, a.rank,
                          static_cast<float>(a.scale)};

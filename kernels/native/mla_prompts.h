@@ -6,8 +6,9 @@ namespace {
 
 struct LatentRead {
   const void* pool;       // [pages, page_size, width], pages page_stride apart (in values)
-  const int64_t* tables;  // [rows, any], rows table_stride apart
-  const int64_t* kv_lens;  // [rows]
+  const int32_t* tables;  // [any, any], rows table_stride apart
+  const int64_t* table_rows;  // [rows], row of `tables` of each row
+  const int64_t* kv_lens;     // [rows]
   float* out;              // [tokens, width]: the rows' latents end to end
   int64_t rows, tokens, width, page_size, page_stride, table_stride, dtype;
 };
@@ -17,7 +18,7 @@ void latent_read_as(const LatentRead& a, Team& team) {
   team.each(a.tokens, [&](int64_t token) {
     int64_t row = 0, position = token;
     while (position >= a.kv_lens[row]) position -= a.kv_lens[row++];
-    const int64_t page = a.tables[row * a.table_stride + position / a.page_size];
+    const int64_t page = a.tables[a.table_rows[row] * a.table_stride + position / a.page_size];
     const T* from =
         static_cast<const T*>(a.pool) + page * a.page_stride + position % a.page_size * a.width;
     float* to = a.out + token * a.width;

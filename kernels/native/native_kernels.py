@@ -188,6 +188,7 @@ class NativeKernels(Kernels):
         k_pool: Tensor,
         v_pool: Tensor,
         block_tables: Tensor,
+        table_rows: Tensor,
         cu_seqlens_q: Tensor,
         cu_seqlens_q_host: Sequence[int],
         kv_lens: Tensor,
@@ -200,6 +201,7 @@ class NativeKernels(Kernels):
             k_pool,
             v_pool,
             block_tables,
+            table_rows,
             cu_seqlens_q,
             cu_seqlens_q_host,
             kv_lens,
@@ -213,12 +215,13 @@ class NativeKernels(Kernels):
         k_pool: Tensor,
         v_pool: Tensor,
         block_tables: Tensor,
+        table_rows: Tensor,
         kv_lens: Tensor,
         kv_lens_host: Sequence[int],
         scale: float,
     ) -> Tensor:
         return paged_attn_decode_native(
-            self._native, q, k_pool, v_pool, block_tables, kv_lens, kv_lens_host, scale
+            self._native, q, k_pool, v_pool, block_tables, table_rows, kv_lens, kv_lens_host, scale
         )
 
     def mla_query(self, plain: Tensor, rotated: Tensor, up: Tensor) -> Tensor:
@@ -232,13 +235,14 @@ class NativeKernels(Kernels):
         q: Tensor,
         pool: Tensor,
         block_tables: Tensor,
+        table_rows: Tensor,
         kv_lens: Tensor,
         kv_lens_host: Sequence[int],
         rank: int,
         scale: float,
     ) -> Tensor:
         return mla_decode_native(
-            self._native, q, pool, block_tables, kv_lens, kv_lens_host, rank, scale
+            self._native, q, pool, block_tables, table_rows, kv_lens, kv_lens_host, rank, scale
         )
 
     def mla_prefill(
@@ -248,6 +252,7 @@ class NativeKernels(Kernels):
         pool: Tensor,
         up: Tensor,
         block_tables: Tensor,
+        table_rows: Tensor,
         cu_seqlens_q: Tensor,
         cu_seqlens_q_host: Sequence[int],
         kv_lens: Tensor,
@@ -261,6 +266,7 @@ class NativeKernels(Kernels):
             pool,
             up,
             block_tables,
+            table_rows,
             cu_seqlens_q,
             cu_seqlens_q_host,
             kv_lens,

@@ -130,7 +130,7 @@ class KvWriteArguments(Arguments):
 class AttnDecodeArguments(Arguments):
     operation = "attn_decode"
     _fields_ = _fields(
-        "q k_pool v_pool tables kv_lens out",
+        "q k_pool v_pool tables table_rows kv_lens out",
         "rows heads kv_heads head_dim page_size q_stride page_stride table_stride dtype",
         "scale",
     )
@@ -139,7 +139,7 @@ class AttnDecodeArguments(Arguments):
 class AttnPrefillArguments(Arguments):
     operation = "attn_prefill"
     _fields_ = _fields(
-        "q k_pool v_pool tables starts kv_lens out",
+        "q k_pool v_pool tables table_rows starts kv_lens out",
         "rows tokens heads kv_heads head_dim page_size q_stride page_stride table_stride dtype",
         "scale",
     )
@@ -190,7 +190,7 @@ class MlaQueryArguments(Arguments):
 class MlaDecodeArguments(Arguments):
     operation = "mla_decode"
     _fields_ = _fields(
-        "q pool tables kv_lens out",
+        "q pool tables table_rows kv_lens out",
         "rows heads width rank page_size page_stride table_stride dtype",
         "scale",
     )
@@ -199,7 +199,7 @@ class MlaDecodeArguments(Arguments):
 class LatentReadArguments(Arguments):
     operation = "latent_read"
     _fields_ = _fields(
-        "pool tables kv_lens out",
+        "pool tables table_rows kv_lens out",
         "rows tokens width page_size page_stride table_stride dtype",
     )
 

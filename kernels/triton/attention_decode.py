@@ -31,6 +31,7 @@ def paged_attn_decode(
     k_pool: Tensor,
     v_pool: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     scale: float,
@@ -47,7 +48,7 @@ def paged_attn_decode(
         return out
     widths = {"WIDTH": width, "BLOCK_D": block(width, SMALLEST_DOT)}
     _attend_part[(parts, kv_heads, rows)](
-        packed(q), packed(k_pool), packed(v_pool), block_tables, kv_lens, means, sums,
+        packed(q), packed(k_pool), packed(v_pool), block_tables, table_rows, kv_lens, means, sums,
         scale, q.stride(0), k_pool.stride(0), v_pool.stride(0),
         block_tables.stride(0), heads, parts, PAGE_SIZE=page_size,
         KV_HEADS=kv_heads, PER_KV_HEAD=per_kv_head, HEADS=block(per_kv_head, SMALLEST_DOT),
@@ -73,6 +74,7 @@ def _attend_part(
     k_pool,
     v_pool,
     block_tables,
+    table_rows,
     kv_lens,
     means,
     sums,
@@ -115,14 +117,14 @@ def _attend_part(
             mask=in_h[:, None] & in_d[None, :],
             other=0.0,
         )
+        table = block_tables + tl.load(table_rows + row) * table_stride
         best = tl.full((HEADS,), -1e30, tl.float32)
         total = tl.zeros((HEADS,), tl.float32)
         mean = tl.zeros((HEADS, BLOCK_D), tl.float32)
         for first in range(begin, end, KEYS):
             position = first + tl.arange(0, KEYS)
             held = position < end
-            pages = block_tables + row * table_stride + position // PAGE_SIZE
-            page = tl.load(pages, mask=held, other=0).to(tl.int64)
+            page = tl.load(table + position // PAGE_SIZE, mask=held, other=0).to(tl.int64)
             place = (position % PAGE_SIZE) * (KV_HEADS * WIDTH) + kv_head * WIDTH
             keys = tl.load(
                 k_pool + (page * k_page + place)[None, :] + d[:, None],

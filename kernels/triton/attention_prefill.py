@@ -21,6 +21,7 @@ def paged_attn_prefill(
     k_pool: Tensor,
     v_pool: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_q_host: Sequence[int],
     kv_lens: Tensor,
@@ -41,7 +42,8 @@ def paged_attn_prefill(
         narrow = 2 * narrow
     queries = min(_QUERIES // narrow, block(longest, SMALLEST_DOT))
     _attend[(triton.cdiv(longest, queries), heads, len(starts) - 1)](
-        packed(q), packed(k_pool), packed(v_pool), block_tables, cu_seqlens_q, kv_lens, out,
+        packed(q), packed(k_pool), packed(v_pool), block_tables, table_rows, cu_seqlens_q,
+        kv_lens, out,
         scale, q.stride(0), k_pool.stride(0), v_pool.stride(0),
         block_tables.stride(0), heads, heads // kv_heads, PAGE_SIZE=page_size,
         KV_HEADS=kv_heads, WIDTH=width, BLOCK_D=block(width, SMALLEST_DOT), QUERIES=queries,
@@ -57,6 +59,7 @@ def _attend(
     k_pool,
     v_pool,
     block_tables,
+    table_rows,
     cu_seqlens_q,
     kv_lens,
     out,
@@ -97,6 +100,7 @@ def _attend(
             other=0.0,
         )
         kv_head = head // per_kv_head
+        table = block_tables + tl.load(table_rows + row) * table_stride
         best = tl.full((QUERIES,), -1e30, tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
         mean = tl.zeros((QUERIES, BLOCK_D), tl.float32)
@@ -104,8 +108,7 @@ def _attend(
         for first in range(0, seen_to, KEYS):
             position = first + tl.arange(0, KEYS)
             held = position < kv_len
-            pages = block_tables + row.to(tl.int64) * table_stride + position // PAGE_SIZE
-            page = tl.load(pages, mask=held, other=0).to(tl.int64)
+            page = tl.load(table + position // PAGE_SIZE, mask=held, other=0).to(tl.int64)
             place = (position % PAGE_SIZE) * (KV_HEADS * WIDTH) + kv_head * WIDTH
             keys = tl.load(
                 k_pool + (page * k_page + place)[None, :] + d[:, None],

@@ -26,6 +26,7 @@ def mla_decode(
     q: Tensor,
     pool: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     kv_lens: Tensor,
     kv_lens_host: Sequence[int],
     rank: int,
@@ -42,7 +43,7 @@ def mla_decode(
     if not out.numel():
         return out
     _attend_latents[(parts, triton.cdiv(heads, _HEADS), rows * queries)](
-        q.contiguous(), packed(pool), block_tables, kv_lens,
+        q.contiguous(), packed(pool), block_tables, table_rows, kv_lens,
         None if tree is None else tree.contiguous(), means, sums,
         scale, pool.stride(0), block_tables.stride(0), heads, parts, queries,
         PAGE_SIZE=page_size, RANK=rank, WIDTH=width, BLOCK_R=block(rank, SMALLEST_DOT),
@@ -61,6 +62,7 @@ def _attend_latents(
     q,
     pool,
     block_tables,
+    table_rows,
     kv_lens,
     tree,
     means,
@@ -99,14 +101,14 @@ def _attend_latents(
         own = q + (each * heads + head)[:, None] * WIDTH
         latent_q = tl.load(own + r[None, :], mask=in_h[:, None] & in_r[None, :], other=0.0)
         turned_q = tl.load(own + t[None, :], mask=in_h[:, None] & in_t[None, :], other=0.0)
+        table = block_tables + tl.load(table_rows + row) * table_stride
         best = tl.full((HEADS,), -1e30, tl.float32)
         total = tl.zeros((HEADS,), tl.float32)
         mean = tl.zeros((HEADS, BLOCK_R), tl.float32)
         for first in range(begin, end, KEYS):
             position = first + tl.arange(0, KEYS)
             held = position < end
-            pages = block_tables + row * table_stride + position // PAGE_SIZE
-            page = tl.load(pages, mask=held, other=0).to(tl.int64)
+            page = tl.load(table + position // PAGE_SIZE, mask=held, other=0).to(tl.int64)
             place = page * page_stride + (position % PAGE_SIZE) * WIDTH
             latents = tl.load(
                 pool + place[:, None] + r[None, :],

@@ -28,6 +28,7 @@ def mla_prefill(
     pool: Tensor,
     up: Tensor,
     block_tables: Tensor,
+    table_rows: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_q_host: Sequence[int],
     kv_lens: Tensor,
@@ -41,7 +42,7 @@ def mla_prefill(
     out = plain.new_empty((tokens, heads, values))
     if not tokens:
         return out
-    latents = _gathered(pool, block_tables, kv_lens, kv_lens_host, plain)
+    latents = _gathered(pool, block_tables, table_rows, kv_lens, kv_lens_host, plain)
     total, width = latents.shape
     longest = max(end - start for start, end in pairwise(cu_seqlens_q_host))
     wide = plain.element_size() == 4
@@ -70,16 +71,21 @@ def _heads_last(x: Tensor) -> Tensor:
 
 
 def _gathered(
-    pool: Tensor, block_tables: Tensor, kv_lens: Tensor, kv_lens_host: Sequence[int], like: Tensor
+    pool: Tensor,
+    block_tables: Tensor,
+    table_rows: Tensor,
+    kv_lens: Tensor,
+    kv_lens_host: Sequence[int],
+    like: Tensor,
 ) -> Tensor:
     """Gather the rows' latents end to end: [sum of kv_lens, W], dtype of `like`."""
     page_size, width = pool.shape[1:]
     rows = len(kv_lens_host)
     latents = like.new_empty((sum(kv_lens_host), width))
     _gather[(triton.cdiv(max(kv_lens_host), _GATHERED), rows)](
-        packed(pool), block_tables, kv_lens, latents, pool.stride(0), block_tables.stride(0),
-        PAGE_SIZE=page_size, WIDTH=width, BLOCK=block(width), ROWS=block(rows), TOKENS=_GATHERED,
-        num_warps=8,
+        packed(pool), block_tables, table_rows, kv_lens, latents, pool.stride(0),
+        block_tables.stride(0), PAGE_SIZE=page_size, WIDTH=width, BLOCK=block(width),
+        ROWS=block(rows), TOKENS=_GATHERED, num_warps=8,
     )  # fmt: skip
     return latents
 
@@ -95,6 +101,7 @@ def _tokens_before(kv_lens, row, ROWS: tl.constexpr):
 def _gather(
     pool,
     block_tables,
+    table_rows,
     kv_lens,
     latents,
     page_stride,
@@ -111,8 +118,8 @@ def _gather(
     c = tl.arange(0, BLOCK)
     held = position < tl.load(kv_lens + row)
     mask = held[:, None] & (c < WIDTH)[None, :]
-    pages = block_tables + row.to(tl.int64) * table_stride + position // PAGE_SIZE
-    page = tl.load(pages, mask=held, other=0).to(tl.int64)
+    table = block_tables + tl.load(table_rows + row) * table_stride
+    page = tl.load(table + position // PAGE_SIZE, mask=held, other=0).to(tl.int64)
     place = page * page_stride + (position % PAGE_SIZE) * WIDTH
     values = tl.load(pool + place[:, None] + c[None, :], mask=mask, other=0.0)
     target = (_tokens_before(kv_lens, row, ROWS) + position) * WIDTH

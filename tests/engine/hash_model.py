@@ -115,7 +115,7 @@ class HashModel:
         ssm[write, 0, 0, 0] = signed(state)
         conv[write, 0] = torch.tensor(window)
         kv = int(batch.kv_lens[row])
-        table = batch.block_tables[row]
+        table = batch.block_tables[batch.table_rows[row]]
         keys = pages.k[0][table].reshape(-1)[:kv]
         places = pages.v[0][table].reshape(-1)[:kv]
         attended = mix(keys + places * signed(PLACE)).cumsum(0)
@@ -171,7 +171,7 @@ class LayeredHashModel(HashModel):
     def _compare(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> None:
         for row in range(batch.rows):
             read, prefix = int(batch.read_slots[row]), batch.host.prefix_lens[row]
-            table = batch.block_tables[row]
+            table = batch.block_tables[batch.table_rows[row]]
             for layer in range(1, len(pages.k) if prefix else 0):
                 for pool in (states.conv, states.ssm):
                     assert pool[layer][read].equal(pool[0][read] + layer), "layers' states differ"

@@ -16,6 +16,7 @@ class PagedBatch:
     k_pool: Tensor
     v_pool: Tensor
     block_tables: Tensor
+    table_rows: Tensor
     cu_seqlens_q: Tensor
     cu_seqlens_q_host: list[int]
     kv_lens: Tensor
@@ -46,10 +47,12 @@ def paged_batch(
     # Page-major: keys and values of this layer are the middle of each page.
     pool = torch.full((num_pages, 4, page_size, kv_heads, head_dim), torch.nan)
     k_pool, v_pool = pool[:, 1], pool[:, 2]
-    block_tables = torch.zeros((len(lengths), max(needed) + 2), dtype=torch.int32)
+    # Rows of the table lie in another order than those of the batch, and some are nobody's.
+    block_tables = torch.zeros((len(lengths) + 3, max(needed) + 2), dtype=torch.int32)
+    table_rows = rng.sample(range(len(block_tables)), len(lengths))
     for row, kv_len in enumerate(kv_lens):
         pages = [free.pop() for _ in range(needed[row])]
-        block_tables[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+        block_tables[table_rows[row], : len(pages)] = torch.tensor(pages, dtype=torch.int32)
         positions = torch.arange(kv_len)
         kv_write(
             torch.randn(kv_len, kv_heads, head_dim),
@@ -64,7 +67,7 @@ def paged_batch(
         cu_seqlens.append(cu_seqlens[-1] + length)
     q = torch.randn(cu_seqlens[-1], query_heads, head_dim)
     return PagedBatch(
-        q, k_pool, v_pool, block_tables,
+        q, k_pool, v_pool, block_tables, torch.tensor(table_rows),
         torch.tensor(cu_seqlens), cu_seqlens, torch.tensor(kv_lens), kv_lens,
     )  # fmt: skip
 
@@ -100,7 +103,8 @@ def test_padding_rows_of_a_decode_batch_get_zeros_and_change_nothing():
         q=torch.cat((batch.q, torch.randn(2, *batch.q.shape[1:]))),
         k_pool=batch.k_pool,
         v_pool=batch.v_pool,
-        block_tables=torch.cat((batch.block_tables, torch.zeros_like(batch.block_tables))),
+        block_tables=batch.block_tables,
+        table_rows=torch.cat((batch.table_rows, torch.zeros(2, dtype=torch.int64))),
         kv_lens=torch.cat((batch.kv_lens, torch.zeros(2, dtype=torch.int64))),
         kv_lens_host=[*batch.kv_lens_host, 0, 0],
         scale=0.5,
@@ -115,7 +119,7 @@ def test_a_row_alone_equals_the_row_in_a_batch(prefix):
     batch = paged_batch([7, 11, 3], [5, prefix, 2], 4, 2, 4, rng)
     together = paged_attn_prefill(**batch.prefill_arguments(), scale=0.4)[7:18]
     alone = paged_attn_prefill(
-        batch.q[7:18], batch.k_pool, batch.v_pool, batch.block_tables[1:2],
+        batch.q[7:18], batch.k_pool, batch.v_pool, batch.block_tables, batch.table_rows[1:2],
         torch.tensor([0, 11]), [0, 11], batch.kv_lens[1:2], batch.kv_lens_host[1:2], 0.4,
     )  # fmt: skip
     assert torch.equal(together, alone)

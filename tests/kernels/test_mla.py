@@ -38,6 +38,7 @@ class LatentBatch:
     pool: Tensor
     up: Tensor
     block_tables: Tensor
+    table_rows: Tensor
     cu_seqlens_q_host: list[int]
     kv_lens_host: list[int]
 
@@ -49,7 +50,7 @@ class LatentBatch:
         cu_seqlens, kv_lens = torch.tensor(self.cu_seqlens_q_host), torch.tensor(self.kv_lens_host)
         lens = (cu_seqlens, self.cu_seqlens_q_host, kv_lens, self.kv_lens_host)
         q = self.q[..., :KEY], self.q[..., KEY:]
-        arguments = (*q, self.pool, self.up, self.block_tables, *lens, SCALE)
+        arguments = (*q, self.pool, self.up, self.block_tables, self.table_rows, *lens, SCALE)
         if native is None:
             return mla_prefill(*arguments)
         return mla_prefill_native(native, *arguments)
@@ -59,14 +60,15 @@ class LatentBatch:
         query = mla_query(self.q[..., :KEY], self.q[..., KEY:], self.up)
         lens = (torch.tensor(self.kv_lens_host), self.kv_lens_host)
         query = query.unflatten(0, (-1, queries))
-        mean = mla_decode(query, self.pool, self.block_tables, *lens, RANK, SCALE, tree)
+        place = (self.pool, self.block_tables, self.table_rows, *lens)
+        mean = mla_decode(query, *place, RANK, SCALE, tree)
         return from_latent(mean.flatten(0, 1), self.up, KEY)
 
     def native(self, native: Native) -> Tensor:
         """Decode, on the native kernels."""
         query = mla_query_native(native, self.q[..., :KEY], self.q[..., KEY:], self.up)
         lens = (torch.tensor(self.kv_lens_host), self.kv_lens_host)
-        place = (self.pool, self.block_tables, *lens)
+        place = (self.pool, self.block_tables, self.table_rows, *lens)
         mean = mla_decode_native(native, query[:, None], *place, RANK, SCALE)
         return from_latent_native(native, mean[:, 0], self.up, KEY)
 
@@ -89,10 +91,12 @@ def latent_batch(
     free = rng.sample(range(1, num_pages), num_pages - 1)
     # Page-major: this layer's latents are the middle of each page.
     pool = torch.full((num_pages, 3, page_size, RANK + ROTATED), torch.nan)[:, 1]
-    block_tables = torch.zeros((len(lengths), max(needed) + 2), dtype=torch.int64)
+    # Rows of the table lie in another order than those of the batch, and some are nobody's.
+    block_tables = torch.zeros((len(lengths) + 3, max(needed) + 2), dtype=torch.int32)
+    table_rows = rng.sample(range(len(block_tables)), len(lengths))
     for row, kv_len in enumerate(kv_lens):
         pages = torch.tensor([free.pop() for _ in range(needed[row])], dtype=torch.int64)
-        block_tables[row, : len(pages)] = pages
+        block_tables[table_rows[row], : len(pages)] = pages
         positions = torch.arange(kv_len)
         latents = torch.randn(kv_len, RANK + ROTATED)
         latent_write(latents, pool, pages[positions // page_size], positions % page_size)
@@ -101,7 +105,7 @@ def latent_batch(
         cu_seqlens.append(cu_seqlens[-1] + length)
     q = torch.randn(cu_seqlens[-1], heads, KEY + ROTATED)
     up = torch.randn(heads, KEY + rng.choice([3, 10, 13]), RANK)
-    return LatentBatch(q, pool, up, block_tables, cu_seqlens, kv_lens)
+    return LatentBatch(q, pool, up, block_tables, torch.tensor(table_rows), cu_seqlens, kv_lens)
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -148,7 +152,8 @@ def test_padding_rows_of_a_decode_batch_get_zeros_and_change_nothing():
         q=torch.cat((batch.q, torch.randn(2, *batch.q.shape[1:]))),
         pool=batch.pool,
         up=batch.up,
-        block_tables=torch.cat((batch.block_tables, torch.zeros_like(batch.block_tables))),
+        block_tables=batch.block_tables,
+        table_rows=torch.cat((batch.table_rows, torch.zeros(2, dtype=torch.int64))),
         cu_seqlens_q_host=[0, 1, 2, 3, 4],
         kv_lens_host=[*batch.kv_lens_host, 0, 0],
     ).decode()
@@ -234,13 +239,13 @@ def test_native_decode_gives_padding_rows_zeros_and_no_rows_nothing(native):
     batch = latent_batch([1, 1], [9, 3], 3, 4, seeded(1))
     padding = {
         "q": torch.cat((batch.q, torch.randn(1, *batch.q.shape[1:]))),
-        "block_tables": torch.cat((batch.block_tables, torch.zeros_like(batch.block_tables[:1]))),
+        "table_rows": torch.cat((batch.table_rows, torch.zeros(1, dtype=torch.int64))),
         "kv_lens_host": [*batch.kv_lens_host, 0],
     }
     padded = LatentBatch(**{**vars(batch), **padding}).native(native)
     assert torch.equal(padded[:2], batch.native(native))
     assert torch.equal(padded[2], torch.zeros_like(padded[2]))
-    nothing = {"q": batch.q[:0], "block_tables": batch.block_tables[:0], "kv_lens_host": []}
+    nothing = {"q": batch.q[:0], "table_rows": batch.table_rows[:0], "kv_lens_host": []}
     assert LatentBatch(**{**vars(batch), **nothing}).native(native).shape[0] == 0
 
 

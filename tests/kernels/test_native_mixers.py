@@ -45,7 +45,6 @@ def test_attention(native, rng, prefixes, page_size, query_heads, kv_heads, dtyp
         batch,
         k_pool=batch.k_pool.to(dtype),
         v_pool=batch.v_pool.to(dtype),
-        block_tables=batch.block_tables.long(),
     )
     out = paged_attn_decode_native(native, **batch.decode_arguments(), scale=0.3)
     expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.3)
@@ -66,7 +65,6 @@ def test_attention_of_wide_heads_is_the_same_bits_on_every_number_of_threads(
         batch,
         k_pool=batch.k_pool.to(dtype),
         v_pool=batch.v_pool.to(dtype),
-        block_tables=batch.block_tables.long(),
     )
     threads, results = torch.get_num_threads(), []
     try:
@@ -94,7 +92,6 @@ def test_attention_of_prompts(
         batch,
         k_pool=batch.k_pool.to(dtype),
         v_pool=batch.v_pool.to(dtype),
-        block_tables=batch.block_tables.long(),
     )
     out = paged_attn_prefill_native(native, **batch.prefill_arguments(), scale=0.3)
     expected = paged_attn_ref(**batch.prefill_arguments(), scale=0.3)
@@ -104,11 +101,10 @@ def test_attention_of_prompts(
 def test_a_prompt_in_chunks_is_attended_to_the_same_bits(native, rng):
     length = rng.randrange(130, 200)
     batch = paged_batch([length], [0], 6, 2, 16, rng)
-    tables = batch.block_tables.long()
 
     def attended(first: int, end: int) -> Tensor:
         ints = torch.tensor([0, end - first]), [0, end - first], torch.tensor([end]), [end]
-        pools = batch.k_pool, batch.v_pool, tables
+        pools = batch.k_pool, batch.v_pool, batch.block_tables, batch.table_rows
         return paged_attn_prefill_native(native, batch.q[first:end], *pools, *ints, 0.3)
 
     cuts = [0, *sorted(rng.sample(range(1, length), 3)), length]
@@ -122,8 +118,7 @@ def test_a_prompt_sees_nothing_of_what_was_computed_before_it(native, rng):
     for one in (poison, batch):
         if one is poison:
             one.k_pool.fill_(torch.nan), one.v_pool.fill_(torch.nan)
-        tables = one.block_tables.long()
-        arguments = {**one.prefill_arguments(), "block_tables": tables, "scale": 0.3}
+        arguments = {**one.prefill_arguments(), "scale": 0.3}
         out = paged_attn_prefill_native(native, **arguments)
     assert_near(out, paged_attn_ref(**arguments), 5e-6)
 
@@ -135,7 +130,8 @@ def test_attention_gives_padding_rows_zeros(native, rng):
         torch.cat((batch.q, torch.full_like(batch.q[:1], torch.nan))),
         batch.k_pool,
         batch.v_pool,
-        F.pad(batch.block_tables.long(), (0, 0, 0, 1)),
+        batch.block_tables,
+        F.pad(batch.table_rows, (0, 1)),
         torch.tensor([*batch.kv_lens_host, 0]),
         [*batch.kv_lens_host, 0],
         0.5,

@@ -90,7 +90,7 @@ def test_delta_mixers_read_nothing_back(channelwise):
 def test_attention_reads_nothing_back():
     seeded(1)
     k_pool, v_pool = torch.randn(6, 4, 2, 8), torch.randn(6, 4, 2, 8)
-    tables = torch.tensor([[1, 2], [3, 0]], dtype=torch.int32)
+    place = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32), torch.tensor([1, 0])
     q, k = torch.randn(5, 4, 8), torch.randn(5, 2, 8)
     cu_seqlens, kv_lens = torch.tensor([0, 3, 5]), torch.tensor([7, 2])
     pages, offsets = torch.tensor([2, 2, 2, 3, 3]), torch.tensor([0, 1, 2, 0, 1])
@@ -98,23 +98,23 @@ def test_attention_reads_nothing_back():
     with NoHostReads():
         q = apply_rope(q, cache, positions)
         kv_write(k, k, k_pool, v_pool, pages, offsets)
-        paged_attn_prefill(q, k_pool, v_pool, tables, cu_seqlens, [0, 3, 5], kv_lens, [7, 2], 0.3)
-        paged_attn_decode(q[:2], k_pool, v_pool, tables, kv_lens, [7, 2], 0.3)
+        paged_attn_prefill(q, k_pool, v_pool, *place, cu_seqlens, [0, 3, 5], kv_lens, [7, 2], 0.3)
+        paged_attn_decode(q[:2], k_pool, v_pool, *place, kv_lens, [7, 2], 0.3)
 
 
 def test_latent_attention_reads_nothing_back():
     seeded(1)
     pool, up = torch.randn(6, 4, 8), torch.randn(3, 9, 6)
-    tables = torch.tensor([[1, 2], [3, 0]])
+    place = torch.tensor([[3, 0], [1, 2]], dtype=torch.int32), torch.tensor([1, 0])
     q, kv_lens = torch.randn(4, 3, 7), torch.tensor([7, 2])
     cu_seqlens, tree = torch.tensor([0, 3, 4]), torch.ones(2, 2, 2, dtype=torch.bool)
     with NoHostReads():
         latent_write(torch.randn(4, 8), pool, torch.tensor([2, 2, 2, 3]), torch.arange(4))
         lens = (cu_seqlens, [0, 3, 4], kv_lens, [7, 2])
-        mla_prefill(q[..., :-2], q[..., -2:], pool, up, tables, *lens, 0.3)
+        mla_prefill(q[..., :-2], q[..., -2:], pool, up, *place, *lens, 0.3)
         turned = apply_partial_rope(q, 2, rope_cache(torch.rand(1), 8), torch.arange(4), True)
         query = mla_query(q[..., :5], turned, up).unflatten(0, (2, 2))
-        mean = mla_decode(query, pool, tables, kv_lens, [7, 2], 6, 0.3, tree)
+        mean = mla_decode(query, pool, *place, kv_lens, [7, 2], 6, 0.3, tree)
         from_latent(mean.flatten(0, 1), up, 5)
 
 

@@ -22,12 +22,13 @@ from baton.kernels.triton.rope import apply_rope
 
 @dataclass(frozen=True)
 class PagedBatch:
-    """block_tables [B, max pages + 2]; the pools are the middle of pages of 4 planes."""
+    """block_tables [B + 3, max pages + 2]; the pools are the middle of pages of 4 planes."""
 
     q: Tensor
     k_pool: Tensor
     v_pool: Tensor
     block_tables: Tensor
+    table_rows: Tensor
     cu_seqlens_q: Tensor
     cu_seqlens_q_host: tuple[int, ...]
     kv_lens: Tensor
@@ -43,10 +44,11 @@ def paged_batch(lengths, prefixes, heads, kv_heads, head_dim, page_size, dtype, 
     needed = [-(-kv_len // page_size) for kv_len in kv_lens]
     free = rng.sample(range(1, sum(needed) + 4), sum(needed) + 3)
     pool = torch.full((sum(needed) + 4, 4, page_size, kv_heads, head_dim), torch.nan, dtype=dtype)
-    tables = torch.zeros((len(lengths), max(needed) + 2), dtype=torch.int64)
+    tables = torch.zeros((len(lengths) + 3, max(needed) + 2), dtype=torch.int32)
+    table_rows = rng.sample(range(len(tables)), len(lengths))
     for row, kv_len in enumerate(kv_lens):
         pages = torch.tensor([free.pop() for _ in range(needed[row])], dtype=torch.int64)
-        tables[row, : len(pages)] = pages
+        tables[table_rows[row], : len(pages)] = pages
         positions = torch.arange(kv_len)
         filled = torch.randn(kv_len, 2, kv_heads, head_dim).to(dtype)
         pool[pages[positions // page_size], 1, positions % page_size] = filled[:, 0]
@@ -56,8 +58,8 @@ def paged_batch(lengths, prefixes, heads, kv_heads, head_dim, page_size, dtype, 
         starts.append(starts[-1] + length)
     q = torch.randn(starts[-1], heads + 1, head_dim).to(dtype)[:, :heads]
     return PagedBatch(
-        q, pool[:, 1], pool[:, 2], tables, torch.tensor(starts), tuple(starts),
-        torch.tensor(kv_lens), tuple(kv_lens),
+        q, pool[:, 1], pool[:, 2], tables, torch.tensor(table_rows), torch.tensor(starts),
+        tuple(starts), torch.tensor(kv_lens), tuple(kv_lens),
     )  # fmt: skip
 
 
@@ -85,7 +87,7 @@ def test_decode_matches_the_reference(heads, kv_heads, head_dim, dtype):
     batch = paged_batch([1] * 3, prefixes, heads, kv_heads, head_dim, 16, dtype, rng)
     padded = PagedBatch(
         torch.cat((batch.q, batch.q[:1])), batch.k_pool, batch.v_pool,
-        torch.cat((batch.block_tables, torch.zeros_like(batch.block_tables[:1]))),
+        batch.block_tables, torch.cat((batch.table_rows, torch.tensor([0]))),
         batch.cu_seqlens_q, batch.cu_seqlens_q_host,
         torch.cat((batch.kv_lens, torch.tensor([0]))), (),
     )  # fmt: skip

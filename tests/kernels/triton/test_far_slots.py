@@ -116,9 +116,9 @@ def attention(seed: int, pool: Tensor) -> Tensor:
     seeded(seed)
     k, v = floats(1, 1, K), floats(1, 1, K)
     kv_write(k, v, pool, pool, ints(2), ints(3))
-    tables, lens, q = ints(1, 2).view(1, 2), ints(8), floats(2, HEADS, K)
-    one = paged_attn_decode(q[:1], pool, pool, tables, lens, (), 0.3)
-    prompt_lens = (tables, ints(0, 2), (0, 2), lens, (8,))
+    place, lens, q = (ints(1, 2).view(1, 2).int(), ints(0)), ints(8), floats(2, HEADS, K)
+    one = paged_attn_decode(q[:1], pool, pool, *place, lens, (), 0.3)
+    prompt_lens = (*place, ints(0, 2), (0, 2), lens, (8,))
     return torch.cat((one, paged_attn_prefill(q, pool, pool, *prompt_lens, 0.3)))
 
 
@@ -128,10 +128,10 @@ def latents(seed: int, pool: Tensor) -> Tensor:
     seeded(seed)
     rank = pool.shape[2] - 4
     latent_write(floats(1, rank + 4), pool, ints(2), ints(3))
-    tables, lens = ints(1, 2).view(1, 2), ints(8)
+    place, lens = (ints(1, 2).view(1, 2).int(), ints(0)), ints(8)
     q, up = floats(2, HEADS, K + 4), floats(HEADS, 2 * K, rank)
-    mean = mla_decode(floats(1, 1, HEADS, rank + 4), pool, tables, lens, (), rank, 0.3)
-    prompt_lens = (tables, ints(0, 2), (0, 2), lens, (8,))
+    mean = mla_decode(floats(1, 1, HEADS, rank + 4), pool, *place, lens, (), rank, 0.3)
+    prompt_lens = (*place, ints(0, 2), (0, 2), lens, (8,))
     out = mla_prefill(q[..., :K], q[..., K:], pool, up, *prompt_lens, 0.3)
     return torch.cat((mean.flatten(), out.flatten()))
 

@@ -18,18 +18,20 @@ RANK, WIDTH, PAGE = 20, 28, 16
 
 
 def latent_batch(kv_lens: list[int], dtype: torch.dtype, rng):
-    """Latents on shuffled pages, and nothing but NaN elsewhere; block_tables [B, max pages]."""
+    """Latents on shuffled pages, and nothing but NaN elsewhere; block_tables [B + 3, max pages] and
+    the row of each."""
     needed = [-(-kv_len // PAGE) for kv_len in kv_lens]
     free = rng.sample(range(1, sum(needed) + 3), sum(needed) + 2)
     pool = torch.full((sum(needed) + 3, 2, PAGE, WIDTH), torch.nan, dtype=dtype)[:, 1]
-    tables = torch.zeros((len(kv_lens), max(needed) + 1), dtype=torch.int64)
+    tables = torch.zeros((len(kv_lens) + 3, max(needed) + 1), dtype=torch.int32)
+    table_rows = rng.sample(range(len(tables)), len(kv_lens))
     for row, kv_len in enumerate(kv_lens):
         pages = torch.tensor([free.pop() for _ in range(needed[row])], dtype=torch.int64)
-        tables[row, : len(pages)] = pages
+        tables[table_rows[row], : len(pages)] = pages
         positions = torch.arange(kv_len)
         filled = torch.randn(kv_len, WIDTH).to(dtype)
         pool[pages[positions // PAGE], positions % PAGE] = filled
-    return pool, tables
+    return pool, tables, torch.tensor(table_rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -38,13 +40,13 @@ def test_decode_matches_torchs_with_and_without_a_tree(queries, dtype):
     """The second row has two parts; the last is padding."""
     rng = seeded(queries)
     kv_lens = [queries + 4, 280, 0]
-    pool, tables = latent_batch(kv_lens, dtype, rng)
+    pool, tables, table_rows = latent_batch(kv_lens, dtype, rng)
     q = torch.randn(3, queries, 5, WIDTH).to(dtype)
     lens = torch.tensor(kv_lens)
     tree = torch.rand(3, queries, queries) < 0.5
     tree |= torch.eye(queries, dtype=torch.bool)
     for mask in (None, tree):
-        arguments = (q, pool, tables, lens)
+        arguments = (q, pool, tables, table_rows, lens)
         out = mla_decode(*here(arguments), (), RANK, 0.2, here(mask))
         expected = torch_mla_decode(*(a.float() if a.is_floating_point() else a for a in arguments),
                                     kv_lens, RANK, 0.2, mask)  # fmt: skip
@@ -60,21 +62,22 @@ def test_prompts_after_any_prefix_match_torchs(lengths, prefixes, dtype, monkeyp
     rng = seeded(sum(lengths))
     heads, key, values = 3, 12, 18
     kv_lens = [prefix + length for prefix, length in zip(prefixes, lengths, strict=True)]
-    pool, tables = latent_batch(kv_lens, dtype, rng)
+    pool, tables, table_rows = latent_batch(kv_lens, dtype, rng)
     starts = [sum(lengths[:row]) for row in range(len(lengths) + 1)]
     q = torch.randn(starts[-1], heads, key + WIDTH - RANK).to(dtype)  # its parts are strided views
     up = torch.randn(heads, key + values, RANK).to(dtype)
     lens = torch.tensor(starts), torch.tensor(kv_lens)
     expected = torch_mla_prefill(
-        q.float()[..., :key], q.float()[..., key:], pool.float(), up.float(), tables,
+        q.float()[..., :key], q.float()[..., key:], pool.float(), up.float(), tables, table_rows,
         lens[0], starts, lens[1], kv_lens, 0.2,
     )  # fmt: skip
-    own_q, own_pool, own_up, own_tables, cu_seqlens, own_lens = here((q, pool, up, tables, *lens))
+    own_q, own_pool, own_up = here((q, pool, up))
+    own_tables, own_rows, cu_seqlens, own_lens = here((tables, table_rows, *lens))
     for at_once in (1 << 20, 1):  # all heads, and a head at a time
         monkeypatch.setattr(prefill_of, "_EXPANDED", at_once)
         out = mla_prefill(
             own_q[..., :key], own_q[..., key:], own_pool, own_up, own_tables,
-            cu_seqlens, starts, own_lens, kv_lens, 0.2,
+            own_rows, cu_seqlens, starts, own_lens, kv_lens, 0.2,
         )  # fmt: skip
         assert out.dtype == dtype
         assert_near(out, expected, BOUND[dtype])
