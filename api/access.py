@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -43,6 +44,9 @@ RPCS: dict[str, KeyScope | None] = {
 }
 """The scope that each RPC needs; None: no key."""
 
+_OWNER = "baton.owner"
+"""Under which a request's ASGI scope has the name of its key."""
+_Metadata = Iterable[tuple[str, Any]] | None
 _Continue = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
@@ -66,10 +70,24 @@ class _KeyGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        self._keys.admit(
+        key = self._keys.admit(
             _key_text(headers.get("authorization"), headers.get("x-api-key")), self._scope
         )
+        scope[_OWNER] = key.name
         await self._app(scope, receive, send)
+
+
+def owner_of(request: Request) -> str | None:
+    """Return the name of the key that opened the endpoint; None where no key is asked for."""
+    return request.scope.get(_OWNER)
+
+
+def owner_of_call(metadata: _Metadata, keys: Keyring | None) -> str | None:
+    """Return the name of the key that a call gave; None where no key is asked for.
+
+    Raises UNAUTHENTICATED.
+    """
+    return None if keys is None else keys.authenticate(_key_of_call(metadata)).name
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stubs
@@ -92,8 +110,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has n
             raise ApiError(ErrorCode.PERMISSION_DENIED, "no API key opens this method")
         scope = RPCS[call.method]
         if scope is not None:
-            given = {name: value for name, value in call.invocation_metadata or ()}
-            self._keys.admit(_key_text(given.get("authorization"), given.get("x-api-key")), scope)
+            self._keys.admit(_key_of_call(call.invocation_metadata), scope)
 
 
 def _refusing(error: ApiError) -> grpc.RpcMethodHandler:
@@ -103,6 +120,11 @@ def _refusing(error: ApiError) -> grpc.RpcMethodHandler:
         await abort(context, error_to_proto(error))
 
     return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _key_of_call(metadata: _Metadata) -> str | None:
+    given = {name: value for name, value in metadata or ()}
+    return _key_text(given.get("authorization"), given.get("x-api-key"))
 
 
 def _key_text(authorization: str | None, api_key: str | None) -> str | None:

@@ -24,6 +24,7 @@ class GenerateRequest:
     client_id: str | None = None  # the caller's own id, for logs and `abort`
     priority: int = 0  # a larger value goes first wherever requests wait
     routed_dp_rank: int | None = None  # the decode rank to use, until it has left the cluster
+    owner: str | None = None  # the name of the API key that sent it; None: no keys are asked for
 
 
 class TokenEvent(NamedTuple):

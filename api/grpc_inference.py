@@ -4,8 +4,10 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
+from baton.api.access import owner_of_call
 from baton.api.answers import AnswerDelta, WholeAnswer, collect, stream_answer
 from baton.api.backend import Backend, GenerateRequest
+from baton.api.keys import Keyring
 from baton.api.requests import RequestLabels, make_requests, refusal
 from baton.api.text_service import TextService, check_ids, room_for_answer, served_model
 from baton.core.error_codes import ErrorCode
@@ -25,15 +27,18 @@ from baton.rpc.errors import abort, error_to_proto
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """The service, for `grpc.aio` servers. A call that the client cancels cancels its request."""
 
-    def __init__(self, backend: Backend, text: TextService) -> None:
+    def __init__(self, backend: Backend, text: TextService, keys: Keyring | None = None) -> None:
+        """keys: those that `KeyInterceptor` asks for; None serves everybody."""
         self._backend = backend
         self._text = text
+        self._keys = keys
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateReply]:
         try:
-            wanted = await self._request(request)
+            owner = owner_of_call(context.invocation_metadata(), self._keys)
+            wanted = await self._request(request, owner)
             deltas = stream_answer(self._backend, self._text, wanted)
             replies = _stream(wanted, deltas) if request.stream else _whole(wanted, deltas)
             async with contextlib.aclosing(replies):
@@ -42,7 +47,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         except ApiError as err:
             await abort(context, error_to_proto(err))
 
-    async def _request(self, request: inference_pb2.GenerateRequest) -> GenerateRequest:
+    async def _request(
+        self, request: inference_pb2.GenerateRequest, owner: str | None
+    ) -> GenerateRequest:
         model = served_model(request.model, await self._backend.models())
         kind = request.WhichOneof("prompt")
         if kind is None:
@@ -61,6 +68,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             request.client_id or None,
             request.priority,
             routed_dp_rank=request.routed_dp_rank if request.HasField("routed_dp_rank") else None,
+            owner=owner,
         )
         return make_requests(ids, sampling, 1, labels)[0]
 

@@ -104,13 +104,7 @@ class Keyring:
 
         Raises UNAUTHENTICATED, PERMISSION_DENIED, or OVERLOADED beyond the key's rate.
         """
-        key = None if text is None else self._find(text)
-        if key is None:
-            problem = "there is no API key" if text is None else "the API key is not known"
-            raise ApiError(
-                ErrorCode.UNAUTHENTICATED,
-                f"{problem}; send the header `Authorization: Bearer KEY` or `x-api-key: KEY`",
-            )
+        key = self.authenticate(text)
         if scope not in key.scopes:
             raise ApiError(
                 ErrorCode.PERMISSION_DENIED,
@@ -120,6 +114,17 @@ class Keyring:
             )
         if scope is KeyScope.INFER and key.requests_per_minute is not None:
             self._count(key, key.requests_per_minute)
+        return key
+
+    def authenticate(self, text: str | None) -> Key:
+        """Return the key with this text. Raises UNAUTHENTICATED."""
+        key = None if text is None else self._find(text)
+        if key is None:
+            problem = "there is no API key" if text is None else "the API key is not known"
+            raise ApiError(
+                ErrorCode.UNAUTHENTICATED,
+                f"{problem}; send the header `Authorization: Bearer KEY` or `x-api-key: KEY`",
+            )
         return key
 
     def _find(self, text: str) -> Key | None:

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from baton.api.access import owner_of
 from baton.api.backend import Backend, GenerateRequest
 from baton.api.errors import invalid, shorten
 from baton.api.request_body import read_body
@@ -58,13 +59,19 @@ class NativeAdmin:
         stopped = await self.backend.abort(None if body.abort_all else body.rid)
         return JSONResponse({"aborted": stopped})
 
-    async def health_generate(self, _: Request) -> Response:
+    async def health_generate(self, http: Request) -> Response:
         """Return 200 once a token was computed by all the processes that a request passes
         through.
         """
         probe = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
         # Before all that wait: a server with much to do is not ill.
-        request = GenerateRequest(new_request_id(), (PROBE_TOKEN,), probe, priority=MAX_PRIORITY)
+        request = GenerateRequest(
+            new_request_id(),
+            (PROBE_TOKEN,),
+            probe,
+            priority=MAX_PRIORITY,
+            owner=owner_of(http),
+        )
         try:
             async with asyncio.timeout(PROBE_S):
                 await self._run(request)

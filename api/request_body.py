@@ -2,6 +2,7 @@
 
 from starlette.requests import Request
 
+from baton.api.access import owner_of
 from baton.api.requests import RequestLabels
 from baton.api.schema import SamplingBody
 from baton.core.error_codes import ErrorCode
@@ -25,7 +26,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 def labels_of(request: Request, body: SamplingBody) -> RequestLabels:
     """Return the request's labels. The caller's own id is X-Request-Id, else the body's `user`."""
     client_id = request.headers.get("x-request-id") or body.user
-    return RequestLabels(client_id, body.priority or 0, body.routed_dp_rank)
+    return RequestLabels(client_id, body.priority or 0, body.routed_dp_rank, owner_of(request))
 
 
 def _too_large(limit: int) -> ApiError:

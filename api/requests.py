@@ -22,6 +22,7 @@ class RequestLabels:
     client_id: str | None = None
     priority: int = 0
     routed_dp_rank: int | None = None
+    owner: str | None = None  # the name of the API key, as in `GenerateRequest`
 
     def __post_init__(self) -> None:
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
@@ -54,6 +55,7 @@ def make_requests(
             client_id=labels.client_id,
             priority=labels.priority,
             routed_dp_rank=labels.routed_dp_rank,
+            owner=labels.owner,
         )
         for i in range(n)
     ]

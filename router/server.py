@@ -103,7 +103,7 @@ class RouterServer:
         registry = RegistryServicer(table, router_id, config.lease_ms)
         health = health_aio.HealthServicer()
         grpc_port = await self._serve_grpc(
-            opening, InferenceServicer(backend, text), registry, health, keys
+            opening, InferenceServicer(backend, text, keys), registry, health, keys
         )
         http = HttpServer(
             make_app(
