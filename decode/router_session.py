@@ -35,7 +35,6 @@ class RouterSession:
         self._pending = worker_pb2.RankMessage()
         self._due = asyncio.Event()
         self._ended = False
-        self._closing = False
         self._over = asyncio.Event()
 
     def add(self) -> worker_pb2.RequestTokens:
@@ -55,10 +54,10 @@ class RouterSession:
             del self._requests[request.request_id]
 
     async def close(self) -> None:
-        """End the stream after all that was added is written. The caller ends the requests before,
-        so that their last messages are among it.
+        """Wait until the router has read all that was added, and its stream has ended. The caller
+        ends the requests before, so that their last messages are among it.
         """
-        self._closing = True
+        self._pending.closing = True
         self._due.set()
         await self._over.wait()
 
@@ -102,8 +101,6 @@ class RouterSession:
             self._due.clear()
             message, self._pending = self._pending, worker_pb2.RankMessage()
             await context.write(message)
-            if self._closing and not self._due.is_set():
-                return
 
     def _start(self, start: worker_pb2.StartRequest) -> None:
         earlier = self._requests.get(start.request_id)

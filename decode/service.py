@@ -25,7 +25,7 @@ from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
 from baton.worker.prefixes import Prefixes
 
-LAST_WORDS_S = 1.0  # for routers to read the ends of their requests before the streams end
+LAST_WORDS_S = 10.0  # for routers to read the ends of their requests; their leases may end sooner
 
 
 class DecodeService(worker_pb2_grpc.RankServicer):

@@ -60,14 +60,16 @@ class CancelRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RankMessage(_message.Message):
-    __slots__ = ("hello", "requests", "heartbeat")
+    __slots__ = ("hello", "requests", "heartbeat", "closing")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    CLOSING_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     requests: _containers.RepeatedCompositeFieldContainer[RequestTokens]
     heartbeat: _common_pb2.Heartbeat
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[RequestTokens, _Mapping]]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    closing: bool
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[RequestTokens, _Mapping]]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., closing: _Optional[bool] = ...) -> None: ...
 
 class RequestTokens(_message.Message):
     __slots__ = ("request_id", "attempt", "first_index", "token_ids", "logprobs", "prompt_logprobs", "finished", "held_us")

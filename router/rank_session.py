@@ -110,11 +110,12 @@ class RankSession:
         self._fail_streams(reason)
 
     async def run(self) -> None:
-        """Keep the session connected until cancelled."""
+        """Keep the session connected until the rank stops, or until cancelled."""
         try:
             while True:
                 try:
                     await self._connect()
+                    return
                 except BatonError as lost:
                     log.warning("session with %s: %s", self.worker.worker_id, lost)
                     self._fail_streams(str(lost))
@@ -123,7 +124,9 @@ class RankSession:
             self._fail_streams("its session is closed")
 
     async def _connect(self) -> None:
-        """Run one connection, from Hello to the error that ends it."""
+        """Run one connection, from Hello to the rank's last message. Raises PeerLostError for every
+        other end.
+        """
         address = self.worker.identity.address
         async with grpc.aio.insecure_channel(address, options=SESSION_OPTIONS) as channel:
             call = worker_pb2_grpc.RankStub(channel).Session()
@@ -173,15 +176,21 @@ class RankSession:
 
     async def _read(self, call: grpc.aio.StreamStreamCall, lease: Lease) -> None:
         streams = self._streams
+        closing = False
         while True:
             message: RankMessage = await call.read()
             if message is grpc.aio.EOF:
+                if closing:
+                    return
                 raise PeerLostError("it ended its stream")
             lease.heard()
             for tokens in message.requests:
                 stream = streams.get(tokens.request_id)
                 if stream is not None:
                     stream.feed(tokens)
+            if message.closing:
+                closing = True
+                await call.done_writing()
 
     def _fail_streams(self, reason: str) -> None:
         was_ready, self.ready = self.ready, False

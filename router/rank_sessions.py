@@ -75,6 +75,6 @@ class RankSessions:
 
 
 def _report(task: asyncio.Task[None]) -> None:
-    """Log the error of a session task that ended by itself, which must never happen."""
-    if not task.cancelled():
+    """Log the error of a session's task. It must never have one."""
+    if not task.cancelled() and task.exception() is not None:
         log.error("%s failed", task.get_name(), exc_info=task.exception())

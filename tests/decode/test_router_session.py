@@ -96,20 +96,22 @@ async def test_what_is_added_when_the_router_has_gone_goes_nowhere(names: list[s
     assert not wire.written
 
 
-async def test_a_closed_session_writes_what_was_added_before_its_stream_ends(
+async def test_a_closed_session_ends_once_the_router_has_read_what_was_added(
     names: list[str],
 ) -> None:
     wire = Wire()
     session = RouterSession("r", 600.0, never, print)  # type: ignore[arg-type]
     serving = asyncio.ensure_future(session.serve(wire.messages(), wire))  # type: ignore[arg-type]
     step(session, names, 0)
-    await wire.begun()
+    assert not (await wire.begun()).closing
     step(session, names, 1)  # while the router does not read
     closing = asyncio.ensure_future(session.close())
     wire.read()
     last = await wire.begun()
     assert [(t.request_id, t.first_index) for t in last.requests] == [(name, 1) for name in names]
-    assert not closing.done()
+    assert last.closing
     wire.read()
+    assert not closing.done()
+    wire.to_rank.put_nowait(None)  # the router has read it
     async with asyncio.timeout(DEADLINE_S):
         await asyncio.gather(closing, serving)

@@ -63,6 +63,11 @@ def _actors(process: "subprocess.Popen[bytes]") -> list[str]:
     return [name for name in names if name.startswith(("ray::RouterHost", "ray::WorkerHost"))]
 
 
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_a_cluster_serves_grows_and_goes_on_a_joined_ray(
     head: tuple[str, "subprocess.Popen[bytes]"], tiny: Path, tmp_path: Path
 ) -> None:
@@ -73,7 +78,7 @@ def test_a_cluster_serves_grows_and_goes_on_a_joined_ray(
     words = ["serve", "--model", str(tiny), "--ray-address", address, "--memory-gb", "0.25",
              "--threads", "1", "--http-port", "0", "--grpc-port", "0"]  # fmt: skip
     until = time.monotonic() + DEADLINE_S
-    while socket.socket().connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))):
+    while not _listens(int(address.rpartition(":")[2])):
         assert time.monotonic() < until, "Ray's head does not come up"
         time.sleep(0.2)
     with subprocess.Popen(
