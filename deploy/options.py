@@ -47,6 +47,18 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+class Ratio(click.FloatRange):
+    """A finite number in a range; `click.FloatRange` accepts NaN and infinity."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        ratio: float = super().convert(value, param, ctx)
+        if not math.isfinite(ratio):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return ratio
+
+
 _ENGINE = (
     click.option("--model", required=True,
                  help="A Hugging Face model folder, or the id of a model on its hub."),
@@ -102,6 +114,9 @@ _ENGINE = (
     click.option("--cached-snapshots", type=click.IntRange(0), default=None,
                  help="Slots for the prefix cache's snapshots; by the memory budget when left "
                  "out."),
+    click.option("--mamba-full-memory-ratio", type=Ratio(0, min_open=True), default=None,
+                 help="Memory of state slots divided by memory of KV pages. When left out, cached "
+                 "snapshots get half of what the running requests leave, at most 8 for each."),
     click.option("--no-overlap", is_flag=True,
                  help="Plan a step only after the one before it has ended."),
     click.option("--canary", is_flag=True,
@@ -272,6 +287,7 @@ def engine_from(given: dict[str, Any]) -> EngineConfig:
         mamba_track_interval=given["mamba_track_interval"],
         snapshots_per_prefill=given["snapshots_per_prefill"],
         cached_snapshots=given["cached_snapshots"],
+        mamba_full_memory_ratio=given["mamba_full_memory_ratio"],
         overlap=not given["no_overlap"],
         canary=given["canary"],
     )

@@ -102,3 +102,5 @@ class EngineConfig:
     canary: bool = False  # check that slots and pages hold what each step believes: for debugging
     overlap: bool = True  # plan the next step while one runs
     cached_snapshots: int | None = None  # slots for the prefix cache; None: by the budget
+    # Bytes of all state slots by bytes of all pages; None: see `MemoryPlan.snapshot_slots`.
+    mamba_full_memory_ratio: float | None = None

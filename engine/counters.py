@@ -25,6 +25,12 @@ class Counters:
     snapshots_skipped: int = _count("Snapshots that were wanted when no slot was free.")
     snapshots_evicted: int = _count("Snapshots that the prefix cache evicted.")
     pages_evicted: int = _count("KV pages that the prefix cache evicted.")
+    slot_shortage_bytes: int = _count(
+        "Bytes that the prefix cache evicted because state slots ran short."
+    )
+    page_shortage_bytes: int = _count(
+        "Bytes that the prefix cache evicted because KV pages ran short."
+    )
     branch_points: int = _count("Admissions whose cached KV was deeper than their cached state.")
     prompt_tokens: int = _count("Prompt tokens of admitted requests.")
     state_hit_tokens: int = _count(

@@ -295,6 +295,7 @@ class Engine:
             held=len(scheduler.held),
             slots=self.states.ids.counts(),
             pages=self.pages.ids.counts(),
+            shortages=self._pools.causes.lately,
             max_running=self.config.max_running,
             max_model_len=self.plan.max_model_len,
         )

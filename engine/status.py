@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from baton.engine.cache.eviction_causes import Shortages
 from baton.engine.memory.owners import Owner
 
 
@@ -14,5 +15,6 @@ class EngineStatus:
     held: int  # that wait for their hand-off to end
     slots: dict[Owner, int]  # the padding slot left out
     pages: dict[Owner, int]  # the padding page left out
+    shortages: Shortages  # what the prefix cache evicted lately, and for which pool
     max_running: int
     max_model_len: int  # tokens, prompt and output

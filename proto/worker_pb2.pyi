@@ -104,7 +104,7 @@ class OwnerCount(_message.Message):
     def __init__(self, owner: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "model", "running", "waiting", "max_running", "max_model_len", "slots", "pages", "page_size", "uptime_s", "memory_plan", "handoffs", "pid", "metrics_address", "peers", "settings", "channels", "lag_us")
+    __slots__ = ("worker", "model", "running", "waiting", "max_running", "max_model_len", "slots", "pages", "page_size", "uptime_s", "memory_plan", "handoffs", "pid", "metrics_address", "peers", "settings", "channels", "lag_us", "shortages")
     class MemoryPlanEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,13 @@ class WorkerStatus(_message.Message):
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class ShortagesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     WORKER_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +158,7 @@ class WorkerStatus(_message.Message):
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     LAG_US_FIELD_NUMBER: _ClassVar[int]
+    SHORTAGES_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.WorkerIdentity
     model: str
     running: int
@@ -169,7 +177,8 @@ class WorkerStatus(_message.Message):
     settings: _containers.ScalarMap[str, str]
     channels: _containers.ScalarMap[str, str]
     lag_us: int
-    def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., max_model_len: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., page_size: _Optional[int] = ..., uptime_s: _Optional[float] = ..., memory_plan: _Optional[_Mapping[str, str]] = ..., handoffs: _Optional[_Mapping[str, int]] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ..., settings: _Optional[_Mapping[str, str]] = ..., channels: _Optional[_Mapping[str, str]] = ..., lag_us: _Optional[int] = ...) -> None: ...
+    shortages: _containers.ScalarMap[str, float]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., max_model_len: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., page_size: _Optional[int] = ..., uptime_s: _Optional[float] = ..., memory_plan: _Optional[_Mapping[str, str]] = ..., handoffs: _Optional[_Mapping[str, int]] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ..., settings: _Optional[_Mapping[str, str]] = ..., channels: _Optional[_Mapping[str, str]] = ..., lag_us: _Optional[int] = ..., shortages: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class FlushCacheRequest(_message.Message):
     __slots__ = ("timeout_ms",)

@@ -36,6 +36,7 @@ def worker_info(worker: Worker, *, ready: bool, placed: int, heard_s: float) -> 
         "pages": _by_owner(status.pages),
         "page_size": status.page_size,
         "handoffs": dict(sorted(status.handoffs.items())),
+        "shortages": {pool: round(share, 3) for pool, share in sorted(status.shortages.items())},
         "memory_plan": dict(sorted(status.memory_plan.items())),
         "uptime_s": status.uptime_s,
         "heard_s": round(heard_s, 3),

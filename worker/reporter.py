@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 
+from baton.engine.cache.eviction_causes import Shortages
 from baton.engine.counters import Counters
 from baton.engine.engine import Engine
 from baton.engine.memory.owners import Owner
@@ -119,11 +120,18 @@ class Reporter:
             channels=self._role.channels(),
             settings=self._settings,
             lag_us=round(lag_s * 1e6),
+            shortages=_shortages(status.shortages),
         )
 
 
 def _look(engine: Engine) -> tuple[EngineStatus, Counters]:
     return engine.status(), replace(engine.counters)
+
+
+def _shortages(lately: Shortages) -> dict[str, float]:
+    """Return each pool's share of what the prefix cache evicted lately; empty if nothing was."""
+    total = lately.slots + lately.pages
+    return {"slots": lately.slots / total, "pages": lately.pages / total} if total else {}
 
 
 def _owners(owned: dict[Owner, int]) -> list[worker_pb2.OwnerCount]:

@@ -28,6 +28,7 @@ def engine_settings(config: EngineConfig, plan: MemoryPlan) -> dict[str, object]
         "mamba_track_grid": grids.decode,
         "snapshots_per_prefill": plan.snapshots_per_prefill,
         "max_mamba_cache_size": plan.slots - 1,
+        "mamba_full_memory_ratio": plan.mamba_full_memory_ratio,
     }
 
 

@@ -1,39 +1,87 @@
-"""`baton bench prefix`: a trace's hit rate by memory budget, compared with an infinite cache."""
+"""`baton bench prefix`: a trace's hit rate by memory budget, compared with two ideal caches."""
 
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
 from pathlib import Path
 
 import click
 
 from baton.bench.contract import Report, json_option, seed_option, show
-from baton.bench.prefix.replay import CacheBudget, Replay, Replayed
-from baton.bench.prefix.trace import TokenRuns, TraceRequest, read
+from baton.bench.prefix import clairvoyant
+from baton.bench.prefix.budget import CacheBudget, PrefixBytes
+from baton.bench.prefix.replay import Replay, Replayed
+from baton.bench.prefix.trace import BLOCK, TokenRuns, TraceRequest, read
 
-GRID = 256  # tokens, the chunk of Nemotron-Nano-9B-v2
-STATE_BYTES = 143_600_000  # of one request, Nemotron-Nano-9B-v2, SSM state in fp32
-KV_BYTES = 16_384  # a token, Nemotron-Nano-9B-v2, bf16
+MODEL_GRID = 256  # tokens, the chunk of Nemotron-Nano-9B-v2
+SIZES = PrefixBytes(state=143_600_000, kv=16_384)
+"""Sizes of Nemotron-Nano-9B-v2, with SSM states in fp32 and KV in bf16."""
+TRACE_GRID = lcm(MODEL_GRID, BLOCK)
+"""The grid for a trace that names tokens by blocks. A prompt's last block is partly filled, and has
+another name once the conversation has filled it. So a snapshot inside that block never matches,
+although its tokens would come again."""
 INFINITE = 10**9
 
 
-def budget(gigabytes: float, page_size: int) -> CacheBudget:
-    """Split a budget: half for pages, half for snapshots."""
-    half = gigabytes * 1e9 / 2
-    return CacheBudget(int(half // (KV_BYTES * page_size)), int(half // STATE_BYTES))
+class Numbers(click.ParamType[tuple[float, ...]]):
+    """Positive numbers, separated by commas."""
+
+    name = "numbers"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        try:
+            numbers = tuple(float(part) for part in str(value).split(","))
+        except ValueError:
+            numbers = ()
+        if not numbers or not all(0 < number < float("inf") for number in numbers):
+            self.fail(f"{value!r}; expected positive numbers, separated by commas.", param, ctx)
+        return numbers
 
 
-def _replay(
-    trace: list[TraceRequest], seed: int, page_size: int, at: CacheBudget, snapshots: int
-) -> Replayed:
-    replay = Replay(page_size, GRID, at, snapshots)
-    sums = replay.run(TokenRuns(seed).keys(trace))
-    replay.check()
-    return sums
+@dataclass(frozen=True)
+class _Traffic:
+    """The prompts of a trace. All replays see the same tokens."""
+
+    requests: list[TraceRequest]
+    runs: TokenRuns
+    page_size: int
+
+    def replay(self, grid: int, at: CacheBudget, snapshots: int) -> Replayed:
+        replay = Replay(self.page_size, grid, at, snapshots, SIZES)
+        sums = replay.run(self.runs.keys(self.requests))
+        replay.check()
+        return sums
+
+    def best(self, grid: int) -> Replayed:
+        """Replay with room for everything, and a snapshot at every depth of the grid."""
+        tokens = sum(request.input_length for request in self.requests)
+        return self.replay(
+            grid, CacheBudget(tokens // self.page_size + 1, tokens // grid + 1), INFINITE
+        )
+
+    def clairvoyant(self, grid: int, gigabytes: float) -> float:
+        return clairvoyant.hit_rate(self.requests, grid, int(gigabytes * 1e9), SIZES)
+
+    def divided(self, gigabytes: float, ratio: float) -> CacheBudget:
+        return CacheBudget.divided(gigabytes * 1e9, ratio, self.page_size, SIZES)
 
 
-def _infinite(trace: list[TraceRequest], page_size: int) -> CacheBudget:
-    """Return a budget with room for everything in the trace."""
-    tokens = sum(request.input_length for request in trace)
-    return CacheBudget(tokens // page_size + 1, tokens // GRID + 1)
+def _on_grid(
+    traffic: _Traffic, grid: int, sizes: Sequence[float], ratio: float, snapshots: int
+) -> dict[str, float]:
+    results = {"best_hit_rate": traffic.best(grid).hit_rate}
+    for size in sizes:
+        at = traffic.divided(size, ratio)
+        done = traffic.replay(grid, at, snapshots)
+        results[f"hit_rate_{size:g}"] = done.hit_rate
+        results[f"short_of_slots_{size:g}"] = done.short_of_slots
+        results[f"one_{size:g}"] = traffic.replay(grid, at, 1).hit_rate
+        results[f"clairvoyant_{size:g}"] = traffic.clairvoyant(grid, size)
+    results["hit_rate"] = results[f"hit_rate_{max(sizes):g}"]
+    return results
 
 
 @click.command("prefix")
@@ -41,19 +89,37 @@ def _infinite(trace: list[TraceRequest], page_size: int) -> CacheBudget:
     "--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True
 )
 @click.option(
-    "--budgets", default="8,32,128,512", show_default=True, help="Gigabytes, separated by commas."
-)
+    "--budgets", type=Numbers(), default="8,32,128,512", show_default=True,
+    help="Gigabytes, separated by commas.",
+)  # fmt: skip
 @click.option("--page-size", type=click.IntRange(1), default=64, show_default=True)
-@click.option("--snapshots", type=click.IntRange(1), default=4, show_default=True,
-              help="Most snapshots that one prompt leaves.")  # fmt: skip
+@click.option(
+    "--grid",
+    type=click.IntRange(1),
+    default=None,
+    help="Tokens between the depths of snapshots; when left out, the grid that the "
+    f"trace's blocks allow ({TRACE_GRID}), and beside it the model's ({MODEL_GRID}).",
+)
+@click.option(
+    "--snapshots",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Most snapshots that one prompt leaves.",
+)
+@click.option("--mamba-full-memory-ratio", "ratios", type=Numbers(), default="1",
+              show_default=True, help="Bytes of snapshots divided by bytes of pages; several, "
+              "separated by commas, are compared, and the first is used elsewhere.")  # fmt: skip
 @click.option("--requests", type=click.IntRange(1), default=None, help="Only the first ones.")
 @seed_option
 @json_option
 def prefix(
     trace: Path,
-    budgets: str,
+    budgets: tuple[float, ...],
     page_size: int,
+    grid: int | None,
     snapshots: int,
+    ratios: tuple[float, ...],
     requests: int | None,
     seed: int | None,
     json_wanted: bool,
@@ -62,19 +128,33 @@ def prefix(
 
     hit_rate: share of prompt tokens that need no computing, at the largest budget. best_hit_rate:
     with an infinite cache and a snapshot at every grid depth. hit_rate_<GB>: at each budget;
-    one_<GB>: with one snapshot a prompt.
+    one_<GB>: with one snapshot a prompt; clairvoyant_<GB>: of a cache of that size that knows the
+    future; short_of_slots_<GB>: the share of evicted bytes that went because slots, not pages, ran
+    short. grid256_…: with snapshots at the depths that the model allows, where the trace cannot
+    tell that prompts are equal. hit_rate_<GB>_ratio_<r>: by the division of memory.
     """
+    for each in (grid or TRACE_GRID, grid or MODEL_GRID):
+        if each % page_size:
+            raise click.UsageError(
+                f"snapshots lie at page boundaries: the grid of {each} tokens must be a multiple "
+                f"of --page-size; got {page_size}"
+            )
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")
-    loaded = read(trace, requests)
-    sizes = [float(part) for part in budgets.split(",")]
-    best = _replay(loaded, seed, page_size, _infinite(loaded, page_size), INFINITE)
-    results = {"requests": float(best.requests), "best_hit_rate": best.hit_rate}
-    for size in sizes:
-        for name, count in (("hit_rate", snapshots), ("one", 1)):
-            done = _replay(loaded, seed, page_size, budget(size, page_size), count)
-            results[f"{name}_{size:g}"] = done.hit_rate
-    results["hit_rate"] = results[f"hit_rate_{max(sizes):g}"]
-    config = {"trace": trace.name, "page_size": page_size, "grid": GRID, "seed": seed,
-              "snapshots": snapshots, "state_bytes": STATE_BYTES, "kv_bytes": KV_BYTES}  # fmt: skip
+    traffic = _Traffic(read(trace, requests), TokenRuns(seed), page_size)
+    main = TRACE_GRID if grid is None else grid
+    results = {"requests": float(len(traffic.requests))}
+    results |= _on_grid(traffic, main, budgets, ratios[0], snapshots)
+    if len(ratios) > 1:
+        for size in budgets:
+            for ratio in ratios:
+                done = traffic.replay(main, traffic.divided(size, ratio), snapshots)
+                results[f"hit_rate_{size:g}_ratio_{ratio:g}"] = done.hit_rate
+                results[f"short_of_slots_{size:g}_ratio_{ratio:g}"] = done.short_of_slots
+    if grid is None:
+        model = _on_grid(traffic, MODEL_GRID, budgets, ratios[0], snapshots)
+        results |= {f"grid{MODEL_GRID}_{name}": value for name, value in model.items()}
+    config = {"trace": trace.name, "page_size": page_size, "grid": main, "seed": seed,
+              "snapshots": snapshots, "mamba_full_memory_ratio": ratios[0],
+              "state_bytes": SIZES.state, "kv_bytes": SIZES.kv}  # fmt: skip
     show(Report("prefix", config, results), json_wanted)

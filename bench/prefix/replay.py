@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from baton.bench.prefix.budget import CacheBudget, PrefixBytes
 from baton.core.errors import InvariantError
 from baton.engine.cache.prefix_cache import PrefixCache
 from baton.engine.cache.token_key import TOKEN_BYTES
@@ -11,26 +12,29 @@ from baton.engine.memory.id_pool import IdPool
 from baton.engine.memory.owners import Owner
 
 
-@dataclass(frozen=True)
-class CacheBudget:
-    """The sizes of the cache's pools. Pages and snapshots have one each, as on a worker."""
-
-    pages: int
-    snapshots: int
-
-
 @dataclass
 class Replayed:
-    """Sums over the requests, in tokens. `branches` counts tracked branch points."""
+    """Sums over the requests.
+
+    tokens, hit: of prompts. branches: tracked branch points. for_slots, for_pages: bytes that were
+    evicted because one pool ran short.
+    """
 
     requests: int = 0
     tokens: int = 0
     hit: int = 0
     branches: int = 0
+    for_slots: int = 0
+    for_pages: int = 0
 
     @property
     def hit_rate(self) -> float:
         return self.hit / self.tokens if self.tokens else 0.0
+
+    @property
+    def short_of_slots(self) -> float:
+        """The share of evicted bytes that went because slots ran short; 0 if nothing went."""
+        return self.for_slots / ((self.for_slots + self.for_pages) or 1)
 
 
 class Replay:
@@ -39,7 +43,11 @@ class Replay:
     snapshots: the most that one prompt leaves. grid: the depths at which they lie, in tokens.
     """
 
-    def __init__(self, page_size: int, grid: int, budget: CacheBudget, snapshots: int) -> None:
+    def __init__(
+        self, page_size: int, grid: int, budget: CacheBudget, snapshots: int, sizes: PrefixBytes
+    ) -> None:
+        self._sizes = sizes
+        self._evicted_bytes = 0
         self._page_size = page_size
         self._grid = grid
         self._snapshots = snapshots
@@ -50,6 +58,8 @@ class Replay:
     def _evicted(self, pages: list[int], slots: list[int]) -> None:
         self.pages.free_many(pages, Owner.CACHE)
         self.slots.free_many(slots, Owner.CACHE)
+        page_bytes = self._sizes.kv * self._page_size
+        self._evicted_bytes += len(pages) * page_bytes + len(slots) * self._sizes.state
 
     def run(self, keys: Iterable[bytes]) -> Replayed:
         sums = Replayed()
@@ -69,18 +79,22 @@ class Replay:
         )
         sums.branches += branch in depths.wanted
         self.cache.lock(match.node)
-        self._insert(key, match.pages, depths)
+        self._insert(key, match.pages, depths, sums)
         self.cache.unlock(match.node)
 
-    def _insert(self, key: bytes, have: tuple[int, ...], depths: Depths) -> None:
+    def _insert(self, key: bytes, have: tuple[int, ...], depths: Depths, sums: Replayed) -> None:
         """Insert the prompt's whole pages and its snapshots as far as there is room."""
         whole = len(key) // TOKEN_BYTES // self._page_size
+        before = self._evicted_bytes
         fresh = self._take(self.pages, whole - len(have), self.cache.evict_pages)
+        sums.for_pages += self._evicted_bytes - before
         pages = (*have, *fresh)
         end = len(pages) * self._page_size
         wanted = [depth for depth in depths.wanted if depth <= end]
         opportunistic = [depth for depth in depths.opportunistic if depth <= end]
+        before = self._evicted_bytes
         slots = self._take(self.slots, len(wanted), self.cache.evict_snapshots)
+        sums.for_slots += self._evicted_bytes - before
         slots += (
             self.slots.take_many(min(len(opportunistic), self.slots.available), Owner.CACHE) or []
         )

@@ -4,7 +4,8 @@ import random
 import time
 from array import array
 
-from baton.bench.prefix.prefix import GRID, budget
+from baton.bench.prefix.budget import CacheBudget
+from baton.bench.prefix.prefix import MODEL_GRID, SIZES
 from baton.bench.prefix.replay import Replay
 from baton.bench.prefix.trace import BLOCK, TokenRuns, TraceRequest
 from baton.engine.cache.token_key import TOKEN_BYTES, token_key
@@ -33,7 +34,8 @@ def conversations(rng: random.Random, talks: int = 150, turns: int = 8) -> list[
 
 def match_insert_us(trace: list[TraceRequest], seed: int, page_size: int) -> float:
     """Return microseconds of CPU time a block over the whole trace, evictions included."""
-    replay = Replay(page_size, GRID, budget(GIGABYTES, page_size), SNAPSHOTS)
+    budget = CacheBudget.divided(GIGABYTES * 1e9, 1.0, page_size, SIZES)
+    replay = Replay(page_size, MODEL_GRID, budget, SNAPSHOTS, SIZES)
     runs = TokenRuns(seed)
     seconds = 0.0
     for first in range(0, len(trace), TOGETHER):

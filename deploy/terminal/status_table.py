@@ -22,7 +22,12 @@ _BOUNDLESS = 100_000  # columns, for a table's natural width
 
 def render(info: Mapping[str, Any]) -> RenderableType:
     """Build the table. Raises KeyError if the router is of another version."""
-    return Group(_router_line(info["router"]), _Workers([_cells(w) for w in info["workers"]]))
+    router, workers = _router_line(info["router"]), info["workers"]
+    return Group(
+        router,
+        _Workers([_cells(worker) for worker in workers]),
+        *(_shortage_line(worker) for worker in workers if worker["shortages"]),
+    )
 
 
 def natural_width(console: Console, rendered: RenderableType) -> int:
@@ -36,6 +41,17 @@ def _router_line(router: Mapping[str, Any]) -> Text:
         (str(router["model"]), "bold"),
         f"  {router['policy']}  up {_duration(router['uptime_s'])}  "
         f"requests {router['active']} of {router['capacity']}, queued {router['queued']}",
+    )
+
+
+def _shortage_line(worker: Mapping[str, Any]) -> Text:
+    """Say which pool a worker's prefix cache is short of, and how memory is divided."""
+    pool, share = max(worker["shortages"].items(), key=lambda item: item[1])
+    ratio = worker["settings"]["mamba_full_memory_ratio"]
+    divided = f"; --mamba-full-memory-ratio is {ratio:.2g}" if ratio else ""
+    return Text(
+        f"{worker['worker_id']}: the prefix cache is short of {pool} "
+        f"({share:.0%} of recent evictions){divided}"
     )
 
 

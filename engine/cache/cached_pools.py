@@ -1,7 +1,8 @@
 """The pools of state slots and pages, and the prefix cache that uses what nobody else needs."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from baton.engine.cache.eviction_causes import EvictionCauses
 from baton.engine.cache.prefix_cache import PrefixCache
 from baton.engine.counters import Counters
 from baton.engine.memory.owners import Owner
@@ -29,6 +30,10 @@ class CachedPools:
         self.completed = 0  # the newest forward that has finished on the device
         self.cache = PrefixCache(self.page_size, self.stateful, self._evicted)
         self._counters = counters
+        self._slot_bytes = states.layout.slot_bytes
+        self._page_bytes = pages.layout.page_bytes
+        held = self.slots.size * self._slot_bytes + self.pages.size * self._page_bytes
+        self.causes = EvictionCauses(window_bytes=held)
 
     def launch(self, sequence: int) -> None:
         """Note that forward `sequence` is planned: it may touch ids that are freed from now on."""
@@ -62,7 +67,7 @@ class CachedPools:
     def take_slot(self, owner: Owner) -> int | None:
         """Take a slot, evicting a snapshot if none is free. None when all are in use."""
         if not self.slots.available:
-            self.cache.evict_snapshots(1)
+            self.evict_for_slots(1)
         return self.slots.take(owner)
 
     def take_pages(self, count: int, owner: Owner) -> list[int] | None:
@@ -72,8 +77,20 @@ class CachedPools:
         if short > self.cache.evictable_pages:
             return None
         if short > 0:
-            self.cache.evict_pages(short)
+            self.evict_for_pages(short)
         return self.pages.take_many(count, owner)
+
+    def evict_for_slots(self, count: int) -> None:
+        """Evict `count` snapshots, if as many are evictable."""
+        nbytes = self._evicted_bytes(self.cache.evict_snapshots, count)
+        self._counters.slot_shortage_bytes += nbytes
+        self.causes.add(slots=nbytes)
+
+    def evict_for_pages(self, count: int) -> None:
+        """Evict at least `count` pages, if as many are evictable."""
+        nbytes = self._evicted_bytes(self.cache.evict_pages, count)
+        self._counters.page_shortage_bytes += nbytes
+        self.causes.add(pages=nbytes)
 
     def give_back_slots(self, slots: Iterable[int], owner: Owner) -> None:
         """Free slots that a planned forward may still touch."""
@@ -82,6 +99,16 @@ class CachedPools:
     def give_back_pages(self, pages: Iterable[int], owner: Owner) -> None:
         """Free pages that a planned forward may still touch."""
         self.pages.free_many(pages, owner, self.launched)
+
+    def _evicted_bytes(self, evict: Callable[[int], int], count: int) -> int:
+        """Evict, and return the bytes of all slots and pages that went."""
+        counters = self._counters
+        slots, pages = counters.snapshots_evicted, counters.pages_evicted
+        evict(count)
+        return (
+            (counters.snapshots_evicted - slots) * self._slot_bytes
+            + (counters.pages_evicted - pages) * self._page_bytes
+        )  # fmt: skip
 
     def _evicted(self, pages: list[int], slots: list[int]) -> None:
         """Free what the cache evicts. A forward in flight may still read it."""

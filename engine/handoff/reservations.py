@@ -74,14 +74,14 @@ class Reservations:
         was evicted for it is remembered until that forward has completed.
         """
         pools = self._pools
-        slots, pages, cache = pools.slots, pools.pages, pools.cache
+        slots, pages = pools.slots, pools.pages
         self._forget_promises()
         promised = sum(count for _, count in self._promised.values())
         if request_id in self._promised or pools.free_pages - promised - needed < headroom:
             return None
         if slots.available <= len(self._promised):
-            cache.evict_snapshots(1)
-        cache.evict_pages(promised + needed - pages.available)
+            pools.evict_for_slots(1)
+        pools.evict_for_pages(promised + needed - pages.available)
         if not slots.available_to_channels or pages.available_to_channels < needed:
             if pools.launched > pools.completed:
                 self._promised[request_id] = (pools.launched, needed)

@@ -1,5 +1,6 @@
 """The division of a memory budget. A pure function of numbers."""
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -166,22 +167,31 @@ class MemoryPlan:
     @property
     def snapshot_slots(self) -> int:
         """Snapshots that the prefix cache may keep while every other slot is in use: as configured,
-        or half of what the budget leaves, up to SNAPSHOTS_A_REQUEST for each running request."""
+        or as many as bring slots and pages to `mamba_full_memory_ratio`. By default half of what
+        the budget leaves, up to SNAPSHOTS_A_REQUEST for each running request.
+        """
         if not self._caches_state:
             return 0
         if self.config.cached_snapshots is not None:
             return self.config.cached_snapshots
-        left = self.pool_bytes - self._pool_bytes(self.config.max_running)
-        return min(
-            SNAPSHOTS_A_REQUEST * self.config.max_running,
-            max(0, left) // 2 // self.slot_layout.slot_bytes,
-        )
+        slot_bytes = self.slot_layout.slot_bytes
+        most = max(0, self.pool_bytes - self._pool_bytes(self.config.max_running)) // slot_bytes
+        ratio = self.config.mamba_full_memory_ratio
+        if ratio is None or not self.page_layout.page_bytes:
+            return min(SNAPSHOTS_A_REQUEST * self.config.max_running, most // 2)
+        wanted = int(self.pool_bytes * ratio / (1 + ratio)) // slot_bytes
+        return min(most, max(0, wanted - self._busy_slots))
 
     @property
     def slots(self) -> int:
         """Rows of the state pool, the padding slot among them."""
+        return self._busy_slots + self.snapshot_slots
+
+    @property
+    def _busy_slots(self) -> int:
+        """Slots that are not the cache's: padding, live, track, tickets, quarantine."""
         busy = self.live_slots + self.ticket_slots + self.quarantine_slots + self.track_slots
-        return 1 + busy + self.snapshot_slots
+        return 1 + busy
 
     @property
     def pages(self) -> int:
@@ -195,6 +205,12 @@ class MemoryPlan:
             return useful
         left = self.pool_bytes - self.slots * self.slot_layout.slot_bytes
         return min(useful, left // self.page_layout.page_bytes)
+
+    @property
+    def mamba_full_memory_ratio(self) -> float | None:
+        """Bytes of state slots by bytes of pages, as planned; None for a model without KV."""
+        pages = self.pages * self.page_layout.page_bytes
+        return self.slots * self.slot_layout.slot_bytes / pages if pages else None
 
     @property
     def max_model_len(self) -> int:
@@ -236,6 +252,14 @@ class MemoryPlan:
         for name, value in least.items():
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1; got {value}")
+        ratio = config.mamba_full_memory_ratio
+        if ratio is not None and not 0 < ratio < math.inf:
+            raise ConfigError(f"mamba_full_memory_ratio must be positive and finite; got {ratio}")
+        if ratio is not None and config.cached_snapshots is not None:
+            raise ConfigError(
+                "cached_snapshots and mamba_full_memory_ratio both size the slots for snapshots: "
+                f"give one of them; got {config.cached_snapshots} and {ratio}"
+            )
         if config.tickets < 0:
             raise ConfigError(f"tickets must be at least 0; got {config.tickets}")
         for name, fraction in (

@@ -66,6 +66,7 @@ def _info(workers: int = 1) -> dict[str, Any]:
         "slots": {"free": 12, "live": 3, "ticket": 0}, "pages": {"free": 7, "live": 1},
         "handoffs": {"writing": 2, "complete": 40},
         "channels": {"decode-0": "nixl: the first of ours", "decode-1": ""},
+        "shortages": {}, "settings": {"mamba_full_memory_ratio": 0.9},
     }  # fmt: skip
     router = {"model": "m", "policy": "round_robin", "uptime_s": 3700.0, "active": 5,
               "capacity": 16, "queued": 1}  # fmt: skip
@@ -96,6 +97,28 @@ def test_status_says_all_of_it_at_any_width(width: int) -> None:
     for fact in ("12 free", "3 live", "7 free", "1 live", "2 writing", "draining 1m15s"):
         assert said.count(fact) == 3, fact
     assert "…" not in said
+
+
+@pytest.mark.parametrize(
+    ("shortages", "ratio", "told"),
+    [
+        ({"slots": 0.9, "pages": 0.1}, 0.5,
+         "short of slots (90% of recent evictions); --mamba-full-memory-ratio is 0.5"),
+        ({"slots": 0.2, "pages": 0.8}, 1.5,
+         "short of pages (80% of recent evictions); --mamba-full-memory-ratio is 1.5"),
+        ({"slots": 0.0, "pages": 1.0}, 0.0, "short of pages (100% of recent evictions)"),
+    ],
+)  # fmt: skip
+def test_status_says_what_the_prefix_cache_is_short_of(
+    shortages: dict[str, float], ratio: float, told: str
+) -> None:
+    info = _info(workers=2)
+    info["workers"][1]["shortages"] = shortages
+    info["workers"][1]["settings"] = {"mamba_full_memory_ratio": ratio}
+    console, out = _console()
+    console.print(render(info))
+    lines = [line.rstrip() for line in out.getvalue().splitlines() if "prefix cache" in line]
+    assert lines == [f"decode-1: the prefix cache is {told}"]
 
 
 @pytest.mark.parametrize("columns", ["20", "500"])

@@ -92,6 +92,41 @@ def test_what_a_model_lacks_takes_no_memory() -> None:
     assert recurrent.snapshot_slots > 0
 
 
+@pytest.mark.parametrize("ratio", [0.5, 0.9, 2.0])
+def test_slots_and_pages_divide_memory_in_the_ratio_that_was_asked_for(ratio: float) -> None:
+    made = plan(
+        replace(CONFIG, memory_bytes=80_000 * MIB, max_running=8, mamba_full_memory_ratio=ratio)
+    )
+    assert total(made) <= made.budget_bytes
+    slots = made.slots * made.slot_layout.slot_bytes
+    pages = made.pages * made.page_layout.page_bytes
+    assert slots / pages == pytest.approx(ratio, rel=0.02)
+    assert made.mamba_full_memory_ratio == slots / pages
+
+
+def test_a_ratio_leaves_running_requests_what_they_need() -> None:
+    """Few slots can be asked for, or few pages: requests keep theirs, and the plan still fits."""
+    config = replace(CONFIG, memory_bytes=20_000 * MIB, max_running=16, max_model_len=65536)
+    fewest = plan(replace(config, mamba_full_memory_ratio=1e-6))
+    assert fewest.snapshot_slots == 0 and fewest.live_slots == 16
+    most = plan(replace(config, mamba_full_memory_ratio=1e6))
+    assert most.snapshot_slots > 0 and most.max_model_len == 65536
+    assert total(most) <= most.budget_bytes
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_ratio_that_divides_nothing_is_refused(ratio: float) -> None:
+    config = replace(CONFIG, memory_bytes=80_000 * MIB)
+    with pytest.raises(ConfigError, match="mamba_full_memory_ratio"):
+        plan(replace(config, mamba_full_memory_ratio=ratio))
+
+
+def test_a_ratio_and_a_number_of_snapshots_exclude_each_other() -> None:
+    config = replace(CONFIG, memory_bytes=80_000 * MIB, mamba_full_memory_ratio=1.0)
+    with pytest.raises(ConfigError, match="cached_snapshots and mamba_full_memory_ratio"):
+        plan(replace(config, cached_snapshots=4))
+
+
 def test_the_budget_is_the_fraction_of_what_is_free_divided_by_the_workers_of_a_host() -> None:
     config = replace(CONFIG, memory_fraction=0.5, workers_on_host=4, max_running=1)
     assert plan(config, 0, 1 << 40).budget_bytes == 1 << 37

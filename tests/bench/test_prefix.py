@@ -1,0 +1,164 @@
+"""The replay of a trace against the prefix cache: grids, the clairvoyant, division of memory."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from baton.bench.prefix import clairvoyant
+from baton.bench.prefix.budget import CacheBudget, PrefixBytes
+from baton.bench.prefix.clairvoyant import Reuse, reuses
+from baton.bench.prefix.prefix import SIZES, TRACE_GRID, prefix
+from baton.bench.prefix.replay import Replay, Replayed
+from baton.bench.prefix.trace import BLOCK, TokenRuns, TraceRequest
+
+PAGE = 64
+UNIT = PrefixBytes(state=0, kv=1)  # a prefix of n tokens takes n bytes
+
+
+def request(tokens: int, *hash_ids: int) -> TraceRequest:
+    assert len(hash_ids) == -(-tokens // BLOCK)
+    return TraceRequest(0, tokens, 1, hash_ids)
+
+
+def conversation(turns: int, each: int, name: int = 0) -> list[TraceRequest]:
+    """Turns that grow by `each` tokens. A last block that is partly filled has a name of its own,
+    as in the published traces.
+    """
+    made = []
+    for turn in range(1, turns + 1):
+        whole, rest = divmod(turn * each, BLOCK)
+        names = [1000 * name + block for block in range(whole)]
+        made.append(request(turn * each, *names, *([1000 * name + 500 + turn] if rest else [])))
+    return made
+
+
+def replayed(requests: list[TraceRequest], grid: int, budget: CacheBudget) -> Replayed:
+    replay = Replay(PAGE, grid, budget, 1, SIZES)
+    sums = replay.run(TokenRuns(7).keys(requests))
+    replay.check()
+    return sums
+
+
+def test_snapshots_in_a_partly_filled_block_never_match() -> None:
+    """Each turn ends 300 tokens into a block: on the model's grid its last snapshot lies in it."""
+    turns = conversation(6, 2 * BLOCK + 300)
+    plenty = CacheBudget(10_000, 10_000)
+    assert replayed(turns, BLOCK, plenty).hit > replayed(turns, 256, plenty).hit
+
+
+def test_a_reuse_is_the_longest_prefix_on_the_grid_that_was_computed_before() -> None:
+    requests = [
+        request(3 * BLOCK, 1, 2, 3),
+        request(BLOCK + 10, 9, 8),
+        request(4 * BLOCK, 1, 2, 7, 6),
+        request(2 * BLOCK, 1, 2),  # its last token is computed in any case
+        request(2 * BLOCK + 100, 1, 2, 7),  # block 7 again, but not all of it
+    ]
+    assert reuses(requests, BLOCK) == [
+        Reuse(0, 2, 2 * BLOCK), Reuse(2, 3, BLOCK), Reuse(3, 4, 2 * BLOCK)
+    ]  # fmt: skip
+    assert reuses(requests, 64)[-1] == Reuse(2, 4, 2 * BLOCK + 64)
+    assert reuses(requests, 64)[1] == Reuse(2, 3, 2 * BLOCK - 64)
+
+
+def test_a_block_elsewhere_is_not_the_same_prefix() -> None:
+    assert reuses([request(2 * BLOCK, 1, 2), request(3 * BLOCK, 5, 2, 3)], BLOCK) == []
+
+
+def test_the_clairvoyant_keeps_what_saves_most_a_byte_and_a_request_of_waiting() -> None:
+    requests = [
+        request(5 * BLOCK, *range(10, 15)),
+        *(request(BLOCK, 20 + n) for n in range(4)),
+        request(2 * BLOCK, 30, 31),
+        request(3 * BLOCK, 30, 31, 32),  # two blocks, one request later
+        request(6 * BLOCK, *range(10, 16)),  # five blocks, seven requests later
+    ]
+    total = sum(each.input_length for each in requests)
+    for budget, saved in ((BLOCK, 0), (2 * BLOCK, 2), (5 * BLOCK, 2), (7 * BLOCK, 7)):
+        rate = clairvoyant.hit_rate(requests, BLOCK, budget, UNIT)
+        assert rate == pytest.approx(saved * BLOCK / total), budget
+
+
+@pytest.mark.parametrize("seed", [random.randrange(1 << 31)])
+def test_with_room_for_all_the_clairvoyant_is_the_infinite_cache(seed: int) -> None:
+    rng = random.Random(seed)
+    turns = [conversation(rng.randint(1, 5), rng.randint(100, 3000), n) for n in range(9)]
+    requests = [each for talk in turns for each in talk]
+    rng.shuffle(requests)
+    for grid in (64, 256, BLOCK):
+        replay = Replay(PAGE, grid, CacheBudget(100_000, 100_000), 10**9, SIZES)
+        best = replay.run(TokenRuns(7).keys(requests))
+        rate = clairvoyant.hit_rate(requests, grid, 10**18, SIZES)
+        assert rate == pytest.approx(best.hit_rate), grid
+
+
+def test_a_budget_is_divided_in_the_ratio_of_bytes() -> None:
+    sizes = PrefixBytes(state=1000, kv=1)
+    assert CacheBudget.divided(300_000, 2.0, 100, sizes) == CacheBudget(1000, 200)
+    assert CacheBudget.divided(300_000, 0.5, 100, sizes) == CacheBudget(2000, 100)
+
+
+@pytest.mark.parametrize(("pages", "slots", "share"), [(40, 1000, 0.0), (10_000, 4, 1.0)])
+def test_evictions_name_the_pool_that_ran_short(pages: int, slots: int, share: float) -> None:
+    requests = [request(4 * BLOCK, *range(10 * n, 10 * n + 4)) for n in range(12)]
+    done = replayed(requests, BLOCK, CacheBudget(pages, slots))
+    assert done.for_slots + done.for_pages > 0
+    assert done.short_of_slots == share
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    talks = [conversation(4, 700, n) for n in range(5)]
+    path = tmp_path / "trace.jsonl"
+    rows = [vars(each) for turn in zip(*talks, strict=True) for each in turn]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def printed(trace: Path, *arguments: str) -> dict[str, dict[str, float]]:
+    words = ["--trace", str(trace), "--json", "--seed", "5", *arguments]
+    result = CliRunner().invoke(prefix, words)
+    assert result.exit_code == 0, result.output
+    report: dict[str, dict[str, float]] = json.loads(result.output.splitlines()[-1])
+    return report
+
+
+def test_both_kinds_of_grid_are_printed_with_a_clairvoyant_each(trace: Path) -> None:
+    report = printed(trace, "--budgets", "1,2")
+    results = report["results"]
+    assert report["config"]["grid"] == TRACE_GRID == 512
+    for grid in ("", "grid256_"):
+        for size in ("1", "2"):
+            rate, best = results[f"{grid}hit_rate_{size}"], results[f"{grid}best_hit_rate"]
+            assert 0 <= rate <= best <= 1
+            assert 0 < results[f"{grid}clairvoyant_{size}"] <= best
+    assert results["best_hit_rate"] == results["grid256_best_hit_rate"]
+    assert results["hit_rate"] == results["hit_rate_2"]
+
+
+def test_one_grid_and_several_divisions_can_be_asked_for(trace: Path) -> None:
+    report = printed(trace, "--budgets", "1", "--grid", "128", "--mamba-full-memory-ratio", "2,0.5")
+    results = report["results"]
+    assert report["config"]["grid"] == 128
+    assert not any(name.startswith("grid256") for name in results)
+    assert results["hit_rate_1"] == results["hit_rate_1_ratio_2"]
+    assert {"hit_rate_1_ratio_0.5", "short_of_slots_1_ratio_0.5"} <= results.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--grid", "100"), "must be a multiple of --page-size; got 64"),
+        (("--mamba-full-memory-ratio", "1,0"), "expected positive numbers"),
+        (("--budgets", "many"), "expected positive numbers"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(
+    trace: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    result = CliRunner().invoke(prefix, ["--trace", str(trace), *arguments])
+    assert result.exit_code == 2
+    assert told in " ".join(result.output.split())
