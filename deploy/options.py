@@ -10,6 +10,7 @@ import torch
 
 from baton.api.http import MAX_BODY_BYTES
 from baton.core.errors import ConfigError
+from baton.deploy.access_options import access_options
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import StartError
 from baton.engine.cache.grids import Strategy
@@ -20,8 +21,8 @@ from baton.router.config import MAX_QUEUED, REQUEST_TIMEOUT_S, WORKER_WAIT_S
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS
 from baton.rpc.tls import Tls
-from baton.transfer.channels.registry import AUTO
-from baton.worker.config import CHANNELS, SendSnapshots, StateReturn
+from baton.transfer.channels.registry import AUTO, CHANNELS
+from baton.worker.config import SendSnapshots, StateReturn
 from baton.worker.reporter import PERIOD_S
 
 DTYPES = {
@@ -63,56 +64,60 @@ _ENGINE = (
     click.option("--model", required=True,
                  help="A Hugging Face model folder, or the id of a model on its hub."),
     click.option("--revision", default=None,
-                 help="Of a model on the hub: a branch, tag or commit."),
+                 help="Branch, tag or commit of a model on the hub."),
     click.option("--offline", is_flag=True,
                  help="Take a hub model only from this machine's cache."),
     click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32",
-                 show_default=True, help="Of weights, activations and KV."),
+                 show_default=True, help="Type of weights, activations and KV."),
     click.option("--mamba-ssm-dtype", type=click.Choice(["float32", "bfloat16"]),
-                 default="float32", show_default=True, help="Of the SSM states in the pool."),
+                 default="float32", show_default=True, help="Type of the SSM states in the pool."),
     click.option("--load-format", type=click.Choice([f.value for f in LoadFormat]),
                  default=_DEFAULTS.load_format.value, show_default=True,
-                 help="Where weights come from; dummy: random ones, for measurements."),
+                 help="Source of the weights; dummy makes random ones, for measurements."),
     click.option("--weight-format", type=click.Choice([f.value for f in WeightFormat]),
                  default=_DEFAULTS.weight_format.value, show_default=True,
-                 help="Storage of matrices: as in the model, or in 8 bits."),
+                 help="Storage of the matrices: as in the model, or in 8 bits."),
     click.option("--kernels", type=click.Choice([k.value for k in KernelChoice]),
                  default=_DEFAULTS.kernels.value, show_default=True,
-                 help="auto: the fastest that the device has."),
-    click.option("--device", default="cpu", show_default=True),
+                 help="Implementation of the kernels; auto takes the fastest that the device has."),
+    click.option("--device", default="cpu", show_default=True,
+                 help="Device of every worker, as torch names it: cpu or cuda."),
     click.option("--page-size", type=click.IntRange(1), default=64, show_default=True,
-                 help="Tokens a KV page."),
+                 help="Tokens in one KV page."),
     click.option("--max-running", type=click.IntRange(1), default=16, show_default=True,
-                 help="Requests that a worker runs at once."),
+                 help="Most requests that a worker runs at once."),
     click.option("--chunked-prefill-size", type=click.IntRange(1), default=None,
-                 help="Prompt tokens a step; 512 on a CPU, 2048 on a GPU, when left out."),
+                 help="Most prompt tokens in one step; 512 on a CPU, 2048 on a GPU, when left "
+                 "out."),
     click.option("--max-model-len", type=click.IntRange(2), default=None,
-                 help="Prompt and answer together; the model's when left out."),
+                 help="Most tokens of a prompt and its answer together; the model's limit when "
+                 "left out."),
     click.option("--memory-gb", type=click.FloatRange(0, min_open=True), default=None,
-                 help="Memory of one worker; a share of the free memory when left out."),
+                 help="Memory of one worker in GiB; a share of the free memory when left out."),
     click.option("--memory-fraction", type=click.FloatRange(0, 1, min_open=True),
                  default=_DEFAULTS.memory_fraction, show_default=True,
-                 help="The part of the free memory that workers share without --memory-gb."),
+                 help="Part of the free memory that the workers share without --memory-gb."),
     click.option("--held-fraction", type=click.FloatRange(0, 1),
                  default=_DEFAULTS.held_fraction, show_default=True,
-                 help="The part of a prefill worker's pool that prompts may hold before a "
+                 help="Part of a prefill worker's pool that prompts may hold before a "
                  "decode worker has room for them."),
     click.option("--layer-group-bytes", type=click.IntRange(1),
                  default=_DEFAULTS.layer_group_bytes, show_default=True,
-                 help="The least that one message about a prompt's finished layers covers."),
+                 help="Fewest bytes that one message about a prompt's finished layers covers."),
     click.option("--no-prefix-caching", is_flag=True,
                  help="Compute every prompt from its first token."),
     click.option("--mamba-scheduler-strategy", type=click.Choice([s.value for s in Strategy]),
                  default=_DEFAULTS.mamba_scheduler_strategy.value, show_default=True,
-                 help="Which recurrent states the prefix cache keeps: snapshots or final ones."),
+                 help="Recurrent states that the prefix cache keeps: snapshots (extra_buffer) or "
+                 "final ones (no_buffer)."),
     click.option("--mamba-track-interval", type=click.IntRange(1),
                  default=_DEFAULTS.mamba_track_interval, show_default=True,
-                 help="Least number of tokens between snapshots of an answer."),
+                 help="Fewest tokens between two snapshots of an answer."),
     click.option("--snapshots-per-prefill", type=click.IntRange(1),
-                 default=None, help="Most snapshots of one chunk of a prompt; from the memory "
-                 "budget when left out; 1 is SGLang's behaviour."),
+                 default=None, help="Most snapshots of one chunk of a prompt; set by the memory "
+                 "budget when left out. 1 is SGLang's behaviour."),
     click.option("--cached-snapshots", type=click.IntRange(0), default=None,
-                 help="Slots for the prefix cache's snapshots; by the memory budget when left "
+                 help="Slots for the prefix cache's snapshots; set by the memory budget when left "
                  "out."),
     click.option("--mamba-full-memory-ratio", type=Ratio(0, min_open=True), default=None,
                  help="Memory of state slots divided by memory of KV pages. When left out, cached "
@@ -123,28 +128,34 @@ _ENGINE = (
                  help="Check at every step what slots and pages hold (debugging)."),
 )  # fmt: skip
 
+# Each process of a cluster has one engine, so a channel inside one process has no other end.
+_CHANNELS = (AUTO, *(kind.name for kind in CHANNELS if not kind.capabilities.in_process))
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TRANSFER = (
-    click.option("--channel", type=click.Choice(CHANNELS), default=AUTO, show_default=True,
-                 help="Channel for state between workers; auto: the best that both ends have."),
-    click.option("--tls-cert", type=_FILE, help="PEM, of every worker: for the gRPC channel."),
-    click.option("--tls-key", type=_FILE, help="PEM, of the certificate."),
-    click.option("--tls-ca", type=_FILE, help="PEM, whose signature both ends must show."),
+    click.option("--channel", type=click.Choice(_CHANNELS), default=AUTO, show_default=True,
+                 help="Channel for state between workers; auto takes the best that both ends "
+                 "have."),
+    click.option("--tls-cert", type=_FILE,
+                 help="PEM file with every worker's certificate for the gRPC channel."),
+    click.option("--tls-key", type=_FILE, help="PEM file with the key of --tls-cert."),
+    click.option("--tls-ca", type=_FILE,
+                 help="PEM file with the authority that must have signed both ends' "
+                 "certificates."),
     click.option("--verify", type=click.Choice(["off", "full"]), default=None,
                  help="Checksums of transferred state; full by default, but off between GPUs."),
 )  # fmt: skip
 
 _CLUSTER = (
     click.option("--prefill", type=click.IntRange(1), default=1, show_default=True,
-                 help="Workers that compute prompts."),
+                 help="Number of workers that compute prompts."),
     click.option("--decode", type=click.IntRange(1), default=1, show_default=True,
-                 help="Groups of workers that write answers."),
+                 help="Number of groups of workers that write answers."),
     click.option("--decode-dp", type=click.IntRange(1), default=1, show_default=True,
-                 help="Ranks (workers) in each decode group; requests may name a rank."),
+                 help="Number of ranks (workers) in each decode group; requests may name a rank."),
     click.option("--threads", type=click.IntRange(1), default=None,
                  help="Compute threads of each worker; an even share of the cores when left out."),
     click.option("--policy", type=click.Choice(sorted(POLICIES)), default="round_robin",
-                 show_default=True, help="How the router places requests."),
+                 show_default=True, help="Policy by which the router places requests."),
     click.option("--state-return", type=click.Choice([r.value for r in StateReturn]),
                  default=StateReturn.OFF.value, show_default=True,
                  help="Return the state of a conversation's last turn to the worker that "
@@ -154,14 +165,14 @@ _CLUSTER = (
                  help="Also send a prompt's last snapshot to the rank's prefix cache."),
     click.option("--max-queued-requests", type=click.IntRange(0), default=MAX_QUEUED,
                  show_default=True,
-                 help="Requests beyond those that the decode workers run at once; further ones "
-                 "are answered with 429."),
+                 help="Most requests beyond those that the decode workers run at once; further "
+                 "ones are answered with 429."),
     click.option("--max-body-mb", type=click.IntRange(1, _MAX_BODY_MB),
                  default=MAX_BODY_BYTES >> 20, show_default=True,
                  help="Largest request that the router reads, over HTTP or gRPC, in MiB."),
     click.option("--request-timeout", type=Seconds(0, min_open=True),
                  default=REQUEST_TIMEOUT_S, show_default=True,
-                 help="Seconds from a request's arrival to its end."),
+                 help="Most seconds from a request's arrival to its end."),
     click.option("--worker-wait", type=Seconds(0), default=WORKER_WAIT_S, show_default=True,
                  help="Seconds that a request waits while no prefill or no decode worker is "
                  "ready; then it is answered with 503."),
@@ -172,22 +183,6 @@ _CLUSTER = (
                       "RAY_worker_niceness=0, or workers run at low priority."),
     click.option("--start-timeout", type=Seconds(0, min_open=True), default=600.0,
                  show_default=True, help="Seconds after which a start counts as failed."),
-)  # fmt: skip
-
-
-_BROWSERS = (
-    click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME",
-                 help="A name in the HTTP header Host besides localhost and --host; may be given "
-                 "several times."),
-    click.option("--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN",
-                 help="A web page's origin, as https://example.org, that may call from a browser; "
-                 "may be given several times."),
-)  # fmt: skip
-
-
-_API_KEYS = click.option(
-    "--api-keys", type=_FILE, default=None,
-    help="A file of API keys, made by `baton keys add`; everybody may call when left out.",
 )  # fmt: skip
 
 
@@ -217,14 +212,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all options of a cluster; `config_from` reads their values."""
     for option in reversed(_ENGINE + _TRANSFER + _CLUSTER):
         command = option(command)
-    return lease_option(streaming_option(browser_options(_API_KEYS(command))))
-
-
-def browser_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for calls from web pages."""
-    for option in reversed(_BROWSERS):
-        command = option(command)
-    return command
+    return lease_option(streaming_option(access_options(command)))
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -317,9 +305,9 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         worker_wait_s=given["worker_wait"],
         max_queued=given["max_queued_requests"],
         max_body_bytes=given["max_body_mb"] << 20,
+        ray_address=given["ray_address"],
+        start_deadline_s=given["start_timeout"],
         allowed_hosts=given["allowed_hosts"],
         cors_origins=given["cors_origins"],
         api_keys=given["api_keys"],
-        ray_address=given["ray_address"],
-        start_deadline_s=given["start_timeout"],
     )

@@ -68,15 +68,15 @@ def engine_settings(ranks: Sequence[Worker]) -> dict[str, object]:
     return {**(settings[0] if settings else {}), "dp_size": len(ranks), "internal_states": states}
 
 
-def router_target(router_id: str, address: str) -> dict[str, object]:
+def router_target(router_id: str, address: str, scheme: str) -> dict[str, object]:
     """Return the scrape target of the router, in the form of Prometheus' HTTP service discovery.
 
-    address: `host:port` of its HTTP server.
+    address: `host:port` of its HTTP server. scheme: http or https.
     """
-    return {
-        "targets": [address],
-        "labels": {"baton_role": "router", "baton_router": router_id},
-    }
+    labels = {"baton_role": "router", "baton_router": router_id}
+    if scheme == "https":  # what Prometheus uses unless a label says otherwise is http
+        labels["__scheme__"] = scheme
+    return {"targets": [address], "labels": labels}
 
 
 def worker_targets(workers: Iterable[Worker]) -> list[dict[str, object]]:

@@ -7,6 +7,7 @@ from baton.api.http import MAX_BODY_BYTES
 from baton.core.errors import ConfigError
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
+from baton.rpc.server_certificate import CertificateFiles
 from baton.text.model_folder import model_name
 
 MAX_QUEUED = 256
@@ -34,6 +35,7 @@ class RouterConfig:
     api_keys: Path | None = None  # the file of API keys; None: everybody may call
     operator_sha256: str = ""  # the digest of a key for `deploy`, which is in no file
     cors_origins: tuple[str, ...] = ()  # origins of pages that may call from a browser
+    client_tls: CertificateFiles | None = None  # of the ports for clients; None: in the clear
 
     def __post_init__(self) -> None:
         """Check the values. Raises ConfigError."""

@@ -8,6 +8,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from baton.core.errors import ConfigError
+from baton.rpc.client_tls import ClientTls
 
 
 class HttpServer:
@@ -16,8 +17,12 @@ class HttpServer:
     uvicorn's own `serve` would install signal handlers, so its steps are called one by one.
     """
 
-    def __init__(self, app: Starlette, host: str, port: int) -> None:
-        """Bind the address. Raises ConfigError if that fails. Port 0 is any free port."""
+    def __init__(self, app: Starlette, host: str, port: int, tls: ClientTls | None = None) -> None:
+        """Bind the address. Raises ConfigError if that fails. Port 0 is any free port.
+
+        tls: None serves plain HTTP.
+        """
+        self._tls = tls
         self._socket = _bind(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._server = uvicorn.Server(
@@ -29,6 +34,7 @@ class HttpServer:
         """Begin to accept connections."""
         config = self._server.config
         config.load()
+        config.ssl = None if self._tls is None else self._tls.http_context()
         self._server.lifespan = config.lifespan_class(config)
         await self._server.startup(sockets=[self._socket])
         self._loop = asyncio.create_task(self._server.main_loop())

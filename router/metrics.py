@@ -47,6 +47,9 @@ class RouterMetrics:
             "rank_requests", "Requests of this router on a decode rank.", *rank
         )
         self.active = self._gauge("requests_active", "Requests that have not ended.")
+        self._certificates = self._gauge(
+            "certificate_expiry_seconds", "Time until a certificate's end.", "certificate"
+        )
         self._ttft = self._histogram("ttft", "From arrival to the first token sent.")
         self._queue = self._histogram("queue", "From arrival to dispatch to a decode rank.")
         self._e2e = self._histogram("e2e", "From arrival to the end of the answer.")
@@ -78,6 +81,10 @@ class RouterMetrics:
 
     def replaced(self, rank: Worker) -> None:
         self._retries.labels(*_names(rank)).inc()
+
+    def certificate(self, name: str, seconds_left: Callable[[], float]) -> None:
+        """Export a certificate's end. seconds_left: called when it is scraped."""
+        self._certificates.labels(name).set_function(seconds_left)
 
     def state_known(self, tokens: int) -> None:
         self._state_hits.inc()

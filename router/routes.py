@@ -14,7 +14,7 @@ def router_routes(table: WorkerTable, router_id: str) -> list[BaseRoute]:
     async def targets(request: Request) -> Response:
         # The address by which Prometheus reached this router: the one that it listens on may be
         # a wildcard such as 0.0.0.0.
-        address = request.url.netloc
-        return JSONResponse([router_target(router_id, address), *worker_targets(table.workers())])
+        router = router_target(router_id, request.url.netloc, request.url.scheme)
+        return JSONResponse([router, *worker_targets(table.workers())])
 
     return [Route("/prometheus/targets", targets, methods=["GET"])]

@@ -8,22 +8,17 @@ import time
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
-from grpc_reflection.v1alpha import reflection
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from baton.api.access import KeyInterceptor
 from baton.api.browser_guard import BrowserPolicy
 from baton.api.grpc_inference import InferenceServicer
 from baton.api.http import MetricsPage, make_app
 from baton.api.keys import Key, Keyring, KeyScope
 from baton.api.native import native_routes
 from baton.api.text_service import TextService
-from baton.core.errors import ConfigError
-from baton.proto import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.proto import worker_pb2_grpc
 from baton.router.config import RouterConfig
+from baton.router.grpc_server import INFERENCE, GrpcServer
 from baton.router.health import watch_health
 from baton.router.http_server import HttpServer
 from baton.router.metrics import RouterMetrics
@@ -33,15 +28,12 @@ from baton.router.registry import RegistryServicer
 from baton.router.routes import router_routes
 from baton.router.service import RouterBackend
 from baton.router.worker_table import WorkerTable
-from baton.rpc.channel_options import public_server_options
+from baton.rpc.client_tls import ClientTls
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
-REGISTRY = worker_pb2.DESCRIPTOR.services_by_name["Registry"].full_name
-HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 CLOSE_GRACE_S = 0.25
 """The time that errors may take to reach clients after their requests were stopped."""
 
@@ -86,12 +78,15 @@ class RouterServer:
     async def _start(self, opening: contextlib.AsyncExitStack) -> RouterStarted:
         config = self._config
         keys = _keyring(config)
+        tls = None if config.client_tls is None else ClientTls(config.client_tls)
         tokenizer = Tokenizer.from_folder(config.model)
         text = TextService(tokenizer, ChatTemplate.from_folder(config.model))
         opening.callback(text.close)
         router_id = f"router-{secrets.token_hex(4)}"
         table = WorkerTable(config.lease_s, self._clock)
         metrics = RouterMetrics()
+        if tls is not None:
+            metrics.certificate("clients", tls.seconds_left)
         backend = RouterBackend(
             config,
             read_model_info(config.model, config.model_id, tokenizer),
@@ -101,10 +96,17 @@ class RouterServer:
         )
         opening.push_async_callback(self._stop_tasks)
         registry = RegistryServicer(table, router_id, config.lease_ms)
-        health = health_aio.HealthServicer()
-        grpc_port = await self._serve_grpc(
-            opening, InferenceServicer(backend, text, keys), registry, health, keys
+        grpc_server = GrpcServer(
+            InferenceServicer(backend, text, keys),
+            config.host,
+            config.grpc_port,
+            max_body_bytes=config.max_body_bytes,
+            keys=keys,
+            tls=tls,
         )
+        worker_pb2_grpc.add_RegistryServicer_to_server(registry, grpc_server.server)
+        opening.push_async_callback(grpc_server.stop, CLOSE_GRACE_S)
+        await grpc_server.start()
         http = HttpServer(
             make_app(
                 backend,
@@ -127,47 +129,17 @@ class RouterServer:
             ),
             config.host,
             config.http_port,
+            tls,
         )
         opening.push_async_callback(http.stop, CLOSE_GRACE_S)
         await http.start()
         self._run(registry.watch_leases())
-        self._run(watch_health(health, backend, INFERENCE))
+        self._run(watch_health(grpc_server.health, backend, INFERENCE))
         # The last to open is the first to close: requests that remain fail while both servers can
         # still say so.
         opening.push_async_callback(backend.stop)
         self._backend = backend
-        return RouterStarted(f"{config.host}:{http.port}", f"{config.host}:{grpc_port}")
-
-    async def _serve_grpc(
-        self,
-        opening: contextlib.AsyncExitStack,
-        inference: InferenceServicer,
-        registry: RegistryServicer,
-        health: health_aio.HealthServicer,
-        keys: Keyring | None,
-    ) -> int:
-        """Start the gRPC server. Returns its port."""
-        config = self._config
-        server = grpc.aio.server(
-            interceptors=[] if keys is None else [KeyInterceptor(keys)],
-            options=public_server_options(config.max_body_bytes),
-        )
-        inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
-        worker_pb2_grpc.add_RegistryServicer_to_server(registry, server)
-        health_pb2_grpc.add_HealthServicer_to_server(health, server)
-        reflection.enable_server_reflection(
-            (INFERENCE, REGISTRY, HEALTH, reflection.SERVICE_NAME), server
-        )
-        try:
-            port: int = server.add_insecure_port(f"{config.host}:{config.grpc_port}")
-        except RuntimeError as error:
-            raise ConfigError(
-                f"cannot listen for gRPC on {config.host} port {config.grpc_port}: {error}; name "
-                "another address, or port 0 for any free one"
-            ) from error
-        opening.push_async_callback(server.stop, CLOSE_GRACE_S)
-        await server.start()
-        return port
+        return RouterStarted(f"{config.host}:{http.port}", f"{config.host}:{grpc_server.port}")
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
         self._tasks.add(asyncio.create_task(work))

@@ -6,17 +6,17 @@ from grpc_reflection.v1alpha import reflection
 
 from baton.core.errors import ConfigError
 from baton.core.role import Role
-from baton.proto import handoff_pb2, inference_pb2, worker_pb2, worker_pb2_grpc
+from baton.proto import handoff_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.channel_options import OPTIONS
 from baton.worker.config import WorkerConfig
 from baton.worker.context import RoleService
 
+WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 SERVICES = {
     Role.PREFILL: handoff_pb2.DESCRIPTOR.services_by_name["Handoff"].full_name,
     Role.DECODE: worker_pb2.DESCRIPTOR.services_by_name["Rank"].full_name,
-    Role.BOTH: inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
+    Role.BOTH: WORKER_SERVICE,  # its clients have a server of their own
 }
-WORKER_SERVICE = worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name
 STOP_GRACE_S = 0.2
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -42,12 +42,12 @@ class WorkerServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         worker_pb2_grpc.add_WorkerServicer_to_server(worker, self._server)
         role.add_to(self._server)
-        names = (
+        names = {
             SERVICES[self._config.role],
             WORKER_SERVICE,
             health.SERVICE_NAME,
             reflection.SERVICE_NAME,
-        )
+        }
         reflection.enable_server_reflection(names, self._server)
 
     async def start(self) -> None:

@@ -1,5 +1,7 @@
 """A worker's Prometheus metrics, on a registry of their own."""
 
+from collections.abc import Callable
+
 from baton.core.role import Role
 from baton.engine.counters import Counters
 from baton.engine.status import EngineStatus
@@ -36,6 +38,9 @@ class WorkerMetrics:
         self._lag = make.gauge(
             "engine_lag_seconds",
             "Time that the engine took to answer, or has not answered for, whichever is longer.",
+        )
+        self._certificates = make.gauge(
+            "certificate_expiry_seconds", "Time until a certificate's end.", "certificate"
         )
         self._status = StatusGauges(make)
         self._engine = EngineCounters(self._labels, self.registry)
@@ -85,6 +90,10 @@ class WorkerMetrics:
 
     def set_lag(self, seconds: float) -> None:
         self._lag.labels(**self._labels).set(seconds)
+
+    def certificate(self, name: str, seconds_left: Callable[[], float]) -> None:
+        """Export a certificate's end. seconds_left: called when it is scraped."""
+        self._certificates.labels(**self._labels, certificate=name).set_function(seconds_left)
 
     def set_counters(self, counters: Counters) -> None:
         """counters: a copy, made on the engine's thread."""

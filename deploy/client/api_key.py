@@ -1,11 +1,4 @@
-"""The API key of commands that ask a router."""
-
-import click
-
-api_key_option = click.option(
-    "--api-key", envvar="BATON_API_KEY", default="",
-    help="For a router that asks for keys. In BATON_API_KEY, other users cannot read it.",
-)  # fmt: skip
+"""The HTTP header that carries an API key."""
 
 
 def key_header(api_key: str) -> dict[str, str]:

@@ -8,20 +8,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from baton.deploy.client.api_key import key_header
+from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.errors import DeployError, NotRunning
 
 SILENCE_S = 600.0  # a long prompt's first token may take minutes on a CPU
 
 
 def stream_text(
-    url: str, body: Mapping[str, Any], *, chat: bool, api_key: str = ""
+    router: RouterAddress, body: Mapping[str, Any], *, chat: bool
 ) -> Iterator[tuple[str, Any]]:
     """Yield ("text", new text) for each part, then ("end", the event with `usage` and `timings`).
 
     Raises NotRunning, or DeployError with the server's message.
     """
     path = "/v1/chat/completions" if chat else "/v1/completions"
-    for event in _events(f"{url.rstrip('/')}{path}", body, api_key):
+    for event in _events(router, path, body):
         if "error" in event:
             raise DeployError(f"the answer broke off: {event['error']['message']}")
         for choice in event["choices"]:
@@ -32,15 +33,17 @@ def stream_text(
             yield "end", event
 
 
-def _events(url: str, body: Mapping[str, Any], api_key: str) -> Iterator[dict[str, Any]]:
+def _events(router: RouterAddress, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    url = f"{router.url.rstrip('/')}{path}"
     wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
     request = urllib.request.Request(
         url,
         json.dumps(wanted).encode(),
-        {"Content-Type": "application/json", **key_header(api_key)},
+        {"Content-Type": "application/json", **key_header(router.api_key)},
     )
+    context = None if router.trust is None else router.trust()
     try:
-        with urllib.request.urlopen(request, timeout=SILENCE_S) as reply:
+        with urllib.request.urlopen(request, timeout=SILENCE_S, context=context) as reply:
             for line in reply:
                 if line.startswith(b"data: {"):
                     yield json.loads(line[len(b"data: ") :])

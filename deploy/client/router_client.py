@@ -7,6 +7,7 @@ import urllib.request
 from typing import Any
 
 from baton.deploy.client.api_key import key_header
+from baton.deploy.client.trust import Trust
 from baton.deploy.errors import NotRunning
 
 DEADLINE_S = 10.0
@@ -16,11 +17,13 @@ class RouterClient:
     """A client of one router.
 
     url: without a path, as in http://127.0.0.1:8000. api_key: empty for a router that needs none.
+    trust: None for this machine's authorities.
     """
 
-    def __init__(self, url: str, api_key: str = "") -> None:
+    def __init__(self, url: str, api_key: str = "", trust: Trust | None = None) -> None:
         self.url = url.rstrip("/")
         self._headers = key_header(api_key)
+        self._trust = trust
 
     def server_info(self) -> dict[str, Any]:
         """Return the router's `/server_info`. Raises NotRunning."""
@@ -37,8 +40,9 @@ class RouterClient:
 
     def _call(self, path: str, method: str = "GET") -> bytes:
         request = urllib.request.Request(self.url + path, headers=self._headers, method=method)
+        context = None if self._trust is None else self._trust()
         try:
-            with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
+            with urllib.request.urlopen(request, timeout=DEADLINE_S, context=context) as reply:
                 body: bytes = reply.read()
         except urllib.error.HTTPError as err:
             detail = err.read().decode(errors="replace")[:300]

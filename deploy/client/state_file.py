@@ -28,6 +28,7 @@ class ClusterState:
     http_url: str
     grpc_address: str
     control: str  # the socket at which that process takes requests
+    certificate: str | None = None  # the file of the certificate that clients see; None: no TLS
 
     @property
     def alive(self) -> bool:
@@ -56,11 +57,19 @@ def folder() -> Path:
 
 
 @contextmanager
-def published(model: str, http_url: str, grpc_address: str) -> Iterator[ClusterState]:
+def published(
+    model: str, http_url: str, grpc_address: str, certificate: Path | None = None
+) -> Iterator[ClusterState]:
     """Keep this process's state file in place until the context ends."""
     me = psutil.Process()
     state = ClusterState(
-        me.pid, me.create_time(), model, http_url, grpc_address, str(control_path())
+        me.pid,
+        me.create_time(),
+        model,
+        http_url,
+        grpc_address,
+        str(control_path()),
+        None if certificate is None else str(certificate),
     )
     path = folder() / f"{me.pid}.json"
     draft = path.with_suffix(".new")

@@ -12,6 +12,7 @@ from typing import Self
 
 from baton.core.role import Role
 from baton.deploy.client.router_client import RouterClient
+from baton.deploy.client.trust import PinnedCertificate
 from baton.deploy.cluster import actors, ray_start
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.fleet import STOP_MARGIN_S, Fleet
@@ -43,11 +44,14 @@ class Cluster:
             self._fleet = Fleet(self._wiring)
             self._ports = held.pop_all()
         self._router: actors.RouterHandle | None = None
+        tls = config.client_tls
+        self.trust = None if tls is None else PinnedCertificate(tls.certificate)  # for clients
         self._scaling = threading.Lock()
 
     @property
     def http_url(self) -> str:
-        return f"http://{self._wiring.http_address}"
+        scheme = "http" if self.config.client_tls is None else "https"
+        return f"{scheme}://{self._wiring.http_address}"
 
     @property
     def grpc_address(self) -> str:
@@ -55,7 +59,7 @@ class Cluster:
 
     @property
     def router(self) -> RouterClient:
-        return RouterClient(self.http_url, self._wiring.operator_key)
+        return RouterClient(self.http_url, self._wiring.operator_key, self.trust)
 
     @property
     def workers(self) -> dict[str, WorkerStarted]:

@@ -10,6 +10,7 @@ from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig
 from baton.router.config import MAX_QUEUED, REQUEST_TIMEOUT_S, WORKER_WAIT_S
 from baton.rpc.lease import DEFAULT_LEASE_MS
+from baton.rpc.server_certificate import CertificateFiles
 from baton.rpc.tls import Tls
 from baton.transfer.channels.registry import AUTO
 from baton.worker.config import SendSnapshots, StateReturn
@@ -40,6 +41,7 @@ class ClusterConfig:
     host: str = "127.0.0.1"
     allowed_hosts: tuple[str, ...] = ()  # names in `Host` besides loopback's and `host`
     api_keys: Path | None = None  # the file of API keys; None: everybody may call
+    client_tls: CertificateFiles | None = None  # of the ports for clients; None: in the clear
     cors_origins: tuple[str, ...] = ()  # origins of pages that may call from a browser
     http_port: int = 0  # 0: any free one
     grpc_port: int = 0

@@ -58,6 +58,7 @@ class Wiring:
             api_keys=config.api_keys,
             operator_sha256=digest_of(self.operator_key),
             cors_origins=config.cors_origins,
+            client_tls=config.client_tls,
             http_port=self.http_port,
             grpc_port=self.grpc_port,
             policy=config.policy,

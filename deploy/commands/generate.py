@@ -1,21 +1,18 @@
 """`baton generate`."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from baton.deploy.client.api_key import api_key_option
 from baton.deploy.client.ask import stream_text
-from baton.deploy.client.state_file import newest
+from baton.deploy.client.router_options import router_from, router_options
 from baton.deploy.terminal.timings_line import first_token, second_token
 
 
 @click.command()
 @click.argument("prompt")
-@click.option(
-    "--url", default=None, help="URL of the router; by default, the cluster started last."
-)
 @click.option("--chat", is_flag=True, help="The prompt is a user's message, not raw text.")
 @click.option("--max-tokens", type=int, default=128, show_default=True)
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy.")
@@ -23,10 +20,9 @@ from baton.deploy.terminal.timings_line import first_token, second_token
 @click.option("--seed", type=int, default=None, help="Same seed, same answer.")
 @click.option("--stop", multiple=True, help="End at this text; may be given several times.")
 @click.option("--stream/--no-stream", default=True, help="Print text as it arrives, or at the end.")
-@api_key_option
+@router_options
 def generate(
     prompt: str,
-    url: str | None,
     chat: bool,
     max_tokens: int,
     temperature: float,
@@ -34,7 +30,9 @@ def generate(
     seed: int | None,
     stop: tuple[str, ...],
     stream: bool,
+    url: str | None,
     api_key: str,
+    cacert: Path | None,
 ) -> None:
     """Ask a running cluster one question. The answer goes to standard output, timings to standard
     error.
@@ -51,7 +49,7 @@ def generate(
     else:
         body["prompt"] = prompt
     held: list[str] = []
-    for kind, value in stream_text(url or newest().http_url, body, chat=chat, api_key=api_key):
+    for kind, value in stream_text(router_from(url, api_key, cacert), body, chat=chat):
         if kind == "end":
             click.echo("".join(held))
             _account(value)

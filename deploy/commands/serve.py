@@ -3,13 +3,12 @@
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from baton.api.browser_guard import is_loopback
+from baton.deploy.access_options import check_exposed, insecure_option, readable_on_the_way
 from baton.deploy.client.state_file import control_path, published
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.control import listening
@@ -29,10 +28,11 @@ from baton.deploy.terminal.progress import shown
 @cluster_options
 @click.option("--host", default="127.0.0.1", show_default=True,
               help="Address that the router listens on; 0.0.0.0 for every network.")  # fmt: skip
-@click.option("--insecure", is_flag=True,
-              help="Let everybody who reaches --host call, without API keys.")  # fmt: skip
-@click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True)
-@click.option("--grpc-port", type=click.IntRange(0, 65535), default=50051, show_default=True)
+@insecure_option
+@click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True,
+              help="Port of the router's HTTP server; 0: any free one.")  # fmt: skip
+@click.option("--grpc-port", type=click.IntRange(0, 65535), default=50051, show_default=True,
+              help="Port of the router's gRPC server; 0: any free one.")  # fmt: skip
 @click.option("--drain", type=Seconds(0), default=5.0, show_default=True,
               help="Seconds for running requests at the stop.")  # fmt: skip
 @click.option("--verbose", is_flag=True, help="Print the whole traceback if the start fails.")
@@ -46,11 +46,14 @@ def serve(
     **given: Any,
 ) -> None:
     """Start a cluster and keep it up until Ctrl-C or SIGTERM."""
-    _check_exposed(host, given["api_keys"], insecure)
+    check_exposed(host, given["api_keys"], insecure=insecure)
     console = Console()
     config = replace(
         config_from(given), host=host, http_port=http_port, grpc_port=grpc_port, drain_s=drain
     )
+    warning = readable_on_the_way(host, config.api_keys, config.client_tls)
+    if warning is not None:
+        console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
     check_model(config.engine)
     try:
         with stop_on_signals(), end_if_ray_is_lost(), ExitStack() as stack:
@@ -59,7 +62,11 @@ def serve(
             model = str(config.engine.model)
             scaled = partial(handle_scale, cluster)
             stack.enter_context(listening(control_path(), scaled))
-            stack.enter_context(published(model, cluster.http_url, cluster.grpc_address))
+            tls = config.client_tls
+            certificate = None if tls is None else tls.certificate
+            stack.enter_context(
+                published(model, cluster.http_url, cluster.grpc_address, certificate)
+            )
             greet(console, cluster, seconds_since_command())
             watch_workers(console, cluster)
     except StartError:
@@ -67,12 +74,3 @@ def serve(
             console.print_exception()
         raise
     console.print("stopped")
-
-
-def _check_exposed(host: str, api_keys: Path | None, insecure: bool) -> None:
-    """Raise StartError for an address that others may reach where nothing keeps them out."""
-    if api_keys is None and not insecure and not is_loopback(host):
-        raise StartError(
-            f"--host {host} is not loopback, and everybody who reaches it could use this cluster; "
-            "give --api-keys FILE (`baton keys add NAME` makes one), or --insecure to allow that"
-        )

@@ -2,29 +2,36 @@
 
 import json
 import time
+from pathlib import Path
 
 import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from baton.deploy.client.api_key import api_key_option
 from baton.deploy.client.router_client import RouterClient
-from baton.deploy.client.state_file import newest
+from baton.deploy.client.router_options import router_from, router_options
 from baton.deploy.errors import NotRunning
 from baton.deploy.terminal.status_table import natural_width, render
 
 
 @click.command()
-@click.option("--url", default=None, help="The router; the cluster started last when left out.")
 @click.option("--watch", is_flag=True, help="Redraw until Ctrl-C.")
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True,
               help="Seconds between two looks, with --watch.")  # fmt: skip
 @click.option("--json", "json_wanted", is_flag=True, help="What the router says, as JSON.")
-@api_key_option
-def status(url: str | None, watch: bool, interval: float, json_wanted: bool, api_key: str) -> None:
+@router_options
+def status(
+    watch: bool,
+    interval: float,
+    json_wanted: bool,
+    url: str | None,
+    api_key: str,
+    cacert: Path | None,
+) -> None:
     """Show workers and their roles, requests, owners of state slots and KV pages, and hand-offs."""
-    router = RouterClient(url or newest().http_url, api_key)
+    found = router_from(url, api_key, cacert)
+    router = RouterClient(found.url, found.api_key, found.trust)
     if json_wanted:
         click.echo(json.dumps(router.server_info(), indent=2))
         return

@@ -9,16 +9,23 @@ from typing import Any
 import click
 from rich.console import Console
 
-from baton.api.browser_guard import BrowserPolicy
 from baton.core.errors import ConfigError
 from baton.core.role import Role
+from baton.deploy.access_options import (
+    access_options,
+    check_exposed,
+    client_tls_from,
+    client_tls_options,
+    insecure_option,
+    readable_on_the_way,
+)
 from baton.deploy.cluster.preflight import check_model
 from baton.deploy.cluster.wiring import MOST_TICKETS
 from baton.deploy.errors import StartError
+from baton.deploy.local.config import LocalConfig
 from baton.deploy.local.worker import LocalWorker
 from baton.deploy.options import (
     Seconds,
-    browser_options,
     engine_from,
     engine_options,
     lease_ms_from,
@@ -42,7 +49,10 @@ from baton.worker.config import WorkerConfig
               show_default=True, help="Role in a cluster; both: stand alone.")  # fmt: skip
 @click.option("--http", "http_port", type=click.IntRange(0, 65535), default=8000,
               show_default=True, help="HTTP port for clients; 0: any.")  # fmt: skip
-@click.option("--grpc-port", type=click.IntRange(0, 65535), default=0, show_default=True)
+@click.option("--grpc-port", type=click.IntRange(0, 65535), default=0, show_default=True,
+              help="gRPC port for clients; 0: any.")  # fmt: skip
+@click.option("--peer-port", type=click.IntRange(0, 65535), default=0, show_default=True,
+              help="gRPC port for routers and other workers; 0: any.")  # fmt: skip
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=0, show_default=True,
               help="Port of the worker's own metrics page; 0: any.")  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True,
@@ -58,64 +68,34 @@ from baton.worker.config import WorkerConfig
               help="Model name in requests; the folder's name when left out.")  # fmt: skip
 @streaming_option
 @lease_option
-@browser_options
+@access_options
+@client_tls_options
+@insecure_option
 @click.option("--threads", type=click.IntRange(1), default=None,
               help="Compute threads; every core when left out.")  # fmt: skip
 @click.option("--drain", type=Seconds(0), default=5.0, show_default=True,
               help="Seconds for running requests at the stop.")  # fmt: skip
-def worker(
-    role: str,
-    http_port: int,
-    grpc_port: int,
-    metrics_port: int,
-    host: str,
-    routers: tuple[str, ...],
-    worker_id: str | None,
-    served_model_name: str | None,
-    incremental_streaming_output: bool,
-    lease: float,
-    allowed_hosts: tuple[str, ...],
-    cors_origins: tuple[str, ...],
-    threads: int | None,
-    drain: float,
-    channel: str,
-    verify: str | None,
-    **given: Any,
-) -> None:
+def worker(role: str, host: str, insecure: bool, threads: int | None, **given: Any) -> None:
     """Run one worker in this process, without Ray, until Ctrl-C or SIGTERM. It answers its own
     clients over HTTP and gRPC with one engine: for debugging, or where prefill and decode need no
     separate workers.
     """
+    check_exposed(host, given["api_keys"], insecure=insecure)
+    clients = _local_config(host, given)
     keep_freed_memory()
     switch_often()
     engine_config = _engine_config(engine_from(given), Role(role), threads)
     check_model(engine_config)
-    if routers and role == Role.BOTH:
+    if given["routers"] and role == Role.BOTH:
         raise StartError("--router needs --role prefill or --role decode; both stands alone")
+    console = Console(highlight=False)
+    warning = readable_on_the_way(host, clients.api_keys, clients.client_tls)
+    if warning is not None:
+        console.print(f"warning: {warning}", style="yellow", soft_wrap=True)
     try:
-        config = WorkerConfig(
-            worker_id or f"{role}-{os.getpid()}",
-            Role(role),
-            engine_config,
-            host=host,
-            grpc_port=grpc_port,
-            metrics_port=metrics_port,
-            routers=routers,
-            lease_ms=lease_ms_from(lease),
-            channel=channel,
-            verify=verify_from(verify),
-            tls=tls_from(given),
-        )
-        local = LocalWorker(
-            config,
-            Engine.load(engine_config),
-            http_port=http_port,
-            served_model_name=served_model_name,
-            incremental_streaming_output=incremental_streaming_output,
-            drain_s=drain,
-            browsers=BrowserPolicy.of_server(host, allowed_hosts, cors_origins, keys=False),
-        )
-        asyncio.run(_serve(local, Console(highlight=False)))
+        config = _worker_config(Role(role), host, engine_config, given)
+        local = LocalWorker(config, Engine.load(engine_config), clients)
+        asyncio.run(_serve(local, console, "http" if clients.client_tls is None else "https"))
     except ConfigError as err:
         raise StartError(str(err)) from err
 
@@ -125,13 +105,47 @@ def _engine_config(engine: EngineConfig, role: Role, threads: int | None) -> Eng
     return replace(engine, tickets=tickets, threads=threads or len(os.sched_getaffinity(0)))
 
 
-async def _serve(local: LocalWorker, console: Console) -> None:
+def _worker_config(
+    role: Role, host: str, engine: EngineConfig, given: dict[str, Any]
+) -> WorkerConfig:
+    return WorkerConfig(
+        given["worker_id"] or f"{role}-{os.getpid()}",
+        role,
+        engine,
+        host="127.0.0.1" if role is Role.BOTH else host,  # a worker that stands alone has no peers
+        grpc_port=given["peer_port"],
+        metrics_port=given["metrics_port"],
+        routers=given["routers"],
+        lease_ms=lease_ms_from(given["lease"]),
+        channel=given["channel"],
+        verify=verify_from(given["verify"]),
+        tls=tls_from(given),
+    )
+
+
+def _local_config(host: str, given: dict[str, Any]) -> LocalConfig:
+    """Return the settings for the worker's own clients. Raises StartError."""
+    return LocalConfig(
+        host=host,
+        http_port=given["http_port"],
+        grpc_port=given["grpc_port"],
+        served_model_name=given["served_model_name"],
+        incremental_streaming_output=given["incremental_streaming_output"],
+        drain_s=given["drain"],
+        api_keys=given["api_keys"],
+        client_tls=client_tls_from(given),
+        allowed_hosts=given["allowed_hosts"],
+        cors_origins=given["cors_origins"],
+    )
+
+
+async def _serve(local: LocalWorker, console: Console, scheme: str) -> None:
     wanted = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, wanted.set)
     async with local:
         keep_what_is_loaded()
-        console.print(f"ready\n  HTTP  http://{local.addresses.http}")
+        console.print(f"ready\n  HTTP  {scheme}://{local.addresses.http}")
         console.print(f"  gRPC  {local.addresses.grpc}")
         await wanted.wait()
         console.print("stopping")

@@ -2,28 +2,20 @@
 
 from grpc import aio
 
-from baton.api.grpc_inference import InferenceServicer
-from baton.api.text_service import TextService
 from baton.deploy.local.backend import LocalBackend
-from baton.proto import common_pb2, inference_pb2_grpc
+from baton.proto import common_pb2
 from baton.worker.context import RoleService
 from baton.worker.engine_port import EventBatch
 
 
 class LocalRole:
-    """A `RoleService` in which clients and `inner`'s hand-offs, if any, share one engine.
+    """A `RoleService` in which clients and `inner`'s hand-offs, if any, share one engine."""
 
-    The local backend serves `baton.v1.Inference`.
-    """
-
-    def __init__(self, backend: LocalBackend, text: TextService, inner: RoleService | None) -> None:
+    def __init__(self, backend: LocalBackend, inner: RoleService | None) -> None:
         self._backend = backend
-        self._text = text
         self._inner = inner
 
     def add_to(self, server: aio.Server) -> None:
-        servicer = InferenceServicer(self._backend, self._text)
-        inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
         if self._inner is not None:
             self._inner.add_to(server)
 

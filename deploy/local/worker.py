@@ -1,25 +1,31 @@
 """A worker without Ray that answers HTTP and gRPC clients by itself."""
 
+import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from baton.api.browser_guard import BrowserPolicy
-from baton.api.http import MetricsPage, make_app
+from baton.api.grpc_inference import InferenceServicer
+from baton.api.http import MAX_BODY_BYTES, MetricsPage, make_app
+from baton.api.keys import Keyring
 from baton.api.native import native_routes
 from baton.api.text_service import TextService
 from baton.core.role import Role
 from baton.decode.service import DecodeService
 from baton.deploy.local.backend import LocalBackend
+from baton.deploy.local.config import LocalConfig
 from baton.deploy.local.role import LocalRole
 from baton.engine.engine import Engine
 from baton.prefill.service import PrefillService
+from baton.router.grpc_server import INFERENCE, GrpcServer
 from baton.router.http_server import HttpServer
 from baton.router.model import read_model_info
+from baton.rpc.client_tls import ClientTls
 from baton.text.chat_template import ChatTemplate
 from baton.text.model_folder import model_name
 from baton.text.tokenizer import Tokenizer
@@ -37,8 +43,9 @@ _INNER: Mapping[Role, MakeRole] = {Role.PREFILL: PrefillService, Role.DECODE: De
 class Addresses:
     """The worker's listening addresses, each host:port."""
 
-    http: str
+    http: str  # of clients
     grpc: str
+    peers: str  # of routers and other workers, over gRPC
     metrics: str
 
 
@@ -50,33 +57,23 @@ class LocalWorker:
     """
 
     def __init__(
-        self,
-        config: WorkerConfig,
-        engine: Engine,
-        *,
-        http_port: int = 0,
-        served_model_name: str | None = None,
-        incremental_streaming_output: bool = False,
-        drain_s: float = 0.0,
-        browsers: BrowserPolicy | None = None,
+        self, config: WorkerConfig, engine: Engine, clients: LocalConfig | None = None
     ) -> None:
-        """http_port: 0 for any free one. drain_s: seconds for running requests at the stop.
-        browsers: as in `make_app`.
-        """
+        """clients: None serves this machine on any free ports."""
         self._config = config
         self._engine = engine
-        self._http_port = http_port
-        self._model_id = served_model_name or model_name(config.engine.model)
-        self._incremental = incremental_streaming_output
-        self._drain_s = drain_s
-        self._browsers = browsers
+        self._clients = clients or LocalConfig()
         self._open = contextlib.AsyncExitStack()
         self._context: WorkerContext
         self.backend: LocalBackend
         self.addresses: Addresses
 
     async def __aenter__(self) -> Self:
-        """Start serving. Raises ConfigError for a folder without tokenizer, or a taken port."""
+        """Start serving.
+
+        Raises ConfigError for a folder without tokenizer, a taken port, or files of API keys or
+        certificates that are not valid.
+        """
         async with contextlib.AsyncExitStack() as opening:
             await self._start(opening)
             self._open = opening.pop_all()
@@ -88,40 +85,77 @@ class LocalWorker:
         await self._open.aclose()
 
     async def _start(self, opening: contextlib.AsyncExitStack) -> None:
-        config = self._config
+        config, clients = self._config, self._clients
+        keys = None if clients.api_keys is None else Keyring(clients.api_keys)
+        tls = None if clients.client_tls is None else ClientTls(clients.client_tls)
         folder = config.engine.model
         tokenizer = Tokenizer.from_folder(folder)
         text = TextService(tokenizer, ChatTemplate.from_folder(folder))
         opening.callback(text.close)
-        model = read_model_info(folder, self._model_id, tokenizer)
+        model_id = clients.served_model_name or model_name(folder)
+        model = read_model_info(folder, model_id, tokenizer)
 
         def make_role(context: WorkerContext) -> RoleService:
             self._context = context
             self.backend = LocalBackend(context, model)
             inner = _INNER.get(config.role)
-            return LocalRole(self.backend, text, None if inner is None else inner(context))
+            return LocalRole(self.backend, None if inner is None else inner(context))
 
-        runtime = WorkerRuntime(config, self._engine, make_role)
+        lost = asyncio.Event()
+        runtime = WorkerRuntime(config, self._engine, make_role, lost.set)
         started = await runtime.start()
         async with contextlib.AsyncExitStack() as guard:
             guard.push_async_callback(runtime.stop, 0.0)
-            routes = native_routes(self.backend, text, incremental=self._incremental)
-            app = make_app(
-                self.backend,
-                text,
-                self._metrics,
-                more_routes=routes,
-                browsers=self._browsers,
+            http = self._http(text, keys, tls)
+            guard.push_async_callback(http.stop, 0.0)
+            grpc_server = GrpcServer(
+                InferenceServicer(self.backend, text, keys),
+                clients.host,
+                clients.grpc_port,
+                max_body_bytes=MAX_BODY_BYTES,
+                keys=keys,
+                tls=tls,
             )
-            http = HttpServer(app, config.host, self._http_port)
             await http.start()
+            await grpc_server.start()
             guard.pop_all()
-        # The engine stops first, so that HTTP can still report the requests that this ends.
+        if tls is not None:
+            self._context.metrics.certificate("clients", tls.seconds_left)
+        # The engine stops first, so that both servers can still report the requests that this ends.
         opening.push_async_callback(http.stop, CLOSE_GRACE_S)
-        opening.push_async_callback(runtime.stop, self._drain_s)
+        opening.push_async_callback(grpc_server.stop, CLOSE_GRACE_S)
+        opening.push_async_callback(runtime.stop, clients.drain_s)
+        watching = asyncio.create_task(_report_health(grpc_server, lost))
+        opening.callback(watching.cancel)
         self.addresses = Addresses(
-            f"{config.host}:{http.port}", started.address, started.metrics_address
+            f"{clients.host}:{http.port}",
+            f"{clients.host}:{grpc_server.port}",
+            started.address,
+            started.metrics_address,
         )
+
+    def _http(self, text: TextService, keys: Keyring | None, tls: ClientTls | None) -> HttpServer:
+        clients = self._clients
+        app = make_app(
+            self.backend,
+            text,
+            self._metrics,
+            more_routes=native_routes(
+                self.backend, text, incremental=clients.incremental_streaming_output
+            ),
+            browsers=clients.browsers,
+            keys=keys,
+        )
+        return HttpServer(app, clients.host, clients.http_port, tls)
 
     def _metrics(self) -> MetricsPage:
         return MetricsPage(generate_latest(self._context.metrics.registry), CONTENT_TYPE_LATEST)
+
+
+async def _report_health(server: GrpcServer, lost: asyncio.Event) -> None:
+    """Report the server as healthy until the engine is lost."""
+    for name in ("", INFERENCE):
+        await server.health.set(name, HealthCheckResponse.SERVING)
+    await lost.wait()
+    for name in ("", INFERENCE):
+        await server.health.set(name, HealthCheckResponse.NOT_SERVING)

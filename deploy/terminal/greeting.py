@@ -1,13 +1,18 @@
 """The message of `baton serve` when the cluster is ready."""
 
 import json
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.markup import escape
 
+from baton.core.errors import ConfigError
 from baton.deploy.cluster.cluster import Cluster
+from baton.rpc.server_certificate import CertificateFiles, read_server_certificate
 
 
 def greet(console: Console, cluster: Cluster, seconds: float) -> None:
@@ -24,8 +29,13 @@ def greet(console: Console, cluster: Cluster, seconds: float) -> None:
         plan = "; ".join(f"{name} {value}" for name, value in worker["memory_plan"].items())
         line = f"  {worker['role']:<8} {escape(plan)}"
         console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"[dim]{escape(_curl(cluster.http_url, info['router']['model']))}[/]",
-                  highlight=False, soft_wrap=True)  # fmt: skip
+    config = cluster.config
+    keys = config.api_keys is not None
+    url, trusted = cluster.http_url, None
+    if config.client_tls is not None:
+        url, trusted = _named(url, config.client_tls)
+    line = curl_line(url, info["router"]["model"], keys=keys, trusted=trusted)
+    console.print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
 
 
 def _one_a_role(workers: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
@@ -36,6 +46,35 @@ def _one_a_role(workers: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
     return list(first.values())
 
 
-def _curl(url: str, model: str) -> str:
+def _named(url: str, files: CertificateFiles) -> tuple[str, Path | None]:
+    """Return the URL with a host that the certificate names, and the file that a client must trust
+    explicitly, if any.
+    """
+    try:
+        certificate = read_server_certificate(files)
+    except ConfigError:  # the files changed since the start
+        return url, None
+    found = urlsplit(url)
+    names = [name for name in certificate.names if "*" not in name]
+    host = found.hostname or ""
+    if names and host not in names:
+        host = names[0]
+    trusted = files.certificate if certificate.self_signed else None
+    return f"{found.scheme}://{host}:{found.port}", trusted
+
+
+def curl_line(url: str, model: str, *, keys: bool, trusted: Path | None) -> str:
+    """Return a command that asks the server at `url`.
+
+    keys: it asks for an API key, which the command takes from BATON_API_KEY. trusted: the
+    certificate, if no authority has signed it.
+    """
     body = json.dumps({"model": model, "prompt": "Once upon a time", "max_tokens": 32})
-    return f"curl {url}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
+    words = ["curl"]
+    if trusted is not None:
+        words.append(f"--cacert {shlex.quote(str(trusted))}")
+    words.append(f"{url}/v1/completions")
+    if keys:
+        words.append('-H "Authorization: Bearer $BATON_API_KEY"')
+    words += ["-H 'Content-Type: application/json'", f"-d {shlex.quote(body)}"]
+    return " ".join(words)

@@ -10,6 +10,7 @@ import pytest
 
 from baton.deploy.client.ask import stream_text
 from baton.deploy.client.router_client import RouterClient
+from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.errors import NotRunning
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n"
@@ -49,7 +50,7 @@ def test_half_an_answer_is_none(answer: bytes) -> None:
 def test_a_stream_that_breaks_off_says_so(end: bytes) -> None:
     word = b"%x\r\n%b\r\n" % (len(WORD), WORD)
     with says(CHUNKED + word + end) as url:
-        stream = stream_text(url, {}, chat=False)
+        stream = stream_text(RouterAddress(url), {}, chat=False)
         assert next(stream) == ("text", "so ")
         with pytest.raises(NotRunning, match="answer"):
             next(stream)

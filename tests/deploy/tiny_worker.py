@@ -12,6 +12,7 @@ import httpx
 
 from baton.bench.checkpoints import GRANITE_SMALL
 from baton.core.role import Role
+from baton.deploy.local.config import LocalConfig
 from baton.deploy.local.worker import LocalWorker
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -75,20 +76,24 @@ async def served(folder: Path, role: Role = Role.BOTH, **engine: Any) -> AsyncIt
 
 async def findings(worker: LocalWorker) -> list[str]:
     """Return the findings of the audit of the worker's engine."""
-    async with grpc.aio.insecure_channel(worker.addresses.grpc) as channel:
+    async with grpc.aio.insecure_channel(worker.addresses.peers) as channel:
         audit = await worker_pb2_grpc.WorkerStub(channel).Audit(worker_pb2.AuditRequest())
     return list(audit.findings)
 
 
 def make_worker(
-    folder: Path, role: Role = Role.BOTH, routers: tuple[str, ...] = (), **engine: Any
+    folder: Path,
+    role: Role = Role.BOTH,
+    routers: tuple[str, ...] = (),
+    clients: LocalConfig | None = None,
+    **engine: Any,
 ) -> LocalWorker:
     options = {"page_size": GRID, "max_running": 4, "memory_bytes": 64 << 20, "threads": 1}
     if role is Role.DECODE:
         options["tickets"] = 1
     config = EngineConfig(folder, **options | engine)
     return LocalWorker(
-        WorkerConfig(f"{role}-0", role, config, routers=routers), Engine.load(config)
+        WorkerConfig(f"{role}-0", role, config, routers=routers), Engine.load(config), clients
     )
 
 

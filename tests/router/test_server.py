@@ -93,14 +93,16 @@ async def test_health_follows_the_workers_over_grpc(tmp_path: Path) -> None:
         watch.cancel()
 
 
-async def test_reflection_lists_the_services(tmp_path: Path) -> None:
+async def test_reflection_lists_what_is_for_clients(tmp_path: Path) -> None:
     async with Cluster(tmp_path) as cluster:
         stub = reflection_pb2_grpc.ServerReflectionStub(cluster.channel)
         call = stub.ServerReflectionInfo(timeout=DEADLINE_S)
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         listed = (await call.read()).list_services_response.service
-        assert {"baton.v1.Inference", "baton.v1.Registry", "grpc.health.v1.Health"} <= {
-            service.name for service in listed
+        assert {service.name for service in listed} == {
+            "baton.v1.Inference",
+            "grpc.health.v1.Health",
+            "grpc.reflection.v1alpha.ServerReflection",
         }
         call.cancel()
 

@@ -1,0 +1,53 @@
+"""The options by which commands find a router and prove themselves to it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from baton.deploy.client.state_file import newest
+from baton.deploy.client.trust import PinnedCertificate, Trust, authorities
+
+_OPTIONS = (
+    click.option("--url", default=None,
+                 help="URL of the router; by default, of the cluster that you started last."),
+    click.option("--api-key", envvar="BATON_API_KEY", default="",
+                 help="For a router that asks for keys. In BATON_API_KEY, other users cannot read "
+                 "it."),
+    click.option("--cacert", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                 default=None,
+                 help="PEM file with the authority of the router's certificate; by default, this "
+                 "machine's authorities, or for your own cluster its certificate."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RouterAddress:
+    """A router, the key that opens it, and the certificates that prove it."""
+
+    url: str
+    api_key: str = field(default="", repr=False)
+    trust: Trust | None = None  # None: this machine's authorities
+
+
+def router_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; `router_from` reads their values."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def router_from(url: str | None, api_key: str, cacert: Path | None) -> RouterAddress:
+    """Return the router that the options name, or that of the cluster started last.
+
+    Raises NotRunning, or DeployError for a file without certificates.
+    """
+    trust = None if cacert is None else authorities(cacert)
+    if url is not None:
+        return RouterAddress(url, api_key, trust)
+    state = newest()
+    if trust is None and state.certificate is not None:
+        trust = PinnedCertificate(Path(state.certificate))
+    return RouterAddress(state.http_url, api_key, trust)

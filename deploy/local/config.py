@@ -1,0 +1,29 @@
+"""The settings of the servers for the own clients of a worker without Ray."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.api.browser_guard import BrowserPolicy
+from baton.rpc.server_certificate import CertificateFiles
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """The settings for a worker's own clients, set from the command line."""
+
+    host: str = "127.0.0.1"
+    http_port: int = 0  # 0: any free one
+    grpc_port: int = 0
+    served_model_name: str | None = None  # None: the folder's name
+    incremental_streaming_output: bool = False  # of /generate: only new text
+    api_keys: Path | None = None  # the file of API keys; None: everybody may call
+    client_tls: CertificateFiles | None = None  # None: in the clear
+    allowed_hosts: tuple[str, ...] = ()  # names in `Host` besides loopback's and `host`
+    cors_origins: tuple[str, ...] = ()  # origins of pages that may call from a browser
+    drain_s: float = 0.0  # seconds for running requests at the stop
+
+    @property
+    def browsers(self) -> BrowserPolicy:
+        return BrowserPolicy.of_server(
+            self.host, self.allowed_hosts, self.cors_origins, keys=self.api_keys is not None
+        )

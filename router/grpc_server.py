@@ -1,0 +1,69 @@
+"""The gRPC server that clients connect to."""
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from baton.api.access import KeyInterceptor
+from baton.api.grpc_inference import InferenceServicer
+from baton.api.keys import Keyring
+from baton.core.errors import ConfigError
+from baton.proto import inference_pb2, inference_pb2_grpc
+from baton.rpc.channel_options import public_server_options
+from baton.rpc.client_tls import ClientTls
+
+INFERENCE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+
+class GrpcServer:
+    """A server of `baton.v1.Inference`, health and reflection."""
+
+    def __init__(
+        self,
+        inference: InferenceServicer,
+        host: str,
+        port: int,
+        *,
+        max_body_bytes: int,
+        keys: Keyring | None = None,
+        tls: ClientTls | None = None,
+    ) -> None:
+        """Bind the address. Raises ConfigError if that fails. Port 0 is any free port.
+
+        keys: None serves everybody. tls: None serves in the clear.
+        """
+        self.health = health_aio.HealthServicer()
+        self.server = grpc.aio.server(
+            interceptors=[] if keys is None else [KeyInterceptor(keys)],
+            options=public_server_options(max_body_bytes),
+        )
+        inference_pb2_grpc.add_InferenceServicer_to_server(inference, self.server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+        reflection.enable_server_reflection(
+            (INFERENCE, HEALTH, reflection.SERVICE_NAME), self.server
+        )
+        self.port = self._listen(host, port, tls)
+
+    async def start(self) -> None:
+        """Begin to accept connections."""
+        await self.server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop accepting, give running calls `grace_s` to end, then close their connections."""
+        await self.server.stop(grace_s)
+
+    def _listen(self, host: str, port: int, tls: ClientTls | None) -> int:
+        address = f"{host}:{port}"
+        try:
+            if tls is None:
+                bound: int = self.server.add_insecure_port(address)
+            else:
+                bound = self.server.add_secure_port(address, tls.grpc_credentials())
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen for gRPC on {host} port {port}: {error}; name another address, or "
+                "port 0 for any free one"
+            ) from error
+        return bound
