@@ -23,7 +23,6 @@ from baton.rpc.lease import DEFAULT_LEASE_MS
 from baton.rpc.tls import Tls
 from baton.transfer.channels.registry import AUTO, CHANNELS
 from baton.worker.config import SendSnapshots, StateReturn
-from baton.worker.reporter import PERIOD_S
 
 DTYPES = {
     "float32": torch.float32,
@@ -31,7 +30,7 @@ DTYPES = {
     "float16": torch.float16,
 }
 _DEFAULTS = EngineConfig(Path())
-_MIN_LEASE_S = 2 * PERIOD_S  # a router hears of a worker once a period
+_MIN_LEASE_S = 1  # heartbeats and reports of a shorter one would come too often
 _MAX_LEASE_S = 3600
 _MAX_BODY_MB = 2047  # gRPC counts a message's bytes in a signed 32-bit number
 

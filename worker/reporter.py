@@ -1,6 +1,7 @@
 """Keeps the worker's status up to date for its routers."""
 
 import asyncio
+import contextlib
 import json
 import os
 import time
@@ -16,12 +17,18 @@ from baton.text.model_folder import model_name
 from baton.worker.context import RoleService, WorkerContext
 from baton.worker.settings import engine_settings
 
-PERIOD_S = 0.5
+LONGEST_PERIOD_S = 1.0
+REPORTS_PER_LEASE = 3
 LEAST_S = 0.05  # between two reports, however often the load changes
 
 
+def report_period_s(lease_ms: int) -> float:
+    """Return the time from one report to the next while the load does not change."""
+    return min(LONGEST_PERIOD_S, lease_ms / 1000 / REPORTS_PER_LEASE)
+
+
 class Reporter:
-    """A poller of the engine's status: every half second, and soon after the load has changed.
+    """A poller of the engine's status: once a period, and soon after the load has changed.
 
     An engine answers between two steps. During a long step the last answer is reported again with
     the time since, because a router treats a silent worker as lost.
@@ -36,6 +43,7 @@ class Reporter:
         self._model = model_name(context.config.engine.model)
         self._memory_plan = context.engine.plan.describe()
         self._began = time.monotonic()
+        self._period_s = report_period_s(context.config.lease_ms)
         self._changed = asyncio.Event()
         self._fresh = asyncio.Condition()
         self._reports = 0
@@ -50,6 +58,7 @@ class Reporter:
         """Poll until cancelled, or until the engine's loop has ended."""
         while True:
             self._changed.clear()
+            began = time.monotonic()
             look = asyncio.ensure_future(self.status())
             try:
                 await self._report_while(look)
@@ -57,12 +66,10 @@ class Reporter:
                 look.cancel()
             self._latest = look.result()
             await self._report()
-            await asyncio.sleep(LEAST_S)
-            try:
-                async with asyncio.timeout(PERIOD_S - LEAST_S):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._period_s):
                     await self._changed.wait()
-            except TimeoutError:
-                pass
+            await asyncio.sleep(began + LEAST_S - time.monotonic())
 
     async def next_report(self, after: int) -> tuple[int, worker_pb2.WorkerReport]:
         """Wait for the first report with a number above `after`. Return the number, from 1, and the
@@ -86,7 +93,7 @@ class Reporter:
     async def _report_while(self, look: "asyncio.Task[worker_pb2.WorkerStatus]") -> None:
         """Repeat the last report until `look` is done."""
         asked = time.monotonic()
-        while not (await asyncio.wait({look}, timeout=PERIOD_S))[0]:
+        while not (await asyncio.wait({look}, timeout=self._period_s))[0]:
             lag_s = time.monotonic() - asked
             self._context.metrics.set_lag(lag_s)
             self._latest.lag_us = round(lag_s * 1e6)

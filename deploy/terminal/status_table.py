@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-_SILENT_S = 1.0
-"""The time without a report from which the table shows it. There are two reports a second."""
+_SILENT_S = 2.0
+"""The time without a report from which the table shows it. There is at least one a second."""
 _QUIET = ("complete", "active", "failed", "cancelled", "expired")  # hand-offs that are over
 _NAMES = ("worker", "role", "group", "state")
 _NUMBERS = ("lag", "run", "wait")

@@ -166,7 +166,7 @@ def test_status_of_what_is_no_router_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("heard_s", "lag_ms", "told"), [(0.4, 12_340.0, "12.3s"), (1.5, 12_340.0, "silent 1.5s")]
+    ("heard_s", "lag_ms", "told"), [(0.4, 12_340.0, "12.3s"), (2.5, 12_340.0, "silent 2.5s")]
 )
 def test_the_status_table_tells_who_lags_and_who_is_silent(
     heard_s: float, lag_ms: float, told: str

@@ -64,7 +64,7 @@ async def test_a_change_of_load_is_reported_before_the_period_ends() -> None:
 async def test_a_worker_in_a_long_step_goes_on_reporting_and_says_for_how_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("baton.worker.reporter.PERIOD_S", 0.1)
+    monkeypatch.setattr("baton.worker.reporter.LONGEST_PERIOD_S", 0.1)
     router = FakeRouter()
     async with serving(router) as address:
         worker = told(decode_worker(), address)
@@ -103,7 +103,7 @@ async def test_a_report_that_takes_too_long_to_write_is_no_end_of_reports(
 ) -> None:
     """A report that outlasts its deadline ends the stream, as when this worker or the router was
     held up, and the worker registers again."""
-    monkeypatch.setattr("baton.worker.reporter.PERIOD_S", 0.1)
+    monkeypatch.setattr("baton.worker.reporter.LONGEST_PERIOD_S", 0.1)
     router = FakeRouter()
     async with serving(router) as address:
         worker = told(decode_worker(), address)
