@@ -17,6 +17,9 @@ from torch import Tensor
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import SMALL, Native
 
+_MOST_PARTS = 16  # of a row's context: MOST_PARTS in native/attention_token.h
+_ROWS_A_THREAD = 8  # from which on a native thread takes whole rows: PIECES in native/team.h
+
 
 def kv_write(
     k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, token_pages: Tensor, token_offsets: Tensor
@@ -175,6 +178,7 @@ def paged_attn_decode_native(
     pools in float32 or bfloat16. It reads the lengths from `kv_lens` alone."""
     rows, heads, head_dim = q.shape
     out = native.empty(rows, heads, head_dim)
+    parts = parts_memory(native, rows, heads, head_dim)
     native.call(
         signatures.AttnDecodeArguments(
             q=q,
@@ -184,6 +188,7 @@ def paged_attn_decode_native(
             table_rows=table_rows,
             kv_lens=kv_lens,
             out=out,
+            parts=parts,
             rows=rows,
             heads=heads,
             kv_heads=k_pool.shape[2],
@@ -197,6 +202,14 @@ def paged_attn_decode_native(
         )
     )
     return out
+
+
+def parts_memory(native: Native, rows: int, heads: int, width: int) -> Tensor | None:
+    """Return memory for the softmaxes of the parts of each row's context, which threads divide;
+    None where there are rows enough for all threads."""
+    if rows >= _ROWS_A_THREAD * torch.get_num_threads():
+        return None
+    return native.empty(rows, _MOST_PARTS, heads, width + 2)
 
 
 def paged_attn_ref(

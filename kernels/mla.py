@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.kernels.attention import gather_seen
+from baton.kernels.attention import gather_seen, parts_memory
 from baton.kernels.linear import linear_native
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import SMALL, Native
@@ -212,6 +212,7 @@ def mla_decode_native(
     pools in float32 or bfloat16. It reads the lengths from `kv_lens` alone."""
     rows, _, heads, width = q.shape
     out = native.empty(rows, 1, heads, rank)
+    parts = parts_memory(native, rows, heads, rank)
     native.call(
         signatures.MlaDecodeArguments(
             q=q,
@@ -220,6 +221,7 @@ def mla_decode_native(
             table_rows=table_rows,
             kv_lens=kv_lens,
             out=out,
+            parts=parts,
             rows=rows,
             heads=heads,
             width=width,

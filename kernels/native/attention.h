@@ -1,6 +1,6 @@
 // Keys and values into pages, and attention of one token a row over them.
 #pragma once
-#include "attention_token.h"
+#include "attention_rows.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -37,38 +37,31 @@ struct AttnDecode {
   const int64_t* table_rows;    // [rows], row of `tables` of each row
   const int64_t* kv_lens;       // [rows]; 0 for padding rows
   float* out;                   // [rows, heads, head_dim]
+  float* parts;                 // of RowsOfHeads
   int64_t rows, heads, kv_heads, head_dim, page_size, q_stride, page_stride, table_stride, dtype;
   double scale;
 };
 
-// KV heads first .. first + count of one row.
 template <class T>
-void attend(const AttnDecode& a, int64_t row, int64_t first, int64_t count) {
-  const int64_t D = a.head_dim, end = a.kv_lens[row], per = a.heads / a.kv_heads;
-  auto positions = [&](const void* pool) {
-    return Positions<T>{static_cast<const T*>(pool) + first * D, a.tables + a.table_rows[row] * a.table_stride,
-                        a.page_size, a.page_stride, a.kv_heads * D};
+void attn_decode_as(const AttnDecode& a, Team& team) {
+  const int64_t D = a.head_dim, per = a.heads / a.kv_heads;
+  const RowsOfHeads rows{a.rows, a.heads, per, D, a.kv_lens, a.out, a.parts};
+  auto attend = [&](int64_t row, int64_t first, int64_t end, int64_t from, int64_t to,
+                    const Softmax& softmax) {
+    auto positions = [&](const void* pool) {
+      return Positions<T>{static_cast<const T*>(pool) + first / per * D,
+                          a.tables + a.table_rows[row] * a.table_stride, a.page_size, a.page_stride,
+                          a.kv_heads * D};
+    };
+    const TokenHeads heads{a.q + row * a.q_stride + first * D, (end - first) / per, per, D, D,
+                           static_cast<float>(a.scale)};
+    attend_part(heads, positions(a.k_pool), positions(a.v_pool), from, to, softmax);
   };
-  const TokenHeads heads{a.q + row * a.q_stride + first * per * D,
-                         a.out + (row * a.heads + first * per) * D,
-                         count, per, D, D,
-                         static_cast<float>(a.scale)};
-  attend_token(heads, positions(a.k_pool), positions(a.v_pool), end);
+  attend_rows(rows, team, team.share_of(a.rows, a.kv_heads), attend);
 }
 
 void attn_decode(const AttnDecode& a, Team& team) {
-  // A head's sums do not depend on how many heads share its piece of work.
-  const int64_t each = team.share_of(a.rows, a.kv_heads);
-  const int64_t parts = (a.kv_heads + each - 1) / each;
-  team.each(a.rows * parts, [&](int64_t job) {
-    const int64_t row = job / parts, first = job % parts * each;
-    const int64_t count = a.kv_heads - first < each ? a.kv_heads - first : each;
-    if (a.dtype == FLOAT32) {
-      attend<float>(a, row, first, count);
-    } else {
-      attend<Bf16>(a, row, first, count);
-    }
-  });
+  a.dtype == FLOAT32 ? attn_decode_as<float>(a, team) : attn_decode_as<Bf16>(a, team);
 }
 
 }  // namespace

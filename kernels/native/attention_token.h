@@ -75,37 +75,53 @@ inline void add_values(const float* weights, const T* values, int64_t step, int6
 // Query heads of one token that share their keys and values `per` by `per`.
 struct TokenHeads {
   const float* q;  // [kv_heads, per, keys]
-  float* out;      // [kv_heads, per, values]
   int64_t kv_heads, per, keys, values;  // keys, values: channels
   float scale;
 };
 
-// Softmax over positions 0 .. end, and the mean of their values by that: zeros where there are
-// none. Positions are read as they lie, those of all KV heads together: one KV head after another,
-// memory is read at half the speed.
+// A row's context is met in parts, one after another, and each part's softmax is merged into that of
+// the parts before it. Where the parts lie follows from the row's own length: a row has the same
+// bits whether one thread takes all of its parts or every part has a thread.
+constexpr int64_t MOST_PARTS = 16, LEAST_PART = 256;
+
+inline int64_t part_length(int64_t positions) {
+  const int64_t each = (positions + MOST_PARTS - 1) / MOST_PARTS;
+  return each <= LEAST_PART ? LEAST_PART : (each + KEYS - 1) / KEYS * KEYS;
+}
+
+// The softmax of some heads: their sums, and `width` values each, not yet divided by the totals.
+inline Softmax softmax_in(float* memory, int64_t heads, int64_t width) {
+  return {memory + heads * width, memory + heads * (width + 1), memory};
+}
+inline int64_t softmax_size(int64_t heads, int64_t width) { return heads * (width + 2); }
+
+// Softmax over positions begin .. end, at least one. Positions are read as they lie, those of all
+// KV heads together: one KV head after another, memory is read at half the speed.
+//
+// Not inlined, nor is merge_part: all who call them get the same instructions, and so the same bits.
+// Arguments are values: a store could change what a reference refers to, for all the compiler knows.
 template <class T>
-void attend_token(const TokenHeads& a, const Positions<T>& keys, const Positions<T>& values,
-                  int64_t end) {
+__attribute__((noinline)) void attend_part(const TokenHeads a, const Positions<T> keys,
+                                           const Positions<T> values, int64_t begin, int64_t end,
+                                           const Softmax softmax) {
   struct Memory {};
   constexpr int64_t SCORED = 4, ADDED = 8;  // positions that one KV head takes before the next
   const int64_t heads = a.kv_heads * a.per;
-  memset(a.out, 0, heads * a.values * sizeof(float));
-  if (end <= 0) return;
-  float* q = scratch<float, Memory>(heads * (a.keys + KEYS + 2));
+  float* q = scratch<float, Memory>(heads * (a.keys + KEYS));
   float* scores = q + heads * a.keys;
-  const Softmax softmax{scores + heads * KEYS, scores + heads * (KEYS + 1), a.out};
   runs(heads * a.keys,
        [&](int64_t i, int64_t n) { store_run(q + i, load_run(a.q + i, n) * a.scale, n); });
   for (int64_t h = 0; h < heads; h++) {
     softmax.top[h] = -INFINITY;
     softmax.total[h] = 0.0f;
   }
+  memset(softmax.values, 0, heads * a.values * sizeof(float));
   auto each_group = [&](auto f) {
     for (int64_t kv = 0; kv < a.kv_heads; kv++) {
       head_groups(a.per, [&](int64_t h, auto group) { f(kv, kv * a.per + h, group); });
     }
   };
-  for (int64_t at = 0; at < end; at += KEYS) {
+  for (int64_t at = begin; at < end; at += KEYS) {
     const int64_t count = end - at < KEYS ? end - at : KEYS;
     keys.runs_of(at, count, [&](int64_t i, const T* from, int64_t n) {
       const int64_t whole = n / SCORED * SCORED;
@@ -125,17 +141,38 @@ void attend_token(const TokenHeads& a, const Positions<T>& keys, const Positions
       for (int64_t k = 0; k < n; k += ADDED) {
         each_group([&](int64_t kv, int64_t h, auto group) {
           add_values<T, group>(scores + h * KEYS + i + k, from + k * values.step + kv * a.values,
-                               values.step, n - k < ADDED ? n - k : ADDED, a.out + h * a.values,
-                               a.values);
+                               values.step, n - k < ADDED ? n - k : ADDED,
+                               softmax.values + h * a.values, a.values);
         });
       }
     });
   }
+}
+
+// Merges the softmax of the next part into that of the parts before it.
+__attribute__((noinline)) inline void merge_part(const Softmax part, const Softmax into,
+                                                 int64_t heads, int64_t width) {
+  for (int64_t h = 0; h < heads; h++) {
+    const float top = into.top[h] > part.top[h] ? into.top[h] : part.top[h];
+    const float kept = expf(into.top[h] - top), added = expf(part.top[h] - top);
+    float* values = into.values + h * width;
+    const float* more = part.values + h * width;
+    runs(width, [&](int64_t i, int64_t n) {
+      store_run(values + i, load_run(values + i, n) * kept + load_run(more + i, n) * added, n);
+    });
+    into.total[h] = into.total[h] * kept + part.total[h] * added;
+    into.top[h] = top;
+  }
+}
+
+// The mean of each head's values, by its weights.
+inline void write_means(const Softmax& softmax, int64_t heads, int64_t width, float* out) {
   for (int64_t h = 0; h < heads; h++) {
     const float share = 1.0f / softmax.total[h];
-    float* mean = a.out + h * a.values;
-    runs(a.values,
-         [&](int64_t i, int64_t n) { store_run(mean + i, load_run(mean + i, n) * share, n); });
+    const float* values = softmax.values + h * width;
+    float* mean = out + h * width;
+    runs(width,
+         [&](int64_t i, int64_t n) { store_run(mean + i, load_run(values + i, n) * share, n); });
   }
 }
 

@@ -49,8 +49,8 @@ OPERATION(kv_write, KvWrite,
           k, v, k_pool, v_pool, pages, offsets, tokens, width, k_stride, v_stride, page_stride,
           dtype)
 OPERATION(attn_decode, AttnDecode,
-          q, k_pool, v_pool, tables, table_rows, kv_lens, out, rows, heads, kv_heads, head_dim,
-          page_size, q_stride, page_stride, table_stride, dtype, scale)
+          q, k_pool, v_pool, tables, table_rows, kv_lens, out, parts, rows, heads, kv_heads,
+          head_dim,          page_size, q_stride, page_stride, table_stride, dtype, scale)
 OPERATION(attn_prefill, AttnPrefill,
           q, k_pool, v_pool, tables, table_rows, starts, kv_lens, out, rows, tokens, heads,
           kv_heads, head_dim, page_size, q_stride, page_stride, table_stride, dtype, scale)
@@ -70,7 +70,7 @@ OPERATION(mla_query, MlaQuery,
           plain, rotated, up, out, rows, heads, keys, values, rank, tail, plain_stride,
           plain_head, rotated_stride, rotated_head, dtype)
 OPERATION(mla_decode, MlaDecode,
-          q, pool, tables, table_rows, kv_lens, out, rows, heads, width, rank, page_size,
+          q, pool, tables, table_rows, kv_lens, out, parts, rows, heads, width, rank, page_size,
           page_stride, table_stride, dtype, scale)
 OPERATION(latent_read, LatentRead,
           pool, tables, table_rows, kv_lens, out, rows, tokens, width, page_size, page_stride,

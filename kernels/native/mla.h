@@ -1,6 +1,6 @@
 // Latent attention: what is done to queries before, over pages of latents, and after; see mla.py.
 #pragma once
-#include "attention_token.h"
+#include "attention_rows.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -92,34 +92,34 @@ struct MlaDecode {
   const int64_t* table_rows;  // [rows], row of `tables` of each row
   const int64_t* kv_lens;     // [rows]; 0 for padding rows
   float* out;              // [rows, heads, rank]
+  float* parts;            // of RowsOfHeads
   int64_t rows, heads, width, rank, page_size, page_stride, table_stride, dtype;
   double scale;
 };
 
-template <class T>
-void mla_attend(const MlaDecode& a, int64_t row, int64_t first, int64_t count) {
-  const Positions<T> latents{static_cast<const T*>(a.pool),
-                             a.tables + a.table_rows[row] * a.table_stride, a.page_size,
-                             a.page_stride, a.width};
-  const int64_t head = row * a.heads + first;
-  const TokenHeads heads{a.q + head * a.width, a.out + head * a.rank, 1, count, a.width, a.rank,
-                         static_cast<float>(a.scale)};
-  attend_token(heads, latents, latents, a.kv_lens[row]);
-}
-
 constexpr int64_t MLA_HEADS = 8;  // that one thread takes over a row's latents together
 
-void mla_decode(const MlaDecode& a, Team& team) {
-  const int64_t groups = (a.heads + MLA_HEADS - 1) / MLA_HEADS;
-  team.each(a.rows * groups, [&](int64_t job) {
-    const int64_t row = job / groups, first = job % groups * MLA_HEADS;
-    const int64_t heads = a.heads - first < MLA_HEADS ? a.heads - first : MLA_HEADS;
-    if (a.dtype == FLOAT32) {
-      mla_attend<float>(a, row, first, heads);
-    } else {
-      mla_attend<Bf16>(a, row, first, heads);
+template <class T>
+void mla_decode_as(const MlaDecode& a, Team& team) {
+  const RowsOfHeads rows{a.rows, a.heads, MLA_HEADS, a.rank, a.kv_lens, a.out, a.parts};
+  auto attend = [&](int64_t row, int64_t first, int64_t end, int64_t from, int64_t to,
+                    const Softmax& softmax) {
+    const Positions<T> latents{static_cast<const T*>(a.pool),
+                               a.tables + a.table_rows[row] * a.table_stride, a.page_size,
+                               a.page_stride, a.width};
+    for (int64_t head = first; head < end; head += MLA_HEADS) {
+      const int64_t count = end - head < MLA_HEADS ? end - head : MLA_HEADS, at = head - first;
+      const TokenHeads heads{a.q + (row * a.heads + head) * a.width, 1, count, a.width, a.rank,
+                             static_cast<float>(a.scale)};
+      attend_part(heads, latents, latents, from, to,
+                  {softmax.top + at, softmax.total + at, softmax.values + at * a.rank});
     }
-  });
+  };
+  attend_rows(rows, team, 1, attend);
+}
+
+void mla_decode(const MlaDecode& a, Team& team) {
+  a.dtype == FLOAT32 ? mla_decode_as<float>(a, team) : mla_decode_as<Bf16>(a, team);
 }
 
 struct FromLatent {

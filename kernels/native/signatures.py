@@ -129,8 +129,9 @@ class KvWriteArguments(Arguments):
 
 class AttnDecodeArguments(Arguments):
     operation = "attn_decode"
+    optional = frozenset({"parts"})
     _fields_ = _fields(
-        "q k_pool v_pool tables table_rows kv_lens out",
+        "q k_pool v_pool tables table_rows kv_lens out parts",
         "rows heads kv_heads head_dim page_size q_stride page_stride table_stride dtype",
         "scale",
     )
@@ -189,8 +190,9 @@ class MlaQueryArguments(Arguments):
 
 class MlaDecodeArguments(Arguments):
     operation = "mla_decode"
+    optional = frozenset({"parts"})
     _fields_ = _fields(
-        "q pool tables table_rows kv_lens out",
+        "q pool tables table_rows kv_lens out parts",
         "rows heads width rank page_size page_stride table_stride dtype",
         "scale",
     )

@@ -32,6 +32,13 @@ class Team {
     return cuts > 1 ? (parts + cuts - 1) / cuts : parts;
   }
 
+  // Pieces of work that each of `items` is cut into, where items are few and of unequal sizes: as
+  // many as give every thread PIECES of them, at most `most`.
+  int64_t pieces_of(int64_t items, int64_t most) const {
+    const int64_t wanted = (PIECES * threads_ + items - 1) / (items ? items : 1);
+    return wanted < most ? wanted : most;
+  }
+
   // body(i) for every i below `count`, each by one thread.
   template <class F>
   void each(int64_t count, F body) {
@@ -50,6 +57,7 @@ class Team {
   }
 
  private:
+  static constexpr int64_t PIECES = 8;
   static constexpr int SPINS = 2000;  // some microseconds
   Loop* loop_;
   int64_t threads_;

@@ -273,3 +273,18 @@ def test_a_native_write_is_torch_s(native, dtype):
     latent_write_native(native, latents, ours, *places)
     latent_write(latents, theirs, *places)
     torch.testing.assert_close(ours, theirs, atol=0, rtol=0, equal_nan=True)
+
+
+def test_long_latent_contexts_are_the_same_bits_on_every_number_of_threads(native, rng):
+    """Nine rows are whole pieces of work for one thread; two or five threads divide their parts."""
+    contexts = [256, 257, rng.randrange(4100, 5000), *(rng.randrange(700) for _ in range(6))]
+    batch = latent_batch([1] * 9, contexts, 19, 16, rng)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append(batch.native(native).clone())
+    finally:
+        torch.set_num_threads(threads)
+    torch.testing.assert_close(results[0], batch.decode(), atol=2e-5, rtol=2e-5)
+    assert all(torch.equal(result, results[0]) for result in results[1:])

@@ -78,6 +78,37 @@ def test_attention_of_wide_heads_is_the_same_bits_on_every_number_of_threads(
     assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
+@pytest.mark.parametrize("query_heads, kv_heads", [(6, 3), (4, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_long_context_is_the_same_bits_alone_in_a_batch_and_on_every_number_of_threads(
+    native, rng, query_heads, kv_heads, dtype
+):
+    """Ten rows are whole pieces of work for one thread; two or five threads divide their parts."""
+    contexts = [255, 256, 257, 4095, rng.randrange(4100, 6000)]
+    contexts += [rng.randrange(900) for _ in range(5)]
+    batch = paged_batch([1] * 10, contexts, query_heads, kv_heads, 16, rng, 40)
+    batch = dataclasses.replace(batch, k_pool=batch.k_pool.to(dtype), v_pool=batch.v_pool.to(dtype))
+    arguments = {**batch.decode_arguments(), "scale": 0.2}
+    q, table_rows, kv_lens = (arguments.pop(name) for name in ("q", "table_rows", "kv_lens"))
+
+    def attended(rows: slice) -> Tensor:
+        out = paged_attn_decode_native(
+            native, q[rows], table_rows=table_rows[rows], kv_lens=kv_lens[rows], **arguments
+        )
+        return out.clone()
+
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append(attended(slice(0, 10)))
+            results.append(torch.cat([attended(slice(row, row + 1)) for row in range(10)]))
+    finally:
+        torch.set_num_threads(threads)
+    assert_near(results[0], paged_attn_ref(**batch.prefill_arguments(), scale=0.2), 5e-6)
+    assert all(torch.equal(result, results[0]) for result in results[1:])
+
+
 @pytest.mark.parametrize("query_heads, kv_heads", [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize(
     "lengths, prefixes, page_size",
