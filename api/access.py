@@ -36,7 +36,6 @@ ROUTES: dict[str, KeyScope | None] = {
 
 RPCS: dict[str, KeyScope | None] = {
     "/baton.v1.Inference/Generate": KeyScope.INFER,
-    "/baton.v1.Registry/Register": None,  # workers have no API key
     "/grpc.health.v1.Health/Check": None,
     "/grpc.health.v1.Health/Watch": None,
     "/grpc.health.v1.Health/List": None,

@@ -15,6 +15,7 @@ from baton.core.errors import BatonError, PeerLostError
 from baton.decode.quarantine import Quarantine, Writer
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.channel_options import OPTIONS
+from baton.rpc.credentials import Credentials
 from baton.rpc.errors import error_of, error_of_call, make_error
 from baton.rpc.handshake import check_hello, check_identity
 from baton.rpc.lease import Lease
@@ -48,14 +49,19 @@ class PrefillLink:
         self,
         peer: common_pb2.WorkerIdentity,
         hello: common_pb2.Hello,
+        credentials: Credentials,
         channels: ChannelSet,
         quarantine: Quarantine,
         lease_s: float,
         on_end: Callable[["PrefillLink"], None],
     ) -> None:
-        """hello: this rank's own. on_end: called once, before the hand-offs are told."""
+        """hello, credentials: this rank's own.
+
+        on_end: called once, before the hand-offs are told.
+        """
         self.peer = peer
         self._hello = hello
+        self._credentials = credentials
         self._channels = channels
         self._quarantine = quarantine
         self._receiver: Receiver | None = None
@@ -139,7 +145,7 @@ class PrefillLink:
             self._quarantine.torn_down(self.writer)
 
     async def _attend(self, receiver: Receiver) -> None:
-        async with aio.insecure_channel(self.peer.address, options=OPTIONS) as channel:
+        async with self._credentials.dial_worker(self.peer, OPTIONS) as channel:
             call = handoff_pb2_grpc.HandoffStub(channel).Control()
             try:
                 async with asyncio.timeout(self._lease_s):

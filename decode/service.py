@@ -17,6 +17,7 @@ from baton.decode.router_session import RouterSession
 from baton.decode.state_returner import StateReturner
 from baton.engine.output.events import RequestFinished, TokenSampled
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
+from baton.rpc.access import check_claim
 from baton.rpc.errors import abort, error_of, make_error
 from baton.rpc.handshake import HELLO_S, check_version
 from baton.transfer.tickets import TicketTable, tell_on_loop
@@ -72,6 +73,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
             link = PrefillLink(
                 peer,
                 self._context.hello,
+                self._context.credentials,
                 self._channels.handoffs,
                 self._quarantine,
                 self._context.lease_s,
@@ -121,7 +123,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
     ) -> None:
         try:
             async with asyncio.timeout(HELLO_S):
-                hello = await self._greet(messages)
+                hello = await self._greet(messages, context)
         except TimeoutError:
             message = f"no Hello within {HELLO_S:g} s"
             silent = make_error(ErrorCode.DEADLINE_EXCEEDED, self._context.worker_id, message)
@@ -138,11 +140,15 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         finally:
             self._sessions.discard(session)
 
-    async def _greet(self, messages: AsyncIterator[worker_pb2.RouterMessage]) -> common_pb2.Hello:
-        """Return the router's Hello. Raise IncompatibleError if its version differs."""
+    async def _greet(
+        self, messages: AsyncIterator[worker_pb2.RouterMessage], context: aio.ServicerContext
+    ) -> common_pb2.Hello:
+        """Return the router's Hello. Raise BatonError if it is not the caller's own, or its version
+        differs."""
         first = await anext(aiter(messages), None)
         if first is None or not first.HasField("hello"):
             raise IncompatibleError("a Session stream begins with Hello")
+        check_claim(context, first.hello)
         check_version(first.hello, self._context.worker_id)
         return first.hello
 

@@ -11,6 +11,7 @@ import torch
 from baton.api.http import MAX_BODY_BYTES
 from baton.core.errors import ConfigError
 from baton.deploy.access_options import access_options
+from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import StartError
 from baton.engine.cache.grids import Strategy
@@ -20,7 +21,6 @@ from baton.kernels.dispatch import KernelChoice
 from baton.router.config import MAX_QUEUED, REQUEST_TIMEOUT_S, WORKER_WAIT_S
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS
-from baton.rpc.tls import Tls
 from baton.transfer.channels.registry import AUTO, CHANNELS
 from baton.worker.config import SendSnapshots, StateReturn
 
@@ -134,12 +134,6 @@ _TRANSFER = (
     click.option("--channel", type=click.Choice(_CHANNELS), default=AUTO, show_default=True,
                  help="Channel for state between workers; auto takes the best that both ends "
                  "have."),
-    click.option("--tls-cert", type=_FILE,
-                 help="PEM file with every worker's certificate for the gRPC channel."),
-    click.option("--tls-key", type=_FILE, help="PEM file with the key of --tls-cert."),
-    click.option("--tls-ca", type=_FILE,
-                 help="PEM file with the authority that must have signed both ends' "
-                 "certificates."),
     click.option("--verify", type=click.Choice(["off", "full"]), default=None,
                  help="Checksums of transferred state; full by default, but off between GPUs."),
 )  # fmt: skip
@@ -177,6 +171,13 @@ _CLUSTER = (
                  "ready; then it is answered with 503."),
     click.option("--served-model-name", default=None,
                  help="Model name in requests; the folder's name when left out."),
+    click.option("--tls-ca", type=_FILE, default=None,
+                 help="Certificate (PEM) of the authority that signs those of router and workers; "
+                 "one for this cluster alone when left out."),
+    click.option("--tls-ca-key", type=_FILE, default=None,
+                 help="Key (PEM) of --tls-ca. It stays in this process."),
+    click.option("--internal-port", type=click.IntRange(0, 65535), default=0, show_default=True,
+                 help="Port on loopback where workers register with the router; 0: any free one."),
     click.option("--ray-address", default=None,
                  help="A Ray cluster to join; a Ray of its own when left out. Start one with "
                       "RAY_worker_niceness=0, or workers run at low priority."),
@@ -222,20 +223,20 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def transfer_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of state transfer; `verify_from` and `tls_from` read their values."""
+    """Add the options of state transfer; `verify_from` reads the value of --verify."""
     for option in reversed(_TRANSFER):
         command = option(command)
     return command
 
 
-def tls_from(given: dict[str, Any]) -> Tls | None:
-    """Return the TLS files, or None. Raises StartError if only some of the three are given."""
-    files = given["tls_cert"], given["tls_key"], given["tls_ca"]
-    if not any(files):
+def authority_from(given: dict[str, Any]) -> AuthorityFiles | None:
+    """Return the authority's files, or None. Raises StartError if only one is given."""
+    cert, key = given["tls_ca"], given["tls_ca_key"]
+    if cert is None and key is None:
         return None
-    if not all(files):
-        raise StartError("--tls-cert, --tls-key and --tls-ca belong together: give all three")
-    return Tls(*files)
+    if cert is None or key is None:
+        raise StartError("--tls-ca and --tls-ca-key belong together: give both")
+    return AuthorityFiles(cert, key)
 
 
 def verify_from(given: str | None) -> bool | None:
@@ -294,7 +295,7 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         policy=given["policy"],
         channel=given["channel"],
         verify=verify_from(given["verify"]),
-        tls=tls_from(given),
+        authority=authority_from(given),
         state_return=StateReturn(given["state_return"]),
         send_snapshots=SendSnapshots(given["send_snapshots"]),
         served_model_name=given["served_model_name"],
@@ -304,9 +305,10 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         worker_wait_s=given["worker_wait"],
         max_queued=given["max_queued_requests"],
         max_body_bytes=given["max_body_mb"] << 20,
-        ray_address=given["ray_address"],
-        start_deadline_s=given["start_timeout"],
         allowed_hosts=given["allowed_hosts"],
         cors_origins=given["cors_origins"],
         api_keys=given["api_keys"],
+        internal_port=given["internal_port"],
+        ray_address=given["ray_address"],
+        start_deadline_s=given["start_timeout"],
     )

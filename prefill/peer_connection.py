@@ -37,9 +37,7 @@ class PeerConnection:
         offers = {offer.channel: offer.endpoint for offer in hello.channels}
         why = unprovable(hello.process, process)
         barred = {name: why for name in channels.one_sided} if why is not None else {}
-        self._choosing = asyncio.ensure_future(
-            channels.connect(offers, hello.worker.worker_id, barred)
-        )
+        self._choosing = asyncio.ensure_future(channels.connect(offers, hello.worker, barred))
 
     async def sender(self) -> Sender:
         """Return the sender of the chosen channel. Raises ChannelError where no channel joins the

@@ -13,6 +13,7 @@ from baton.prefill.drains import Drains
 from baton.prefill.outgoing import OutgoingHandoff
 from baton.prefill.peer import DecodePeer
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
+from baton.rpc.access import check_claim
 from baton.rpc.errors import abort, error_of, make_error
 from baton.rpc.handshake import HELLO_S, check_hello
 from baton.transfer.errors import ChannelError
@@ -84,7 +85,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
     ) -> None:
         try:
             async with asyncio.timeout(HELLO_S):
-                hello = await self._greet(messages)
+                hello = await self._greet(messages, context)
         except TimeoutError:
             message = f"no Hello within {HELLO_S:g} s"
             silent = make_error(ErrorCode.DEADLINE_EXCEEDED, self._context.worker_id, message)
@@ -107,11 +108,15 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         finally:
             self._peers.discard(peer)
 
-    async def _greet(self, messages: AsyncIterator[handoff_pb2.DecodeMessage]) -> common_pb2.Hello:
-        """Return the rank's Hello. Raise IncompatibleError if the workers cannot work together."""
+    async def _greet(
+        self, messages: AsyncIterator[handoff_pb2.DecodeMessage], context: aio.ServicerContext
+    ) -> common_pb2.Hello:
+        """Return the rank's Hello. Raise BatonError if it is not the caller's own, or the workers
+        cannot work together."""
         first = await anext(aiter(messages), None)
         if first is None or not first.HasField("hello"):
             raise IncompatibleError("a Control stream begins with Hello")
+        check_claim(context, first.hello)
         check_hello(self._context.hello, first.hello)
         try:
             self._channels.handoffs.check({offer.channel for offer in first.hello.channels})

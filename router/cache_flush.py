@@ -11,24 +11,25 @@ from baton.proto import worker_pb2_grpc
 from baton.proto.worker_pb2 import FlushCacheRequest
 from baton.router.worker_table import Worker
 from baton.rpc.channel_options import OPTIONS
+from baton.rpc.credentials import Credentials
 from baton.rpc.errors import error_from_proto
 
 GRACE_S = 1.0
 """The time that an answer may take beyond the timeout that the worker was given."""
 
 
-async def flush_all(workers: Sequence[Worker], timeout_s: float) -> None:
+async def flush_all(workers: Sequence[Worker], timeout_s: float, credentials: Credentials) -> None:
     """Flush all workers at once. When all have answered, raise the first failure in the table's
     order.
     """
-    failures = await asyncio.gather(*(_flush(worker, timeout_s) for worker in workers))
+    failures = await asyncio.gather(*(_flush(worker, timeout_s, credentials) for worker in workers))
     for failure in failures:
         if failure is not None:
             raise failure
 
 
-async def _flush(worker: Worker, timeout_s: float) -> ApiError | None:
-    async with grpc.aio.insecure_channel(worker.identity.address, options=OPTIONS) as channel:
+async def _flush(worker: Worker, timeout_s: float, credentials: Credentials) -> ApiError | None:
+    async with credentials.dial_worker(worker.identity, OPTIONS) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         request = FlushCacheRequest(timeout_ms=round(timeout_s * 1000))
         try:

@@ -13,6 +13,8 @@ from baton.text.model_folder import model_name
 MAX_QUEUED = 256
 REQUEST_TIMEOUT_S = 3600.0
 WORKER_WAIT_S = 30.0
+INTERNAL_HOST = "127.0.0.1"
+"""The address at which workers reach the router: all run on its machine."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +22,12 @@ class RouterConfig:
     """The options of a router, set at start from the command line."""
 
     model: Path  # the folder that tokenizer and chat template are read from
+    credentials: Path  # the folder of its certificate, for workers
     served_model_name: str | None = None  # None: the folder's name, or the id on the hub
     host: str = "127.0.0.1"
     http_port: int = 0  # 0: any free one
     grpc_port: int = 0
+    internal_port: int = 0  # on INTERNAL_HOST, where workers register
     policy: str = "round_robin"
     lease_ms: int = DEFAULT_LEASE_MS  # a worker that is silent for longer counts as lost
     max_queued: int = MAX_QUEUED  # requests beyond the capacity of all decode ranks
@@ -55,7 +59,11 @@ class RouterConfig:
         ):
             if not value >= 0:
                 raise ConfigError(f"{name} is {value}; expected 0 or more")
-        for name, port in (("http_port", self.http_port), ("grpc_port", self.grpc_port)):
+        for name, port in (
+            ("http_port", self.http_port),
+            ("grpc_port", self.grpc_port),
+            ("internal_port", self.internal_port),
+        ):
             if not 0 <= port <= 65535:
                 raise ConfigError(f"{name} is {port}; expected 0 to 65535")
 

@@ -23,6 +23,7 @@ from baton.proto.worker_pb2 import (
 from baton.router.answer_stream import AnswerStream
 from baton.router.worker_table import Worker
 from baton.rpc.channel_options import SESSION_OPTIONS
+from baton.rpc.credentials import Credentials
 from baton.rpc.handshake import check_identity, check_version
 from baton.rpc.lease import TICKS_PER_LEASE, Lease
 from baton.rpc.streams import Outbox, first_of
@@ -37,6 +38,7 @@ class SessionOptions:
     router_id: str
     lease_s: float  # silence for longer ends the session
     clock: Callable[[], float]  # monotonic, in seconds
+    credentials: Credentials  # of this router
 
 
 class RankSession:
@@ -127,8 +129,8 @@ class RankSession:
         """Run one connection, from Hello to the rank's last message. Raises PeerLostError for every
         other end.
         """
-        address = self.worker.identity.address
-        async with grpc.aio.insecure_channel(address, options=SESSION_OPTIONS) as channel:
+        dial = self._options.credentials.dial_worker
+        async with dial(self.worker.identity, SESSION_OPTIONS) as channel:
             call = worker_pb2_grpc.RankStub(channel).Session()
             try:
                 async with asyncio.timeout(self._options.lease_s):

@@ -10,6 +10,7 @@ from baton.core.errors import ROUTER, BatonError, PeerLostError, RequestError
 from baton.proto import worker_pb2_grpc
 from baton.proto.worker_pb2 import RegistryReply, WorkerReport
 from baton.router.worker_table import Worker, WorkerTable
+from baton.rpc.access import check_claim
 from baton.rpc.errors import error_of
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
         try:
             async for report in reports:
                 registered = worker is not None
-                worker = worker or self._register(report)
+                worker = worker or self._register(report, context)
                 self._renew(worker, report)
                 if not registered:
                     yield self._accepted
@@ -50,9 +51,10 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
             await asyncio.sleep(self._table.tick_s)
             self._table.tick()
 
-    def _register(self, report: WorkerReport) -> Worker:
+    def _register(self, report: WorkerReport, context: grpc.aio.ServicerContext) -> Worker:
         if not report.HasField("hello"):
             raise RequestError("the first report must carry a Hello")
+        check_claim(context, report.hello)
         return self._table.register(report.hello)
 
     def _renew(self, worker: Worker, report: WorkerReport) -> None:

@@ -16,11 +16,11 @@ from baton.api.http import MetricsPage, make_app
 from baton.api.keys import Key, Keyring, KeyScope
 from baton.api.native import native_routes
 from baton.api.text_service import TextService
-from baton.proto import worker_pb2_grpc
 from baton.router.config import RouterConfig
 from baton.router.grpc_server import INFERENCE, GrpcServer
 from baton.router.health import watch_health
 from baton.router.http_server import HttpServer
+from baton.router.internal_server import InternalServer
 from baton.router.metrics import RouterMetrics
 from baton.router.model import read_model_info
 from baton.router.rank_session import SessionOptions
@@ -29,6 +29,7 @@ from baton.router.routes import router_routes
 from baton.router.service import RouterBackend
 from baton.router.worker_table import WorkerTable
 from baton.rpc.client_tls import ClientTls
+from baton.rpc.credentials import Credentials
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 
@@ -44,6 +45,7 @@ class RouterStarted:
 
     http_address: str
     grpc_address: str
+    internal_address: str  # where workers register
 
 
 class RouterServer:
@@ -61,7 +63,12 @@ class RouterServer:
         async with contextlib.AsyncExitStack() as opening:
             started = await self._start(opening)
             self._open = opening.pop_all()
-        log.info("serving HTTP on %s, gRPC on %s", started.http_address, started.grpc_address)
+        log.info(
+            "serving HTTP on %s, gRPC on %s, workers on %s",
+            started.http_address,
+            started.grpc_address,
+            started.internal_address,
+        )
         return started
 
     async def stop(self, grace_s: float = 5.0) -> None:
@@ -82,7 +89,8 @@ class RouterServer:
         tokenizer = Tokenizer.from_folder(config.model)
         text = TextService(tokenizer, ChatTemplate.from_folder(config.model))
         opening.callback(text.close)
-        router_id = f"router-{secrets.token_hex(4)}"
+        credentials = Credentials(config.credentials)
+        router_id = f"{credentials.identity.name}/{secrets.token_hex(4)}"
         table = WorkerTable(config.lease_s, self._clock)
         metrics = RouterMetrics()
         if tls is not None:
@@ -91,7 +99,7 @@ class RouterServer:
             config,
             read_model_info(config.model, config.model_id, tokenizer),
             table,
-            SessionOptions(router_id, config.lease_s, self._clock),
+            SessionOptions(router_id, config.lease_s, self._clock, credentials),
             metrics,
         )
         opening.push_async_callback(self._stop_tasks)
@@ -104,9 +112,11 @@ class RouterServer:
             keys=keys,
             tls=tls,
         )
-        worker_pb2_grpc.add_RegistryServicer_to_server(registry, grpc_server.server)
         opening.push_async_callback(grpc_server.stop, CLOSE_GRACE_S)
         await grpc_server.start()
+        internal = InternalServer(config, credentials)
+        opening.push_async_callback(internal.stop)
+        internal_address = await internal.start(registry, grpc_server.health)
         http = HttpServer(
             make_app(
                 backend,
@@ -139,7 +149,9 @@ class RouterServer:
         # still say so.
         opening.push_async_callback(backend.stop)
         self._backend = backend
-        return RouterStarted(f"{config.host}:{http.port}", f"{config.host}:{grpc_server.port}")
+        return RouterStarted(
+            f"{config.host}:{http.port}", f"{config.host}:{grpc_server.port}", internal_address
+        )
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
         self._tasks.add(asyncio.create_task(work))

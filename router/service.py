@@ -42,6 +42,7 @@ class RouterBackend:
         self._model = model
         self._table = table
         self._router_id = options.router_id
+        self._credentials = options.credentials
         self._clock = options.clock
         self._metrics = metrics
         self._started = options.clock()
@@ -147,7 +148,7 @@ class RouterBackend:
 
     async def flush_cache(self, timeout_s: float) -> None:
         try:
-            await flush_all(self._table.workers(), timeout_s)
+            await flush_all(self._table.workers(), timeout_s, self._credentials)
         finally:  # some caches may be empty even after a failure
             self._states.clear()
 

@@ -10,8 +10,10 @@ from typing import TypeVar
 
 import grpc
 import httpx
+from certificates import credentials_of, folder_of
 from toy_tokenizer import save_folder
 
+from baton.core.role import Role
 from baton.proto import inference_pb2_grpc, worker_pb2_grpc
 from baton.proto.common_pb2 import (
     DECODE,
@@ -42,6 +44,8 @@ from baton.proto.worker_pb2 import (
 )
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer
+from baton.rpc.channel_options import OPTIONS
+from baton.rpc.credentials import Credentials
 
 DEADLINE_S = 60.0
 """The deadline of every wait in a test; only a broken router reaches it."""
@@ -87,7 +91,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
     async def __aenter__(self) -> "FakeWorker":
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
         self._add_services(self._server)
-        port = self._server.add_insecure_port("127.0.0.1:0")
+        port = self._server.add_secure_port("127.0.0.1:0", self._credentials().server())
         self.address = f"127.0.0.1:{port}"
         await self._server.start()
         return self
@@ -102,6 +106,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.stop(0)
+
+    def _credentials(self) -> Credentials:
+        role = Role.PREFILL if self.role == PREFILL else Role.DECODE
+        return credentials_of(role.value, self.worker_id)
 
     @property
     def identity(self) -> WorkerIdentity:
@@ -154,7 +162,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
         """More of them, for other roles."""
 
     async def _hold_registration(self, router: str, beat_s: float) -> None:
-        async with grpc.aio.insecure_channel(router) as channel:
+        async with self._credentials().dial_router(router, OPTIONS) as channel:
             call = worker_pb2_grpc.RegistryStub(channel).Register(self._beats(beat_s))
             async for reply in call:
                 self.replies.put_nowait(reply)
@@ -247,7 +255,9 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
     """A real router on ephemeral ports, and the workers that the test adds."""
 
     def __init__(self, folder: Path, **options: object) -> None:
-        self.config = RouterConfig(model=model_folder(folder), **options)  # type: ignore[arg-type]
+        self.config = RouterConfig(
+            model=model_folder(folder), credentials=folder_of("router", "router-0"), **options
+        )  # type: ignore[arg-type]
         self.server = RouterServer(self.config)
         self.headers: dict[str, str] = {}  # of the questions about workers
         self._workers: list[FakeWorker] = []
@@ -275,7 +285,7 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
         for worker in workers:
             self._workers.append(worker)
             await worker.__aenter__()
-            reply = await worker.register(self.started.grpc_address)
+            reply = await worker.register(self.started.internal_address)
             assert not reply.HasField("error"), reply
             if isinstance(worker, FakeRank):
                 await within(worker.hellos.get())

@@ -52,7 +52,6 @@ def _channel_context(context: WorkerContext, tickets: TicketTable) -> ChannelCon
         verify=True,
         count_sent=context.metrics.count_sent,
         count_received=context.metrics.count_received,
-        data_address=context.data_address,
-        tls=context.config.tls,
+        credentials=context.credentials,
         hub=context.hub,
     )

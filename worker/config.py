@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.engine.config import EngineConfig
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
-from baton.rpc.tls import Tls
 from baton.transfer.channels import registry
 
 CHANNELS = (registry.AUTO, *registry.NAMES)
@@ -39,12 +39,12 @@ class WorkerConfig:
     host: str = "127.0.0.1"  # what it listens on, and where its peers find it
     dp_group: int = 0  # a decode rank's data-parallel group
     dp_rank: int = 0  # its number among the cluster's decode ranks: what routed_dp_rank names
-    grpc_port: int = 0  # 0: any free one
+    grpc_port: int = 0  # where its peers find it; 0: any free one
     metrics_port: int = 0  # 0: any free one; `Status` and the router report it
-    routers: tuple[str, ...] = ()  # host:port of each router's gRPC server
+    routers: tuple[str, ...] = ()  # host:port at which each router takes registrations
+    credentials: Path | None = None  # the folder of its certificate; None: role `both` alone
     lease_ms: int = DEFAULT_LEASE_MS  # a peer that is silent for longer is lost
     channel: str = registry.AUTO  # how state travels; auto: the best that both ends have
-    tls: Tls | None = None  # of the gRPC channel; None: in the clear
     verify: bool | None = None  # checksums of what travels; None: where they cost little
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF
@@ -52,6 +52,13 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         if not self.worker_id:
             raise ConfigError("worker_id is empty; give each worker a name of its own")
+        if (self.credentials is None) != (self.role is Role.BOTH):
+            raise ConfigError(
+                f"a {self.role} worker proves to its peers who it is: credentials names the folder "
+                "of its certificate"
+                if self.credentials is None
+                else "a worker that stands alone has no peers to show a certificate to"
+            )
         if self.channel not in CHANNELS:
             raise ConfigError(f"channel is {self.channel!r}; expected one of {CHANNELS}")
         if self.lease_ms < MIN_LEASE_MS:

@@ -5,8 +5,10 @@ from typing import Protocol
 
 from grpc import aio
 
+from baton.core.errors import InvariantError
 from baton.engine.engine import Engine
 from baton.proto import common_pb2
+from baton.rpc.credentials import Credentials
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.channels.poller import Poller
 from baton.transfer.memory.regions import EngineMemory
@@ -24,16 +26,23 @@ class WorkerContext:
     port: EnginePort
     grammars: Grammars
     memory: EngineMemory
-    data_address: str  # host:port where the gRPC channel's receiver listens
     hello: common_pb2.Hello  # this worker's, sent first on every stream
     metrics: WorkerMetrics
     handoffs: HandoffTracker
     poller: Poller
+    own_credentials: Credentials | None  # None: it stands alone and has no peers
     hub: LocalHub | None  # where the engines of this process meet; None: there is but one
 
     @property
     def worker_id(self) -> str:
         return self.config.worker_id
+
+    @property
+    def credentials(self) -> Credentials:
+        """Return what this worker proves its identity to peers by."""
+        if self.own_credentials is None:
+            raise InvariantError("a worker that stands alone has no peers")
+        return self.own_credentials
 
     @property
     def lease_s(self) -> float:

@@ -45,11 +45,11 @@ def make_context(
         port=EnginePort(engine, metrics.observe_step),
         grammars=Grammars(engine.grammars),
         memory=memory,
-        data_address=server.data_address,
         hello=_hello(config, engine, incarnation, server.address, memory),
         metrics=metrics,
         handoffs=HandoffTracker(metrics),
         poller=Poller("transfers"),
+        own_credentials=server.credentials,
         hub=hub,
     )
 

@@ -203,7 +203,7 @@ class PrefixFetcher:
                 generation=ticket.generation,
                 kv_from=ticket.kv_from,
             )
-            async with aio.insecure_channel(source.address, options=OPTIONS) as channel:
+            async with self._context.credentials.dial_worker(source, OPTIONS) as channel:
                 stub = handoff_pb2_grpc.PrefixesStub(channel)
                 reply = await stub.Fetch(request, timeout=self._deadline_s)
             return reply, self._complete(ticket, reply)

@@ -10,6 +10,7 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import BatonError
 from baton.engine.handoff.prefix_share import Loan
 from baton.proto import handoff_pb2, handoff_pb2_grpc
+from baton.rpc.access import check_claim
 from baton.rpc.errors import abort, error_of, make_error
 from baton.rpc.handshake import check_hello
 from baton.transfer.channels import frames
@@ -48,6 +49,7 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         self, request: handoff_pb2.FetchPrefix, context: aio.ServicerContext
     ) -> handoff_pb2.FetchedPrefix:
         try:
+            check_claim(context, request.hello)
             check_hello(self._context.hello, request.hello)
         except BatonError as refused:
             await abort(context, error_of(refused, self._context.worker_id))
@@ -90,6 +92,7 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         if request is None:
             return
         try:
+            check_claim(context, request.hello)
             check_hello(self._context.hello, request.hello)
         except BatonError as refused:
             await abort(context, error_of(refused, self._context.worker_id))
@@ -160,7 +163,7 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
 
     async def _write(self, request: handoff_pb2.FetchPrefix, loan: Loan) -> Received:
         offers = {offer.channel: offer.endpoint for offer in request.hello.channels}
-        chosen = await self._fenced.connect(offers, request.hello.worker.worker_id)
+        chosen = await self._fenced.connect(offers, request.hello.worker)
         sender = chosen.sender
         claim = Claim(request.ticket_id, request.generation, prompt_hash(request.token_ids), 0)
         # A fenced channel takes the place of the bytes from the ticket, not from the holder.

@@ -99,7 +99,7 @@ class PrefixReader:
         known = await self._recall(channel, source)
         if known is not None and known.unreachable:
             return None
-        async with aio.insecure_channel(source.address, options=OPTIONS) as stream:
+        async with self._context.credentials.dial_worker(source, OPTIONS) as stream:
             call = handoff_pb2_grpc.PrefixesStub(stream).Lend(timeout=deadline_s)
             wanted = handoff_pb2.FetchPrefix(
                 hello=self._context.hello,

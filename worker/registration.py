@@ -8,6 +8,7 @@ from grpc import aio
 from baton.core.errors import BatonError, PeerLostError
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.channel_options import OPTIONS
+from baton.rpc.credentials import Credentials
 from baton.rpc.errors import error_from_proto, error_of_call
 from baton.rpc.streams import first_of
 from baton.worker.reporter import Reporter
@@ -22,13 +23,19 @@ class Registration:
     """A client that connects, reports and reconnects: a router may come back at any time."""
 
     def __init__(
-        self, router: str, hello: common_pb2.Hello, reporter: Reporter, lease_ms: int
+        self,
+        router: str,
+        hello: common_pb2.Hello,
+        credentials: Credentials,
+        reporter: Reporter,
+        lease_ms: int,
     ) -> None:
         """lease_ms: for the router to reply to the first report, and to read each later one. The
         router should have the same lease.
         """
         self._router = router
         self._hello = hello
+        self._credentials = credentials
         self._reporter = reporter
         self._lease_ms = lease_ms
         self._deadline_s = lease_ms / 1000
@@ -59,7 +66,7 @@ class Registration:
     async def _attend(self) -> None:
         """Hold one connection. Always raises the BatonError that ends it."""
         self._goodbye.clear()
-        async with aio.insecure_channel(self._router, options=OPTIONS) as channel:
+        async with self._credentials.dial_router(self._router, OPTIONS) as channel:
             call = worker_pb2_grpc.RegistryStub(channel).Register()
             try:
                 async with asyncio.timeout(self._deadline_s):

@@ -110,7 +110,9 @@ class WorkerRuntime:
         """Begin to register with every configured router."""
         hello, lease_ms = self._context.hello, self._config.lease_ms
         for router in self._config.routers:
-            registration = Registration(router, hello, self._reporter, lease_ms)
+            registration = Registration(
+                router, hello, self._context.credentials, self._reporter, lease_ms
+            )
             self._registrations.append(registration)
             self._spawn(registration.run())
 

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -15,6 +16,7 @@ from grpc import aio, method_handlers_generic_handler, stream_unary_rpc_method_h
 from baton.bench.transfer.pools import TOKENS, Pools
 from baton.deploy.process.malloc_tuning import keep_freed_memory
 from baton.rpc.channel_options import DATA_OPTIONS
+from baton.rpc.credentials import Credentials
 from baton.transfer.channels import registry
 from baton.transfer.channels.base import Channel, ChannelContext
 from baton.transfer.channels.channel_set import ChannelSet, Receiver
@@ -24,6 +26,7 @@ from baton.transfer.memory.segments import Kind
 from baton.transfer.tickets import Ticket, TicketTable, tell_on_loop
 
 RAW_SERVICE = "bench.Raw"
+RECEIVER = "bench-receiver"
 LEASE_S = 60.0
 BENCHED = tuple(
     channel
@@ -53,9 +56,11 @@ class RawNixl:
 class Peer:
     """The receiver's side: it runs the commands that the writing process sends."""
 
-    def __init__(self, pipe: Connection, seed: int) -> None:
+    def __init__(self, pipe: Connection, seed: int, certificate: Path) -> None:
+        """certificate: the folder with this process's."""
         self._pipe = pipe
         self._pools = Pools(seed)
+        self._credentials = Credentials(certificate)
         self._poller = Poller("transfers")
         self._tickets = TicketTable(self._pools.memory, 0, tell_on_loop())
         self._receivers: dict[str, Receiver] = {}
@@ -72,14 +77,16 @@ class Peer:
         raw = stream_unary_rpc_method_handler(_swallow)
         handler = method_handlers_generic_handler(RAW_SERVICE, {"Push": raw})
         server.add_generic_rpc_handlers((handler,))
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        self._channels = {kind.name: kind(self._context(address)) for kind in BENCHED}
+        secure = server.add_secure_port("127.0.0.1:0", self._credentials.server())
+        plain = server.add_insecure_port("127.0.0.1:0")
+        self._channels = {kind.name: kind(self._context()) for kind in BENCHED}
         for channel in self._channels.values():
             channel.add_to(server)
         await server.start()
         memory = self._pools.memory
         self._raw = RawNixl(self._pools, self._poller)
-        self._pipe.send((address, self._raw.agent.metadata, memory.spans, self._pools.holder))
+        ports = f"127.0.0.1:{secure}", f"127.0.0.1:{plain}"
+        self._pipe.send((ports, self._raw.agent.metadata, memory.spans, self._pools.holder))
         while (word := await words.get()) is not None:
             reply = await self._do(*word)
             if reply is not None:
@@ -112,9 +119,9 @@ class Peer:
                 self._raw.turn(on)
         return None
 
-    def _context(self, address: str) -> ChannelContext:
+    def _context(self) -> ChannelContext:
         return ChannelContext(
-            worker="bench-receiver",
+            worker=RECEIVER,
             memory=self._pools.memory,
             tickets=self._tickets,
             poller=self._poller,
@@ -122,7 +129,7 @@ class Peer:
             verify=True,
             count_sent=self._count,
             count_received=self._count,
-            data_address=address,
+            credentials=self._credentials,
         )
 
     def _grant(self) -> Ticket:
@@ -166,11 +173,11 @@ def _broken(ticket: Ticket, error: Exception) -> None:
     raise error
 
 
-def main(pipe: Connection, seed: int) -> None:
+def main(pipe: Connection, seed: int, certificate: Path) -> None:
     """Run the receiving process."""
     keep_freed_memory()
 
     async def serve() -> None:
-        await Peer(pipe, seed).run()
+        await Peer(pipe, seed, certificate).run()
 
     uvloop.run(serve())

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from grpc import aio
 
-from baton.bench.transfer.peer_process import BENCHED, LEASE_S, RAW_SERVICE
+from baton.bench.transfer.peer_process import BENCHED, LEASE_S, RAW_SERVICE, RECEIVER
 from baton.bench.transfer.pools import Pools, TransferCase
+from baton.proto.common_pb2 import DECODE, WorkerIdentity
 from baton.rpc.channel_options import DATA_OPTIONS
+from baton.rpc.credentials import Credentials
 from baton.transfer.channels import registry
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.channel_set import ChannelSet
@@ -28,30 +30,34 @@ from baton.transfer.tickets import TicketTable
 class Sides:
     """Writers that send the same bytes from the same memory. Every method returns seconds."""
 
-    def __init__(self, pipe: Connection, pools: Pools) -> None:
+    def __init__(self, pipe: Connection, pools: Pools, credentials: Credentials) -> None:
         self._pipe = pipe
+        self._credentials = credentials
         self.pools = pools
         self._poller = Poller("transfers")
         self._senders: dict[str, Sender] = {}
-        self._address: str
+        self._receiver: WorkerIdentity
         self._target: Holder
         self._spans: tuple[Span, Span]
         self.moved = 0  # bytes of the last hand-off by a channel of ours, as its receiver counts
 
     async def open(self) -> None:
-        self._address, metadata, self._spans, self._target = await self._heard()
+        (secure, plain), metadata, self._spans, self._target = await self._heard()
+        self._receiver = WorkerIdentity(worker_id=RECEIVER, role=DECODE, address=secure)
         self._raw = NixlAgent("bench-raw-writer", self.pools.memory.spans)
         self._raw_peer = self._raw.add_peer(metadata)
         for verify in (False, True):
             for channel in BENCHED:
                 await self._connect(channel.name, verify)
-        self._stream = aio.insecure_channel(self._address, options=DATA_OPTIONS)
+        self._plain = aio.insecure_channel(plain, options=DATA_OPTIONS)
+        self._tls = self._credentials.dial_worker(self._receiver, DATA_OPTIONS)
 
     async def close(self) -> None:
         for sender in self._senders.values():
             await sender.close()
         self._raw.close()
-        await self._stream.close()
+        await self._plain.close()
+        await self._tls.close()
         await asyncio.to_thread(self._poller.stop)
 
     async def ours(self, channel: str, verify: bool, case: TransferCase) -> float:
@@ -94,11 +100,11 @@ class Sides:
         self._pipe.send(("raw", False))
         return took
 
-    async def raw_grpc(self, case: TransferCase) -> float:
+    async def raw_grpc(self, case: TransferCase, *, tls: bool) -> float:
         """Measure sending one message repeatedly to a receiver that drops it."""
         size = case.nbytes(self.pools.memory.slots)
         message = bytes(MESSAGE_BYTES)
-        call = self._stream.stream_unary(f"/{RAW_SERVICE}/Push")
+        call = (self._tls if tls else self._plain).stream_unary(f"/{RAW_SERVICE}/Push")
         began = time.perf_counter()
         pushing = call()
         for _ in range(size // MESSAGE_BYTES):
@@ -129,9 +135,10 @@ class Sides:
             verify=verify,
             count_sent=_uncounted,
             count_received=_uncounted,
+            credentials=self._credentials,
         )
         channels = ChannelSet([registry.find(channel)(context)])
-        chosen = await channels.connect(offers, "the receiver")
+        chosen = await channels.connect(offers, self._receiver)
         self._pipe.send(("chosen", name, channel))
         self._senders[name] = chosen.sender
 

@@ -13,8 +13,11 @@ from baton.bench.contract import Report, json_option, repeats_option, seed_optio
 from baton.bench.transfer import handover, peer_process
 from baton.bench.transfer.pools import CASES, Pools, TransferCase
 from baton.bench.transfer.sides import Sides, names
+from baton.deploy.certs.cluster_credentials import ClusterCredentials, cluster_credentials
 from baton.deploy.process.malloc_tuning import keep_freed_memory
 from baton.engine.memory.layout import SlotLayout
+from baton.rpc.credentials import Credentials
+from baton.rpc.identity import ProcessRole
 
 JOIN_S = 30.0
 
@@ -34,8 +37,8 @@ def transfer(
 
     CHANNEL_gb_s, CHANNEL_share: the median over the cases, without checksums; _full: with them.
     limits, interleaved with ours: one NIXL write of one descriptor, a gRPC stream of 1 MiB messages
-    that is dropped at once, and a copy within a process. bytes_ratio: bytes that arrived, with
-    headers and padding, over those needed.
+    that is dropped at once, with TLS as ours and without (_plain), and a copy within a process.
+    bytes_ratio: bytes that arrived, with headers and padding, over those needed.
 
     prefill_to_decode_ms: from the last layer at a prefill worker to the launch of the first decode
     step on an idle rank; the message between the two counts as half of the fastest heartbeat's
@@ -45,7 +48,8 @@ def transfer(
     click.echo(f"seed {seed}")
     keep_freed_memory()  # as in workers; raw gRPC profits from it too
     cases = [case for case in CASES if not chosen or case.name in chosen]
-    results, limits = uvloop.run(_measure(cases, repeats, seed))
+    with cluster_credentials(None) as certificates:
+        results, limits = uvloop.run(_measure(cases, repeats, seed, certificates))
     if hand_overs:
         results |= handover.measure(hand_overs, repeats, random.Random(seed))
     config = {
@@ -58,13 +62,15 @@ def transfer(
 
 
 async def _measure(
-    cases: list[TransferCase], repeats: int, seed: int
+    cases: list[TransferCase], repeats: int, seed: int, certificates: ClusterCredentials
 ) -> tuple[dict[str, float], dict[str, float]]:
+    writer = certificates.issue(ProcessRole.PREFILL, "bench-writer")
+    receiver = certificates.issue(ProcessRole.DECODE, peer_process.RECEIVER)
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    child = context.Process(target=peer_process.main, args=(there, seed), daemon=True)
+    child = context.Process(target=peer_process.main, args=(there, seed, receiver), daemon=True)
     child.start()
-    sides = Sides(here, Pools(seed))
+    sides = Sides(here, Pools(seed), Credentials(writer))
     await sides.open()
     into = torch.ones(max(case.nbytes(_slots(sides)) for case in cases), dtype=torch.uint8)
     rounds = []
@@ -91,7 +97,11 @@ async def _round(
     ratios: list[float] = []
     for case in cases:
         size = case.nbytes(_slots(sides))
-        raw = {"nixl": await sides.raw_nixl(case), "grpc": await sides.raw_grpc(case)}
+        raw = {
+            "nixl": await sides.raw_nixl(case),
+            "grpc": await sides.raw_grpc(case, tls=True),
+            "grpc_plain": await sides.raw_grpc(case, tls=False),
+        }
         limits |= {f"raw_{name}_gb_s_{case.name}": size / s / 1e9 for name, s in raw.items()}
         copy_s = sides.memcpy(case, into)
         limits[f"memcpy_gb_s_{case.name}"] = size / copy_s / 1e9

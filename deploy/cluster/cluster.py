@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +20,7 @@ from baton.deploy.cluster.fleet import STOP_MARGIN_S, Fleet
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.start_progress import Silent, StartProgress
 from baton.deploy.cluster.start_watch import wait_for_all
-from baton.deploy.cluster.wiring import Wiring
+from baton.deploy.cluster.wiring import OPERATOR, Wiring
 from baton.deploy.errors import ScaleError, StartError
 from baton.router.actor import RouterActor
 from baton.worker.started import WorkerStarted
@@ -56,6 +57,11 @@ class Cluster:
     @property
     def grpc_address(self) -> str:
         return self._wiring.grpc_address
+
+    @property
+    def operator_folder(self) -> Path:
+        """Return the folder of the operator's certificate, by which its holder calls workers."""
+        return self._wiring.credentials.folder_of(*OPERATOR)
 
     @property
     def router(self) -> RouterClient:

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from baton.api.http import MAX_BODY_BYTES
 from baton.core.role import Role
+from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.cluster.member import Member
 from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig
 from baton.router.config import MAX_QUEUED, REQUEST_TIMEOUT_S, WORKER_WAIT_S
 from baton.rpc.lease import DEFAULT_LEASE_MS
 from baton.rpc.server_certificate import CertificateFiles
-from baton.rpc.tls import Tls
 from baton.transfer.channels.registry import AUTO
 from baton.worker.config import SendSnapshots, StateReturn
 
@@ -27,7 +27,7 @@ class ClusterConfig:
     threads: int | None = None  # compute threads of each worker; None: an even share of cores
     policy: str = "round_robin"
     channel: str = AUTO  # channel for state between workers
-    tls: Tls | None = None  # of the gRPC channel
+    authority: AuthorityFiles | None = None  # that issues certificates; None: one of its own
     verify: bool | None = None  # checksums of state; None: on, but off between GPUs
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF
@@ -45,6 +45,7 @@ class ClusterConfig:
     cors_origins: tuple[str, ...] = ()  # origins of pages that may call from a browser
     http_port: int = 0  # 0: any free one
     grpc_port: int = 0
+    internal_port: int = 0  # on loopback, where workers register
     ray_address: str | None = None  # None: a Ray of our own
     start_deadline_s: float = 600.0
     drain_s: float = 5.0  # seconds for running requests at the stop

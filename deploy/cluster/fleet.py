@@ -83,6 +83,7 @@ class Fleet:
             actor = self._actors.pop(member, None)
             if actor is not None:  # None if the whole cluster has ended meanwhile
                 actor.end()
+            self._wiring.forget(member)
 
     def leave_all(self) -> None:
         self.leave(list(self._actors))
@@ -92,6 +93,7 @@ class Fleet:
         self.drain([m for m in self._actors if m.worker_id in self.started], drain_s)
 
     def _make(self, member: Member, config: WorkerConfig, cpus: int) -> WorkerHandle:
+        self._wiring.issue(member)
         actor = WorkerHandle(member.worker_id, _KINDS[member.role], config, cpus)
         self._actors[member] = actor
         return actor

@@ -7,14 +7,20 @@ from typing import Self
 
 from baton.api.keys import digest_of, new_key
 from baton.core.role import Role
+from baton.deploy.certs.cluster_credentials import ClusterCredentials, cluster_credentials
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.member import Member
 from baton.deploy.process.ports import settle
-from baton.router.config import RouterConfig
+from baton.router.config import INTERNAL_HOST, RouterConfig
+from baton.rpc.identity import ProcessRole
 from baton.worker.config import StateReturn, WorkerConfig
 
 MOST_TICKETS = 8
 """Hand-offs at once into one rank: more only wait for the same network and memory."""
+
+
+ROUTER = (ProcessRole.ROUTER, "router-0")
+OPERATOR = (ProcessRole.OPERATOR, "operator-0")
 
 
 @dataclass(frozen=True)
@@ -24,20 +30,34 @@ class Wiring:
     config: ClusterConfig
     http_port: int
     grpc_port: int
+    internal_port: int
     threads: int  # compute threads of each worker: oversubscribed OpenMP collapses
+    credentials: ClusterCredentials
     operator_key: str = field(default_factory=new_key, repr=False)  # stays in this process
 
     @classmethod
     def settle(cls, config: ClusterConfig, held: ExitStack) -> Self:
-        """Choose ports and threads.
+        """Choose ports and threads, and issue the certificates of router and operator.
 
-        held: keeps the ports reserved. Raises StartError if a port cannot be used.
+        held: keeps the ports reserved, and the certificates' folder. Raises StartError if a port or
+        the authority cannot be used.
         """
         wanted = {"--http-port": config.http_port, "--grpc-port": config.grpc_port}
         ports = settle(config.host, wanted, held)
+        internal = settle(INTERNAL_HOST, {"--internal-port": config.internal_port}, held)
+        credentials = held.enter_context(cluster_credentials(config.authority))
+        for role, name in (ROUTER, OPERATOR):
+            credentials.issue(role, name)
         cores = len(os.sched_getaffinity(0))
         threads = config.threads or max(1, cores // len(config.members))
-        return cls(config, ports["--http-port"], ports["--grpc-port"], threads)
+        return cls(
+            config,
+            ports["--http-port"],
+            ports["--grpc-port"],
+            internal["--internal-port"],
+            threads,
+            credentials,
+        )
 
     @property
     def http_address(self) -> str:
@@ -48,10 +68,20 @@ class Wiring:
     def grpc_address(self) -> str:
         return f"{self._reachable}:{self.grpc_port}"
 
+    def issue(self, member: Member) -> None:
+        """Issue the certificate that this member's config names."""
+        self.credentials.issue(ProcessRole(member.role), member.worker_id)
+
+    def forget(self, member: Member) -> None:
+        """Delete the certificate of a member that has left. Idempotent."""
+        self.credentials.forget(ProcessRole(member.role), member.worker_id)
+
     def router(self) -> RouterConfig:
         config = self.config
         return RouterConfig(
             model=config.engine.model,
+            credentials=self.credentials.folder_of(*ROUTER),
+            internal_port=self.internal_port,
             served_model_name=config.served_model_name,
             host=config.host,
             allowed_hosts=config.allowed_hosts,
@@ -85,11 +115,11 @@ class Wiring:
             ),
             dp_group=self.config.group_of(member.number) if decodes else 0,
             dp_rank=member.number if decodes else 0,
-            routers=(self.grpc_address,),
+            routers=(f"{INTERNAL_HOST}:{self.internal_port}",),
+            credentials=self.credentials.folder_of(ProcessRole(member.role), member.worker_id),
             lease_ms=self.config.lease_ms,
             channel=self.config.channel,
             verify=self.config.verify,
-            tls=self.config.tls,
             state_return=self.config.state_return,
             send_snapshots=self.config.send_snapshots,
         )

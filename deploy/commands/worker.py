@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,7 +32,6 @@ from baton.deploy.options import (
     lease_ms_from,
     lease_option,
     streaming_option,
-    tls_from,
     transfer_options,
     verify_from,
 )
@@ -53,12 +53,15 @@ from baton.worker.config import WorkerConfig
               help="gRPC port for clients; 0: any.")  # fmt: skip
 @click.option("--peer-port", type=click.IntRange(0, 65535), default=0, show_default=True,
               help="gRPC port for routers and other workers; 0: any.")  # fmt: skip
+@click.option("--credentials", type=click.Path(file_okay=False, path_type=Path), default=None,
+              help="Folder of this worker's certificate (tls.crt, tls.key, ca.crt), which names "
+              "its role and --worker-id, for roles prefill and decode.")  # fmt: skip
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=0, show_default=True,
               help="Port of the worker's own metrics page; 0: any.")  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True,
               help="Address to listen on, which peers also connect to.")  # fmt: skip
 @click.option("--router", "routers", multiple=True, metavar="HOST:PORT",
-              help="gRPC address of a router to join; may be given several times.")  # fmt: skip
+              help="Internal address of a router to join; may be given several times.")  # fmt: skip
 @click.option(
     "--worker-id",
     default=None,
@@ -88,6 +91,12 @@ def worker(role: str, host: str, insecure: bool, threads: int | None, **given: A
     check_model(engine_config)
     if given["routers"] and role == Role.BOTH:
         raise StartError("--router needs --role prefill or --role decode; both stands alone")
+    if (given["credentials"] is None) != (role == Role.BOTH):
+        raise StartError(
+            f"--role {role} needs --credentials: peers ask a worker for its certificate"
+            if given["credentials"] is None
+            else "--credentials is for --role prefill and --role decode; both stands alone"
+        )
     console = Console(highlight=False)
     warning = readable_on_the_way(host, clients.api_keys, clients.client_tls)
     if warning is not None:
@@ -119,7 +128,7 @@ def _worker_config(
         lease_ms=lease_ms_from(given["lease"]),
         channel=given["channel"],
         verify=verify_from(given["verify"]),
-        tls=tls_from(given),
+        credentials=given["credentials"],
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from certificates import router
 from chaos.node import DEADLINE_S, Node
 from grpc import aio
 
@@ -168,10 +169,10 @@ class RankClient:
 
 @asynccontextmanager
 async def session(rank: Node) -> AsyncIterator[RankClient]:
-    async with aio.insecure_channel(rank.address, options=OPTIONS) as channel:
+    async with router().dial_worker(rank.identity, OPTIONS) as channel:
         call = worker_pb2_grpc.RankStub(channel).Session()
         hello = common_pb2.Hello(
-            protocol_major=PROTOCOL_MAJOR, protocol_minor=PROTOCOL_MINOR, router_id="chaos"
+            protocol_major=PROTOCOL_MAJOR, protocol_minor=PROTOCOL_MINOR, router_id="router-0/chaos"
         )
         await call.write(worker_pb2.RouterMessage(hello=hello))
         async with asyncio.timeout(DEADLINE_S):

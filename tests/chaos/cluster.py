@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from certificates import folder_of
 from chaos.client import RankClient, Reply, new_request_id, session
 from chaos.netns import Network, network, unavailable
 from chaos.node import Node, start_nursery
@@ -81,7 +82,13 @@ class Cluster:
         host, netns = "127.0.0.1", None
         if self.net is not None:
             host, netns = self.net.host(name), self.net.names[name]
-        node = Node(replace(self._plan, name=name, role=ROLES[name], host=host, netns=netns))
+        role = ROLES[name]
+        certificate = folder_of(role.value, name)
+        node = Node(
+            replace(
+                self._plan, name=name, role=role, host=host, netns=netns, credentials=certificate
+            )
+        )
         await node.start()
         self.nodes[name] = node
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -44,6 +45,7 @@ class NodePlan:
     host: str
     lease_ms: int
     channel: str
+    credentials: Path | None = None
     netns: str | None = None
     apart: bool = False  # in a pid namespace of its own
     env: dict[str, str] = field(default_factory=dict)
@@ -127,12 +129,11 @@ class Node:
             host=plan.host,
             lease_ms=plan.lease_ms,
             channel=plan.channel,
+            credentials=plan.credentials,
             **plan.options,
         )
         runtime = WorkerRuntime(config, self._engine, self._make_role)
         started = await runtime.start()
-        if self._spoiler is not None:
-            await self._spoiler.wire.serve()
         pulse = asyncio.ensure_future(self._pulse.beat())
         threading.Thread(
             target=self._listen, args=(asyncio.get_running_loop(),), daemon=True
@@ -151,8 +152,7 @@ class Node:
         self._pull_point = PullPoint(self._service._prefixes.fetcher._reader, self._tell)
         if not prefills:
             self._reissue = Reissue(self._engine, context.port, self._service)
-            address = context.hello.worker.address
-            self._spoiler = Spoiler(context.memory, address, self._service)
+            self._spoiler = Spoiler(context.memory, self._service)
         return self._service
 
     def _tell(self, what: str, *values: object) -> None:

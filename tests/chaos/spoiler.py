@@ -1,58 +1,77 @@
 """A fixture that holds up or spoils what a decode rank receives, whichever channel carries it."""
 
-from dataclasses import replace
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
-from chaos.wire import Wire
-
-from baton.transfer.channels.grpc.channel import GrpcChannel
+from baton.transfer.channels.grpc.receiver import StateChannelServicer
 from baton.transfer.channels.nixl.agent import NixlAgent
 from baton.transfer.memory.regions import EngineMemory, Holder
 from baton.transfer.memory.segments import Segment
 
+SMALL_BYTES = 64
+"""No payload is in a message of this size: it opens a ticket."""
+
 
 class Spoiler:
-    """A fault in what a decode rank receives. For gRPC, a proxy holds up and spoils the bytes on
-    the wire. NIXL writes by itself; there the notifications are held, and bytes that have arrived
-    are spoilt."""
+    """A fault in what a decode rank receives. For gRPC, messages are held up before the servicer
+    reads them: on the wire, TLS would notice. NIXL writes by itself; there the notifications are
+    held. Either way bytes that have arrived are spoilt."""
 
-    def __init__(self, memory: EngineMemory, address: str, service: Any) -> None:
-        """address: of the worker's gRPC server. service: its `DecodeService`."""
+    def __init__(self, memory: EngineMemory, service: Any) -> None:
+        """service: the worker's `DecodeService`."""
         self._memory = memory
-        self.wire = Wire(address)
-        self._holding = False
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._held = 0  # messages that wait
         self._spoiling = False
         self._notes: list[bytes] = []
-        for channel in service._channels.handoffs._channels:
-            if isinstance(channel, GrpcChannel):
-                channel.context = replace(channel.context, data_address=self.wire.address)
         tickets = service._rank.tickets
         self._take = tickets.take
         tickets.take = self._spoilt
         # In a process of its own; the writers' agents of this role are none.
         self._read_notes = NixlAgent.notes
         NixlAgent.notes = lambda agent: self._held_notes(agent)  # type: ignore[method-assign]
+        write = StateChannelServicer._write
+
+        def held_write(servicer: Any, messages: AsyncIterator[bytes], context: Any) -> Any:
+            return write(servicer, self._held_messages(messages), context)
+
+        StateChannelServicer._write = held_write  # type: ignore[method-assign]
 
     @property
     def holds(self) -> bool:
-        return self.wire.holds or (self._holding and bool(self._notes))
+        return not self._flowing.is_set() and (self._held > 0 or bool(self._notes))
 
     def hold(self) -> None:
-        self._holding = True
-        self.wire.hold()
+        """Hold back everything that arrives from now on, until `let_go`."""
+        self._flowing.clear()
 
     async def let_go(self) -> None:
-        self._holding = False
-        await self.wire.let_go()
+        """Returns once all that was held is on its way."""
+        self._flowing.set()
+        while self._held:
+            await asyncio.sleep(0)
 
     def spoil(self) -> None:
         self._spoiling = True
-        self.wire.spoil()
+
+    async def _held_messages(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        async for message in messages:
+            self._held += 1
+            try:
+                await self._flowing.wait()
+            finally:
+                self._held -= 1
+            if self._spoiling and len(message) > SMALL_BYTES:
+                self._spoiling = False
+                message = message[:-1] + bytes([message[-1] ^ 1])
+            yield message
 
     def _held_notes(self, agent: NixlAgent) -> list[bytes]:
         """Return the notifications to deliver now. Runs on the poller's thread."""
         self._notes += self._read_notes(agent)
-        if self._holding:
+        if not self._flowing.is_set():
             return []
         notes, self._notes = self._notes, []
         return notes

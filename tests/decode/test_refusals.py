@@ -3,9 +3,11 @@ and a refusal gives its reason."""
 
 import asyncio
 import random
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from certificates import credentials_of
 from engine.engines import greedy, random_prompt
 from engine.hash_model import HashModel, expected_tokens, hash_config
 from grpc import StatusCode, aio
@@ -22,6 +24,7 @@ from worker.proxy import proxied
 from baton.core.sampling_params import SamplingParams
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.proto.version import PROTOCOL_MAJOR
+from baton.rpc.channel_options import OPTIONS
 from baton.rpc.errors import ERROR_METADATA
 from baton.transfer.channels import frames
 from baton.transfer.channels.frames import HEADER_BYTES
@@ -123,10 +126,14 @@ async def test_workers_that_differ_refuse_each_other_and_name_both_values(
 @pytest.mark.parametrize("wrong", ["major", "fingerprint", "silent"])
 async def test_a_stream_that_does_not_begin_right_is_refused(wrong: str) -> None:
     prefill = prefill_worker()
-    async with running(prefill), aio.insecure_channel(prefill.started.address) as channel:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running(prefill))
+        dialling = credentials_of("decode", "d0").dial_worker(prefill.identity, OPTIONS)
+        channel = await stack.enter_async_context(dialling)
         call = handoff_pb2_grpc.HandoffStub(channel).Control()
         hello = common_pb2.Hello()
         hello.CopyFrom(prefill.context.hello)
+        hello.worker.worker_id, hello.worker.role = "d0", common_pb2.DECODE
         if wrong == "major":
             hello.protocol_major = PROTOCOL_MAJOR + 1
         else:

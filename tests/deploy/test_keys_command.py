@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from deploy.wired import wired
 
 from baton.api.keys import KeyScope, digest_of, read_keys
 from baton.cli.main import baton
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.cluster.config import ClusterConfig
-from baton.deploy.cluster.wiring import Wiring
 from baton.deploy.errors import DeployError, NotRunning, StartError
 from baton.engine.config import EngineConfig
 
@@ -66,7 +66,7 @@ def test_keys_open_an_address_to_the_network(tmp_path: Path) -> None:
 
 def test_a_cluster_shows_the_key_of_its_operator_nowhere(tmp_path: Path) -> None:
     config = ClusterConfig(EngineConfig(tmp_path), api_keys=tmp_path / "keys")
-    wiring = Wiring(config, http_port=1, grpc_port=2, threads=1)
+    wiring = wired(config)
     assert wiring.operator_key not in repr(wiring) + repr(wiring.router())
     assert wiring.router().operator_sha256 == digest_of(wiring.operator_key)
     assert wiring.router().api_keys == config.api_keys

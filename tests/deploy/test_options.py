@@ -7,11 +7,11 @@ from typing import Any, Self
 import click
 import pytest
 from click.testing import CliRunner
+from deploy.wired import wired
 
 from baton.core.role import Role
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.member import Member
-from baton.deploy.cluster.wiring import Wiring
 from baton.deploy.commands import serve as serve_command
 from baton.deploy.commands import worker as worker_command
 from baton.deploy.errors import StartError
@@ -47,7 +47,7 @@ def test_the_options_of_the_prefix_cache_reach_every_worker() -> None:
         "--snapshots-per-prefill", "2",
         "--page-size", "1",
     )  # fmt: skip
-    wiring = Wiring(config, http_port=1, grpc_port=2, threads=1)
+    wiring = wired(config)
     for role in (Role.PREFILL, Role.DECODE):
         engine = wiring.worker(Member(role, 0)).engine
         assert not engine.prefix_caching
@@ -84,7 +84,7 @@ def test_what_moves_between_prefix_caches_is_told_to_every_worker() -> None:
         (plain, StateReturn.OFF, SendSnapshots.OFF),
         (asked, StateReturn.DEMAND, SendSnapshots.LAST),
     ):
-        wiring = Wiring(config, http_port=1, grpc_port=2, threads=1)
+        wiring = wired(config)
         for role in (Role.PREFILL, Role.DECODE):
             worker = wiring.worker(Member(role, 0))
             assert (worker.state_return, worker.send_snapshots) == (returns, snapshots)
@@ -111,7 +111,7 @@ def test_how_state_travels_is_told_to_every_worker() -> None:
         (("--channel", "nixl", "--verify", "off"), "nixl", False),
         (("--channel", "grpc", "--verify", "full"), "grpc", True),
     ):
-        wiring = Wiring(parse_cluster(*words), http_port=1, grpc_port=2, threads=1)
+        wiring = wired(parse_cluster(*words))
         for role in (Role.PREFILL, Role.DECODE):
             worker = wiring.worker(Member(role, 0))
             assert (worker.channel, worker.verify) == (channel, verify)
@@ -120,7 +120,7 @@ def test_how_state_travels_is_told_to_every_worker() -> None:
 def test_what_streams_send_reaches_the_router() -> None:
     for words, wanted in (((), False), (("--incremental-streaming-output",), True)):
         config = parse_cluster(*words)
-        router = Wiring(config, http_port=1, grpc_port=2, threads=1).router()
+        router = wired(config).router()
         assert router.incremental_streaming_output is wanted
 
 
@@ -157,11 +157,11 @@ def run_command(command: click.Command, *words: str) -> Any:
 
 def options_everywhere(folder: Path) -> tuple[str, ...]:
     """Return every option of `serve` besides the engine's, none with its default."""
-    for name in ("cert", "key", "ca", "keys"):
+    for name in ("key", "ca", "keys"):
         (folder / name).touch()
     return (
-        "--channel", "grpc", "--verify", "full", "--tls-cert", str(folder / "cert"),
-        "--tls-key", str(folder / "key"), "--tls-ca", str(folder / "ca"),
+        "--channel", "grpc", "--verify", "full", "--tls-ca", str(folder / "ca"),
+        "--tls-ca-key", str(folder / "key"), "--internal-port", "4",
         "--prefill", "2", "--decode", "2", "--decode-dp", "2", "--threads", "3",
         "--policy", "least_load", "--state-return", "demand", "--send-snapshots", "last",
         "--served-model-name", "name", "--incremental-streaming-output",
@@ -188,7 +188,7 @@ def test_every_field_of_cluster_and_router_can_be_set(tmp_path: Path) -> None:
     config = run_command(serve_command.serve, *options_everywhere(tmp_path))
     assert isinstance(config, ClusterConfig)
     assert unset(config) == {"client_tls"}  # workers do not register over TLS yet
-    router = Wiring(config, config.http_port, config.grpc_port, threads=1).router()
+    router = wired(config, config.http_port, config.grpc_port).router()
     assert isinstance(router, RouterConfig)
     assert unset(router) == {"client_tls"}
 
@@ -198,11 +198,11 @@ def test_every_field_of_a_worker_can_be_set(tmp_path: Path) -> None:
     """Every field is set by an option of `worker` or, from the options of `serve`, by the
     cluster."""
     config = run_command(serve_command.serve, *options_everywhere(tmp_path))
-    in_cluster = Wiring(config, http_port=1, grpc_port=2, threads=1).worker(Member(Role.DECODE, 2))
+    in_cluster = wired(config).worker(Member(Role.DECODE, 2))
     alone = run_command(
         worker_command.worker,
         "--role", "decode", "--host", "0.0.0.0", "--peer-port", "1", "--metrics-port", "2",
-        "--lease", "1.5", "--router", "there:1", "--insecure",
+        "--lease", "1.5", "--router", "there:1", "--insecure", "--credentials", str(tmp_path),
     )  # fmt: skip
     assert isinstance(alone, WorkerConfig)
     assert unset(in_cluster) & unset(alone) == set()
@@ -210,14 +210,14 @@ def test_every_field_of_a_worker_can_be_set(tmp_path: Path) -> None:
 
 def test_router_and_workers_have_one_lease() -> None:
     for words, lease_ms in (((), 3000), (("--lease", "1.25"), 1250)):
-        wiring = Wiring(parse_cluster(*words), http_port=1, grpc_port=2, threads=1)
+        wiring = wired(parse_cluster(*words))
         leases = {wiring.worker(Member(role, 0)).lease_ms for role in (Role.PREFILL, Role.DECODE)}
         assert leases | {wiring.router().lease_ms} == {lease_ms}
 
 
 def test_limits_reach_the_router_in_its_units() -> None:
     words = "--max-body-mb 2 --request-timeout 1.5 --worker-wait 0.5 --max-queued-requests 0"
-    router = Wiring(parse_cluster(*words.split()), http_port=1, grpc_port=2, threads=1).router()
+    router = wired(parse_cluster(*words.split())).router()
     assert router.max_body_bytes == 2 << 20
     assert (router.request_timeout_s, router.worker_wait_s, router.max_queued) == (1.5, 0.5, 0)
 
@@ -249,5 +249,5 @@ def test_a_value_out_of_range_is_refused_before_anything_starts(option: str, val
 @pytest.mark.parametrize("lease_s", ["1", "3600"])
 def test_the_ends_of_the_leases_range_are_accepted(lease_s: str) -> None:
     config = parse_cluster("--lease", lease_s, "--max-body-mb", "2047")
-    wiring = Wiring(config, http_port=1, grpc_port=2, threads=1)
+    wiring = wired(config)
     assert wiring.router().lease_s == wiring.worker(Member(Role.PREFILL, 0)).lease_s

@@ -10,13 +10,13 @@ from typing import Any
 
 import psutil
 import pytest
+from deploy.wired import wired
 
 from baton.core.role import Role
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.control import ask, listening
 from baton.deploy.cluster.scale_request import parse_counts
 from baton.deploy.cluster.start_progress import Silent, StartProgress
-from baton.deploy.cluster.wiring import Wiring
 from baton.deploy.errors import DeployError, NotRunning, ScaleError, StartError
 from baton.deploy.process import memory_budget
 from baton.deploy.process.memory_budget import MemoryBudget
@@ -38,7 +38,7 @@ class Heard(Silent):
 
 def test_ranks_are_numbered_through_all_groups() -> None:
     config = ClusterConfig(EngineConfig(Path("m")), prefill=2, decode=2, decode_dp=3)
-    wiring = Wiring(config, http_port=1, grpc_port=2, threads=1)
+    wiring = wired(config)
     ranks = [member for member in config.members if member.role is Role.DECODE]
     assert [member.worker_id for member in ranks] == [f"decode-{i}" for i in range(6)]
     told = [wiring.worker(member) for member in ranks]

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from certificates import folder_of
 from deploy.tiny_worker import DEADLINE_S, GRID, Client, findings, make_worker, prompt, served
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -41,10 +42,10 @@ class Both:
 @asynccontextmanager
 async def cluster(folder: Path) -> AsyncIterator[Both]:
     """All on free ports; at the end all books balance."""
-    router = RouterServer(RouterConfig(folder))
+    router = RouterServer(RouterConfig(folder, folder_of("router", "router-0")))
     started = await router.start()
     try:
-        routers = (started.grpc_address,)
+        routers = (started.internal_address,)
         url = f"http://{started.http_address}"
         async with (
             make_worker(folder, Role.PREFILL, routers) as prefill,

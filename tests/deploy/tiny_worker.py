@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx
+from certificates import folder_of
 
 from baton.bench.checkpoints import GRANITE_SMALL
 from baton.core.role import Role
@@ -16,7 +16,6 @@ from baton.deploy.local.config import LocalConfig
 from baton.deploy.local.worker import LocalWorker
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.proto import worker_pb2, worker_pb2_grpc
 from baton.worker.config import WorkerConfig
 
 DEADLINE_S = 60.0
@@ -76,9 +75,8 @@ async def served(folder: Path, role: Role = Role.BOTH, **engine: Any) -> AsyncIt
 
 async def findings(worker: LocalWorker) -> list[str]:
     """Return the findings of the audit of the worker's engine."""
-    async with grpc.aio.insecure_channel(worker.addresses.peers) as channel:
-        audit = await worker_pb2_grpc.WorkerStub(channel).Audit(worker_pb2.AuditRequest())
-    return list(audit.findings)
+    found: list[str] = await worker._context.port.call(Engine.audit)
+    return found
 
 
 def make_worker(
@@ -92,8 +90,12 @@ def make_worker(
     if role is Role.DECODE:
         options["tickets"] = 1
     config = EngineConfig(folder, **options | engine)
+    name = f"{role}-0"
+    certificate = None if role is Role.BOTH else folder_of(role.value, name)
     return LocalWorker(
-        WorkerConfig(f"{role}-0", role, config, routers=routers), Engine.load(config), clients
+        WorkerConfig(name, role, config, routers=routers, credentials=certificate),
+        Engine.load(config),
+        clients,
     )
 
 

@@ -3,11 +3,11 @@
 import asyncio
 import time
 
-import grpc
-
 from baton.deploy.cluster.cluster import Cluster
 from baton.engine.memory.owners import Owner
-from baton.proto import worker_pb2, worker_pb2_grpc
+from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
+from baton.rpc.channel_options import OPTIONS
+from baton.rpc.credentials import Credentials
 
 IDLE_MS = 60_000
 RETURN_S = 120.0
@@ -17,7 +17,10 @@ KEPT = {"free", "cache"}
 async def settled_findings(cluster: Cluster) -> list[str]:
     """Wait until every worker is idle, then what is wrong in its books, in words."""
     workers = await _everyone(cluster)
-    return [f"{w['worker_id']}: {finding}" for w in workers for finding in await _audit(w)]
+    operator = Credentials(cluster.operator_folder)
+    return [
+        f"{w['worker_id']}: {finding}" for w in workers for finding in await _audit(w, operator)
+    ]
 
 
 async def _everyone(cluster: Cluster) -> list[dict[str, str]]:
@@ -30,8 +33,13 @@ async def _everyone(cluster: Cluster) -> list[dict[str, str]]:
             await asyncio.sleep(0.05)
 
 
-async def _audit(worker: dict[str, str]) -> list[str]:
-    async with grpc.aio.insecure_channel(worker["address"]) as channel:
+async def _audit(worker: dict[str, str], operator: Credentials) -> list[str]:
+    peer = common_pb2.WorkerIdentity(
+        worker_id=worker["worker_id"],
+        role=common_pb2.Role.Value(worker["role"].upper()),
+        address=worker["address"],
+    )
+    async with operator.dial_worker(peer, OPTIONS) as channel:
         stub = worker_pb2_grpc.WorkerStub(channel)
         flushed = await stub.FlushCache(worker_pb2.FlushCacheRequest(timeout_ms=IDLE_MS))
         findings = [flushed.error.message] if flushed.HasField("error") else []

@@ -3,10 +3,11 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
+from certificates import credentials_of
 from engine.engines import greedy, make_engine, random_prompt
 from engine.hash_model import HashModel, LayeredHashModel, expected_tokens
 from grpc import aio
@@ -17,6 +18,7 @@ from baton.engine.engine import Engine
 from baton.prefill.handoff_writer import HandoffWriter
 from baton.prefill.writer_state import WriterState
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
+from baton.rpc.channel_options import OPTIONS
 from baton.rpc.convert import sampling_to_proto
 from baton.transfer.channels.grpc.receiver import StateChannelServicer
 from baton.transfer.channels.grpc.write_operation import GrpcWriteOperation
@@ -108,16 +110,20 @@ class FakeRank:
 async def ranked(prefill: TestWorker, model: HashModel | None = None) -> AsyncIterator[FakeRank]:
     """model: like the prefill's; None: the plain one."""
     rank = FakeRank(prefill, model)
-    server = aio.server()
+    server, credentials = aio.server(), credentials_of("decode", "d0")
     StateChannelServicer(rank.tickets, lambda kind, size: None).add_to(server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials.server())}"
     await server.start()
-    async with running(prefill), aio.insecure_channel(prefill.started.address) as channel:
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running(prefill))
+        dialling = credentials.dial_worker(prefill.identity, OPTIONS)
+        channel = await stack.enter_async_context(dialling)
         rank.call = handoff_pb2_grpc.HandoffStub(channel).Control()
         hello = common_pb2.Hello()
         hello.CopyFrom(prefill.context.hello)
-        hello.worker.worker_id = "d0"
-        hello.channels.add(channel="grpc", endpoint=address.encode())
+        hello.worker.worker_id, hello.worker.role = "d0", common_pb2.DECODE
+        hello.worker.address = address
+        hello.channels.add(channel="grpc")
         await rank.call.write(handoff_pb2.DecodeMessage(hello=hello))
         first = await rank.call.read()
         assert first.hello == prefill.context.hello

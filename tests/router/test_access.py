@@ -15,7 +15,7 @@ from starlette.routing import Route
 from baton.api.access import ROUTES, RPCS, guard_routes
 from baton.api.keys import Key, Keyring, KeyScope, digest_of, new_key, write_keys
 from baton.core.errors import ConfigError
-from baton.proto import inference_pb2, worker_pb2
+from baton.proto import inference_pb2
 from baton.router.config import RouterConfig
 from baton.router.server import INFERENCE
 
@@ -91,11 +91,10 @@ def check(reply: httpx.Response, status: int, case: str) -> None:
         assert reply.json()["error"]["code"] == "permission_denied"
 
 
-def test_health_and_registration_alone_need_no_key() -> None:
+def test_health_alone_needs_no_key() -> None:
     assert [route for route, scope in ROUTES.items() if scope is None] == ["/health"]
     assert {method for method, scope in RPCS.items() if scope is None} == {
-        "/baton.v1.Registry/Register",
-        *(f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch", "List")),
+        f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch", "List")
     }
 
 
@@ -118,7 +117,7 @@ async def get(cluster: Cluster, path: str) -> httpx.Response:
 
 
 async def test_no_key_is_told_by_the_server(tmp_path: Path, path: Path) -> None:
-    config = RouterConfig(tmp_path, api_keys=path)
+    config = RouterConfig(tmp_path, tmp_path, api_keys=path)
     async with router(tmp_path, path) as (_, http):
         info = await call(http, "/server_info", bearer("metrics"))
     for text in TEXTS.values():
@@ -186,7 +185,6 @@ def test_every_rpc_that_a_client_could_call_is_in_the_table() -> None:
         f"/{service.full_name}/{method.name}"
         for service in (
             inference_pb2.DESCRIPTOR.services_by_name["Inference"],
-            worker_pb2.DESCRIPTOR.services_by_name["Registry"],
             health_pb2.DESCRIPTOR.services_by_name["Health"],
             reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
         )

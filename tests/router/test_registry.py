@@ -5,6 +5,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from certificates import credentials_of
 from router_neighbours import (
     DEADLINE_S,
     Cluster,
@@ -18,6 +19,7 @@ from router_neighbours import (
 from baton.proto import worker_pb2_grpc
 from baton.proto.common_pb2 import INCOMPATIBLE, INVALID_REQUEST, UNAVAILABLE
 from baton.proto.worker_pb2 import WorkerReport
+from baton.rpc.channel_options import OPTIONS
 
 
 async def test_a_worker_is_told_the_lease_and_shows_up_with_what_it_reported(
@@ -25,7 +27,7 @@ async def test_a_worker_is_told_the_lease_and_shows_up_with_what_it_reported(
 ) -> None:
     async with Cluster(tmp_path, lease_ms=1700) as cluster, FakeRank("d0", 3) as rank:
         rank.running = 2
-        reply = await rank.register(cluster.started.grpc_address)
+        reply = await rank.register(cluster.started.internal_address)
         assert reply.lease_ms == 1700 and reply.router_id.startswith("router-")
         seen = (await cluster.workers())["d0"]
         assert seen["role"] == "decode" and seen["incarnation"] == 3
@@ -38,7 +40,7 @@ async def test_a_worker_of_another_model_is_turned_away_and_told_both_values(
 ) -> None:
     async with Cluster(tmp_path) as cluster, FakeRank("d0", dtype="bf16") as odd:
         await cluster.add(FakeWorker("p0", dtype="fp32"))
-        reply = await odd.register(cluster.started.grpc_address)
+        reply = await odd.register(cluster.started.internal_address)
         assert reply.error.code == INCOMPATIBLE
         assert (reply.error.expected, reply.error.actual) == ("dtype=fp32", "dtype=bf16")
         assert await within(odd.replies.get()) is None  # the router ended the stream
@@ -63,10 +65,12 @@ async def test_a_new_incarnation_replaces_the_old_one_whose_stream_is_ended(
 
 async def test_a_stream_must_begin_with_hello(tmp_path: Path) -> None:
     async with Cluster(tmp_path) as cluster:
-        call = worker_pb2_grpc.RegistryStub(cluster.channel).Register(timeout=DEADLINE_S)
-        await call.write(WorkerReport(leaving=True))
-        assert (await call.read()).error.code == INVALID_REQUEST
-        assert await call.read() is grpc.aio.EOF
+        worker = credentials_of("decode", "d0")
+        async with worker.dial_router(cluster.started.internal_address, OPTIONS) as channel:
+            call = worker_pb2_grpc.RegistryStub(channel).Register(timeout=DEADLINE_S)
+            await call.write(WorkerReport(leaving=True))
+            assert (await call.read()).error.code == INVALID_REQUEST
+            assert await call.read() is grpc.aio.EOF
 
 
 async def test_a_leaving_worker_gets_nothing_new_but_ends_what_it_has(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from certificates import folder_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from router_neighbours import (
@@ -28,6 +29,8 @@ from baton.router.actor import RouterActor
 from baton.router.config import RouterConfig
 from baton.router.server import INFERENCE, RouterServer
 from baton.text.errors import TokenizerFileError
+
+CERTIFICATE = folder_of("router", "router-0")
 
 
 def client(cluster: Cluster) -> httpx.AsyncClient:
@@ -214,7 +217,7 @@ async def test_requests_past_the_grace_of_a_stop_fail_and_say_so(tmp_path: Path)
             await within(replies_of(call))
 
 
-@pytest.mark.parametrize("port", ["http_port", "grpc_port"])
+@pytest.mark.parametrize("port", ["http_port", "grpc_port", "internal_port"])
 async def test_a_port_that_is_taken_is_named_and_nothing_stays_open(
     tmp_path: Path, port: str
 ) -> None:
@@ -223,13 +226,13 @@ async def test_a_port_that_is_taken_is_named_and_nothing_stays_open(
         options = {port: number}
         before = asyncio.all_tasks()
         with pytest.raises(ConfigError, match=f"port {number}"):
-            await RouterServer(RouterConfig(model=model_folder(tmp_path), **options)).start()
+            await RouterServer(RouterConfig(model_folder(tmp_path), CERTIFICATE, **options)).start()
         assert asyncio.all_tasks() <= before
 
 
 async def test_a_folder_without_a_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(TokenizerFileError, match=r"no tokenizer\.json"):
-        await RouterServer(RouterConfig(model=tmp_path)).start()
+        await RouterServer(RouterConfig(tmp_path, CERTIFICATE)).start()
 
 
 @pytest.mark.parametrize(
@@ -244,11 +247,11 @@ async def test_a_folder_without_a_tokenizer_is_a_clear_error(tmp_path: Path) -> 
 )
 def test_options_that_cannot_work_are_named(options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        RouterConfig(model=Path("."), **options)  # type: ignore[arg-type]
+        RouterConfig(Path("."), CERTIFICATE, **options)  # type: ignore[arg-type]
 
 
 def test_an_actor_serves_from_its_own_thread_until_stopped(tmp_path: Path) -> None:
-    actor = RouterActor(RouterConfig(model=model_folder(tmp_path), worker_wait_s=0))
+    actor = RouterActor(RouterConfig(model_folder(tmp_path), CERTIFICATE, worker_wait_s=0))
     started = actor.start()
     try:
         with grpc.insecure_channel(started.grpc_address) as channel:

@@ -6,10 +6,13 @@ import random
 import grpc
 import pytest
 import torch
+from certificates import credentials_of
 from grpc import aio
 from transfer.layouts import SLOTS, Pools
-from transfer.wires import DEADLINE_S, SOURCE, TARGET, channel_context, connected, until
+from transfer.wires import DEADLINE_S, SOURCE, TARGET, Wire, channel_context, connected, until
 
+from baton.proto.common_pb2 import DECODE, WorkerIdentity
+from baton.rpc.channel_options import DATA_OPTIONS
 from baton.transfer.channels import frames
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.grpc.receiver import METHOD
@@ -18,6 +21,11 @@ from baton.transfer.errors import ChannelError, ChecksumError, FrameError, Ticke
 from baton.transfer.memory.regions import DeviceRegion, EngineMemory
 from baton.transfer.memory.segments import Kind, Segment, cut_state
 from baton.transfer.tickets import Claim, TicketTable, tell_on_loop
+
+
+def dialled(wire: Wire) -> aio.Channel:
+    """Return a connection to the receiving side, as a prefill worker makes it."""
+    return credentials_of("prefill", "p0").dial_worker(wire.peer, DATA_OPTIONS)
 
 
 @pytest.mark.parametrize("where", ["start", "end", "payload"])
@@ -29,7 +37,7 @@ async def test_a_corrupted_segment_is_data_loss_and_named_on_both_sides(where: s
         at = {"start": 8, "end": 16, "payload": random.randrange(32, len(good))}[where]
         bad = bytearray(good)
         bad[at] ^= 1 << random.randrange(3)
-        async with aio.insecure_channel(wire.address) as connection:
+        async with dialled(wire) as connection:
             call = connection.stream_stream(METHOD)()
             await call.write(frames.encode_opening(ticket.claim))
             await call.write(bytes(bad))
@@ -48,7 +56,7 @@ async def test_a_corrupted_segment_is_data_loss_and_named_on_both_sides(where: s
 
 
 async def test_what_is_no_frame_is_refused() -> None:
-    async with connected("grpc") as wire, aio.insecure_channel(wire.address) as connection:
+    async with connected("grpc") as wire, dialled(wire) as connection:
         ticket = wire.grant()
         opening = frames.encode_opening(ticket.claim)
         for messages in ([], [b"hello"], [opening, b"short"], [opening, bytes(40)]):
@@ -70,7 +78,8 @@ async def test_a_peer_that_is_not_there_is_a_channel_error_that_names_it() -> No
     async with connected("grpc") as wire:
         ticket = wire.grant()
         gone = "127.0.0.1:1"
-        away = await wire.channels.connect({"grpc": gone.encode()}, "d1")
+        peer = WorkerIdentity(worker_id="d1", role=DECODE, address=gone)
+        away = await wire.channels.connect({"grpc": b""}, peer)
         writing = away.sender.open(ticket.claim, TARGET, lambda under_way, segments: None)
         with pytest.raises(ChannelError, match=gone):
             for segment in cut_state(SLOTS):
@@ -79,7 +88,7 @@ async def test_a_peer_that_is_not_there_is_a_channel_error_that_names_it() -> No
         await away.sender.close()
 
 
-class Wire:
+class SilentCall:
     """A call that notes what it is given, and never replies."""
 
     def __init__(self) -> None:
@@ -101,7 +110,7 @@ def unverified(pools: Pools, lease_s: float) -> ChannelContext:
 
 
 async def test_a_message_leaves_before_the_next_one_is_made() -> None:
-    source, wire = Pools(), Wire()
+    source, wire = Pools(), SilentCall()
     writing = GrpcWriteOperation(
         wire, "d0", Claim(1, 1, 5, 6), unverified(source, DEADLINE_S)
     )  # fmt: skip
@@ -132,7 +141,7 @@ def test_memory_of_a_device_moves_the_same_bytes_as_the_hosts() -> None:
 async def test_a_peer_that_takes_nothing_is_an_error_within_the_deadline() -> None:
     """The call's `write` never returns, as when a stopped process has filled its window."""
 
-    class Stuck(Wire):
+    class Stuck(SilentCall):
         async def write(self, message: bytes) -> None:
             await asyncio.get_running_loop().create_future()
 
@@ -156,7 +165,7 @@ async def test_what_lands_is_told_at_once_on_the_loops_thread_and_soon_from_anot
 
 
 async def test_nothing_more_is_sent_to_a_receiver_that_has_refused() -> None:
-    class Refusing(Wire):
+    class Refusing(SilentCall):
         async def read(self) -> bytes:
             return frames.encode_refusal(TicketError("the ticket is closed"))
 

@@ -4,6 +4,7 @@ import pytest
 from transfer.layouts import Pools
 from transfer.wires import channel_context
 
+from baton.proto.common_pb2 import WorkerIdentity
 from baton.transfer.channels import registry
 from baton.transfer.channels.base import Channel
 from baton.transfer.errors import ChannelError
@@ -28,7 +29,11 @@ async def test_an_end_that_is_not_declared_says_so(kind: type[Channel]) -> None:
     pools = Pools()
     channel = Channel(channel_context(pools, TicketTable(pools.memory, 0)))
     channel.name = kind.name  # type: ignore[misc]
-    for end in (channel.open_receiver(), channel.connect_sender(b""), channel.connect_reader(b"")):
+    for end in (
+        channel.open_receiver(),
+        channel.connect_sender(b"", WorkerIdentity()),
+        channel.connect_reader(b""),
+    ):
         with pytest.raises(NotImplementedError, match=f"{kind.name} has no pu"):
             await end
     with pytest.raises(NotImplementedError, match="no pull"):

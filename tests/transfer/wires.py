@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from certificates import credentials_of
 from grpc import aio
 from transfer.layouts import PAGES, SLOTS, Pools
 
 from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.proto.common_pb2 import DECODE, WorkerIdentity
 from baton.transfer.channels import registry
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.channel_set import ChannelSet, Receiver
@@ -45,6 +47,11 @@ class Wire:
     receiver: Receiver = field(init=False)
     channels: ChannelSet = field(init=False)
     address: str = ""
+
+    @property
+    def peer(self) -> WorkerIdentity:
+        """The receiving side."""
+        return WorkerIdentity(worker_id="d0", role=DECODE, address=self.address)
 
     def grant(self, kv_from: int = 0) -> Ticket:
         return self.tickets.grant(
@@ -97,14 +104,15 @@ async def connected(
         wire.applied.update({kind: size})
 
     server = aio.server()
-    wire.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    credentials = credentials_of("decode", "d0")
+    wire.address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', credentials.server())}"
     common: dict[str, Any] = {"poller": poller, "hub": hub, "lease_s": lease_s, "verify": verify}
     ours = channel_context(
         source, TicketTable(source.memory, 0), f"{seed}/s", count_sent=count_sent, **common
     )
     theirs = channel_context(
         target, tickets, f"{seed}/t",
-        count_received=count_applied, data_address=wire.address, **common,
+        count_received=count_applied, **common,
     )  # fmt: skip
     receiving = registry.find(channel)(theirs)
     receiving.add_to(server)
@@ -115,7 +123,7 @@ async def connected(
         stack.push_async_callback(server.stop, None)
         wire.receiver = await ChannelSet([receiving]).open_receiver()
         stack.push_async_callback(wire.receiver.close)
-        chosen = await wire.channels.connect(wire.receiver.offers, "d0")
+        chosen = await wire.channels.connect(wire.receiver.offers, wire.peer)
         assert chosen.name == channel
         wire.receiver.chosen(channel)
         wire.connection = chosen.sender
@@ -131,6 +139,7 @@ def channel_context(
         "poller": None,
         "lease_s": DEADLINE_S,
         "verify": True,
+        "credentials": credentials_of("prefill", "p0"),
         "count_sent": _uncounted,
         "count_received": _uncounted,
     } | more

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from certificates import folder_of, router
 from engine.engines import make_engine
 from engine.hash_model import HashModel
 from grpc import aio
@@ -21,6 +22,7 @@ from baton.engine.memory.owners import Owner
 from baton.prefill.service import PrefillService
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from baton.rpc.channel_options import OPTIONS
 from baton.rpc.convert import sampling_to_proto
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.handoff import HandoffState
@@ -96,7 +98,7 @@ class TestWorker:
             self.engine.config,
             lease_ms=lease_ms,
             channel=channel,
-            **(worker or {}),
+            **{"credentials": folder_of(role.value, worker_id)} | (worker or {}),
         )
         make_role = PrefillService if role is Role.PREFILL else DecodeService
         self.runtime = WorkerRuntime(config, self.engine, self._keep(make_role), hub=hub)
@@ -310,10 +312,10 @@ async def running(*workers: TestWorker) -> AsyncIterator[None]:
 @asynccontextmanager
 async def session(rank: TestWorker, lease_s: float = 0.5) -> AsyncIterator[RouterClient]:
     """A router's stream to `rank`, heartbeats included."""
-    async with aio.insecure_channel(rank.started.address) as channel:
+    async with router().dial_worker(rank.identity, OPTIONS) as channel:
         call = worker_pb2_grpc.RankStub(channel).Session()
         hello = common_pb2.Hello(
-            protocol_major=PROTOCOL_MAJOR, protocol_minor=PROTOCOL_MINOR, router_id="r0"
+            protocol_major=PROTOCOL_MAJOR, protocol_minor=PROTOCOL_MINOR, router_id="router-0/r0"
         )
         await call.write(worker_pb2.RouterMessage(hello=hello))
         first = await call.read()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from certificates import router as router_credentials
 from grpc import aio
 from worker.cluster import DEADLINE_S
 
@@ -45,7 +46,7 @@ async def serving(router: FakeRouter, port: int = 0) -> AsyncIterator[str]:
     """`router` answers at the address; afterwards nobody does."""
     server = aio.server(options=(("grpc.so_reuseport", 0),))
     worker_pb2_grpc.add_RegistryServicer_to_server(router, server)
-    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    bound = server.add_secure_port(f"127.0.0.1:{port}", router_credentials().server())
     await server.start()
     try:
         yield f"127.0.0.1:{bound}"

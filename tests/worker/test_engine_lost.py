@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from certificates import folder_of
+
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 
 TINY = {**GRANITE_SMALL, "hidden_size": 64, "mamba_n_heads": 4, "num_attention_heads": 4}
@@ -22,7 +24,9 @@ def broken(engine):
 
 Engine.plan_step = broken
 Engine.has_work = property(lambda engine: True)
-actor = PrefillActor(WorkerConfig("p0", Role.PREFILL, EngineConfig(Path(sys.argv[1]))))
+model, credentials = map(Path, sys.argv[1:])
+config = WorkerConfig("p0", Role.PREFILL, EngineConfig(model), credentials=credentials)
+actor = PrefillActor(config)
 actor.start()
 threading.Event().wait(60)
 """
@@ -30,8 +34,12 @@ threading.Event().wait(60)
 
 def test_the_process_ends_and_says_why(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "tiny", TINY)
+    certificate = str(folder_of("prefill", "p0"))
     ran = subprocess.run(
-        [sys.executable, "-c", CODE, str(folder)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", CODE, str(folder), certificate],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert ran.returncode == 1
     assert "the engine has stopped: InvariantError: the books do not balance" in ran.stderr

@@ -2,9 +2,11 @@
 
 import asyncio
 import random
+from pathlib import Path
 
 import grpc
 import pytest
+from certificates import operator
 from engine.engines import greedy, make_engine
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -14,6 +16,7 @@ from worker.cluster import DEADLINE_S, decode_worker, prefill_worker, running, s
 from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
+from baton.rpc.channel_options import OPTIONS
 from baton.worker.config import WorkerConfig
 
 
@@ -34,7 +37,7 @@ async def test_status_audit_and_health_answer(seeded: random.Random) -> None:
         await answer.end()
         await decode.clean()
         for worker, service in ((prefill, "baton.v1.Handoff"), (decode, "baton.v1.Rank")):
-            async with aio.insecure_channel(worker.started.address) as channel:
+            async with operator().dial_worker(worker.identity, OPTIONS) as channel:
                 stub = worker_pb2_grpc.WorkerStub(channel)
                 status = await stub.Status(worker_pb2.StatusRequest())
                 assert status.worker == worker.identity
@@ -49,21 +52,20 @@ async def test_status_audit_and_health_answer(seeded: random.Random) -> None:
                 for name in ("", service):
                     reply = await check(health_pb2.HealthCheckRequest(service=name))
                     assert reply.status == health_pb2.HealthCheckResponse.SERVING
-                assert service in await _reflected(channel)
+                await _no_reflection(channel)
 
 
-async def _reflected(channel: aio.Channel) -> set[str]:
-    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
-    await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-    reply = await call.read()
-    call.cancel()
-    return {service.name for service in reply.list_services_response.service}
+async def _no_reflection(channel: aio.Channel) -> None:
+    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+        iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+    )
+    assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_flush_waits_for_idle_and_then_empties_the_cache() -> None:
     prefill, decode = prefill_worker(), decode_worker()
     async with running(prefill, decode), session(decode) as client:
-        async with aio.insecure_channel(prefill.started.address) as channel:
+        async with operator().dial_worker(prefill.identity, OPTIONS) as channel:
             flush = worker_pb2_grpc.WorkerStub(channel).FlushCache
             await client.start(tuple(range(40)), greedy(3), [prefill])
             prefill.model.gate.allow(1)
@@ -117,14 +119,17 @@ async def test_a_port_that_is_taken_is_named() -> None:
 
 def test_options_that_cannot_work_are_refused() -> None:
     engine = make_engine().config
+    right = {"worker_id": "w", "role": Role.PREFILL, "engine": engine, "credentials": Path("c")}
     for wrong, named in (
         ({"worker_id": ""}, "worker_id"),
         ({"channel": "pigeon"}, "pigeon"),
         ({"lease_ms": 1}, "lease_ms"),
         ({"role": Role.DECODE}, "ticket"),
+        ({"credentials": None}, "certificate"),
+        ({"role": Role.BOTH}, "stands alone"),
     ):
         with pytest.raises(ConfigError, match=named):
-            WorkerConfig(**({"worker_id": "w", "role": Role.PREFILL, "engine": engine} | wrong))
+            WorkerConfig(**(right | wrong))
 
 
 async def test_an_engine_that_stops_ends_its_requests_and_the_health() -> None:
@@ -140,7 +145,7 @@ async def test_an_engine_that_stops_ends_its_requests_and_the_health() -> None:
         assert finished.error.code == common_pb2.INTERNAL
         _, later = await client.start((5, 6, 7), greedy(3), [prefill])
         assert (await later.end()).error.code == common_pb2.INTERNAL
-        async with aio.insecure_channel(decode.started.address) as channel:
+        async with operator().dial_worker(decode.identity, OPTIONS) as channel:
             reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
             with pytest.raises(aio.AioRpcError) as failed:

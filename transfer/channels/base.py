@@ -5,7 +5,8 @@ from typing import ClassVar
 
 from grpc import aio
 
-from baton.rpc.tls import Tls
+from baton.proto.common_pb2 import WorkerIdentity
+from baton.rpc.credentials import Credentials
 from baton.transfer.channels.ends import ChannelReceiver, Lender, OnBytes, Reader, Sender
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.channels.poller import Poller
@@ -43,8 +44,7 @@ class ChannelContext:
     verify: bool  # segments carry checksums
     count_sent: OnBytes
     count_received: OnBytes
-    data_address: str = ""  # host:port at which this worker's gRPC server takes data
-    tls: Tls | None = None  # of connections to other workers' data addresses
+    credentials: Credentials | None = None  # of this worker; None: the channel dials nobody
     hub: LocalHub | None = None  # where engines of this process meet; None: there is one engine
 
 
@@ -86,8 +86,8 @@ class Channel:
         """Open the receiving end for one peer's writes. Raises ChannelError. Push."""
         raise self._undeclared("push")
 
-    async def connect_sender(self, endpoint: bytes) -> Sender:
-        """Connect to a peer's ChannelReceiver and try the way. Raises ChannelError. Push."""
+    async def connect_sender(self, endpoint: bytes, peer: WorkerIdentity) -> Sender:
+        """Connect to the ChannelReceiver of `peer` and try the way. Raises ChannelError. Push."""
         raise self._undeclared("push")
 
     async def connect_reader(self, endpoint: bytes) -> Reader:

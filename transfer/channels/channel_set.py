@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from baton.proto.common_pb2 import WorkerIdentity
 from baton.transfer.channels.base import Channel
 from baton.transfer.channels.ends import ChannelReceiver, Sender
 from baton.transfer.errors import ChannelError
@@ -67,11 +68,14 @@ class ChannelSet:
         return Receiver(opened, self.one_sided)
 
     async def connect(
-        self, offers: Mapping[str, bytes], peer: str, barred: Mapping[str, str] = _NONE
+        self,
+        offers: Mapping[str, bytes],
+        peer: WorkerIdentity,
+        barred: Mapping[str, str] = _NONE,
     ) -> ChosenChannel:
         """Connect by the best channel that both ends have and that works between them.
 
-        offers: the peer's endpoint for each channel. barred: channels that may not be used, each
+        offers: the endpoint of `peer` for each channel. barred: channels that may not be used, each
         with the reason. Raises ChannelError, which says what is wrong with each channel.
         """
         against: list[str] = []
@@ -80,15 +84,17 @@ class ChannelSet:
                 against.append(f"{channel.name}: {barred[channel.name]}")
                 continue
             if channel.name not in offers:
-                against.append(f"{channel.name}: {peer} does not offer it")
+                against.append(f"{channel.name}: {peer.worker_id} does not offer it")
                 continue
             try:
-                sender = await channel.connect_sender(offers[channel.name])
+                sender = await channel.connect_sender(offers[channel.name], peer)
             except ChannelError as error:
                 against.append(f"{channel.name}: {error}")
                 continue
             return ChosenChannel(channel.name, "; ".join(against) or "the first of ours", sender)
-        raise ChannelError(f"no channel joins {peer} to this worker: {'; '.join(against)}")
+        raise ChannelError(
+            f"no channel joins {peer.worker_id} to this worker: {'; '.join(against)}"
+        )
 
 
 class Receiver:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from baton.proto.common_pb2 import WorkerIdentity
 from baton.transfer.channels import frames
 from baton.transfer.channels.base import Capabilities, Channel, ChannelContext
 from baton.transfer.channels.ends import OnMoving
@@ -28,7 +29,7 @@ class LocalChannel(Channel):
         hub = self._hub()
         return LocalReceiver(hub, hub.add(landing))
 
-    async def connect_sender(self, endpoint: bytes) -> "LocalSender":
+    async def connect_sender(self, endpoint: bytes, peer: WorkerIdentity) -> "LocalSender":
         return LocalSender(self._hub().find(endpoint), self.context)
 
     def _hub(self) -> LocalHub:

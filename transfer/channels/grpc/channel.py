@@ -1,10 +1,12 @@
-"""State over gRPC: raw bytes, to the data address of the worker that takes them."""
+"""State over gRPC: raw bytes, to the gRPC server of the worker that takes them."""
 
 from grpc import aio
 
+from baton.proto.common_pb2 import WorkerIdentity
 from baton.transfer.channels.base import Capabilities, Channel
 from baton.transfer.channels.grpc.receiver import GrpcReceiver, StateChannelServicer
 from baton.transfer.channels.grpc.sender import GrpcSender
+from baton.transfer.errors import ChannelError
 
 
 class GrpcChannel(Channel):
@@ -17,8 +19,13 @@ class GrpcChannel(Channel):
         StateChannelServicer(self.context.tickets, self.context.count_received).add_to(server)
 
     async def open_receiver(self) -> GrpcReceiver:
-        return GrpcReceiver(self.context.data_address)
+        return GrpcReceiver()
 
-    async def connect_sender(self, endpoint: bytes) -> GrpcSender:
-        """Connect without waiting: where nobody listens, the first hand-off says so."""
-        return GrpcSender(endpoint.decode(), self.context)
+    async def connect_sender(self, endpoint: bytes, peer: WorkerIdentity) -> GrpcSender:
+        """Connect without waiting: where nobody listens, the first hand-off says so.
+
+        endpoint: empty. The peer takes state where it takes everything else.
+        """
+        if self.context.credentials is None:
+            raise ChannelError("this worker has no certificate to show to others")
+        return GrpcSender(peer, self.context, self.context.credentials)

@@ -70,10 +70,9 @@ class StateChannelServicer:
 
 
 class GrpcReceiver:
-    """The servicer's address, as one peer sees it."""
+    """The servicer, as one peer sees it."""
 
-    def __init__(self, address: str) -> None:
-        self.endpoint = address.encode()
+    endpoint = b""  # the peer knows this worker's address
 
     def chosen(self) -> None:
         """Do nothing: the servicer serves whoever has a ticket."""

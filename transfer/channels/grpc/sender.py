@@ -2,9 +2,9 @@
 
 import asyncio
 
-from grpc import aio
-
+from baton.proto.common_pb2 import WorkerIdentity
 from baton.rpc.channel_options import DATA_OPTIONS
+from baton.rpc.credentials import Credentials
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.ends import OnMoving
 from baton.transfer.channels.grpc.receiver import METHOD
@@ -23,14 +23,12 @@ class GrpcSender:
 
     segment_bytes = SEGMENT_BYTES
 
-    def __init__(self, address: str, context: ChannelContext) -> None:
-        self._address = address
+    def __init__(
+        self, peer: WorkerIdentity, context: ChannelContext, credentials: Credentials
+    ) -> None:
+        self._address = peer.address
         self._context = context
-        if context.tls is None:
-            self._channel = aio.insecure_channel(address, options=DATA_OPTIONS)
-        else:
-            credentials = context.tls.client()
-            self._channel = aio.secure_channel(address, credentials, options=DATA_OPTIONS)
+        self._channel = credentials.dial_worker(peer, DATA_OPTIONS)
 
     def open(self, claim: Claim, target: Holder, on_moving: OnMoving) -> GrpcWriteOperation:
         """Begin a hand-off. `target` is not used: the receiver finds it by the ticket."""

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 
+from baton.proto.common_pb2 import WorkerIdentity
 from baton.transfer.channels.base import Capabilities, Channel, ChannelContext
 from baton.transfer.channels.nixl import agent
 from baton.transfer.channels.nixl.agent import NixlAgent
@@ -43,7 +44,7 @@ class NixlChannel(Channel):
         ours = await asyncio.to_thread(NixlAgent, self._name("r"), self.context.memory.spans)
         return NixlReceiver(ours, self.context)
 
-    async def connect_sender(self, endpoint: bytes) -> NixlSender:
+    async def connect_sender(self, endpoint: bytes, peer: WorkerIdentity) -> NixlSender:
         return NixlSender(await self._reach("w", endpoint), self.context)
 
     async def connect_reader(self, endpoint: bytes) -> NixlReader:
