@@ -34,7 +34,6 @@ from baton.kernels.moe import (
 from baton.kernels.norm import rms_norm
 from baton.kernels.rope import apply_rope
 from baton.kernels.sampling import add_token_counts, apply_penalties, sample_tokens
-from baton.kernels.state_copy import copy_slots
 
 
 class TorchKernels(Kernels):
@@ -74,7 +73,6 @@ class TorchKernels(Kernels):
     plan_mamba2_prefill = staticmethod(plan_mamba2_prefill)
     gated_delta_step = staticmethod(gated_delta_step)
     plan_delta_prefill = staticmethod(plan_delta_prefill)
-    copy_slots = staticmethod(copy_slots)
 
     add_token_counts = staticmethod(add_token_counts)
     apply_penalties = staticmethod(apply_penalties)

@@ -33,7 +33,6 @@ from baton.kernels.triton.moe_routing import (
 from baton.kernels.triton.norm import rms_norm
 from baton.kernels.triton.rope import apply_partial_rope, apply_rope
 from baton.kernels.triton.sampling import add_token_counts, apply_penalties, sample_tokens
-from baton.kernels.triton.state_copy import copy_slots
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Maker:
 
 def cases(sizes: Sizes, make: Maker) -> list[KernelCase]:
     """Return a case for every kernel that layers of these sizes run."""
-    found = _small(sizes, make) + _sampling(sizes, make) + _copies(make)
+    found = _small(sizes, make) + _sampling(sizes, make)
     if sizes.mamba is not None:
         found += _mamba(sizes, sizes.mamba, make)
     if sizes.delta is not None:
@@ -296,15 +295,6 @@ def _sampling(sizes: Sizes, make: Maker) -> list[KernelCase]:
         ),
         KernelCase("penalties", penalise, rows * 16 * vocab),
     ]
-
-
-def _copies(make: Maker) -> list[KernelCase]:
-    """Return the copy of one slot of 32 layers of 4 MiB, tiny on a CPU."""
-    slot = 64 if make.device.type == "cpu" else 128 << 20
-    pool = torch.zeros((3, slot), dtype=torch.uint8, device=make.device)
-    ids = make.slots(2)
-    one, other = ids[:1], ids[1:]
-    return [KernelCase("copy_slots", lambda: copy_slots(pool, one, other), 2 * slot)]
 
 
 def _attention(sizes: Sizes, shape: tuple[int, int, int], make: Maker) -> list[KernelCase]:

@@ -145,17 +145,21 @@ class PrefixCache:
 
     def lock(self, node: Node) -> None:
         """Keep the path's pages, and this node's snapshot, until `unlock`."""
-        node.snapshot_locks += 1
-        self.snapshots_locked += node.snapshot is not None and node.snapshot_locks == 1
-        self.tree.lock_path(node, 1)
+        self.lock_snapshot(node)
+        self.lock_pages(node)
 
     def unlock(self, node: Node) -> None:
         """End one `lock` of this node."""
         self.unlock_snapshot(node)
         self.unlock_pages(node)
 
+    def lock_snapshot(self, node: Node) -> None:
+        """Keep this node's snapshot until `unlock_snapshot`. The caller has locked its pages."""
+        node.snapshot_locks += 1
+        self.snapshots_locked += node.snapshot is not None and node.snapshot_locks == 1
+
     def unlock_snapshot(self, node: Node) -> None:
-        """End the snapshot's part of one `lock`, once the forward that read it has run.
+        """End one `lock_snapshot`, once the forward that read it has run.
 
         The path's pages stay locked until `unlock_pages`.
         """

@@ -52,7 +52,6 @@ class ForwardBatch:
     host: HostLengths
     index: RecurrentIndex = field(default_factory=RecurrentIndex)  # what the model planned
     snapshots: SnapshotPlan | None = None  # of prefill rows, which count from 0 here
-    track: tuple[Tensor, Tensor] | None = None  # live and track slots of decode rows, [n] each
     progress: LayerProgress | None = None  # where a hand-off waits for the state of this step
 
     @property

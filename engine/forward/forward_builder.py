@@ -44,14 +44,11 @@ def pack_forward(batch: Batch, model: Model, page_size: int, pack: HostPack) -> 
     pack.ints("has_initial", host.has_initial)
     _pack_pages(batch, page_size, pack)
     pack.ints("logit_tokens", _logit_tokens(batch, host.cu_seqlens))
-    decoding = [(row.write_slot, t.slot) for row in rows[: batch.decode_rows] for t in row.tracked]
     pack.ints(
         "relay_slots",
-        [row.write_slot if row.relayed else 0 for row in rows[: batch.decode_rows]],
+        [row.read_slot if row.relayed else 0 for row in rows[: batch.decode_rows]],
     )
     pack.ints("draw_slots", [rows[index].write_slot for index, _ in batch.draws])
-    pack.ints("track_from", [live for live, _ in decoding])
-    pack.ints("track_to", [track for _, track in decoding])
     snapshots = _snapshots(batch)
     index = pack.plan(model.plan(host, batch.decode_rows, snapshots))
     return PackedForward(host, snapshots, index)
@@ -85,7 +82,6 @@ def bind_forward(
         host=forward.host,
         index=forward.index(packed),
         snapshots=forward.snapshots,
-        track=_track(batch, packed),
         progress=progress,
     )
 
@@ -93,21 +89,13 @@ def bind_forward(
 def relay_tokens(batch: Batch, packed: DevicePack, forward: ForwardBatch, relay: Tensor) -> None:
     """Copy the tokens that the previous step sampled into the rows that decode them.
 
-    relay: [slots] int64, the token that each request's last step sampled.
+    relay: [slots] int64, the token that each request's last step sampled, at the slot that the step
+    wrote.
     """
     if any(row.relayed for row in batch.rows[: batch.decode_rows]):
         slots = packed.ints("relay_slots")
         decoding = forward.token_ids[: batch.decode_rows]
         decoding.copy_(torch.where(slots > 0, relay[slots], decoding))
-
-
-def _track(batch: Batch, packed: DevicePack) -> tuple[Tensor, Tensor] | None:
-    """Return the live and track slots of decode rows. None, known on the host, without a
-    snapshot.
-    """
-    if any(row.tracked for row in batch.rows[: batch.decode_rows]):
-        return packed.ints("track_from"), packed.ints("track_to")
-    return None
 
 
 def _snapshots(batch: Batch) -> SnapshotPlan | None:

@@ -46,8 +46,9 @@ class _Prepared:
 class ModelRunner:
     """One model over one pool of slots and one of pages, its forwards on one stream.
 
-    Sampled tokens go to the next step by `relay` [slots] int64, on the device; the host learns
-    them when it collects, which may be after the next step was launched.
+    Sampled tokens go to the next step by `relay` [slots] int64, on the device, at the slot that
+    the row wrote and its request's next row reads. The host learns them when it collects, which may
+    be after the next step was launched.
     """
 
     def __init__(
@@ -95,9 +96,6 @@ class ModelRunner:
         packed, forward = prepared.packed, prepared.forward
         relay_tokens(batch, packed, forward, self._relay)
         logits = self._model.forward(forward, self._states, self._pages)
-        if forward.track is not None:
-            # One copy for all layers: a slot is one row of bytes.
-            self._model.kernels.copy_slots(self._states.storage, *forward.track)
         sampled = sample(logits, prepared.sampling, self._relay, self._model.kernels)
         self._relay.index_copy_(0, packed.ints("draw_slots"), sampled.token_ids)
         return sampled.to_host()

@@ -69,7 +69,7 @@ def pack_sampling(batch: Batch, pack: HostPack) -> None:
     penalised = [(i, d) for i, d in batch.draws if d.sampling.penalised]
     late = [(n, i) for n, (i, d) in enumerate(penalised) if d.relayed]
     pack.ints("relayed_penalised", [n for n, _ in late])
-    pack.ints("relayed_penalised_slots", [batch.rows[i].write_slot for _, i in late])
+    pack.ints("relayed_penalised_slots", [batch.rows[i].read_slot for _, i in late])
     banned = [(i, token) for i, draw in enumerate(draws) for token in draw.banned]
     pack.ints("banned_rows", [i for i, _ in banned])
     pack.ints("banned_ids", [token for _, token in banned])

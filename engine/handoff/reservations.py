@@ -132,7 +132,7 @@ class Reservations:
         """Give `request` what was reserved, with the state of its tokens already in it."""
         self._close(reservation)
         self._move(reservation, Owner.LIVE)
-        request.slot = reservation.slot
+        request.slot = request.state_slot = reservation.slot
         request.pages = reservation.pages
         request.owned = set(reservation.owned)
         request.computed = request.settled = reservation.tokens

@@ -22,9 +22,7 @@ class Model(Protocol):
 
     @property
     def kernels(self) -> Kernels:
-        """The kernels that the device and the options call for. Sampling and state copies use them
-        too.
-        """
+        """The kernels that the device and the options call for. Sampling uses them too."""
         ...
 
     @property

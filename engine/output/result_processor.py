@@ -107,10 +107,12 @@ class ResultProcessor:
         if self._canary is not None:
             self._canary.step(request, row)
         request.settled = row.end
-        if request.resumes_from is not None and row.resumes:
+        if request.resumes_from is not None and row.start == request.resumes_from.depth:
             self._memory.snapshot_read(request)
         if row.tracked:
             self._donations.donate(request, row.tracked)
+            if row.write_slot != request.slot:
+                self._memory.resume_from(request, row.write_slot)
         elif self._shares_chunks and len(row.tokens) > 1:
             self._donations.share_pages(request)
 

@@ -47,7 +47,7 @@ class Tracked(NamedTuple):
     """A snapshot that a step writes: the row's state after `depth` tokens."""
 
     depth: int  # absolute tokens
-    slot: int  # state slot, owner TRACK, bound to this step alone
+    slot: int  # state slot, owner TRACK, which no other step writes
     opportunistic: bool  # the first to be evicted from the cache
 
 
@@ -59,19 +59,16 @@ class Row(NamedTuple):
     start: int  # tokens computed before this step
     tokens: tuple[int, ...]  # the last is a placeholder where `relayed`
     relayed: bool  # its token was sampled by the step before, and is known on the device alone
-    read_slot: int  # state slot; 0 where start is 0; a snapshot's in the first row after a hit
-    write_slot: int  # state slot
+    # State slots. A row reads 0 where start is 0; a snapshot's slot after a prefix hit, and after a
+    # decode row that was tracked, which writes its snapshot's slot in place of the request's own.
+    read_slot: int
+    write_slot: int
     pages: tuple[int, ...]  # cover at least `end` tokens
     reaches_target: bool  # everything that was to be computed is, with this row
     draw: Draw | None
     scores: Scores | None
     tracked: tuple[Tracked, ...] = ()
     held: str = ""  # the request's name, where this is the last chunk of one that will be held
-
-    @property
-    def resumes(self) -> bool:
-        """True if the row reads a cached snapshot: copy on write without the copy."""
-        return self.read_slot not in (0, self.write_slot)
 
     @property
     def end(self) -> int:

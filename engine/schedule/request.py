@@ -108,6 +108,7 @@ class Request:
         "slot",
         "spec",
         "state",
+        "state_slot",
         "stopper",
         "turn",
     )
@@ -128,11 +129,16 @@ class Request:
         self.state = RequestState.WAITING
         self.output = list(spec.output_ids)
         self.pending = 0  # tokens that planned steps sample, not known on the host yet
-        self.slot = 0  # 0: none
+        self.slot = 0  # its own; 0: none
+        # Where the state of `computed` tokens lies: in its own slot, or in a snapshot's, which its
+        # next row reads. 0 before the first row.
+        self.state_slot = 0
         self.pages: tuple[int, ...] = ()  # replaced, never changed in place: batches keep it
         self.owned: set[int] = set()  # its own of `pages`; the rest are the prefix cache's
         self.node: Node | None = None  # where the cache's pages of it end; locked
-        self.resumes_from: Node | None = None  # the snapshot that its first row reads; locked
+        # The cached snapshot that a row reads, after a hit or a tracked row; locked until that row
+        # is over.
+        self.resumes_from: Node | None = None
         self.branch: int | None = None  # a depth where others went another way, worth a snapshot
         self.cached_tokens = 0  # compute hit of its first admission, or what a peer reported
         self.admissions = 0
@@ -170,8 +176,12 @@ class Request:
 
     @property
     def decodes(self) -> bool:
-        """True if its next step computes its newest token alone."""
-        return self.computed >= len(self.spec.prompt_ids) and self.target - self.computed == 1
+        """True if its next step computes its newest token alone, and samples the one after it. A
+        held request is computed up to the token before its newest.
+        """
+        spec = self.spec
+        started = self.computed >= len(spec.prompt_ids)
+        return started and self.target - self.computed == 1 and not spec.hold
 
     @property
     def exhausted(self) -> bool:

@@ -37,6 +37,7 @@ class RequestMemory:
         match = cache.match(request.key(request.target), max(0, limit))
         cache.lock(match.node)
         request.node = request.resumes_from = match.node
+        request.state_slot = match.snapshot or 0
         request.pages = match.pages
         request.computed = request.settled = match.depth
         request.branch = cache.branch_point(match, grid)
@@ -66,6 +67,7 @@ class RequestMemory:
         if slot is None:
             raise InvariantError(f"no free slot to admit request {request.request_id}")
         request.slot = slot
+        request.state_slot = request.state_slot or slot
         if not self.grow(request, tokens):
             raise InvariantError(f"too few free pages to admit request {request.request_id}")
 
@@ -89,8 +91,23 @@ class RequestMemory:
         request.owned.update(taken)
         return True
 
+    def resume_from(self, request: Request, written: int) -> None:
+        """Lock the snapshot that `request` has just given to the cache, since the state that its
+        next row reads lies there alone.
+
+        written: the slot that the step wrote. The cache may have had another of the same tokens;
+        then that one is read, unless the next row is planned already: what it reads is fenced.
+        """
+        node = request.node
+        if node is None or node.snapshot is None:
+            raise InvariantError(f"request {request.request_id} left the cache no snapshot")
+        self.pools.cache.lock_snapshot(node)
+        request.resumes_from = node
+        if request.state_slot == written:
+            request.state_slot = node.snapshot
+
     def snapshot_read(self, request: Request) -> None:
-        """Unlock the snapshot that `request` resumed from: the forward that read it is over."""
+        """Unlock the snapshot that `request` resumes from: the forward that read it is over."""
         if request.resumes_from is not None:
             self.pools.cache.unlock_snapshot(request.resumes_from)
             request.resumes_from = None
@@ -106,7 +123,7 @@ class RequestMemory:
             pools.give_back_slots((request.slot,), request.owner)
         pools.give_back_pages(request.owned, request.owner)
         request.owned.clear()
-        request.slot = 0
+        request.slot = request.state_slot = 0
         request.pages = ()
         request.computed = request.settled = 0
         request.branch = None

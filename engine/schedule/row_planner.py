@@ -32,7 +32,7 @@ class RowPlanner:
             start=start,
             tokens=request.token_ids(start, end),
             relayed=False,
-            read_slot=self._read_slot(request),
+            read_slot=request.state_slot if start else 0,
             write_slot=request.slot,
             pages=request.pages,
             reaches_target=reaches,
@@ -42,6 +42,7 @@ class RowPlanner:
             held=request.request_id if reaches and spec.hold else "",
         )
         request.computed = end
+        request.state_slot = request.slot
         request.pending += row.draw is not None
         if row.scores is not None:
             request.scored = row.scores.start + len(row.scores.targets)
@@ -51,10 +52,17 @@ class RowPlanner:
     def decode_row(self, request: Request) -> Row:
         """Plan that `request` computes its newest token. This is the busiest path of the
         scheduler.
+
+        A tracked row leaves its state in the snapshot's slot alone: the next row reads it there and
+        writes the request's own slot, so nothing is copied.
         """
         start = request.computed
         request.computed = start + 1
-        slot = request.slot
+        read, write = request.state_slot, request.slot
+        tracked = self._tracker.decode(start + 1)
+        if tracked:
+            write = tracked[0].slot
+        request.state_slot = write
         relayed = request.pending > 0
         draw = self._draw(request)
         request.pending += 1
@@ -64,13 +72,13 @@ class RowPlanner:
             start,
             (0 if relayed else request.output[-1],),
             relayed,
-            slot,
-            slot,
+            read,
+            write,
             request.pages,
             True,
             draw,
             None,
-            self._tracker.decode(start + 1),
+            tracked,
         )
 
     def resume_limit(self, request: Request) -> int:
@@ -80,17 +88,6 @@ class RowPlanner:
         first = self._first_unscored(request)
         last = request.target - 1
         return last if first is None else min(last, max(first, 1) - 1)
-
-    def _read_slot(self, request: Request) -> int:
-        """Return the cached snapshot's slot for the first row after a hit, and the request's own
-        later.
-        """
-        if not request.computed:
-            return 0
-        node = request.resumes_from
-        if node is not None and node.snapshot is not None and node.depth == request.computed:
-            return node.snapshot
-        return request.slot
 
     def scored_limit(self, request: Request) -> int:
         """Return the furthest end of a chunk that scores no more positions than the step

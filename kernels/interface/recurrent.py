@@ -132,11 +132,3 @@ class RecurrentKernels(ABC):
         snapshots: states to keep at multiples of gated_delta.CHUNK or at a row's end
         cu_seqlens_host, prefix_lens_host, width: as in plan_gated_conv_prefill
         """
-
-    @abstractmethod
-    def copy_slots(self, pool_bytes: Tensor, src_slots: Tensor, dst_slots: Tensor) -> None:
-        """Copy whole slots, all layers at once.
-
-        pool_bytes: [slots, slot_bytes] uint8, slot_bytes a multiple of 8; written in place
-        src_slots, dst_slots: [n] int64; no slot is both a source and a destination
-        """

@@ -65,15 +65,12 @@ from baton.kernels.torch_kernels import TorchKernels
 class NativeKernels(Kernels):
     """The kernels in C++. While the library records, they append to the recording.
 
-    What is left to torch runs outside of recorded steps: sampling, and copies of snapshots.
+    What is left to torch, sampling, runs outside of recorded steps.
     It has more than 25 methods because it has one method a kernel.
     """
 
-    LEFT_TO_TORCH = frozenset(
-        {"copy_slots", "add_token_counts", "apply_penalties", "sample_tokens"}
-    )
+    LEFT_TO_TORCH = frozenset({"add_token_counts", "apply_penalties", "sample_tokens"})
 
-    copy_slots = staticmethod(TorchKernels.copy_slots)
     add_token_counts = staticmethod(TorchKernels.add_token_counts)
     apply_penalties = staticmethod(TorchKernels.apply_penalties)
     sample_tokens = staticmethod(TorchKernels.sample_tokens)

@@ -20,7 +20,6 @@ from baton.kernels.triton.moe_routing import (
 from baton.kernels.triton.norm import rms_norm
 from baton.kernels.triton.rope import apply_partial_rope, apply_rope
 from baton.kernels.triton.sampling import add_token_counts, apply_penalties, sample_tokens
-from baton.kernels.triton.state_copy import copy_slots
 
 
 class TritonKernels(Kernels):
@@ -73,7 +72,6 @@ class TritonKernels(Kernels):
     plan_mamba2_prefill = staticmethod(plan_mamba2_prefill)
     gated_delta_step = staticmethod(gated_delta_step)
     plan_delta_prefill = staticmethod(plan_delta_prefill)
-    copy_slots = staticmethod(copy_slots)
 
     add_token_counts = staticmethod(add_token_counts)
     apply_penalties = staticmethod(apply_penalties)

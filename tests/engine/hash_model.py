@@ -123,7 +123,12 @@ class HashModel:
 
     def _check(self, batch: ForwardBatch) -> None:
         writes = batch.write_slots.tolist()
+        kept = [slot for row in range(batch.rows) for slot in snapshots_of(batch, row).values()]
+        writes += kept
         assert 0 not in writes and len(set(writes)) == len(writes), writes
+        reads = zip(batch.read_slots.tolist(), batch.write_slots.tolist(), strict=True)
+        elsewhere = {read for read, write in reads if read != write}
+        assert elsewhere.isdisjoint(writes), "a row reads what another one writes"
         places = list(zip(batch.token_pages.tolist(), batch.token_offsets.tolist(), strict=True))
         assert len(set(places)) == len(places), "two tokens write one place"
         assert 0 not in batch.token_pages.tolist(), "a real token writes the padding page"

@@ -63,7 +63,7 @@ def answers(engine: Engine, prompts: list[tuple[int, ...]]) -> list[list[int]]:
 def test_a_ragged_batch_gets_the_tokens_of_transformers(
     oracle: Oracle, folder: Path, prompts: list[tuple[int, ...]], chunk: int
 ) -> None:
-    engine = load(folder, chunked_prefill_size=chunk)
+    engine = load(folder, chunked_prefill_size=chunk, mamba_track_interval=16)
     oracle.assert_all_greedy(folder, prompts, answers(engine, prompts), STEPS)
 
 

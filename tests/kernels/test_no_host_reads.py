@@ -33,7 +33,6 @@ from baton.kernels.sampling import (
     sample_tokens,
 )
 from baton.kernels.ssd import ssd_prefill
-from baton.kernels.state_copy import copy_slots
 from baton.kernels.state_update import selective_state_update
 
 LIMIT = (0.0, float("inf"))
@@ -140,13 +139,6 @@ def test_sampling_reads_nothing_back():
         mask_tokens(logits, rows, torch.tensor([7, 8]))
         tokens = sample_tokens(logits, rows, n, torch.tensor([1, 2]), rows, filters)
         log_probs(logits, tokens, 3, tokens[:, None])
-
-
-def test_state_copies_read_nothing_back():
-    pool = torch.zeros(5, 32, dtype=torch.uint8)
-    ids = torch.tensor([1, 3])
-    with NoHostReads():
-        copy_slots(pool, ids, ids + 1)
 
 
 @pytest.mark.parametrize(

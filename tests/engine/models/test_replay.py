@@ -159,6 +159,32 @@ def test_decode_of_every_family_is_replayed_bit_for_bit(
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", SPECS)
+@torch.inference_mode()
+def test_a_replayed_step_writes_other_slots_than_it_reads(
+    oracle: Oracle, name: str, rng: random.Random
+) -> None:
+    """As rows that are tracked do, and rows after them. What is read stays as it is."""
+    model = load_model(EngineConfig(model=oracle.checkpoint(name)))
+    assert isinstance(model, ReplayedModel)
+    vocab = model.config.vocab_size
+    starts = [[rng.randrange(3, vocab) for _ in range(32)] for _ in range(3)]
+    forced = [[rng.randrange(3, vocab) for _ in starts] for _ in range(3)]
+    found = []
+    for each in (model, model._model):
+        driver = StepDriver(each)
+        sources = [driver.start(prompt) for prompt in starts]
+        driver.step(prefill=[(row, len(row.tokens)) for row in sources])
+        before = driver.states.storage[[row.slot for row in sources]].clone()
+        tracked = [driver.branch(row, ()) for row in sources]
+        assert all(row.read_slot != row.slot for row in tracked)
+        found.append([decode(driver, tracked, forced), *driver.pools()])
+        assert torch.equal(driver.states.storage[[row.slot for row in sources]], before)
+    assert model._recorded
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_row_decodes_to_the_same_bits_in_every_batch(tmp_path: Path, rng: random.Random) -> None:
     model = load_model(EngineConfig(model=write_checkpoint(tmp_path / "model", TINY)))
     starts = prompts(rng, 7)

@@ -1,4 +1,4 @@
-"""Sampling and state copies against torch's: the same noise, the same tokens, the same bytes."""
+"""Sampling against torch's: the same noise, the same tokens."""
 
 import pytest
 import torch
@@ -6,9 +6,8 @@ from ragged_batches import seeded
 from triton_device import assert_near, here
 
 from baton.kernels import sampling as torch_sampling
-from baton.kernels import state_copy as torch_copy
 from baton.kernels.philox import vocabulary_uniform
-from baton.kernels.triton import sampling, state_copy
+from baton.kernels.triton import sampling
 
 ROWS, VOCAB = 6, 301
 
@@ -80,13 +79,3 @@ def test_noise_is_the_same_bits():
     noise = vocabulary_uniform(seeds, positions, VOCAB)
     arguments = (torch.zeros(3, VOCAB), torch.arange(3), ones, seeds, positions, None)
     assert torch.equal(sampling.sample_tokens(*here(arguments)).cpu(), noise.argmin(dim=1))
-
-
-def test_slots_are_copied_as_torch_copies_them():
-    seeded(3)
-    pool = torch.randint(0, 255, (6, 64), dtype=torch.uint8)
-    slots, others = torch.tensor([4, 1]), torch.tensor([2, 5])
-    own = here(pool)
-    state_copy.copy_slots(own, *here((slots, others)))
-    torch_copy.copy_slots(pool, slots, others)
-    assert torch.equal(own.cpu(), pool)
