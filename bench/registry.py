@@ -13,6 +13,10 @@ BENCHES = {
         "baton.bench.one_engine.decode:decode",
         "One engine's decode steps by batch size, against memory, arithmetic and transformers.",
     ),
+    "tracking": (
+        "baton.bench.one_engine.tracking:tracking",
+        "Decode steps with frequent and with rare snapshots, in turns.",
+    ),
     "prefill": (
         "baton.bench.one_engine.prefill:prefill",
         "One engine's prompts and time to first token, against arithmetic and transformers.",

@@ -45,6 +45,8 @@ class ModelConfig:
     conv_dtype: torch.dtype
     ssm_dtype: torch.dtype
     raw: dict[str, Any] = field(repr=False, hash=False, compare=False)
+    query_heads: int = 0  # of an attention layer; the memory plan's
+    expanded_latent: int = 0  # values that prompts expand a cached latent to; 0: no latents
 
     @cached_property
     def mixers(self) -> frozenset[Mixer]:

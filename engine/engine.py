@@ -10,7 +10,6 @@ from baton.core.errors import RequestError
 from baton.core.finish import FinishReason
 from baton.core.sampling_params import SamplingParams
 from baton.engine.cache.cached_pools import CachedPools
-from baton.engine.cache.grids import Grids
 from baton.engine.checks.audit import audit
 from baton.engine.checks.canary import Canary
 from baton.engine.config import EngineConfig
@@ -26,7 +25,7 @@ from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.plan import MemoryPlan
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
-from baton.engine.models.loader import load_model
+from baton.engine.models.loader import load_model, planned_memory
 from baton.engine.output.events import Event
 from baton.engine.output.output import Output, OutputCollector, PromptIds
 from baton.engine.output.result_processor import ResultProcessor
@@ -85,8 +84,7 @@ class Engine:
         self._pools = CachedPools(self.states, self.pages, config.prefix_caching, self.counters)
         memory = RequestMemory(self._pools, self.counters)
         self._donations = Donations(self._pools, self.counters)
-        chunk = model.config.mamba_chunk_size if model.config.recurrent else config.page_size
-        grids = Grids(chunk, config.page_size, config.mamba_track_interval)
+        grids = self.plan.grids
         tracker = Tracker(
             self._donations, grids, self.plan.snapshots_per_prefill, on=self.plan.tracks
         )
@@ -126,7 +124,10 @@ class Engine:
     def load(
         cls, config: EngineConfig, progress: Callable[[str, float], None] | None = None
     ) -> "Engine":
-        """Read the model folder. progress: told what is being done, and the fraction done."""
+        """Read the model folder. progress: told what is being done, and the fraction done.
+
+        Raises ConfigError, on a GPU before any weight is loaded, where memory does not suffice.
+        """
         if config.threads is not None:
             torch.set_num_threads(config.threads)
 
@@ -134,6 +135,8 @@ class Engine:
             if progress is not None:
                 progress("weights", done / max(1, total))
 
+        if torch.device(config.device).type != "cpu":
+            planned_memory(config)
         model = load_model(config, weights)
         has_text = (config.model / "tokenizer.json").is_file()
         return cls(config, model, Tokenizer.from_folder(config.model) if has_text else None)

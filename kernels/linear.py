@@ -45,6 +45,11 @@ class Int8Weight:
         return self.values.shape
 
     @staticmethod
+    def nbytes_of(shape: torch.Size) -> int:
+        """Return the bytes of a matrix [..., O, K] in this form."""
+        return shape.numel() + torch.float32.itemsize * shape[:-1].numel()
+
+    @staticmethod
     def of(weight: Tensor) -> "Int8Weight":
         """Round to the nearest of 255 steps between a row's largest magnitude and its negative."""
         wide = weight.float()

@@ -23,9 +23,7 @@ from baton.kernels.linear import linear_native
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import SMALL, Native
 from baton.kernels.rope import apply_rope
-
-# Values of expanded keys that exist at once: heads are expanded some at a time past that.
-_EXPANDED = 1 << 23
+from baton.kernels.scratch import EXPANDED_ON_CPU as _EXPANDED
 
 
 def latent_write(latents: Tensor, pool: Tensor, token_pages: Tensor, token_offsets: Tensor) -> None:

@@ -1,15 +1,13 @@
 """An engine's options as `/server_info` shows them, by SGLang's names."""
 
-from baton.engine.cache.grids import Grids, resolve
+from baton.engine.cache.grids import resolve
 from baton.engine.config import EngineConfig
 from baton.engine.memory.plan import MemoryPlan
 
 
 def engine_settings(config: EngineConfig, plan: MemoryPlan) -> dict[str, object]:
     """Return the options as JSON values, with what `auto` resolved to."""
-    model = plan.model_config
-    chunk = model.mamba_chunk_size if model.recurrent else config.page_size
-    grids = Grids(chunk, config.page_size, config.mamba_track_interval)
+    model, grids = plan.model_config, plan.grids
     strategy = resolve(config.mamba_scheduler_strategy, len(model.recurrent), config.page_size)
     return {
         "model_type": model.family,

@@ -1,15 +1,11 @@
 """Checks before anything starts, so that a wrong folder fails within a second."""
 
-import torch
-
 from baton.core.errors import ConfigError
 from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig
-from baton.engine.loading.weights import Checkpoint, DeclaredWeights
-from baton.engine.memory.available import available_memory
-from baton.engine.memory.plan import MemoryPlan
+from baton.engine.loading.weights import Checkpoint
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import build_model, check_weights
+from baton.engine.models.loader import check_weights, planned_memory
 from baton.text.tokenizer import Tokenizer
 
 
@@ -37,10 +33,7 @@ def check_fits(worker: str, config: EngineConfig) -> int:
 
     Raises StartError if they do not suffice.
     """
-    model = read_config(config.model, config.dtype, config.ssm_dtype)
-    weights = build_model(model, DeclaredWeights(), torch.device("meta")).weight_bytes
-    free = available_memory(torch.device(config.device))
     try:
-        return MemoryPlan(config, model, weights, free).budget_bytes
+        return planned_memory(config).budget_bytes
     except ConfigError as err:
         raise StartError(f"{worker}: {err}") from err

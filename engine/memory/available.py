@@ -15,6 +15,11 @@ def available_memory(device: torch.device) -> int:
     one.
     """
     if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"device is {device}, but torch finds no GPU here: use a torch that was built for "
+                "CUDA on a machine with a GPU, or --device cpu"
+            )
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
     free = _meminfo_available(MEMINFO.read_text() if MEMINFO.is_file() else "")

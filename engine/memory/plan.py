@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from baton.core.errors import ConfigError
-from baton.engine.cache.grids import Strategy, resolve
+from baton.engine.cache.grids import Grids, Strategy, resolve
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.memory.step_memory import StepMemory
 
 SNAPSHOTS_A_REQUEST = 8  # cached snapshots for each running request, where there is room
 MOST_SNAPSHOTS_A_PREFILL = 8
-SCORED_ROWS = 256  # rows of logits for prompt scores that a step may want beside its draws
+# Steps in which a slot may be a track slot or a locked snapshot: one is planned, one is in flight,
+# and one reads it.
+_TRACKED_STEPS = 3
 # Prompt tokens a step. 512 keep a few cores as busy as more do (measured from 256 to 2048).
 _CPU_CHUNK = 512
 _GPU_CHUNK = 2048
@@ -43,10 +46,10 @@ class MemoryPlan:
         largest = self._largest_max_running()
         wanted = self._pool_bytes(self.config.max_running)
         message = (
-            f"max_running {self.config.max_running} needs {_size(wanted)} for states and pages, "
-            f"but {_size(self.budget_bytes)} of budget leave {_size(max(0, self.pool_bytes))} "
-            f"after {_size(self.weight_bytes)} of weights and {_size(self.activation_bytes)} of "
-            "activations"
+            f"max_running {self.config.max_running} needs {readable(wanted)} for states and "
+            f"pages, but {readable(self.budget_bytes)} of budget leave "
+            f"{readable(max(0, self.pool_bytes))} after {readable(self.weight_bytes)} of weights "
+            f"and {readable(self.step_bytes)} for a step"
         )
         if largest:
             raise ConfigError(f"{message}; the largest max_running that fits is {largest}")
@@ -83,30 +86,35 @@ class MemoryPlan:
         return int(self.available_bytes * config.memory_fraction) // share
 
     @property
-    def activation_bytes(self) -> int:
-        return self._activation_bytes(self.config.max_running)
+    def step(self) -> StepMemory:
+        """The memory of the largest step."""
+        return self._step(self.config.max_running)
 
-    def _activation_bytes(self, running: int) -> int:
-        """Estimate the bytes of the largest step's intermediates, generously: float32, nothing
-        reused.
-        """
-        model = self.model_config
-        tokens = self.chunked_prefill_size + running
-        chunk = model.mamba_chunk_size
-        widest = 16 * model.hidden_size
-        states = 0
-        for layer in model.recurrent:
-            heads = layer.ssm[0] if layer.ssm else 0
-            size = _elements(layer.ssm)
-            widest = max(widest, 16 * model.hidden_size + 6 * layer.conv[0] + heads * chunk)
-            states = max(states, (tokens // chunk + running + 1) * size)
-        logits = 3 * (running + SCORED_ROWS) * model.vocab_size
-        return 4 * (tokens * widest + 2 * states + logits)
+    def _step(self, running: int) -> StepMemory:
+        return StepMemory(
+            model=self.model_config,
+            device=self.config.device,
+            running=running,
+            prompt_tokens=self.chunked_prefill_size,
+            context=self._wanted_len,
+        )
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of the largest step, beside weights and pools."""
+        return self.step.total
+
+    @cached_property
+    def grids(self) -> Grids:
+        """The depths of snapshots."""
+        model, page_size = self.model_config, self.config.page_size
+        chunk = model.mamba_chunk_size if model.recurrent else page_size
+        return Grids(chunk, page_size, self.config.mamba_track_interval)
 
     @property
     def pool_bytes(self) -> int:
         """The bytes that the pools may take."""
-        return self.budget_bytes - self.weight_bytes - self.activation_bytes
+        return self.budget_bytes - self.weight_bytes - self.step_bytes
 
     @property
     def live_slots(self) -> int:
@@ -124,11 +132,20 @@ class MemoryPlan:
 
     @property
     def track_slots(self) -> int:
-        """Snapshots that planned steps may write: one a decoding row, some a prompt chunk."""
+        """Snapshots that planned steps may write, or that a row is to read: some of a prompt chunk,
+        and those of the decoding rows that are tracked at once."""
         return self._track_slots(self.config.max_running)
 
     def _track_slots(self, running: int) -> int:
-        return running + self.snapshots_per_prefill if self.tracks else 0
+        return self._tracked_rows(running) + self.snapshots_per_prefill if self.tracks else 0
+
+    def _tracked_rows(self, running: int) -> int:
+        """Estimate how many decoding rows are tracked at once: one in `grids.decode` a step. If
+        they came at random, more would be needed in less than one of 100 steps; then they take
+        slots of cached snapshots, or go without.
+        """
+        mean = _TRACKED_STEPS * running / self.grids.decode
+        return min(running, math.ceil(mean + 3 * math.sqrt(mean)))
 
     @cached_property
     def snapshots_per_prefill(self) -> int:
@@ -140,7 +157,8 @@ class MemoryPlan:
         if not self.tracks or not self.slot_layout.slot_bytes:
             return 1
         running = self.config.max_running
-        slots = 1 + 2 * running + self.ticket_slots + self.quarantine_slots
+        slots = 1 + running + self._tracked_rows(running)
+        slots += self.ticket_slots + self.quarantine_slots
         left = self.pool_bytes - self._least_bytes(running, slots)
         each = max(0, left) // 2 // self.slot_layout.slot_bytes // running
         return min(MOST_SNAPSHOTS_A_PREFILL, max(1, each))
@@ -204,7 +222,7 @@ class MemoryPlan:
         if not self.page_layout.page_bytes:
             return useful
         left = self.pool_bytes - self.slots * self.slot_layout.slot_bytes
-        return min(useful, left // self.page_layout.page_bytes)
+        return min(useful, left // self._page_cost)
 
     @property
     def mamba_full_memory_ratio(self) -> float | None:
@@ -218,22 +236,41 @@ class MemoryPlan:
         return min(self._wanted_len, (self.pages - 1) * self.config.page_size)
 
     def describe(self) -> dict[str, str]:
-        """Describe the plan in words, for a start-up message or a status page."""
+        """Describe the plan in words, for a start-up message or a status page: the whole, then its
+        parts, always in this order. What takes nothing is left out."""
         slot_bytes = self.slot_layout.slot_bytes
         page_bytes = self.page_layout.page_bytes
         return {
-            "budget": _size(self.budget_bytes),
-            "weights": _size(self.weight_bytes),
-            "activations": f"up to {_size(self.activation_bytes)}",
+            "budget": readable(self.budget_bytes),
+            "weights": readable(self.weight_bytes),
+            **{
+                name: f"up to {readable(nbytes)}"
+                for name, nbytes in self._step_parts.items()
+                if nbytes
+            },
             "state slots": (
-                f"{self.slots} of {_size(slot_bytes)} = {_size(self.slots * slot_bytes)} "
+                f"{self.slots} of {readable(slot_bytes)} = {readable(self.slots * slot_bytes)} "
                 f"(1 padding, {self.live_slots} live, {self.track_slots} track, "
                 f"{self.ticket_slots} tickets, {self.quarantine_slots} quarantine, "
                 f"{self.snapshot_slots} cached snapshots)"
             ),
-            "pages": f"{self.pages} of {_size(page_bytes)} = {_size(self.pages * page_bytes)}",
+            "pages": (
+                f"{self.pages} of {readable(page_bytes)} = {readable(self.pages * page_bytes)}"
+            ),
             "tokens in pages": f"{(self.pages - 1) * self.config.page_size:,}",
             "longest sequence": f"{self.max_model_len:,} tokens",
+        }
+
+    @property
+    def _step_parts(self) -> dict[str, int]:
+        """Bytes of the largest step, by what takes them."""
+        step = self.step
+        return {
+            "activations": step.activations,
+            "logits": step.logits,
+            "parts of attention": step.attention,
+            "expanded latents": step.latents + self._gathered_bytes,
+            "graphs": step.graphs,
         }
 
     @property
@@ -288,10 +325,21 @@ class MemoryPlan:
         """
         longest = self.config.max_model_len or self.config.page_size
         pages = 1 + max(running, self.page_layout.pages_for(longest))
-        return slots * self.slot_layout.slot_bytes + pages * self.page_layout.page_bytes
+        return slots * self.slot_layout.slot_bytes + pages * self._page_cost
+
+    @property
+    def _page_cost(self) -> int:
+        """Bytes of a page, and of its part when a step gathers the latents of its contexts."""
+        gathered = self.step.gathered_token_bytes * self.config.page_size
+        return self.page_layout.page_bytes + gathered
+
+    @property
+    def _gathered_bytes(self) -> int:
+        """Bytes of one layer's latents of all pages, gathered."""
+        return self.pages * self.config.page_size * self.step.gathered_token_bytes
 
     def _fits(self, running: int) -> bool:
-        needed = self.weight_bytes + self._activation_bytes(running) + self._pool_bytes(running)
+        needed = self.weight_bytes + self._step(running).total + self._pool_bytes(running)
         return needed <= self.budget_bytes
 
     def _largest_max_running(self) -> int:
@@ -306,14 +354,7 @@ class MemoryPlan:
         return fits
 
 
-def _elements(shape: tuple[int, ...] | None) -> int:
-    count = 1 if shape else 0
-    for size in shape or ():
-        count *= size
-    return count
-
-
-def _size(nbytes: int) -> str:
+def readable(nbytes: int) -> str:
     """Format 12345678 as "11.8 MiB"."""
     value = float(nbytes)
     for unit in ("B", "KiB", "MiB"):

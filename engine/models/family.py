@@ -10,7 +10,7 @@ import torch
 
 from baton.core.errors import ConfigError
 from baton.engine.config import Mixer, ModelConfig
-from baton.engine.memory.layout import CacheShape, RecurrentShape
+from baton.engine.memory.layout import CacheShape, LatentShape, RecurrentShape
 from baton.engine.models.decoder import Block, Decoder, Residual
 from baton.engine.models.fields import Fields, read_json
 from baton.engine.models.layers.base import Layer
@@ -132,7 +132,15 @@ def model_config(
         conv_dtype=dtypes.activations,
         ssm_dtype=dtypes.ssm,
         raw=dict(fields.raw),
+        query_heads=fields.integer("num_attention_heads", 0, minimum=0) if attention else 0,
+        expanded_latent=_expanded_latent(fields) if isinstance(attention, LatentShape) else 0,
     )
+
+
+def _expanded_latent(fields: Fields) -> int:
+    """Return the values of all heads' keys and values that one latent holds."""
+    each = fields.integer("qk_nope_head_dim") + fields.integer("v_head_dim")
+    return fields.integer("num_attention_heads") * each
 
 
 def placed(config: ModelConfig) -> Iterator[tuple[int, Mixer, int]]:

@@ -4,6 +4,7 @@ from collections.abc import Container
 
 import torch
 
+from baton.core.errors import ConfigError
 from baton.engine.config import EngineConfig, LoadFormat, ModelConfig, WeightFormat
 from baton.engine.loading.weights import (
     Checkpoint,
@@ -12,6 +13,8 @@ from baton.engine.loading.weights import (
     Progress,
     WeightSource,
 )
+from baton.engine.memory.available import available_memory
+from baton.engine.memory.plan import MemoryPlan, readable
 from baton.engine.models.base import Model
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family_table import FAMILIES, read_config
@@ -36,6 +39,25 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
     checkpoint = Checkpoint(model.folder, progress)
     check_weights(model, checkpoint)
     return ready_model(model, checkpoint, config)
+
+
+def planned_memory(config: EngineConfig) -> MemoryPlan:
+    """Plan the memory of the model in `config.model` by the sizes of its tensors, without loading
+    any. Raises ConfigError where what the device has free does not suffice.
+    """
+    device = torch.device(config.device)
+    model = read_config(config.model, config.dtype, config.ssm_dtype)
+    declared, meta = DeclaredWeights(), torch.device("meta")
+    weights = build_model(model, declared, meta, weight_format=config.weight_format).weight_bytes
+    free = available_memory(device)
+    plan = MemoryPlan(config, model, weights, free)
+    if device.type != "cpu" and plan.budget_bytes > free:
+        raise ConfigError(
+            f"memory_bytes is {readable(plan.budget_bytes)}, but {config.device} has "
+            f"{readable(free)} free: lower it, or leave it out to take "
+            f"{config.memory_fraction:.0%} of what is free"
+        )
+    return plan
 
 
 def ready_model(model: ModelConfig, source: WeightSource, config: EngineConfig) -> Model:

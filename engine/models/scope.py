@@ -161,7 +161,10 @@ class Scope:
 
     def matrix(self, tensor: Tensor) -> Weight:
         """Convert a tensor of this scope to the form that products read."""
-        if not self.int8 or tensor.is_meta:
+        if not self.int8:
+            return tensor
+        if tensor.is_meta:
+            self.tally.nbytes += Int8Weight.nbytes_of(tensor.shape) - tensor.nbytes
             return tensor
         rounded = Int8Weight.of(tensor)
         self.tally.nbytes += rounded.nbytes - tensor.nbytes

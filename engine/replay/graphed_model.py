@@ -17,26 +17,11 @@ from baton.engine.forward.recurrent_index import RecurrentIndex
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
+from baton.engine.replay.batch_sizes import batch_sizes
 from baton.engine.replay.static_step import StaticStep
 from baton.kernels.base import Kernels
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
-
-# Sizes up to _FINE are powers of two, then multiples of it: at most a fifth of a large batch is
-# padding, and a padding row costs no attention and no state that is not in the cache.
-_FINE = 8
-
-
-def batch_sizes(most: int) -> tuple[int, ...]:
-    """Return the numbers of rows of the captured steps, rising; the last is `most`."""
-    sizes = {size for size in (1, 2, 4) if size < most}
-    step = _FINE
-    size = _FINE
-    while size < most:
-        sizes.add(size)
-        step = max(step, size // 4 // _FINE * _FINE)
-        size += step
-    return (*sorted(sizes), most)
 
 
 class Capture(Protocol):

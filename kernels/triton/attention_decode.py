@@ -12,18 +12,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.scratch import LEAST_PART, MOST_PARTS, parts_of
 from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.attention_prefill import LOG2_E
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
-MOST_PARTS = 32
-LEAST_PART = 256  # tokens
 _KEYS = 64  # of one product; half as many in float32
-
-
-def parts_of(capacity: int) -> int:
-    """Return the largest number of parts of a row of up to `capacity` tokens."""
-    return min(MOST_PARTS, max(1, -(-capacity // LEAST_PART)))
 
 
 def paged_attn_decode(

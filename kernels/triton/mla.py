@@ -7,14 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.scratch import LEAST_PART, MOST_PARTS, parts_of
 from baton.kernels.triton.arithmetic import dot, narrow
-from baton.kernels.triton.attention_decode import (
-    LEAST_PART,
-    MOST_PARTS,
-    merge_parts,
-    part_length,
-    parts_of,
-)
+from baton.kernels.triton.attention_decode import merge_parts, part_length
 from baton.kernels.triton.attention_prefill import LOG2_E
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 

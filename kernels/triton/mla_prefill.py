@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.scratch import EXPANDED_ON_GPU as _EXPANDED
 from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.attention_prefill import LOG2_E
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
@@ -19,7 +20,6 @@ from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 _QUERIES = 128  # of one program; a quarter in float32
 _KEYS = 64  # of one product; half as many in float32
 _GATHERED = 16  # tokens that one program gathers
-_EXPANDED = 1 << 27  # values of expanded keys and values that exist at once
 
 
 def mla_prefill(

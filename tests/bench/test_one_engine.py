@@ -13,6 +13,7 @@ from baton.bench.one_engine.decode import decode
 from baton.bench.one_engine.prefill import prefill
 from baton.bench.one_engine.roofline import Machine
 from baton.bench.one_engine.timed_engine import TimedEngine
+from baton.bench.one_engine.tracking import tracking
 from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import declared_weights
 from baton.kernels.torch_kernels import TORCH
@@ -53,6 +54,17 @@ def test_decode_reports_every_batch_its_limits_and_its_spread(folder, weight_for
         assert shares[f"limit_share_b{batch}"] >= shares[f"bandwidth_share_b{batch}"] * 0.5
     assert found["limits"]["read_gb_s"] > 0
     assert "skipped" in found["peers"]["transformers"] and "skipped" in found["peers"]["llama_cpp"]
+
+
+def test_tracking_measures_two_intervals_in_turns(folder) -> None:
+    arguments = ["--model", str(folder), "--batch", "3", "--steps", "64", "--turns", "3"]
+    done = CliRunner().invoke(tracking, [*arguments, "--intervals", "64,256", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output.splitlines()[-1])
+    results = found["results"]
+    assert found["config"]["grids"] == [64, 256]
+    assert results["tracked_64"] == 3 / 64 > results["tracked_256"]
+    assert results["tok_s_64"] > 0 and results["tok_s_256"] > 0 and results["ratio"] > 0
 
 
 def test_prefill_reports_every_batch_and_the_first_token(folder) -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from baton.core.errors import ConfigError
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.memory import available
-from baton.engine.memory.layout import AttentionShape, RecurrentShape
+from baton.engine.memory.layout import AttentionShape, LatentShape, RecurrentShape
 from baton.engine.memory.plan import MemoryPlan
+from baton.engine.memory.step_memory import StepMemory
 
 MIB = 1 << 20
 # Sizes like Nemotron-Nano-9B's: 27 Mamba-2 layers beside 4 of attention.
@@ -48,7 +49,7 @@ def plan(
 
 def total(made: MemoryPlan) -> int:
     pools = made.slots * made.slot_layout.slot_bytes + made.pages * made.page_layout.page_bytes
-    return made.weight_bytes + made.activation_bytes + pools
+    return made.weight_bytes + made.step_bytes + pools
 
 
 @given(
@@ -56,7 +57,7 @@ def total(made: MemoryPlan) -> int:
     weights=st.integers(0, 20_000).map(lambda mib: mib * MIB),
     running=st.integers(1, 300),
     tickets=st.integers(0, 20),
-    page=st.sampled_from([1, 16, 64, 384]),
+    page=st.sampled_from([1, 16, 64, 512]),
     model=st.sampled_from([MODEL, ATTENTION_ALONE, RECURRENT_ALONE, CONVOLUTIONS]),
 )
 def test_a_plan_fits_its_budget_or_names_the_largest_that_does(
@@ -78,7 +79,8 @@ def test_a_plan_fits_its_budget_or_names_the_largest_that_does(
     beside = made.quarantine_slots + made.track_slots + made.snapshot_slots
     assert made.slots == 1 + running + tickets + beside
     assert made.quarantine_slots == -(-tickets // 2)
-    assert made.track_slots == bool(model.recurrent) * (running + made.snapshots_per_prefill)
+    tracked = made.track_slots - bool(model.recurrent) * made.snapshots_per_prefill
+    assert bool(model.recurrent) <= tracked <= running if model.recurrent else tracked == 0
     assert made.max_model_len <= (made.pages - 1) * page
 
 
@@ -186,7 +188,57 @@ def test_what_is_free_is_asked_of_the_machine(
     assert available.available_memory(torch.device("cpu")) == 2000
 
 
-def test_the_plan_says_what_it_is() -> None:
+def test_the_plan_says_what_it_is_in_one_order() -> None:
     words = plan(CONFIG, 17 << 30, 1 << 38).describe()
     assert "16 live" in words["state slots"] and words["weights"] == "17 GiB"
     assert all(isinstance(value, str) for value in words.values())
+    pools = ["state slots", "pages", "tokens in pages", "longest sequence"]
+    assert list(words) == ["budget", "weights", "activations", "logits", *pools]
+    gpu = replace(CONFIG, device="cuda")
+    latent = replace(
+        MODEL, attention=(LatentShape(576),) * 4, query_heads=32, expanded_latent=32 * 256
+    )
+    words = plan(gpu, 17 << 30, 1 << 38, latent).describe()
+    parts = ["activations", "logits", "parts of attention", "expanded latents", "graphs"]
+    assert list(words) == ["budget", "weights", *parts, *pools]
+
+
+def test_few_rows_are_tracked_at_once() -> None:
+    def tracked(running: int, interval: int) -> int:
+        config = replace(
+            CONFIG, max_running=running, mamba_track_interval=interval, snapshots_per_prefill=1,
+            memory_bytes=10_000_000 * MIB,
+        )  # fmt: skip
+        return plan(config).track_slots - 1
+
+    assert [tracked(running, 256) for running in (1, 16, 256, 1024)] == [1, 2, 9, 23]
+    assert [tracked(running, 1024) for running in (1, 16, 256, 1024)] == [1, 1, 4, 9]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_step_needs_more_for_every_row_and_logit(device: str) -> None:
+    def step(running: int, context: int = 4096, vocab: int = 1000) -> StepMemory:
+        model = replace(MODEL, query_heads=40, vocab_size=vocab)
+        return StepMemory(model, device, running, 2048, context)
+
+    small, large = step(8), step(256)
+    assert large.total > small.total and large.logits > small.logits
+    assert step(8, vocab=2000).logits == 2 * small.logits
+    on_gpu = device == "cuda"
+    # 40 heads, 16 parts of 256 tokens, means of 128 values beside a maximum and a sum; twice.
+    assert large.attention == on_gpu * 2 * 4 * 256 * 40 * 16 * 130
+    assert step(256, context=1 << 20).attention == 2 * large.attention  # at most 32 parts
+    assert (step(256, vocab=2000).graphs > large.graphs > small.graphs) == on_gpu
+    assert large.latents == large.gathered_token_bytes == 0
+
+
+def test_latents_take_memory_while_prompts_expand_them() -> None:
+    latent = replace(MODEL, attention=(LatentShape(576),), query_heads=32, expanded_latent=32 * 256)
+    step = StepMemory(latent, "cuda", 256, 2048, 1 << 17)
+    assert step.latents == 2 << 27 and step.gathered_token_bytes == 2 * 576
+    short = StepMemory(latent, "cuda", 1, 2048, 100)
+    assert short.latents == 2 * 100 * 32 * 256
+    config = replace(CONFIG, device="cuda", page_size=64, memory_bytes=20_000 * MIB)
+    made = plan(config, model=latent)
+    gathered = made.pages * 64 * 2 * 576
+    assert total(made) + gathered <= 20_000 * MIB

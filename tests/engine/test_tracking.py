@@ -121,7 +121,7 @@ def test_a_tracked_step_launches_what_the_step_before_it_did(
 def test_a_state_that_is_tracked_at_every_page_is_read_where_it_was_left(
     seeded: random.Random, page: int, overlap: bool
 ) -> None:
-    """With pages of one token every decode row is tracked: the request's own slot serves none."""
+    """Pages of one token have every decode row tracked: the request's own slot serves none."""
     engine = make_engine(
         HashModel(hash_config(chunk=page)),
         page_size=page,

@@ -164,7 +164,7 @@ def test_decode_of_every_family_is_replayed_bit_for_bit(
 def test_a_replayed_step_writes_other_slots_than_it_reads(
     oracle: Oracle, name: str, rng: random.Random
 ) -> None:
-    """As rows that are tracked do, and rows after them. What is read stays as it is."""
+    """Rows that are tracked do so, and rows after them. What is read stays as it is."""
     model = load_model(EngineConfig(model=oracle.checkpoint(name)))
     assert isinstance(model, ReplayedModel)
     vocab = model.config.vocab_size

@@ -6,6 +6,7 @@ import pytest
 import torch
 from ragged_batches import seeded
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton_device import BOUND, assert_near, here
 
 from baton.kernels.attention import paged_attn_ref
@@ -13,6 +14,7 @@ from baton.kernels.norm import gated_rms_norm as torch_gated_rms_norm
 from baton.kernels.norm import rms_norm as torch_rms_norm
 from baton.kernels.rope import apply_rope as torch_apply_rope
 from baton.kernels.rope import rope_cache
+from baton.kernels.scratch import parts_bytes, parts_of
 from baton.kernels.triton.attention_decode import paged_attn_decode
 from baton.kernels.triton.attention_prefill import paged_attn_prefill
 from baton.kernels.triton.kv_write import kv_write, latent_write
@@ -138,3 +140,28 @@ def test_norms_match_torchs(dtype):
         out = gated_norm(here(x), here(z), here(weight), 1e-5, 20, before)
         expected = torch_gated_rms_norm(x, z, weight, 1e-5, 20, before)
         assert_near(out, expected, BOUND[dtype])
+
+
+class Allocated(TorchDispatchMode):
+    """Counts the bytes of the float32 tensors of at least four dimensions that are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket is torch.ops.aten.new_empty and made.dtype == torch.float32:
+            self.nbytes += made.nbytes if made.ndim == 4 else 0
+        return made
+
+
+def test_parts_take_the_memory_that_is_planned_for_them():
+    rng = seeded(11)
+    shape = (4, 2, 16, 4)
+    batch = paged_batch([1, 1, 1], [700, 30, 300], *shape, torch.bfloat16, rng)
+    capacity = batch.block_tables.shape[1] * 4
+    with Allocated() as allocated:
+        paged_attn_decode(**here(batch).decode_arguments(), scale=0.3)
+    assert allocated.nbytes == parts_bytes(3, 4, 16, capacity)
+    assert parts_of(capacity) == 3

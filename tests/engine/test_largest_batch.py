@@ -1,0 +1,146 @@
+"""The largest batch of each model on a GPU of 80 GB, by the memory plan alone."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.bench.gpu.models import GRANITE_SMALL, NEMOTRON_9B, write_config
+from baton.core.errors import ConfigError
+from baton.engine.config import EngineConfig, WeightFormat
+from baton.engine.engine import Engine
+from baton.engine.models import loader
+from baton.engine.models.loader import planned_memory
+
+GPU_BYTES = 80 * 10**9
+_PERIOD = ["linear_attention"] * 3 + ["full_attention"]
+GRANITE_TINY = {
+    **GRANITE_SMALL,
+    "hidden_size": 1536,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "mamba_n_heads": 48,
+    "num_local_experts": 64,
+    "num_experts_per_tok": 6,
+    "intermediate_size": 512,
+    "shared_intermediate_size": 1024,
+}
+QWEN_9B = {
+    "model_type": "qwen3_5_text",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "layer_types": _PERIOD * 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "intermediate_size": 12288,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "vocab_size": 248320,
+    "max_position_embeddings": 262144,
+    "eos_token_id": 2,
+}
+QWEN_27B = {
+    **QWEN_9B,
+    "hidden_size": 5120,
+    "num_hidden_layers": 64,
+    "layer_types": _PERIOD * 16,
+    "num_attention_heads": 24,
+    "intermediate_size": 17408,
+    "linear_num_value_heads": 48,
+}
+FALCON_34B = {
+    "model_type": "falcon_h1",
+    "hidden_size": 5120,
+    "num_hidden_layers": 72,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 21504,
+    "mamba_d_ssm": 4096,
+    "mamba_n_heads": 32,
+    "mamba_d_head": 128,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_chunk_size": 128,
+    "vocab_size": 261120,
+    "max_position_embeddings": 262144,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+# Before: with a track slot for each request, and without memory for graphs and parts of attention.
+TABLE = [
+    # model, bf16 GB, fraction, before, largest
+    ("Granite-4.0-H-Tiny", GRANITE_TINY, 13.9, 0.8, 410, 738),
+    ("Nemotron-Nano-9B-v2", NEMOTRON_9B, 17.8, 0.8, 146, 263),
+    ("Qwen3.5-9B", QWEN_9B, 18.0, 0.8, 390, 626),
+    ("Qwen3.5-27B", QWEN_27B, 53.9, 0.8, 23, 41),
+    ("Qwen3.5-27B", QWEN_27B, 53.9, 0.95, 61, 107),
+    ("Granite-4.0-H-Small", GRANITE_SMALL, 64.4, 0.95, 30, 54),
+    ("Falcon-H1-34B", FALCON_34B, 67.4, 0.95, 9, 16),
+]
+
+
+def options(path: Path, **more: Any) -> EngineConfig:
+    given = {"dtype": torch.bfloat16, "device": "cuda", "page_size": 64, **more}
+    return EngineConfig(model=path, **given)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that has GPU_BYTES free."""
+    monkeypatch.setattr(loader, "available_memory", lambda device: GPU_BYTES)
+
+
+@pytest.mark.usefixtures("free")
+@pytest.mark.parametrize("name, config, gigabytes, fraction, before, largest", TABLE)
+def test_the_largest_batch_on_80_gb(
+    tmp_path: Path,
+    name: str,
+    config: dict[str, Any],
+    gigabytes: float,
+    fraction: float,
+    before: int,
+    largest: int,
+) -> None:
+    path = write_config(tmp_path / "model", config, small=False)
+    with pytest.raises(ConfigError) as refused:
+        planned_memory(options(path, memory_fraction=fraction, max_running=5000))
+    found = re.search(r"largest max_running that fits is (\d+)", str(refused.value))
+    assert found is not None, refused.value
+    print(f"{name}, {fraction:.0%} of 80 GB: {before} requests before, {found[1]} now")
+    assert int(found[1]) == largest > 1.5 * before
+    plan = planned_memory(options(path, memory_fraction=fraction, max_running=largest))
+    assert round(plan.weight_bytes / 1e9, 1) == gigabytes
+
+
+@pytest.mark.usefixtures("free")
+def test_a_gpu_too_small_is_named_before_a_weight_is_read(tmp_path: Path) -> None:
+    """The folder has no weights at all."""
+    path = write_config(tmp_path / "model", GRANITE_SMALL, small=False)
+    with pytest.raises(ConfigError, match=r"not even one request fits"):
+        Engine.load(options(path))
+    with pytest.raises(ConfigError, match=r"memory_bytes is 93.13 GiB, but cuda has 74.51 GiB"):
+        Engine.load(options(path, memory_bytes=100 * 10**9))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = write_config(tmp_path / "model", NEMOTRON_9B, small=False)
+    with pytest.raises(ConfigError, match="device is cuda, but torch finds no GPU"):
+        Engine.load(options(path))
+
+
+def test_int8_weights_are_planned_as_they_are_kept(tmp_path: Path) -> None:
+    path = write_config(tmp_path / "model", NEMOTRON_9B, small=False)
+    budget = 200 * 10**9
+    whole, rounded = (
+        planned_memory(options(path, device="cpu", weight_format=form, memory_bytes=budget))
+        for form in (WeightFormat.MODEL, WeightFormat.INT8)
+    )
+    assert 0.5 < rounded.weight_bytes / whole.weight_bytes < 0.56
