@@ -59,10 +59,19 @@ class Credentials:
         self._stamp = self._stamp_now()
         self._material = _read(folder)
         self._channel: grpc.ChannelCredentials | None = None
+        self._channel_of = self._material  # what `_channel` was made of
+        self._edition = 1
         self.identity = self._material.identity
 
     def __repr__(self) -> str:
         return f"Credentials({self.identity.dns_name} in {self._folder})"
+
+    @property
+    def edition(self) -> int:
+        """The number of the files' content: another one after each change."""
+        with self._lock:
+            self._refresh()
+            return self._edition
 
     def server(self) -> grpc.ServerCredentials:
         """Return the credentials of a server that asks every client for a certificate."""
@@ -109,10 +118,10 @@ class Credentials:
 
     def _for_channels(self) -> grpc.ChannelCredentials:
         with self._lock:
-            before = self._material
             self._refresh()
-            if self._channel is None or self._material is not before:
-                found = self._material
+            found = self._material
+            if self._channel is None or self._channel_of is not found:
+                self._channel_of = found
                 self._channel = grpc.ssl_channel_credentials(
                     found.authorities, found.key, found.cert
                 )
@@ -135,6 +144,7 @@ class Credentials:
             log.warning("kept the certificate from before: %s", error)
             return
         self._stamp, self._material = stamp, material
+        self._edition += 1
         log.info("read a new certificate", extra={"identity": self.identity.dns_name})
 
     def _stamp_now(self) -> _Stamp:

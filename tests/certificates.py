@@ -16,18 +16,26 @@ atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
 
 @cache
-def authority(name: str = "ours") -> Authority:
-    """Return an authority; those with other names sign for strangers."""
+def _authority(name: str) -> Authority:
     return Authority.create(CLUSTER)
 
 
-@cache
+def authority(name: str = "ours") -> Authority:
+    """Return an authority; those with other names sign for strangers."""
+    return _authority(name)
+
+
 def folder_of(
     role: ProcessRole | str, name: str, signed_by: str = "ours", cluster: str = CLUSTER
 ) -> Path:
     """Return the folder with a process's certificate."""
+    return _issued(ProcessRole(role), name, signed_by, cluster)
+
+
+@cache
+def _issued(role: ProcessRole, name: str, signed_by: str, cluster: str) -> Path:
     folder = _FOLDER / f"{name}.{role}.{cluster}.{signed_by}"
-    authority(signed_by).issue(Identity(ProcessRole(role), name, cluster), folder)
+    authority(signed_by).issue(Identity(role, name, cluster), folder)
     return folder
 
 

@@ -12,8 +12,8 @@ from baton.engine.cache.token_key import token_key
 from baton.engine.engine import Engine
 from baton.engine.schedule.request import Reservation
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
-from baton.rpc.channel_options import OPTIONS
 from baton.rpc.errors import error_of_call
+from baton.rpc.peer_channels import PeerChannels
 from baton.transfer.channels.channel_set import Receiver
 from baton.transfer.errors import TransferError
 from baton.transfer.hashes import prompt_hash
@@ -52,7 +52,8 @@ class PrefixFetcher:
         self._context = context
         self._tickets = tickets
         self._deadline_s = context.lease_s
-        self._reader = PrefixReader(context, channels.readable)
+        self._peers = PeerChannels(context.credentials)
+        self._reader = PrefixReader(context, channels.readable, self._peers)
         self._fenced = channels.fenced
         self._opening: asyncio.Task[Receiver] | None = None
         self._under_way: dict[tuple[int, int], asyncio.Task[Outcome]] = {}  # by length and hash
@@ -64,6 +65,7 @@ class PrefixFetcher:
             task.cancel()
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
         await self._reader.close()
+        await self._peers.close()
         if self._opening is not None:
             await (await self._opening).close()
 
@@ -203,9 +205,8 @@ class PrefixFetcher:
                 generation=ticket.generation,
                 kv_from=ticket.kv_from,
             )
-            async with self._context.credentials.dial_worker(source, OPTIONS) as channel:
-                stub = handoff_pb2_grpc.PrefixesStub(channel)
-                reply = await stub.Fetch(request, timeout=self._deadline_s)
+            stub = handoff_pb2_grpc.PrefixesStub(await self._peers.to(source))
+            reply = await stub.Fetch(request, timeout=self._deadline_s)
             return reply, self._complete(ticket, reply)
         finally:
             self._tickets.close(ticket)

@@ -10,7 +10,7 @@ from grpc import aio
 
 from baton.engine.schedule.request import Reservation
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
-from baton.rpc.channel_options import OPTIONS
+from baton.rpc.peer_channels import PeerChannels
 from baton.transfer.channels import frames
 from baton.transfer.channels.base import Channel
 from baton.transfer.channels.ends import Reader
@@ -50,9 +50,12 @@ class PrefixReader:
     """The connections by which this worker reads from others. It connects to a worker when it is
     first asked, and remembers for a while whom it cannot reach. Used on the asyncio thread."""
 
-    def __init__(self, context: WorkerContext, channels: Sequence[Channel]) -> None:
-        """channels: those that pull, the best first; may be empty."""
+    def __init__(
+        self, context: WorkerContext, channels: Sequence[Channel], peers: PeerChannels
+    ) -> None:
+        """channels: those that pull, the best first; may be empty. peers: for asking to be lent."""
         self._context = context
+        self._peers = peers
         self._channels = tuple(channels)
         self._readers: dict[tuple[str, str], _Known] = {}  # by worker id and channel
 
@@ -99,8 +102,9 @@ class PrefixReader:
         known = await self._recall(channel, source)
         if known is not None and known.unreachable:
             return None
-        async with self._context.credentials.dial_worker(source, OPTIONS) as stream:
-            call = handoff_pb2_grpc.PrefixesStub(stream).Lend(timeout=deadline_s)
+        stub = handoff_pb2_grpc.PrefixesStub(await self._peers.to(source))
+        call = stub.Lend(timeout=deadline_s)
+        try:
             wanted = handoff_pb2.FetchPrefix(
                 hello=self._context.hello,
                 token_ids=token_ids,
@@ -122,6 +126,8 @@ class PrefixReader:
                     "bytes that arrived are not used"
                 )
             return lent.tokens
+        finally:
+            call.cancel()
 
     async def _take(
         self, reader: Reader, lent: handoff_pb2.LentPrefix, reservation: Reservation
