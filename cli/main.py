@@ -30,6 +30,7 @@ baton = LazyGroup(
         "scale": Lazy(f"{_COMMANDS}.scale:scale", "Let workers join or leave while it serves."),
         "stop": Lazy(f"{_COMMANDS}.stop:stop", "Stop the cluster that you started last."),
         "keys": Lazy(f"{_COMMANDS}.keys:keys", "Add, list and remove API keys."),
+        "certs": Lazy(f"{_COMMANDS}.certs:certs", "Keep an authority for workers' certificates."),
         "bench": Lazy(f"{__name__}:bench", "Measure, with limits and peers in the same run."),
     },
     "Serve hybrid Mamba/attention models with prefill and decode on workers of their own.",

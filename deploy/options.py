@@ -10,7 +10,11 @@ import torch
 
 from baton.api.http import MAX_BODY_BYTES
 from baton.core.errors import ConfigError
-from baton.deploy.access_options import access_options
+from baton.deploy.access_options import (
+    access_options,
+    client_tls_from,
+    client_tls_options,
+)
 from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import StartError
@@ -171,6 +175,10 @@ _CLUSTER = (
                  "ready; then it is answered with 503."),
     click.option("--served-model-name", default=None,
                  help="Model name in requests; the folder's name when left out."),
+    click.option("--authority", type=click.Path(file_okay=False, path_type=Path), default=None,
+                 help="Folder that `baton certs init` made, which then holds the certificates of "
+                 "router and workers: `baton certs` lists, revokes and rotates them while the "
+                 "cluster serves."),
     click.option("--tls-ca", type=_FILE, default=None,
                  help="Certificate (PEM) of the authority that signs those of router and workers; "
                  "one for this cluster alone when left out."),
@@ -212,7 +220,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all options of a cluster; `config_from` reads their values."""
     for option in reversed(_ENGINE + _TRANSFER + _CLUSTER):
         command = option(command)
-    return lease_option(streaming_option(access_options(command)))
+    return lease_option(streaming_option(access_options(client_tls_options(command))))
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,8 +237,15 @@ def transfer_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def authority_from(given: dict[str, Any]) -> AuthorityFiles | None:
-    """Return the authority's files, or None. Raises StartError if only one is given."""
+def authority_from(given: dict[str, Any]) -> AuthorityFiles | Path | None:
+    """Return the authority's files, its folder, or None. Raises StartError if only one file is
+    given, or both files and a folder.
+    """
+    folder: Path | None = given["authority"]
+    if folder is not None and (given["tls_ca"] or given["tls_ca_key"]):
+        raise StartError("--authority and --tls-ca exclude each other: give one of them")
+    if folder is not None:
+        return folder.absolute()
     cert, key = given["tls_ca"], given["tls_ca_key"]
     if cert is None and key is None:
         return None
@@ -308,6 +323,7 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         allowed_hosts=given["allowed_hosts"],
         cors_origins=given["cors_origins"],
         api_keys=given["api_keys"],
+        client_tls=client_tls_from(given),
         internal_port=given["internal_port"],
         ray_address=given["ray_address"],
         start_deadline_s=given["start_timeout"],

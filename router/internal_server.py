@@ -1,5 +1,7 @@
 """The router's gRPC server for the processes of its cluster. Clients have another."""
 
+import asyncio
+
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
@@ -22,7 +24,8 @@ class InternalServer:
         """It is made on the running loop."""
         self._config = config
         self._credentials = credentials
-        access = AccessInterceptor(credentials.identity.cluster)
+        access = AccessInterceptor(credentials)
+        self._watching: asyncio.Task[None] | None = None
         # Two routers must not share a port without noticing.
         options = (*OPTIONS, ("grpc.so_reuseport", 0))
         self._server = grpc.aio.server(interceptors=[access], options=options)
@@ -40,7 +43,10 @@ class InternalServer:
                 "or 0 for any free one"
             ) from error
         await self._server.start()
+        self._watching = asyncio.create_task(self._credentials.watch())
         return f"{host}:{port}"
 
     async def stop(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         await self._server.stop(STOP_GRACE_S)

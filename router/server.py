@@ -93,6 +93,7 @@ class RouterServer:
         router_id = f"{credentials.identity.name}/{secrets.token_hex(4)}"
         table = WorkerTable(config.lease_s, self._clock)
         metrics = RouterMetrics()
+        metrics.certificate("internal", credentials.seconds_left)
         if tls is not None:
             metrics.certificate("clients", tls.seconds_left)
         backend = RouterBackend(

@@ -13,6 +13,7 @@ from grpc import aio
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello
+from baton.rpc.credentials import Credentials
 from baton.rpc.errors import abort, error_to_proto
 from baton.rpc.identity import Identity, ProcessRole, identity_in
 
@@ -63,11 +64,12 @@ def check_claim(context: aio.ServicerContext, hello: Hello) -> None:
 
 
 class AccessInterceptor(aio.ServerInterceptor):  # type: ignore[misc]  # has no stubs
-    """An interceptor that ends calls of processes that `CALLERS` does not name."""
+    """An interceptor that ends calls of processes that `CALLERS` does not name, or that were
+    revoked."""
 
-    def __init__(self, cluster: str) -> None:
-        """cluster: whose processes may call at all."""
-        self._cluster = cluster
+    def __init__(self, credentials: Credentials) -> None:
+        """credentials: of the server; only processes of its cluster may call at all."""
+        self._credentials = credentials
 
     async def intercept_service(
         self, continuation: _Continue, handler_call_details: grpc.HandlerCallDetails
@@ -100,6 +102,14 @@ class AccessInterceptor(aio.ServerInterceptor):  # type: ignore[misc]  # has no 
 
     async def _admit(self, context: aio.ServicerContext, roles: frozenset[ProcessRole]) -> None:
         proven = caller(context)
-        if proven is None or proven.cluster != self._cluster or proven.role not in roles:
+        if proven is None or not self._may_call(context, proven, roles):
             error = ApiError(ErrorCode.PERMISSION_DENIED, "this certificate does not open this RPC")
             await abort(context, error_to_proto(error))
+
+    def _may_call(
+        self, context: aio.ServicerContext, proven: Identity, roles: frozenset[ProcessRole]
+    ) -> bool:
+        # Noted before it is checked: a revocation just now ends the connection by the note.
+        self._credentials.connections.note(context.peer(), proven.dns_name)
+        ours = proven.cluster == self._credentials.identity.cluster
+        return ours and proven.role in roles and not self._credentials.revokes(proven.dns_name)

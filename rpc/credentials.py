@@ -4,9 +4,11 @@ Every connection between processes of a cluster is made and taken here: TLS with
 both sides, signed by the cluster's authority.
 """
 
+import asyncio
 import logging
 import stat
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +19,20 @@ from grpc import aio
 
 from baton.core.errors import ConfigError, PeerLostError
 from baton.proto.common_pb2 import DECODE, PREFILL, WorkerIdentity
+from baton.rpc.connections import Connections
+from baton.rpc.followed import Followed
 from baton.rpc.identity import Identity, ProcessRole, any_router, identity_in
+from baton.rpc.revoked import REVOKED, read_revoked
 
 log = logging.getLogger(__name__)
 
 CERT, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
 """The files of a process's folder, as Kubernetes names those of a TLS secret. `tls.crt`: the
-certificate, then those between it and the authority; `ca.crt`: whose signatures count."""
+certificate, then those between it and the authority; `ca.crt`: whose signatures count. `revoked`
+may be there too: processes of the cluster that count no more."""
+
+CHECK_S = 1.0
+"""Seconds from one look of `watch` at the files to the next."""
 
 _WORKER_ROLES = {PREFILL: ProcessRole.PREFILL, DECODE: ProcessRole.DECODE}
 
@@ -39,6 +48,7 @@ class _Material:
     key: bytes
     authorities: bytes
     identity: Identity
+    ends: float  # Unix time
 
     def __repr__(self) -> str:
         return f"_Material({self.identity.dns_name})"  # the key must stand in no log
@@ -61,7 +71,13 @@ class Credentials:
         self._channel: grpc.ChannelCredentials | None = None
         self._channel_of = self._material  # what `_channel` was made of
         self._edition = 1
+        self._complaint = ""  # about files that cannot be used; it is logged once
         self.identity = self._material.identity
+        self.connections = Connections()
+        revoked = folder / REVOKED
+        self._revoked = Followed("the list of revoked processes", (revoked,),
+                                 lambda: read_revoked(revoked))  # fmt: skip
+        self._revoked_then = self._revoked.get()  # at the last look at the edition
 
     def __repr__(self) -> str:
         return f"Credentials({self.identity.dns_name} in {self._folder})"
@@ -69,8 +85,12 @@ class Credentials:
     @property
     def edition(self) -> int:
         """The number of the files' content: another one after each change."""
+        revoked = self._revoked.get()
         with self._lock:
             self._refresh()
+            if revoked != self._revoked_then:
+                self._revoked_then = revoked
+                self._edition += 1
             return self._edition
 
     def server(self) -> grpc.ServerCredentials:
@@ -95,8 +115,12 @@ class Credentials:
     def dial(self, address: str, dns_name: str, options: Options) -> aio.Channel:
         """Return a channel to `address` over which nobody but `dns_name` is spoken to.
 
-        options: of the channel, see `rpc/channel_options.py`.
+        options: of the channel, see `rpc/channel_options.py`. Raises PeerLostError for a process
+        whose certificate was revoked.
         """
+        if self.revokes(dns_name):
+            raise PeerLostError(f"the certificate of {dns_name} was revoked: nobody connects to it")
+        self.connections.note(address, dns_name)
         named = ("grpc.ssl_target_name_override", dns_name)
         return aio.secure_channel(address, self._for_channels(), options=(*options, named))
 
@@ -112,9 +136,43 @@ class Credentials:
             raise PeerLostError(f"cannot connect to worker {peer.worker_id!r}: {error}") from error
         return self.dial(peer.address, expected.dns_name, options)
 
-    def dial_router(self, address: str, options: Options) -> aio.Channel:
-        """Return a channel to whichever router of this cluster listens at `address`."""
-        return self.dial(address, any_router(self.identity.cluster), options)
+    def dial_router(self, address: str, options: Options, name: str | None = None) -> aio.Channel:
+        """Return a channel to the router of this name, or to whichever router of this cluster
+        listens at `address`.
+        """
+        cluster = self.identity.cluster
+        if name is None:
+            return self.dial(address, any_router(cluster), options)
+        return self.dial(address, Identity(ProcessRole.ROUTER, name, cluster).dns_name, options)
+
+    def revokes(self, dns_name: str) -> bool:
+        """Return True if that process's certificates count no more."""
+        return dns_name in self._revoked.get()
+
+    @property
+    def doubts_routers(self) -> bool:
+        """True where some router was revoked: each other one must then be dialled by its name."""
+        revoked = map(Identity.parse, self._revoked.get())
+        return any(each is not None and each.role is ProcessRole.ROUTER for each in revoked)
+
+    def seconds_left(self) -> float:
+        """Return the seconds until the certificate ends."""
+        with self._lock:
+            return self._material.ends - time.time()
+
+    async def watch(self) -> None:
+        """Look at the files every `CHECK_S` and end the connections of revoked processes, until
+        cancelled. Every process that has servers or channels runs this.
+        """
+        while True:
+            with self._lock:
+                self._refresh()
+            unwanted = set(self._revoked.get())
+            if self.doubts_routers:
+                unwanted.add(any_router(self.identity.cluster))
+            for name in self.connections.cut(unwanted.__contains__) if unwanted else ():
+                log.warning("ended connections with %s, whose certificate was revoked", name)
+            await asyncio.sleep(CHECK_S)
 
     def _for_channels(self) -> grpc.ChannelCredentials:
         with self._lock:
@@ -141,9 +199,11 @@ class Credentials:
                     f"restart {self.identity.dns_name}, or put its own there"
                 )
         except ConfigError as error:
-            log.warning("kept the certificate from before: %s", error)
+            if str(error) != self._complaint:
+                log.warning("kept the certificate from before: %s", error)
+            self._complaint = str(error)
             return
-        self._stamp, self._material = stamp, material
+        self._stamp, self._material, self._complaint = stamp, material, ""
         self._edition += 1
         log.info("read a new certificate", extra={"identity": self.identity.dns_name})
 
@@ -180,7 +240,7 @@ def _read(folder: Path) -> _Material:
             f"{folder / CERT} names no process of a cluster; expected exactly one DNS name "
             "<name>.<role>.<cluster>.baton among its subject alternative names"
         )
-    return _Material(cert, key, authorities, identity)
+    return _Material(cert, key, authorities, identity, leaf.not_valid_after_utc.timestamp())
 
 
 def _dns_names(leaf: x509.Certificate) -> list[str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -260,6 +261,7 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
         )  # type: ignore[arg-type]
         self.server = RouterServer(self.config)
         self.headers: dict[str, str] = {}  # of the questions about workers
+        self.verify: ssl.SSLContext | bool = True  # whom these questions trust
         self._workers: list[FakeWorker] = []
 
     async def __aenter__(self) -> "Cluster":
@@ -279,6 +281,12 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
         for worker in self._workers:
             await worker.__aexit__(kind, error, trace)
         await self.server.stop(grace_s=0.0)
+
+    def trust(self, authority: bytes, headers: dict[str, str]) -> None:
+        """Ask over HTTPS, trusting this authority (PEM)."""
+        self.http = f"https://{self.started.http_address}"
+        self.verify = ssl.create_default_context(cadata=authority.decode())
+        self.headers = headers
 
     async def add(self, *workers: FakeWorker) -> None:
         """Serve and register; requests can be started on a rank when this returns."""
@@ -306,7 +314,9 @@ class Cluster(AbstractAsyncContextManager["Cluster"]):
 
     async def workers(self) -> dict[str, dict[str, object]]:
         """Return the entry of each worker in `/server_info`, by id."""
-        async with httpx.AsyncClient(base_url=self.http, timeout=DEADLINE_S) as client:
+        async with httpx.AsyncClient(
+            base_url=self.http, timeout=DEADLINE_S, verify=self.verify
+        ) as client:
             info = (await client.get("/server_info", headers=self.headers)).json()
         return {w["worker_id"]: w for w in info["workers"]}
 

@@ -1,5 +1,7 @@
 """The gRPC server at which a worker's peers reach it: routers, other workers, the operator."""
 
+import asyncio
+
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
@@ -33,6 +35,7 @@ class WorkerServer:
         """Raises ConfigError if the port is taken, or the credentials cannot be used."""
         self._config = config
         self._health = health.aio.HealthServicer()
+        self._watching: asyncio.Task[None] | None = None
         self.credentials: Credentials | None = None
         self.address = ""
         if config.credentials is None:
@@ -40,7 +43,7 @@ class WorkerServer:
             return
         self.credentials = Credentials(config.credentials)
         _check_owner(config, self.credentials)
-        access = AccessInterceptor(self.credentials.identity.cluster)
+        access = AccessInterceptor(self.credentials)
         self._server = aio.server(interceptors=[access], options=OPTIONS)
         self.address = f"{config.host}:{self._listen(self.credentials)}"
 
@@ -52,6 +55,8 @@ class WorkerServer:
 
     async def start(self) -> None:
         await self._server.start()
+        if self.credentials is not None:
+            self._watching = asyncio.create_task(self.credentials.watch())
 
     async def report_serving(self) -> None:
         """Report the process and its role's service as healthy."""
@@ -65,6 +70,8 @@ class WorkerServer:
 
     async def stop(self) -> None:
         """Let calls that have ended send their last bytes, end the others and close the port."""
+        if self._watching is not None:
+            self._watching.cancel()
         await self._server.stop(STOP_GRACE_S)
 
     def _listen(self, credentials: Credentials) -> int:

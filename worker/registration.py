@@ -40,6 +40,7 @@ class Registration:
         self._lease_ms = lease_ms
         self._deadline_s = lease_ms / 1000
         self._backoff_s = FIRST_BACKOFF_S
+        self._named: str | None = None  # the router that the next connection is for; None: any
         self.router_id: str | None = None  # of the router that has taken this worker on
         self._goodbye = asyncio.Event()
 
@@ -66,11 +67,13 @@ class Registration:
     async def _attend(self) -> None:
         """Hold one connection. Always raises the BatonError that ends it."""
         self._goodbye.clear()
-        async with self._credentials.dial_router(self._router, OPTIONS) as channel:
+        named, self._named = self._named, None
+        async with self._credentials.dial_router(self._router, OPTIONS, named) as channel:
             call = worker_pb2_grpc.RegistryStub(channel).Register()
             try:
                 async with asyncio.timeout(self._deadline_s):
                     number = await self._greet(call)
+                self._check_name(named)
                 await first_of(self._listen(call), self._report(call, number))
             except aio.AioRpcError as failed:
                 raise error_from_proto(error_of_call(failed, self._router)) from failed
@@ -112,6 +115,14 @@ class Registration:
         if reply.leaving:
             self._goodbye.set()
         return reply
+
+    def _check_name(self, named: str | None) -> None:
+        """Raise PeerLostError if the router may be a revoked one: the name of any router, which
+        all have in their certificates, does not tell. The next connection asks for its own.
+        """
+        if named is None and self._credentials.doubts_routers:
+            self._named = (self.router_id or "").split("/")[0]
+            raise self._lost(f"it has to prove that it is {self._named}; some router was revoked")
 
     def _compare_lease(self, routers_ms: int) -> None:
         """Warn of a router with another lease: each side would judge the other by its own."""

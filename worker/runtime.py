@@ -65,6 +65,9 @@ class WorkerRuntime:
         self._context = make_context(
             config, self._engine, self.incarnation, self._server, self._hub
         )
+        if self._server.credentials is not None:
+            left = self._server.credentials.seconds_left
+            self._context.metrics.certificate("internal", left)
         try:
             self._role = self._make_role(self._context)
         except ChannelError as error:

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -48,7 +49,9 @@ class Authority:
     def create(cls, cluster: str) -> Self:
         """Make an authority for one cluster: EC P-256, in memory alone."""
         key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"authority of {cluster}")])
+        # No two have one name: TLS libraries look for an issuer by its name first.
+        named = f"authority of {cluster}, {secrets.token_hex(4)}"
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, named)])
         builder = (
             _builder(name, name, key.public_key(), _now() + VALID)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -75,7 +78,22 @@ class Authority:
         _check_signs(cert, cert_file)
         return cls(cert, key)
 
-    def issue(self, identity: Identity, folder: Path) -> None:
+    @property
+    def pem(self) -> bytes:
+        """The certificate."""
+        return self._cert.public_bytes(Encoding.PEM)
+
+    @property
+    def key_pem(self) -> bytes:
+        return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+    def issue(
+        self,
+        identity: Identity,
+        folder: Path,
+        valid: datetime.timedelta = VALID,
+        trusted: bytes | None = None,
+    ) -> None:
         """Write a new key and certificate for a process to `folder`, readable by this user alone.
 
         The files replace those of an earlier issue one by one; `Credentials` accepts them once all
@@ -84,7 +102,7 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.name)])
         names = x509.SubjectAlternativeName([x509.DNSName(name) for name in identity.dns_names])
-        ends = min(_now() + VALID, self._cert.not_valid_after_utc)
+        ends = min(_now() + valid, self._cert.not_valid_after_utc)
         builder = (
             _builder(subject, self._cert.subject, key.public_key(), ends)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -103,7 +121,7 @@ class Authority:
         plain = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         write_private(folder / KEY, plain)
         write_private(folder / CERT, cert.public_bytes(Encoding.PEM))
-        write_private(folder / AUTHORITIES, self._cert.public_bytes(Encoding.PEM))
+        write_private(folder / AUTHORITIES, self.pem if trusted is None else trusted)
 
     def _key_identifier(self) -> x509.AuthorityKeyIdentifier:
         try:

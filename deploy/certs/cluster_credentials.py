@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 
@@ -15,6 +16,22 @@ from baton.deploy.client.state_file import folder as user_folder
 from baton.rpc.identity import Identity, ProcessRole
 
 _PREFIX = "certificates-"
+
+
+class Issuer(Protocol):
+    """The issuer of a cluster's certificates, each to a folder."""
+
+    def folder_of(self, role: ProcessRole, name: str) -> Path:
+        """Return where the files of a process are, or will be."""
+        ...
+
+    def issue(self, role: ProcessRole, name: str) -> Path:
+        """Issue a process's certificate and return its folder. Raises DeployError."""
+        ...
+
+    def forget(self, role: ProcessRole, name: str) -> None:
+        """Delete the files of a process that has left. Idempotent."""
+        ...
 
 
 class ClusterCredentials:

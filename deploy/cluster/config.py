@@ -27,7 +27,8 @@ class ClusterConfig:
     threads: int | None = None  # compute threads of each worker; None: an even share of cores
     policy: str = "round_robin"
     channel: str = AUTO  # channel for state between workers
-    authority: AuthorityFiles | None = None  # that issues certificates; None: one of its own
+    # The issuer of certificates, files or a folder of `baton certs`; None: the cluster's own.
+    authority: AuthorityFiles | Path | None = None
     verify: bool | None = None  # checksums of state; None: on, but off between GPUs
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF

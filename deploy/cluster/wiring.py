@@ -3,11 +3,14 @@
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Self
 
 from baton.api.keys import digest_of, new_key
 from baton.core.role import Role
-from baton.deploy.certs.cluster_credentials import ClusterCredentials, cluster_credentials
+from baton.deploy.certs.authority import AuthorityFiles
+from baton.deploy.certs.authority_folder import AuthorityFolder
+from baton.deploy.certs.cluster_credentials import Issuer, cluster_credentials
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.member import Member
 from baton.deploy.process.ports import settle
@@ -32,7 +35,7 @@ class Wiring:
     grpc_port: int
     internal_port: int
     threads: int  # compute threads of each worker: oversubscribed OpenMP collapses
-    credentials: ClusterCredentials
+    credentials: Issuer
     operator_key: str = field(default_factory=new_key, repr=False)  # stays in this process
 
     @classmethod
@@ -45,7 +48,7 @@ class Wiring:
         wanted = {"--http-port": config.http_port, "--grpc-port": config.grpc_port}
         ports = settle(config.host, wanted, held)
         internal = settle(INTERNAL_HOST, {"--internal-port": config.internal_port}, held)
-        credentials = held.enter_context(cluster_credentials(config.authority))
+        credentials = _issuer(config.authority, held)
         for role, name in (ROUTER, OPERATOR):
             credentials.issue(role, name)
         cores = len(os.sched_getaffinity(0))
@@ -128,3 +131,13 @@ class Wiring:
     def _reachable(self) -> str:
         """Return a host to connect to: loopback where the router listens on a wildcard."""
         return "127.0.0.1" if self.config.host in ("0.0.0.0", "::") else self.config.host
+
+
+def _issuer(authority: AuthorityFiles | Path | None, held: ExitStack) -> Issuer:
+    """Return who issues the cluster's certificates.
+
+    held: keeps their folder, where that ends with the cluster. Raises DeployError.
+    """
+    if isinstance(authority, Path):
+        return AuthorityFolder(authority)
+    return held.enter_context(cluster_credentials(authority))

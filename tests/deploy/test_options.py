@@ -8,6 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from deploy.wired import wired
+from https_certificates import TestAuthority
 
 from baton.core.role import Role
 from baton.deploy.cluster.config import ClusterConfig
@@ -159,6 +160,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
     """Return every option of `serve` besides the engine's, none with its default."""
     for name in ("key", "ca", "keys"):
         (folder / name).touch()
+    clients = TestAuthority.make().issue(folder / "tls")
     return (
         "--channel", "grpc", "--verify", "full", "--tls-ca", str(folder / "ca"),
         "--tls-ca-key", str(folder / "key"), "--internal-port", "4",
@@ -168,7 +170,8 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--lease", "1.5", "--request-timeout", "60", "--worker-wait", "0",
         "--max-queued-requests", "7", "--max-body-mb", "1",
         "--allowed-host", "models.example", "--cors-origin", "https://friend.example",
-        "--api-keys", str(folder / "keys"),
+        "--api-keys", str(folder / "keys"), "--ssl-certfile", str(clients.certificate),
+        "--ssl-keyfile", str(clients.key),
         "--ray-address", "here", "--start-timeout", "9", "--page-size", "32",
         "--host", "0.0.0.0", "--http-port", "1", "--grpc-port", "2", "--drain", "3",
     )  # fmt: skip
@@ -187,10 +190,10 @@ def unset(config: Any) -> set[str]:
 def test_every_field_of_cluster_and_router_can_be_set(tmp_path: Path) -> None:
     config = run_command(serve_command.serve, *options_everywhere(tmp_path))
     assert isinstance(config, ClusterConfig)
-    assert unset(config) == {"client_tls"}  # workers do not register over TLS yet
+    assert unset(config) == set()
     router = wired(config, config.http_port, config.grpc_port).router()
     assert isinstance(router, RouterConfig)
-    assert unset(router) == {"client_tls"}
+    assert unset(router) == set()
 
 
 @pytest.mark.usefixtures("starts_nothing")

@@ -56,7 +56,7 @@ async def _answer(messages: object, context: aio.ServicerContext) -> None:
 @asynccontextmanager
 async def everything_served() -> AsyncIterator[str]:
     """One server that would answer every RPC of the table and one that is in none."""
-    server = aio.server(interceptors=[AccessInterceptor(CLUSTER)])
+    server = aio.server(interceptors=[AccessInterceptor(credentials_of(SERVER.role, SERVER.name))])
     for name in [*CALLERS, "/baton.v1.New/Thing"]:
         _, service, method = name.split("/")
         handlers = {method: grpc.stream_stream_rpc_method_handler(_answer)}
@@ -119,7 +119,7 @@ async def _collected(messages: AsyncIterator[bytes], context: aio.ServicerContex
 async def test_handlers_of_every_kind_are_served_and_guarded(
     kind: str, behaviour: object, expected: list[bytes]
 ) -> None:
-    server = aio.server(interceptors=[AccessInterceptor(CLUSTER)])
+    server = aio.server(interceptors=[AccessInterceptor(credentials_of(SERVER.role, SERVER.name))])
     handler = getattr(grpc, f"{kind}_rpc_method_handler")(behaviour)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("baton.v1.Rank", {"Session": handler}),)

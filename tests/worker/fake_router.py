@@ -14,8 +14,9 @@ from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 class FakeRouter(worker_pb2_grpc.RegistryServicer):
     LEASE_MS = 500
 
-    def __init__(self, refuse: common_pb2.Error | None = None) -> None:
+    def __init__(self, refuse: common_pb2.Error | None = None, router_id: str = "r7") -> None:
         self.refuse = refuse
+        self.router_id = router_id
         self.streams: list[list[worker_pb2.WorkerReport]] = []  # reports of each, oldest first
         self._changed = asyncio.Event()
 
@@ -29,10 +30,10 @@ class FakeRouter(worker_pb2_grpc.RegistryServicer):
             self._changed.set()
             if len(mine) == 1:
                 yield worker_pb2.RegistryReply(
-                    router_id="r7", lease_ms=self.LEASE_MS, error=self.refuse
+                    router_id=self.router_id, lease_ms=self.LEASE_MS, error=self.refuse
                 )
             if report.leaving:
-                yield worker_pb2.RegistryReply(router_id="r7", leaving=True)
+                yield worker_pb2.RegistryReply(router_id=self.router_id, leaving=True)
 
     async def until(self, ready: object) -> None:
         async with asyncio.timeout(DEADLINE_S):

@@ -4,12 +4,14 @@ import asyncio
 import threading
 
 import pytest
+from certificates import CLUSTER, folder_of
 from engine.engines import greedy
 from worker.cluster import DEADLINE_S, TestWorker, decode_worker, prefill_worker, running, session
 from worker.fake_router import FakeRouter, serving
 
 from baton.core.role import Role
 from baton.proto import common_pb2
+from baton.rpc.identity import ProcessRole
 
 
 def told(worker: TestWorker, *routers: str) -> TestWorker:
@@ -163,3 +165,24 @@ async def test_two_lives_of_one_worker_are_told_apart(role: Role) -> None:
         async with running(worker):
             incarnations.append(worker.started.incarnation)
     assert incarnations[0] < incarnations[1]
+
+
+def doubting(worker_id: str, router: str) -> TestWorker:
+    """A worker that knows of a revoked router, and is told to join the one at `router`."""
+    folder = folder_of(ProcessRole.PREFILL, worker_id)
+    (folder / "revoked").write_text(f"router-9.router.{CLUSTER}.baton\n")
+    return told(prefill_worker(worker_id), router)
+
+
+async def test_where_a_router_was_revoked_another_proves_its_own_name() -> None:
+    honest = FakeRouter(router_id="router-0/1")
+    async with serving(honest) as address, running(doubting("p-doubts", address)):
+        await honest.until(lambda r: len(r.streams) == 2 and len(r.streams[1]) > 2)
+    assert len(honest.streams[0]) == 1
+
+
+async def test_where_a_router_was_revoked_one_with_a_false_name_is_not_joined() -> None:
+    liar = FakeRouter(router_id="router-1/1")  # its certificate says router-0
+    async with serving(liar) as address, running(doubting("p-doubts-too", address)):
+        await liar.until(lambda r: len(r.streams) == 3)
+    assert {len(stream) for stream in liar.streams[:2]} == {1}
