@@ -1,16 +1,22 @@
 """The rules for which API key may call which endpoint: a table for HTTP and one for gRPC, both
 default deny."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from baton.api.keys import Keyring, KeyScope
+from baton.api.backend import GenerateRequest
+from baton.api.key_accounts import KeyCall
+from baton.api.key_gate import KeyGate
+from baton.api.key_guesses import address_of_peer
+from baton.api.keys import Key, KeyScope
+from baton.api.replies import error_response
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, ConfigError
 from baton.rpc.errors import abort, error_to_proto
@@ -43,37 +49,72 @@ RPCS: dict[str, KeyScope | None] = {
 }
 """The scope that each RPC needs; None: no key."""
 
-_OWNER = "baton.owner"
-"""Under which a request's ASGI scope has the name of its key."""
+OWN_REQUESTS: dict[str, KeyScope] = {"/abort_request": KeyScope.INFER}
+"""Routes that a second scope opens too, for requests of the same key alone."""
+
+_OWNER, _CALL, _ABORTS = "baton.owner", "baton.call", "baton.aborts"
+"""Places of an ASGI scope for its key's name, its `KeyCall`, and whose requests it may abort."""
 _Metadata = Iterable[tuple[str, Any]] | None
 _Continue = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
-def guard_routes(routes: Iterable[BaseRoute], keys: Keyring) -> None:
+def guard_routes(routes: Iterable[BaseRoute], keys: KeyGate) -> None:
     """Let each route ask for a key of its scope. Raises ConfigError for one not in the table."""
     for route in routes:
         if not isinstance(route, Route) or route.path not in ROUTES:
             raise ConfigError(f"no scope is defined for the endpoint {route}")
-        scope = ROUTES[route.path]
+        scope, own = ROUTES[route.path], OWN_REQUESTS.get(route.path)
         if scope is not None:
-            route.app = _KeyGuard(route.app, keys, scope)
+            scopes = (scope,) if own is None else (scope, own)
+            route.app = _KeyGuard(route.app, keys, scopes)
 
 
 class _KeyGuard:
-    """An ASGI application that raises `ApiError` for requests without a key of `scope`."""
+    """An ASGI application that raises `ApiError` for requests without a key of one of `scopes`.
 
-    def __init__(self, app: ASGIApp, keys: Keyring, scope: KeyScope) -> None:
+    It counts requests of scope infer. Their replies say what the key may still use.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyGate, scopes: tuple[KeyScope, ...]) -> None:
         self._app = app
         self._keys = keys
-        self._scope = scope
+        self._scopes = scopes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        key = self._keys.admit(
-            _key_text(headers.get("authorization"), headers.get("x-api-key")), self._scope
-        )
+        key = self._key(scope)
         scope[_OWNER] = key.name
-        await self._app(scope, receive, send)
+        scope[_ABORTS] = None if KeyScope.ADMIN in key.scopes else key.name
+        if self._scopes != (KeyScope.INFER,):
+            await self._app(scope, receive, send)
+            return
+        with self._keys.accounts.call(key) as call:
+            scope[_CALL] = call
+            reply = self._app
+            try:
+                call.begin()
+            except ApiError as error:
+                reply = error_response(error)
+            await reply(scope, receive, _with_headers(send, call))
+
+    def _key(self, scope: Scope) -> Key:
+        headers = Headers(scope=scope)
+        given = _key_text(headers.get("authorization"), headers.get("x-api-key"))
+        try:
+            return self._keys.keyring.admit(given, *self._scopes)
+        except ApiError as error:
+            address = (scope.get("client") or ("",))[0]
+            raise self._keys.guesses.told(address, error) from error
+
+
+def _with_headers(send: Send, call: KeyCall) -> Send:
+    """Return a `send` that adds what is left of the key's caps to the reply's headers."""
+
+    async def send_with(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(call.headers())
+        await send(message)
+
+    return send_with
 
 
 def owner_of(request: Request) -> str | None:
@@ -81,18 +122,36 @@ def owner_of(request: Request) -> str | None:
     return request.scope.get(_OWNER)
 
 
-def owner_of_call(metadata: _Metadata, keys: Keyring | None) -> str | None:
-    """Return the name of the key that a call gave; None where no key is asked for.
+def abortable_by(request: Request) -> str | None:
+    """Return the key whose requests alone this request may abort; None: everybody's."""
+    return request.scope.get(_ABORTS)
 
-    Raises UNAUTHENTICATED.
+
+def admit(request: Request, answers: Sequence[GenerateRequest]) -> None:
+    """Reserve what the answers to one prompt may use of the key's caps. Raises `ApiError`."""
+    call: KeyCall | None = request.scope.get(_CALL)
+    if call is not None:
+        call.admit(answers)
+
+
+@contextmanager
+def open_call(metadata: _Metadata, keys: KeyGate | None) -> Iterator[KeyCall | None]:
+    """Count a gRPC call, and settle what it reserves at its end. None where no key is asked for.
+
+    Raises UNAUTHENTICATED, or OVERLOADED beyond the key's rate.
     """
-    return None if keys is None else keys.authenticate(_key_of_call(metadata)).name
+    if keys is None:
+        yield None
+        return
+    with keys.accounts.call(keys.keyring.authenticate(_key_of_call(metadata))) as call:
+        call.begin()
+        yield call
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stubs
     """An interceptor that ends calls without a key of the RPC's scope."""
 
-    def __init__(self, keys: Keyring) -> None:
+    def __init__(self, keys: KeyGate) -> None:
         self._keys = keys
 
     async def intercept_service(
@@ -101,7 +160,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has n
         try:
             self._check(handler_call_details)
         except ApiError as err:
-            return _refusing(err)
+            return self._refusing(err)
         return await continuation(handler_call_details)
 
     def _check(self, call: grpc.HandlerCallDetails) -> None:
@@ -109,16 +168,16 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has n
             raise ApiError(ErrorCode.PERMISSION_DENIED, "no API key opens this method")
         scope = RPCS[call.method]
         if scope is not None:
-            self._keys.admit(_key_of_call(call.invocation_metadata), scope)
+            self._keys.keyring.admit(_key_of_call(call.invocation_metadata), scope)
 
+    def _refusing(self, error: ApiError) -> grpc.RpcMethodHandler:
+        """Return a handler that ends a call of any kind, before it reads a message."""
 
-def _refusing(error: ApiError) -> grpc.RpcMethodHandler:
-    """Return a handler that ends a call of any kind with `error`, before it reads a message."""
+        async def refuse(_: object, context: grpc.aio.ServicerContext) -> None:
+            told = self._keys.guesses.told(address_of_peer(context.peer()), error)
+            await abort(context, error_to_proto(told))
 
-    async def refuse(_: object, context: grpc.aio.ServicerContext) -> None:
-        await abort(context, error_to_proto(error))
-
-    return grpc.stream_stream_rpc_method_handler(refuse)
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _key_of_call(metadata: _Metadata) -> str | None:

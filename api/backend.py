@@ -13,6 +13,9 @@ from baton.core.finish import Finished
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.core.sampling_params import SamplingParams
 
+MAX_PRIORITY = 1000
+"""The bound on a request's priority, on both sides of 0."""
+
 
 @dataclass(frozen=True)
 class GenerateRequest:
@@ -25,6 +28,14 @@ class GenerateRequest:
     priority: int = 0  # a larger value goes first wherever requests wait
     routed_dp_rank: int | None = None  # the decode rank to use, until it has left the cluster
     owner: str | None = None  # the name of the API key that sent it; None: no keys are asked for
+
+    def is_meant(self, name: str | None, owner: str | None) -> bool:
+        """Return True if an abort of `name`, on behalf of `owner`, is for this request.
+
+        name: the request's own id or its client's; None: any. owner: None: everybody.
+        """
+        named = name is None or name in (self.request_id, self.client_id)
+        return named and (owner is None or owner == self.owner)
 
 
 class TokenEvent(NamedTuple):
@@ -71,10 +82,11 @@ class Backend(Protocol):
         """Stop a request wherever it is; its generator ends with ABORT. Unknown ids are ignored."""
         ...
 
-    async def abort(self, name: str | None) -> int:
+    async def abort(self, name: str | None, owner: str | None = None) -> int:
         """Stop every request whose own id or `client_id` is `name`; None stops all requests.
 
-        Returns the number of requests that were stopped. Their generators end with ABORT.
+        owner: the API key whose requests alone may be stopped; None: everybody's. Returns the
+        number of requests that were stopped. Their generators end with ABORT.
         """
         ...
 

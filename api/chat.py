@@ -6,6 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from baton.api.access import admit
 from baton.api.answers import collect, stream_answers
 from baton.api.backend import Backend
 from baton.api.chat_choice import ChatChoices
@@ -54,6 +55,7 @@ class ChatEndpoint:
         requests = make_requests(
             prompt.ids, _sampling(body, room), body.choices, labels_of(request, body)
         )
+        admit(request, requests)
         deltas = stream_answers(
             self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens
         )

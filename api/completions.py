@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from baton.api.access import admit
 from baton.api.answers import collect, stream_answers
 from baton.api.backend import Backend, GenerateRequest, ModelInfo
 from baton.api.completion_choice import CompletionChoices
@@ -37,6 +38,7 @@ class CompletionsEndpoint:
         echoes: list[str] = []
         for prompt in body.prompt:
             made = await self._requests(prompt, body, model, labels)
+            admit(request, made)
             requests += made
             echoes += [await self._echo(prompt, body)] * len(made)
         form = CompletionChoices(

@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from baton.api.access import owner_of_call
+from baton.api.access import open_call
 from baton.api.answers import AnswerDelta, WholeAnswer, collect, stream_answer
 from baton.api.backend import Backend, GenerateRequest
-from baton.api.keys import Keyring
+from baton.api.key_gate import KeyGate
 from baton.api.requests import RequestLabels, make_requests, refusal
 from baton.api.text_service import TextService, check_ids, room_for_answer, served_model
 from baton.core.error_codes import ErrorCode
@@ -27,7 +27,7 @@ from baton.rpc.errors import abort, error_to_proto
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """The service, for `grpc.aio` servers. A call that the client cancels cancels its request."""
 
-    def __init__(self, backend: Backend, text: TextService, keys: Keyring | None = None) -> None:
+    def __init__(self, backend: Backend, text: TextService, keys: KeyGate | None = None) -> None:
         """keys: those that `KeyInterceptor` asks for; None serves everybody."""
         self._backend = backend
         self._text = text
@@ -37,13 +37,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateReply]:
         try:
-            owner = owner_of_call(context.invocation_metadata(), self._keys)
-            wanted = await self._request(request, owner)
-            deltas = stream_answer(self._backend, self._text, wanted)
-            replies = _stream(wanted, deltas) if request.stream else _whole(wanted, deltas)
-            async with contextlib.aclosing(replies):
-                async for reply in replies:
-                    yield reply
+            with open_call(context.invocation_metadata(), self._keys) as call:
+                wanted = await self._request(request, call.owner if call else None)
+                if call is not None:
+                    call.admit([wanted])
+                deltas = stream_answer(self._backend, self._text, wanted)
+                replies = _stream(wanted, deltas) if request.stream else _whole(wanted, deltas)
+                async with contextlib.aclosing(replies):
+                    async for reply in replies:
+                        yield reply
         except ApiError as err:
             await abort(context, error_to_proto(err))
 

@@ -17,7 +17,7 @@ from baton.api.browser_guard import BrowserGuard, BrowserPolicy, JsonBodies
 from baton.api.chat import ChatEndpoint
 from baton.api.completions import CompletionsEndpoint
 from baton.api.disconnect import ClientGone
-from baton.api.keys import Keyring
+from baton.api.key_gate import KeyGate
 from baton.api.plain import PlainEndpoints
 from baton.api.replies import error_response
 from baton.api.text_service import TextService
@@ -44,7 +44,7 @@ def make_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     more_routes: Sequence[BaseRoute] = (),
     browsers: BrowserPolicy | None = None,
-    keys: Keyring | None = None,
+    keys: KeyGate | None = None,
 ) -> Starlette:
     """Return the application with all endpoints; failures have OpenAI's error body.
 

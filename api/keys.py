@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from baton.api.backend import MAX_PRIORITY
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, ConfigError
 
@@ -24,7 +25,10 @@ log = logging.getLogger(__name__)
 PREFIX = "baton-"
 RECHECK_S = 1.0
 """The least time between two looks at the file."""
-_FIELDS = {"name", "sha256", "scopes", "requests_per_minute"}
+_CAPS = (
+    "requests_per_minute", "tokens_per_minute", "concurrent_requests", "max_n", "max_priority",
+)  # fmt: skip
+_FIELDS = {"name", "sha256", "scopes", *_CAPS}
 
 
 class KeyScope(StrEnum):
@@ -42,7 +46,18 @@ class Key:
     name: str
     sha256: str = field(repr=False)  # of the key's text, in hexadecimal
     scopes: frozenset[KeyScope]
-    requests_per_minute: int | None = None  # of scope infer; None: no limit
+    # Caps of scope infer; None: no cap.
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # of prompts and answers
+    concurrent_requests: int | None = None  # answers that have not ended
+    max_n: int | None = None  # answers to one prompt
+    max_priority: int | None = None
+
+    @property
+    def caps(self) -> dict[str, int]:
+        """Return the caps that the key has, by name."""
+        found = {name: getattr(self, name) for name in _CAPS}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def new_key() -> str:
@@ -97,23 +112,21 @@ class Keyring:
         self._looked = clock()
         self._seen = self._look()
         self._keys = (*read_keys(path), *self._more)
-        self._arrivals: dict[str, tuple[float, float]] = {}  # by key's name: credit left, and when
 
-    def admit(self, text: str | None, scope: KeyScope) -> Key:
-        """Return the key with this text, and count a request of scope infer.
+    def admit(self, text: str | None, *scopes: KeyScope) -> Key:
+        """Return the key with this text, which has one of `scopes`.
 
-        Raises UNAUTHENTICATED, PERMISSION_DENIED, or OVERLOADED beyond the key's rate.
+        Raises UNAUTHENTICATED or PERMISSION_DENIED.
         """
         key = self.authenticate(text)
-        if scope not in key.scopes:
+        if not key.scopes.intersection(scopes):
+            wanted = " or ".join(scope.value for scope in scopes)
             raise ApiError(
                 ErrorCode.PERMISSION_DENIED,
-                f"the API key {key.name!r} lacks the scope {scope.value}",
-                expected=scope.value,
+                f"the API key {key.name!r} lacks the scope {wanted}",
+                expected=wanted,
                 actual=", ".join(sorted(key.scopes)),
             )
-        if scope is KeyScope.INFER and key.requests_per_minute is not None:
-            self._count(key, key.requests_per_minute)
         return key
 
     def authenticate(self, text: str | None) -> Key:
@@ -161,33 +174,21 @@ class Keyring:
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
 
-    def _count(self, key: Key, per_minute: int) -> None:
-        """Take one from the key's credit, which fills up steadily to one minute's requests."""
-        now = self._clock()
-        credit, then = self._arrivals.get(key.name, (float(per_minute), now))
-        credit = min(credit + (now - then) * per_minute / 60, float(per_minute))
-        if credit < 1:
-            raise ApiError(
-                ErrorCode.OVERLOADED,
-                f"the API key {key.name!r} may send {per_minute} requests a minute; send this one "
-                "again later",
-                expected=f"at most {per_minute} a minute",
-                retry_after_s=(1 - credit) * 60 / per_minute,
-            )
-        self._arrivals[key.name] = credit - 1, now
-
 
 def _key_from(entry: dict[str, Any]) -> Key:
     if unknown := set(entry) - _FIELDS:
         raise ValueError(f"unknown fields {', '.join(sorted(unknown))}")
-    name, digest, rate = entry["name"], entry["sha256"], entry.get("requests_per_minute")
+    name, digest = entry["name"], entry["sha256"]
     if not isinstance(name, str) or not name:
         raise ValueError("a name must be text")
     if not isinstance(digest, str) or len(bytes.fromhex(digest)) != 32:
         raise ValueError(f"sha256 of {name!r} must have 64 hexadecimal digits")
-    if rate is not None and (type(rate) is not int or rate < 1):
-        raise ValueError(f"requests_per_minute of {name!r} must be a whole number above 0")
-    return Key(name, digest.lower(), frozenset(map(KeyScope, entry["scopes"])), rate)
+    caps = {cap: entry[cap] for cap in _CAPS if entry.get(cap) is not None}
+    for cap, value in caps.items():
+        least = -MAX_PRIORITY if cap == "max_priority" else 1
+        if type(value) is not int or value < least:
+            raise ValueError(f"{cap} of {name!r} must be a whole number, at least {least}")
+    return Key(name, digest.lower(), frozenset(map(KeyScope, entry["scopes"])), **caps)
 
 
 def _entry(key: Key) -> dict[str, object]:
@@ -195,5 +196,5 @@ def _entry(key: Key) -> dict[str, object]:
         "name": key.name,
         "sha256": key.sha256,
         "scopes": sorted(key.scopes),
-        "requests_per_minute": key.requests_per_minute,
+        **key.caps,
     }

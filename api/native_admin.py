@@ -10,11 +10,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from baton.api.access import owner_of
-from baton.api.backend import Backend, GenerateRequest
+from baton.api.access import abortable_by, owner_of
+from baton.api.backend import MAX_PRIORITY, Backend, GenerateRequest
 from baton.api.errors import invalid, shorten
 from baton.api.request_body import read_body
-from baton.api.requests import MAX_PRIORITY, new_request_id
+from baton.api.requests import new_request_id
 from baton.api.schema import Body, parse_body, refused
 from baton.api.text_service import served_model
 from baton.core.error_codes import ErrorCode
@@ -50,13 +50,15 @@ class NativeAdmin:
         return PlainTextResponse("The prefix caches are empty.\n")
 
     async def abort_request(self, request: Request) -> Response:
-        """Abort requests by `rid`. Their answers end with finish_reason abort. Unknown ids are
-        no error.
+        """Abort requests by `rid`, or all. Their answers end with finish_reason abort.
+
+        A key without scope admin aborts its own alone. Unknown ids, and others', are no error.
         """
         body = parse_body(AbortBody, await read_body(request, self.max_body_bytes))
         if not body.rid and not body.abort_all:
             raise refused("rid", "expected a rid, or abort_all to be true")
-        stopped = await self.backend.abort(None if body.abort_all else body.rid)
+        name = None if body.abort_all else body.rid
+        stopped = await self.backend.abort(name, abortable_by(request))
         return JSONResponse({"aborted": stopped})
 
     async def health_generate(self, http: Request) -> Response:

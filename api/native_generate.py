@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from baton.api.access import owner_of
+from baton.api.access import admit, owner_of
 from baton.api.answers import AnswerDelta, merged, stream_answer
 from baton.api.backend import Backend, GenerateRequest, ModelInfo
 from baton.api.disconnect import unless_disconnected
@@ -46,7 +46,7 @@ class GenerateEndpoint:
         model = served_model(None, await self.backend.models())
         call = _Call([], [], [])
         for asked in body.asked():
-            await self._add(call, asked, body, model, owner_of(request))
+            await self._add(call, asked, body, model, request)
         several = body.batched or len(call.answers) > 1
         if body.stream:
             return EventStream(_chunks(call, several, self.incremental), {})
@@ -55,17 +55,19 @@ class GenerateEndpoint:
         return JSONResponse(replies if several else replies[0])
 
     async def _add(
-        self, call: _Call, asked: Asked, body: GenerateBody, model: ModelInfo, owner: str | None
+        self, call: _Call, asked: Asked, body: GenerateBody, model: ModelInfo, request: Request
     ) -> None:
         if isinstance(asked.prompt, str):
             ids = await self.text.encode(asked.prompt, param="text")
         else:
             ids = tuple(asked.prompt)
         await self.text.check_grammar(*asked.sampling.wanted_grammar())
-        labels = RequestLabels(asked.label, body.priority or 0, body.dp_rank, owner)
+        labels = RequestLabels(asked.label, body.priority or 0, body.dp_rank, owner_of(request))
         count = asked.sampling.n
         table = self.text.table if body.return_text_in_logprobs else None
-        for i, made in enumerate(make_requests(ids, _sampling(asked, ids, model), count, labels)):
+        requests = make_requests(ids, _sampling(asked, ids, model), count, labels)
+        admit(request, requests)
+        for i, made in enumerate(requests):
             name = asked.reply_id or made.request_id
             if asked.reply_id is not None and count > 1:
                 name = f"{name}_{i}"

@@ -84,15 +84,13 @@ class NativeSampling(SamplingFields):
     def params(self, max_tokens: int, want: "LogprobsWanted") -> SamplingParams:
         """Return checked parameters. Fields that were left out or are null take the defaults."""
         given = self.given()
-        # Where the context leaves fewer tokens than the default, the answer may be that short.
-        bound = max_tokens if self.max_new_tokens is None else self.min_new_tokens
         if self.seed is None and self.sampling_seed is not None:
             given["seed"] = self.sampling_seed
         return checked_sampling(
             _NAMES,
             **given,
             include_stop=self.no_stop_trim,
-            min_tokens=min(self.min_new_tokens, bound),
+            min_tokens=self.min_new_tokens,
             max_tokens=max_tokens,
             logprobs=want.top if want.wanted else None,
             prompt_logprobs_start=want.start,

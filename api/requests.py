@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from baton.api.backend import GenerateRequest
+from baton.api.backend import MAX_PRIORITY, GenerateRequest
 from baton.api.errors import invalid
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, RequestError
 from baton.core.sampling_params import SamplingParams
-
-MAX_PRIORITY = 1000
 
 
 @dataclass(frozen=True)

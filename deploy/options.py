@@ -1,6 +1,5 @@
 """The command-line options of a cluster, shared by every command that starts one."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from baton.deploy.access_options import (
 from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import StartError
+from baton.deploy.limit_options import limit_options, limits_from
+from baton.deploy.number_types import Ratio, Seconds
 from baton.engine.cache.grids import Strategy
 from baton.engine.config import EngineConfig, LoadFormat, WeightFormat
 from baton.engine.loading.hub import find_model
@@ -37,30 +38,6 @@ _DEFAULTS = EngineConfig(Path())
 _MIN_LEASE_S = 1  # heartbeats and reports of a shorter one would come too often
 _MAX_LEASE_S = 3600
 _MAX_BODY_MB = 2047  # gRPC counts a message's bytes in a signed 32-bit number
-
-
-class Seconds(click.FloatRange):
-    """A finite number of seconds in a range; `click.FloatRange` accepts NaN."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        seconds: float = super().convert(value, param, ctx)
-        if not math.isfinite(seconds):
-            self.fail(f"{value} is not a finite number of seconds.", param, ctx)
-        return seconds
-
-
-class Ratio(click.FloatRange):
-    """A finite number in a range; `click.FloatRange` accepts NaN and infinity."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        ratio: float = super().convert(value, param, ctx)
-        if not math.isfinite(ratio):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return ratio
 
 
 _ENGINE = (
@@ -220,7 +197,8 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all options of a cluster; `config_from` reads their values."""
     for option in reversed(_ENGINE + _TRANSFER + _CLUSTER):
         command = option(command)
-    return lease_option(streaming_option(access_options(client_tls_options(command))))
+    command = client_tls_options(limit_options(command))
+    return lease_option(streaming_option(access_options(command)))
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -327,4 +305,5 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         internal_port=given["internal_port"],
         ray_address=given["ray_address"],
         start_deadline_s=given["start_timeout"],
+        limits=limits_from(given),
     )

@@ -1,8 +1,9 @@
 """The options of a router."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from baton.api.client_limits import ClientLimits
 from baton.api.http import MAX_BODY_BYTES
 from baton.core.errors import ConfigError
 from baton.router.placement.registry import POLICIES
@@ -40,6 +41,7 @@ class RouterConfig:
     operator_sha256: str = ""  # the digest of a key for `deploy`, which is in no file
     cors_origins: tuple[str, ...] = ()  # origins of pages that may call from a browser
     client_tls: CertificateFiles | None = None  # of the ports for clients; None: in the clear
+    limits: ClientLimits = field(default_factory=ClientLimits)  # of the ports for clients
 
     def __post_init__(self) -> None:
         """Check the values. Raises ConfigError."""

@@ -6,10 +6,12 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from baton.api.access import KeyInterceptor
+from baton.api.call_guard import CallGuard
 from baton.api.grpc_inference import InferenceServicer
-from baton.api.keys import Keyring
+from baton.api.key_gate import KeyGate
 from baton.core.errors import ConfigError
 from baton.proto import inference_pb2, inference_pb2_grpc
+from baton.router.client_guard import ClientGuard
 from baton.rpc.channel_options import public_server_options
 from baton.rpc.client_tls import ClientTls
 
@@ -27,17 +29,23 @@ class GrpcServer:
         port: int,
         *,
         max_body_bytes: int,
-        keys: Keyring | None = None,
+        keys: KeyGate | None = None,
         tls: ClientTls | None = None,
+        guard: ClientGuard | None = None,
     ) -> None:
         """Bind the address. Raises ConfigError if that fails. Port 0 is any free port.
 
-        keys: None serves everybody. tls: None serves in the clear.
+        keys: None serves everybody. tls: None serves in the clear. guard: None has the
+        default limits.
         """
+        guard = guard or ClientGuard.make()
+        interceptors: list[grpc.aio.ServerInterceptor] = [CallGuard(guard.limits, guard.metrics)]
+        if keys is not None:
+            interceptors.append(KeyInterceptor(keys))
         self.health = health_aio.HealthServicer()
         self.server = grpc.aio.server(
-            interceptors=[] if keys is None else [KeyInterceptor(keys)],
-            options=public_server_options(max_body_bytes),
+            interceptors=interceptors,
+            options=public_server_options(max_body_bytes, _bounds(guard)),
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, self.server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
@@ -67,3 +75,16 @@ class GrpcServer:
                 "port 0 for any free one"
             ) from error
         return bound
+
+
+def _bounds(guard: ClientGuard) -> dict[str, int]:
+    """Return the options of gRPC that bound what clients may do."""
+    limits = guard.limits
+    return {
+        "grpc.max_allowed_incoming_connections": guard.grpc_connections,
+        "grpc.server_handshake_timeout_ms": round(limits.header_s * 1000),
+        "grpc.max_concurrent_streams": limits.grpc_streams,
+        # Beyond the first, gRPC refuses more and more calls by chance; from the second on, all.
+        "grpc.max_metadata_size": limits.header_bytes // 2,
+        "grpc.absolute_max_metadata_size": limits.header_bytes,
+    }

@@ -8,6 +8,10 @@ import uvicorn
 from starlette.applications import Starlette
 
 from baton.core.errors import ConfigError
+from baton.router.client_guard import ClientGuard
+from baton.router.http.acceptor import Acceptor
+from baton.router.http.connection_table import Connection, ConnectionTable
+from baton.router.http.protocol import GuardedHttp
 from baton.rpc.client_tls import ClientTls
 
 
@@ -17,18 +21,28 @@ class HttpServer:
     uvicorn's own `serve` would install signal handlers, so its steps are called one by one.
     """
 
-    def __init__(self, app: Starlette, host: str, port: int, tls: ClientTls | None = None) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        host: str,
+        port: int,
+        tls: ClientTls | None = None,
+        guard: ClientGuard | None = None,
+    ) -> None:
         """Bind the address. Raises ConfigError if that fails. Port 0 is any free port.
 
-        tls: None serves plain HTTP.
+        tls: None serves plain HTTP. guard: None has the default limits.
         """
         self._tls = tls
+        guard = guard or ClientGuard.make()
+        self._limits = guard.limits
+        self._table = ConnectionTable(guard.limits, guard.http_connections, guard.metrics)
         self._socket = _bind(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._server = uvicorn.Server(
             uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, ws="none")
         )
-        self._loop: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Begin to accept connections."""
@@ -36,19 +50,45 @@ class HttpServer:
         config.load()
         config.ssl = None if self._tls is None else self._tls.http_context()
         self._server.lifespan = config.lifespan_class(config)
-        await self._server.startup(sockets=[self._socket])
-        self._loop = asyncio.create_task(self._server.main_loop())
+        acceptor = Acceptor(
+            self._socket, self._table, self._protocol, self._limits.header_s, config.ssl
+        )
+        acceptor.start()
+        self._server.servers = [acceptor]  # type: ignore[list-item]  # it has what is called
+        self._server.started = True
+        work = self._server.main_loop(), self._check_deadlines()
+        self._tasks = [asyncio.create_task(each) for each in work]
 
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, give running answers `grace_s` to end, then close their connections."""
         self._server.should_exit = True
-        if self._loop is None:
+        if not self._tasks:
             self._socket.close()
             return
-        await self._loop
+        main_loop, deadlines = self._tasks
+        await main_loop
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._server.shutdown(sockets=[self._socket])
+        deadlines.cancel()
+
+    def _protocol(self, place: Connection) -> GuardedHttp:
+        server = self._server
+        return GuardedHttp(
+            place,
+            self._table,
+            self._limits,
+            config=server.config,
+            server_state=server.server_state,
+            app_state=server.lifespan.state,
+        )
+
+    async def _check_deadlines(self) -> None:
+        limits = self._limits
+        shortest = min(limits.header_s, limits.body_s, limits.write_s)
+        while True:
+            await asyncio.sleep(min(shortest / 4, 1.0))
+            self._table.check()
 
 
 def _bind(host: str, port: int) -> socket.socket:

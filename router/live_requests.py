@@ -128,14 +128,9 @@ class LiveRequests:
     def get(self, request_id: str) -> LiveRequest | None:
         return self._live.get(request_id)
 
-    def named(self, name: str | None) -> list[LiveRequest]:
-        """Return the requests whose own id or client's id is `name`; all if it is None."""
-        live = self._live.values()
-        return [
-            each
-            for each in live
-            if name is None or name in (each.request.request_id, each.request.client_id)
-        ]
+    def named(self, name: str | None, owner: str | None = None) -> list[LiveRequest]:
+        """Return the requests of `owner` that `name` means; of everybody if `owner` is None."""
+        return [each for each in self._live.values() if each.request.is_meant(name, owner)]
 
     def admit(self, request: GenerateRequest, now: float, capacity: int) -> LiveRequest:
         """Admit a request. Raises UNAVAILABLE when closing, OVERLOADED at the limit.

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from baton.api.browser_guard import BrowserPolicy
+from baton.api.client_metrics import ClientMetrics
+from baton.api.counted_backend import CountedBackend
 from baton.api.grpc_inference import InferenceServicer
 from baton.api.http import MetricsPage, make_app
-from baton.api.keys import Key, Keyring, KeyScope
+from baton.api.key_gate import KeyGate
+from baton.api.keys import Key, KeyScope
 from baton.api.native import native_routes
 from baton.api.text_service import TextService
+from baton.router.client_guard import ClientGuard
 from baton.router.config import RouterConfig
 from baton.router.grpc_server import INFERENCE, GrpcServer
 from baton.router.health import watch_health
@@ -84,7 +88,6 @@ class RouterServer:
 
     async def _start(self, opening: contextlib.AsyncExitStack) -> RouterStarted:
         config = self._config
-        keys = _keyring(config)
         tls = None if config.client_tls is None else ClientTls(config.client_tls)
         tokenizer = Tokenizer.from_folder(config.model)
         text = TextService(tokenizer, ChatTemplate.from_folder(config.model))
@@ -94,6 +97,9 @@ class RouterServer:
         table = WorkerTable(config.lease_s, self._clock)
         metrics = RouterMetrics()
         metrics.certificate("internal", credentials.seconds_left)
+        client_metrics = ClientMetrics("router", metrics.registry)
+        keys = _key_gate(config, client_metrics)
+        guard = ClientGuard.make(config.limits, client_metrics)
         if tls is not None:
             metrics.certificate("clients", tls.seconds_left)
         backend = RouterBackend(
@@ -103,15 +109,17 @@ class RouterServer:
             SessionOptions(router_id, config.lease_s, self._clock, credentials),
             metrics,
         )
+        served = backend if keys is None else CountedBackend(backend, keys.accounts)
         opening.push_async_callback(self._stop_tasks)
         registry = RegistryServicer(table, router_id, config.lease_ms)
         grpc_server = GrpcServer(
-            InferenceServicer(backend, text, keys),
+            InferenceServicer(served, text, keys),
             config.host,
             config.grpc_port,
             max_body_bytes=config.max_body_bytes,
             keys=keys,
             tls=tls,
+            guard=guard,
         )
         opening.push_async_callback(grpc_server.stop, CLOSE_GRACE_S)
         await grpc_server.start()
@@ -120,13 +128,13 @@ class RouterServer:
         internal_address = await internal.start(registry, grpc_server.health)
         http = HttpServer(
             make_app(
-                backend,
+                served,
                 text,
                 lambda: MetricsPage(metrics.page(), CONTENT_TYPE_LATEST),
                 max_body_bytes=config.max_body_bytes,
                 more_routes=[
                     *native_routes(
-                        backend,
+                        served,
                         text,
                         max_body_bytes=config.max_body_bytes,
                         incremental=config.incremental_streaming_output,
@@ -141,6 +149,7 @@ class RouterServer:
             config.host,
             config.http_port,
             tls,
+            guard,
         )
         opening.push_async_callback(http.stop, CLOSE_GRACE_S)
         await http.start()
@@ -163,9 +172,9 @@ class RouterServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def _keyring(config: RouterConfig) -> Keyring | None:
+def _key_gate(config: RouterConfig, metrics: ClientMetrics) -> KeyGate | None:
     """Return the API keys, with one for `deploy`; None if everybody may call."""
     if config.api_keys is None:
         return None
     operator = Key("operator of this cluster", config.operator_sha256, frozenset(KeyScope))
-    return Keyring(config.api_keys, [operator])
+    return KeyGate.open(config.api_keys, [operator], config.limits, metrics)

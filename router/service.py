@@ -104,8 +104,8 @@ class RouterBackend:
         if live is not None:
             self._stop(live, "the request was cancelled")
 
-    async def abort(self, name: str | None) -> int:
-        found = self._live.named(name)
+    async def abort(self, name: str | None, owner: str | None = None) -> int:
+        found = self._live.named(name, owner)
         for live in found:
             self._stop(live, "the request was aborted")
         return len(found)

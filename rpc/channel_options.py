@@ -1,5 +1,7 @@
 """The options of Baton's gRPC connections."""
 
+from collections.abc import Mapping
+
 OPTIONS: tuple[tuple[str, int], ...] = (
     # A peer that comes back is found again in a second, not in gRPC's default two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -44,14 +46,16 @@ DATA_OPTIONS: tuple[tuple[str, int], ...] = (
 """The options of the connection that carries state."""
 
 
-def public_server_options(max_body_bytes: int) -> tuple[tuple[str, int], ...]:
+def public_server_options(
+    max_body_bytes: int, more: Mapping[str, int] | None = None
+) -> tuple[tuple[str, int], ...]:
     """Return the options of a server that clients outside the cluster reach.
 
-    max_body_bytes: bound on one request's message.
+    max_body_bytes: bound on one request's message. more: further options.
     """
     bounds = {
         "grpc.max_receive_message_length": max_body_bytes,
         # Two routers must not share a port without noticing.
         "grpc.so_reuseport": 0,
     }
-    return tuple((dict(OPTIONS) | bounds).items())
+    return tuple((dict(OPTIONS) | bounds | dict(more or {})).items())

@@ -118,12 +118,8 @@ class FakeBackend:
         self.cancelled.append(request_id)
         self.was_cancelled.set()
 
-    async def abort(self, name: str | None) -> int:
-        found = [
-            abort
-            for request, abort in self._held.values()
-            if name is None or name in (request.request_id, request.client_id)
-        ]
+    async def abort(self, name: str | None, owner: str | None = None) -> int:
+        found = [abort for request, abort in self._held.values() if request.is_meant(name, owner)]
         for abort in found:
             abort.set()
         return len(found)

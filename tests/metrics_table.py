@@ -7,6 +7,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from baton.api.client_metrics import ClientMetrics
 from baton.core.role import Role
 from baton.router.metrics import RouterMetrics
 from baton.worker.metrics import WorkerMetrics
@@ -27,8 +28,13 @@ class Metric:
 
 def registries() -> dict[str, CollectorRegistry]:
     """Return the registry of each kind of process."""
-    worker = WorkerMetrics("worker-0", Role.DECODE)
-    return {"router": RouterMetrics().registry, "worker": worker.registry}
+    found = {
+        "router": RouterMetrics().registry,
+        "worker": WorkerMetrics("worker-0", Role.DECODE).registry,
+    }
+    ClientMetrics("router", found["router"])
+    ClientMetrics("worker", found["worker"], {"worker": "worker-0", "role": "decode"})
+    return found
 
 
 def metrics(registry: CollectorRegistry) -> Iterator[Metric]:

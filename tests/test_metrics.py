@@ -25,7 +25,7 @@ OTHER_UNITS = {
 UNITS = ("seconds", "bytes")
 LABELS = {
     "worker", "role", "dp_group", "dp_rank", "outcome", "kind", "direction", "part", "state",
-    "from", "to", "owner", "certificate",
+    "from", "to", "owner", "reason", "key", "cap", "certificate",
 }  # fmt: skip
 """Explained in docs/metrics.md."""
 

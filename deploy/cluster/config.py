@@ -1,8 +1,9 @@
 """The configuration of a cluster."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from baton.api.client_limits import ClientLimits
 from baton.api.http import MAX_BODY_BYTES
 from baton.core.role import Role
 from baton.deploy.certs.authority import AuthorityFiles
@@ -44,6 +45,7 @@ class ClusterConfig:
     api_keys: Path | None = None  # the file of API keys; None: everybody may call
     client_tls: CertificateFiles | None = None  # of the ports for clients; None: in the clear
     cors_origins: tuple[str, ...] = ()  # origins of pages that may call from a browser
+    limits: ClientLimits = field(default_factory=ClientLimits)  # of the ports for clients
     http_port: int = 0  # 0: any free one
     grpc_port: int = 0
     internal_port: int = 0  # on loopback, where workers register

@@ -88,6 +88,7 @@ class Wiring:
             served_model_name=config.served_model_name,
             host=config.host,
             allowed_hosts=config.allowed_hosts,
+            limits=config.limits,
             api_keys=config.api_keys,
             operator_sha256=digest_of(self.operator_key),
             cors_origins=config.cors_origins,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from baton.api.backend import MAX_PRIORITY
 from baton.api.keys import Key, KeyScope, digest_of, new_key, read_keys, write_keys
 from baton.core.errors import ConfigError
 from baton.deploy.errors import DeployError
@@ -27,14 +28,22 @@ def keys() -> None:
               help="What the key opens; may be given several times.")  # fmt: skip
 @click.option("--requests-per-minute", type=click.IntRange(1), default=None,
               help="Most requests of scope infer; no limit when left out.")  # fmt: skip
+@click.option("--tokens-per-minute", type=click.IntRange(1), default=None,
+              help="Most tokens of prompts and answers; no limit when left out.")  # fmt: skip
+@click.option("--concurrent-requests", type=click.IntRange(1), default=None,
+              help="Most answers at once; no limit when left out.")  # fmt: skip
+@click.option("--max-n", type=click.IntRange(1), default=None,
+              help="Most answers to one prompt; no limit when left out.")  # fmt: skip
+@click.option("--max-priority", type=click.IntRange(-MAX_PRIORITY, MAX_PRIORITY), default=None,
+              help="Highest priority of a request; no limit when left out.")  # fmt: skip
 @_FILE
-def add(name: str, scopes: tuple[str, ...], requests_per_minute: int | None, path: Path) -> None:
+def add(name: str, scopes: tuple[str, ...], path: Path, **caps: int | None) -> None:
     """Add a key and print it, this once: the file holds its digest only."""
     present = _read(path) if path.exists() else ()
     if name in {key.name for key in present}:
         raise DeployError(f"{path} has a key {name!r} already; remove it first, or choose a name")
     text = new_key()
-    added = Key(name, digest_of(text), frozenset(map(KeyScope, scopes)), requests_per_minute)
+    added = Key(name, digest_of(text), frozenset(map(KeyScope, scopes)), **caps)
     _write(path, [*present, added])
     click.echo(text)
 
@@ -42,11 +51,10 @@ def add(name: str, scopes: tuple[str, ...], requests_per_minute: int | None, pat
 @keys.command("list")
 @_FILE
 def list_keys(path: Path) -> None:
-    """List names, scopes and limits."""
+    """List names, scopes and caps."""
     for key in _read(path):
-        limit = key.requests_per_minute
-        shown = "" if limit is None else f"  {limit} requests a minute"
-        click.echo(f"{key.name}  {','.join(sorted(key.scopes))}{shown}")
+        caps = "".join(f"  {name}={most}" for name, most in key.caps.items())
+        click.echo(f"{key.name}  {','.join(sorted(key.scopes))}{caps}")
 
 
 @keys.command()

@@ -17,7 +17,8 @@ from baton.deploy.cluster.ray_lost import end_if_ray_is_lost
 from baton.deploy.cluster.scaling import handle_scale
 from baton.deploy.cluster.worker_watch import watch_workers
 from baton.deploy.errors import StartError
-from baton.deploy.options import Seconds, cluster_options, config_from
+from baton.deploy.number_types import Seconds
+from baton.deploy.options import cluster_options, config_from
 from baton.deploy.process.since_start import seconds_since_command
 from baton.deploy.process.stop_signal import stop_on_signals
 from baton.deploy.terminal.greeting import greet

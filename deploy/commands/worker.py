@@ -23,10 +23,11 @@ from baton.deploy.access_options import (
 from baton.deploy.cluster.preflight import check_model
 from baton.deploy.cluster.wiring import MOST_TICKETS
 from baton.deploy.errors import StartError
+from baton.deploy.limit_options import limit_options, limits_from
 from baton.deploy.local.config import LocalConfig
 from baton.deploy.local.worker import LocalWorker
+from baton.deploy.number_types import Seconds
 from baton.deploy.options import (
-    Seconds,
     engine_from,
     engine_options,
     lease_ms_from,
@@ -73,6 +74,7 @@ from baton.worker.config import WorkerConfig
 @lease_option
 @access_options
 @client_tls_options
+@limit_options
 @insecure_option
 @click.option("--threads", type=click.IntRange(1), default=None,
               help="Compute threads; every core when left out.")  # fmt: skip
@@ -145,6 +147,7 @@ def _local_config(host: str, given: dict[str, Any]) -> LocalConfig:
         client_tls=client_tls_from(given),
         allowed_hosts=given["allowed_hosts"],
         cors_origins=given["cors_origins"],
+        limits=limits_from(given),
     )
 
 

@@ -77,11 +77,9 @@ class LocalBackend:
         if answer is not None:
             self._cancel(answer, "the request was cancelled")
 
-    async def abort(self, name: str | None) -> int:
+    async def abort(self, name: str | None, owner: str | None = None) -> int:
         found = [
-            answer
-            for answer in self._answers.values()
-            if name is None or name in (answer.request.request_id, answer.request.client_id)
+            answer for answer in self._answers.values() if answer.request.is_meant(name, owner)
         ]
         for answer in found:
             self._cancel(answer, "the request was aborted")

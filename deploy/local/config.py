@@ -1,9 +1,10 @@
 """The settings of the servers for the own clients of a worker without Ray."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton.api.browser_guard import BrowserPolicy
+from baton.api.client_limits import ClientLimits
 from baton.rpc.server_certificate import CertificateFiles
 
 
@@ -20,6 +21,7 @@ class LocalConfig:
     client_tls: CertificateFiles | None = None  # None: in the clear
     allowed_hosts: tuple[str, ...] = ()  # names in `Host` besides loopback's and `host`
     cors_origins: tuple[str, ...] = ()  # origins of pages that may call from a browser
+    limits: ClientLimits = field(default_factory=ClientLimits)
     drain_s: float = 0.0  # seconds for running requests at the stop
 
     @property

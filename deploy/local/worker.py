@@ -10,9 +10,12 @@ from typing import Self
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from baton.api.backend import Backend
+from baton.api.client_metrics import ClientMetrics
+from baton.api.counted_backend import CountedBackend
 from baton.api.grpc_inference import InferenceServicer
 from baton.api.http import MAX_BODY_BYTES, MetricsPage, make_app
-from baton.api.keys import Keyring
+from baton.api.key_gate import KeyGate
 from baton.api.native import native_routes
 from baton.api.text_service import TextService
 from baton.core.role import Role
@@ -22,6 +25,7 @@ from baton.deploy.local.config import LocalConfig
 from baton.deploy.local.role import LocalRole
 from baton.engine.engine import Engine
 from baton.prefill.service import PrefillService
+from baton.router.client_guard import ClientGuard
 from baton.router.grpc_server import INFERENCE, GrpcServer
 from baton.router.http_server import HttpServer
 from baton.router.model import read_model_info
@@ -86,7 +90,6 @@ class LocalWorker:
 
     async def _start(self, opening: contextlib.AsyncExitStack) -> None:
         config, clients = self._config, self._clients
-        keys = None if clients.api_keys is None else Keyring(clients.api_keys)
         tls = None if clients.client_tls is None else ClientTls(clients.client_tls)
         folder = config.engine.model
         tokenizer = Tokenizer.from_folder(folder)
@@ -104,21 +107,30 @@ class LocalWorker:
         lost = asyncio.Event()
         runtime = WorkerRuntime(config, self._engine, make_role, lost.set)
         started = await runtime.start()
-        async with contextlib.AsyncExitStack() as guard:
-            guard.push_async_callback(runtime.stop, 0.0)
-            http = self._http(text, keys, tls)
-            guard.push_async_callback(http.stop, 0.0)
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(runtime.stop, 0.0)
+            labels = {"worker": config.worker_id, "role": config.role.value}
+            metrics = ClientMetrics("worker", self._context.metrics.registry, labels)
+            guard = ClientGuard.make(clients.limits, metrics)
+            keys: KeyGate | None = None
+            served: Backend = self.backend
+            if clients.api_keys is not None:
+                keys = KeyGate.open(clients.api_keys, (), clients.limits, metrics)
+                served = CountedBackend(served, keys.accounts)
+            http = self._http(served, text, keys, tls, guard)
+            undo.push_async_callback(http.stop, 0.0)
             grpc_server = GrpcServer(
-                InferenceServicer(self.backend, text, keys),
+                InferenceServicer(served, text, keys),
                 clients.host,
                 clients.grpc_port,
                 max_body_bytes=MAX_BODY_BYTES,
                 keys=keys,
                 tls=tls,
+                guard=guard,
             )
             await http.start()
             await grpc_server.start()
-            guard.pop_all()
+            undo.pop_all()
         if tls is not None:
             self._context.metrics.certificate("clients", tls.seconds_left)
         # The engine stops first, so that both servers can still report the requests that this ends.
@@ -134,19 +146,26 @@ class LocalWorker:
             started.metrics_address,
         )
 
-    def _http(self, text: TextService, keys: Keyring | None, tls: ClientTls | None) -> HttpServer:
+    def _http(
+        self,
+        served: Backend,
+        text: TextService,
+        keys: KeyGate | None,
+        tls: ClientTls | None,
+        guard: ClientGuard,
+    ) -> HttpServer:
         clients = self._clients
         app = make_app(
-            self.backend,
+            served,
             text,
             self._metrics,
             more_routes=native_routes(
-                self.backend, text, incremental=clients.incremental_streaming_output
+                served, text, incremental=clients.incremental_streaming_output
             ),
             browsers=clients.browsers,
             keys=keys,
         )
-        return HttpServer(app, clients.host, clients.http_port, tls)
+        return HttpServer(app, clients.host, clients.http_port, tls, guard)
 
     def _metrics(self) -> MetricsPage:
         return MetricsPage(generate_latest(self._context.metrics.registry), CONTENT_TYPE_LATEST)

@@ -6,7 +6,7 @@ import pytest
 from fake_backend import Connect, FakeBackend
 
 from baton.api import native_admin
-from baton.api.requests import MAX_PRIORITY
+from baton.api.backend import MAX_PRIORITY
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 

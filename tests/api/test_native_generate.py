@@ -295,6 +295,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
      "sampling_params.max_new_tokens", "is -1; expected 0 to"),
     ({"text": "x", "sampling_params": {"max_new_tokens": 2, "min_new_tokens": 3}},
      "sampling_params.min_new_tokens", "more than max_tokens, 2"),
+    ({"text": "x", "sampling_params": {"min_new_tokens": 64}},
+     "sampling_params.min_new_tokens", "min_tokens is 64, more than max_tokens, 63"),
     ({"text": "x", "sampling_params": {"temperature": -1}},
      "sampling_params.temperature", "expected 0 to 100"),
     ({"text": "x", "sampling_params": {"temprature": 1}}, "sampling_params.temprature", "Extra"),

@@ -12,6 +12,7 @@ from fake_backend import FakeBackend
 from baton.api.access import KeyInterceptor
 from baton.api.grpc_inference import InferenceServicer
 from baton.api.http import make_app
+from baton.api.key_gate import KeyGate
 from baton.api.keys import Key, Keyring, KeyScope, digest_of, new_key, write_keys
 from baton.api.native import native_routes
 from baton.api.text_service import TextService
@@ -27,11 +28,11 @@ CALLS = [
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> Keyring:
+def keys(tmp_path: Path) -> KeyGate:
     path = tmp_path / "keys.json"
     infer = frozenset({KeyScope.INFER})
     write_keys(path, [Key(name, digest_of(text), infer) for name, text in TEXTS.items()])
-    return Keyring(path)
+    return KeyGate(Keyring(path))
 
 
 @pytest.mark.parametrize(("method", "path", "body"), CALLS)
@@ -39,7 +40,7 @@ def keys(tmp_path: Path) -> Keyring:
 async def test_an_http_request_is_its_keys(
     backend: FakeBackend,
     text: TextService,
-    keys: Keyring,
+    keys: KeyGate,
     name: str,
     method: str,
     path: str,
@@ -57,7 +58,7 @@ async def test_an_http_request_is_its_keys(
 
 @pytest.mark.parametrize("name", TEXTS)
 async def test_a_call_over_grpc_is_its_keys(
-    backend: FakeBackend, text: TextService, keys: Keyring, name: str
+    backend: FakeBackend, text: TextService, keys: KeyGate, name: str
 ) -> None:
     async with stub(InferenceServicer(backend, text, keys), keys) as generate:
         message = inference_pb2.GenerateRequest(text="hi")
@@ -68,7 +69,7 @@ async def test_a_call_over_grpc_is_its_keys(
 
 @asynccontextmanager
 async def stub(
-    servicer: InferenceServicer, keys: Keyring
+    servicer: InferenceServicer, keys: KeyGate
 ) -> AsyncIterator[grpc.aio.UnaryStreamMultiCallable]:
     server = grpc.aio.server(interceptors=[KeyInterceptor(keys)])
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)

@@ -17,6 +17,11 @@ from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import DeployError, NotRunning, StartError
 from baton.engine.config import EngineConfig
 
+BEN = (
+    "ben  infer  requests_per_minute=60  tokens_per_minute=5000  concurrent_requests=4  max_n=2  "
+    "max_priority=-3"
+)
+
 
 def run(*words: str, **options: object) -> Result:
     return CliRunner().invoke(baton, words, catch_exceptions=False, **options)  # type: ignore[arg-type]
@@ -26,13 +31,21 @@ def test_a_key_is_printed_once_listed_and_removed(tmp_path: Path) -> None:
     file = tmp_path / "folder" / "keys.json"
     at = ("--file", str(file))
     text = run("keys", "add", "ada", "--scope", "infer", "--scope", "admin", *at).output.strip()
-    run("keys", "add", "ben", "--requests-per-minute", "60", *at)
+    caps = {
+        "requests_per_minute": 60,
+        "tokens_per_minute": 5000,
+        "concurrent_requests": 4,
+        "max_n": 2,
+        "max_priority": -3,
+    }
+    words = [(f"--{name.replace('_', '-')}", str(most)) for name, most in caps.items()]
+    run("keys", "add", "ben", *(word for pair in words for word in pair), *at)
     ada, ben = read_keys(file)
     assert ada.sha256 == digest_of(text)
     assert ada.scopes == {KeyScope.INFER, KeyScope.ADMIN}
-    assert (ben.scopes, ben.requests_per_minute) == ({KeyScope.INFER}, 60)
+    assert (ben.scopes, ben.caps) == ({KeyScope.INFER}, caps)
     listed = run("keys", "list", *at).output
-    assert listed.splitlines() == ["ada  admin,infer", "ben  infer  60 requests a minute"]
+    assert listed.splitlines() == ["ada  admin,infer", BEN]
     with pytest.raises(DeployError, match="a key 'ada' already"):
         run("keys", "add", "ada", *at)
     run("keys", "rm", "ada", *at)

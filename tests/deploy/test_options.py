@@ -10,6 +10,8 @@ from click.testing import CliRunner
 from deploy.wired import wired
 from https_certificates import TestAuthority
 
+from baton.api.client_limits import ClientLimits
+from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.member import Member
@@ -254,3 +256,28 @@ def test_the_ends_of_the_leases_range_are_accepted(lease_s: str) -> None:
     config = parse_cluster("--lease", lease_s, "--max-body-mb", "2047")
     wiring = wired(config)
     assert wiring.router().lease_s == wiring.worker(Member(Role.PREFILL, 0)).lease_s
+
+
+def test_the_limits_of_the_client_ports_reach_the_router() -> None:
+    given = {
+        "--header-timeout": 1.5,
+        "--body-timeout": 2.5,
+        "--idle-timeout": 3.5,
+        "--write-timeout": 4.5,
+        "--max-header-kb": 5,
+        "--max-connections": 60,
+        "--max-connections-per-client": 7,
+        "--max-grpc-streams": 8,
+        "--max-key-guesses": 9,
+    }
+    words = [str(word) for pair in given.items() for word in pair]
+    limits = wired(parse_cluster(*words)).router().limits
+    assert limits == ClientLimits(1.5, 2.5, 3.5, 4.5, 5 << 10, 60, 7, 8, 9)
+    default = ClientLimits()
+    assert parse_cluster().limits == default
+    assert all(getattr(limits, each.name) != getattr(default, each.name) for each in fields(limits))
+
+
+def test_a_limit_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="header_s is 0; expected more than 0"):
+        ClientLimits(header_s=0)

@@ -1,0 +1,139 @@
+"""Deadlines and a bound for gRPC calls of clients, which gRPC itself does not have."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from typing import Any
+
+import grpc
+
+from baton.api.client_limits import ClientLimits, Refusal
+from baton.api.client_metrics import ClientMetrics
+from baton.api.errors import RETRY_AFTER_S
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.rpc.errors import abort, error_to_proto
+
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+"""The one method that is answered while a server sheds load."""
+_GENERATE = "/baton.v1.Inference/Generate"
+_Continue = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+
+
+class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stubs
+    """An interceptor that bounds the open calls, and those of `Generate` in time."""
+
+    def __init__(self, limits: ClientLimits, metrics: ClientMetrics) -> None:
+        self._limits = limits
+        self._metrics = metrics
+        self._open = 0
+
+    async def intercept_service(
+        self, continuation: _Continue, handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        method = handler_call_details.method
+        if self._open >= self._limits.grpc_streams and method != HEALTH_CHECK:
+            self._metrics.refused(Refusal.STREAMS)
+            return refusing(
+                ApiError(
+                    ErrorCode.OVERLOADED,
+                    f"{self._open} calls are open; send it again later",
+                    expected=f"at most {self._limits.grpc_streams} calls",
+                    retry_after_s=RETRY_AFTER_S,
+                )
+            )
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        if method == _GENERATE and handler.unary_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(
+                self._timed(handler.unary_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        return self._bounded(handler)
+
+    def _timed(self, answer: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `answer`, a handler of one message and many replies, with deadlines.
+
+        gRPC waits for ever for a call's message, and for a client that does not read.
+        """
+
+        async def serve(_: object, context: grpc.aio.ServicerContext) -> None:
+            with self._counted():
+                refused = await self._serve(answer, context)
+            if refused is not None:  # it may wait for ever for room, so it is counted no more
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._limits.write_s):
+                        await abort(context, error_to_proto(refused))
+
+        return serve
+
+    async def _serve(
+        self, answer: Callable[..., Any], context: grpc.aio.ServicerContext
+    ) -> ApiError | None:
+        limits = self._limits
+        try:
+            async with asyncio.timeout(limits.body_s):
+                request = await context.read()
+        except TimeoutError:
+            return self._late(Refusal.BODY_TIME, f"no message came within {limits.body_s:g} s")
+        if request is grpc.aio.EOF:
+            return ApiError(ErrorCode.INVALID_REQUEST, "the call has no message; send one")
+        async with aclosing(answer(request, context)) as replies:
+            async for reply in replies:
+                try:
+                    async with asyncio.timeout(limits.write_s):
+                        await context.write(reply)
+                except TimeoutError:
+                    return self._late(
+                        Refusal.SLOW_READER,
+                        f"the answer was not read for {limits.write_s:g} s; read it as it comes",
+                    )
+        return None
+
+    def _late(self, reason: Refusal, message: str) -> ApiError:
+        self._metrics.refused(reason)
+        return ApiError(ErrorCode.DEADLINE_EXCEEDED, message)
+
+    def _bounded(self, handler: Any) -> Any:
+        """Return a handler whose calls are counted while they are open."""
+        (kind,) = (
+            name
+            for name in ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+            if getattr(handler, name) is not None
+        )
+        inner = getattr(handler, kind)
+
+        async def stream(request: object, context: object) -> AsyncIterator[object]:
+            with self._counted():
+                async with aclosing(inner(request, context)) as replies:
+                    async for reply in replies:
+                        yield reply
+
+        async def call(request: object, context: object) -> object:
+            with self._counted():
+                return await inner(request, context)
+
+        outer = stream if inspect.isasyncgenfunction(inner) else call
+        return handler._replace(**{kind: outer})
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._open += 1
+        self._metrics.grpc_streams.set(self._open)
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._metrics.grpc_streams.set(self._open)
+
+
+def refusing(error: ApiError) -> grpc.RpcMethodHandler:
+    """Return a handler that ends a call of any kind with `error`, before it reads a message."""
+
+    async def refuse(_: object, context: grpc.aio.ServicerContext) -> None:
+        await abort(context, error_to_proto(error))
+
+    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -1,0 +1,64 @@
+"""The limits of the ports that clients reach, and the reasons for which they refuse."""
+
+import ipaddress
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from baton.core.errors import ConfigError
+
+HEALTH = "/health"
+"""The one path that is answered while a server sheds load."""
+
+
+class Refusal(StrEnum):
+    """A reason to close a connection or to refuse a request: the label `reason` of a metric."""
+
+    CONNECTIONS = "connections"
+    CONNECTIONS_OF_CLIENT = "connections_of_client"
+    DESCRIPTORS = "descriptors"
+    HANDSHAKE = "handshake"
+    HEADER_TIME = "header_time"
+    HEADER_SIZE = "header_size"
+    BODY_TIME = "body_time"
+    MALFORMED = "malformed"
+    PIPELINE = "pipeline"
+    SLOW_READER = "slow_reader"
+    STREAMS = "streams"
+    KEY = "key"
+    KEY_GUESSES = "key_guesses"
+
+
+@dataclass(frozen=True)
+class ClientLimits:
+    """The limits of one server's HTTP and gRPC ports. Set once, from the command line."""
+
+    header_s: float = 10.0  # from a connection, or a request's first byte, to the whole header
+    body_s: float = 60.0  # from the header to the last byte of the body
+    idle_s: float = 5.0  # an HTTP connection without a request is kept open so long
+    write_s: float = 30.0  # a client may leave what was sent to it unread so long
+    header_bytes: int = 32 << 10  # request line and headers; over gRPC, the metadata
+    connections: int = 4096  # fewer where the process may not open so many files
+    client_connections: int | None = None  # HTTP, of one address; None: half of `connections`
+    grpc_streams: int = 1024  # calls that are open at once
+    key_guesses_per_minute: int = 60  # refused keys of one address; then 429 instead of 401
+
+    def __post_init__(self) -> None:
+        """Check the values. Raises ConfigError."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{each.name} is {value}; expected more than 0")
+
+
+def client_of(address: str) -> str:
+    """Return what counts as one client: an IPv4 address, or the /64 network of an IPv6 one, all of
+    whose addresses one host may use."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, 64), strict=False))

@@ -1,0 +1,34 @@
+"""The judges of a client's API key: the keys, their accounts, and who guesses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from baton.api.client_limits import ClientLimits
+from baton.api.client_metrics import ClientMetrics
+from baton.api.key_accounts import KeyAccounts
+from baton.api.key_guesses import KeyGuesses
+from baton.api.keys import Key, Keyring
+
+
+@dataclass(frozen=True)
+class KeyGate:
+    """The keys of one server, for its HTTP and gRPC ports."""
+
+    keyring: Keyring
+    accounts: KeyAccounts = field(default_factory=KeyAccounts)
+    guesses: KeyGuesses = field(default_factory=KeyGuesses)
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        more: Sequence[Key] = (),
+        limits: ClientLimits | None = None,
+        metrics: ClientMetrics | None = None,
+    ) -> Self:
+        """more: keys that are in no file. Raises ConfigError as `read_keys` does."""
+        count = metrics.key_refused if metrics is not None else None
+        accounts = KeyAccounts() if count is None else KeyAccounts(count=count)
+        return cls(Keyring(path, more), accounts, KeyGuesses(limits, metrics))

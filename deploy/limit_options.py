@@ -1,0 +1,67 @@
+"""The options of the limits of the ports that clients reach."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from baton.api.client_limits import ClientLimits
+from baton.deploy.number_types import Seconds
+
+_DEFAULTS = ClientLimits()
+_LIMITS = (
+    click.option("--header-timeout", type=Seconds(0, min_open=True), default=_DEFAULTS.header_s,
+                 show_default=True,
+                 help="Most seconds from a connection, or a request's first byte, to the end of "
+                 "its header; then 408. Also for TLS and gRPC handshakes."),
+    click.option("--body-timeout", type=Seconds(0, min_open=True), default=_DEFAULTS.body_s,
+                 show_default=True,
+                 help="Most seconds from a request's header to the end of its body; then 408."),
+    click.option("--idle-timeout", type=Seconds(0, min_open=True), default=_DEFAULTS.idle_s,
+                 show_default=True,
+                 help="Seconds that an HTTP connection without a request is kept open."),
+    click.option("--write-timeout", type=Seconds(0, min_open=True), default=_DEFAULTS.write_s,
+                 show_default=True,
+                 help="Most seconds that a client may leave an answer unread; then its connection "
+                 "is closed and its request cancelled."),
+    click.option("--max-header-kb", type=click.IntRange(1, 1024),
+                 default=_DEFAULTS.header_bytes >> 10, show_default=True,
+                 help="Largest header of an HTTP request, and largest metadata of a gRPC call, in "
+                 "KiB; then 431."),
+    click.option("--max-connections", type=click.IntRange(16), default=_DEFAULTS.connections,
+                 show_default=True,
+                 help="Most connections of clients, a quarter of them over gRPC; fewer where "
+                 "`ulimit -n` allows fewer. Beyond, idle ones are closed, else the answer is 503."),
+    click.option("--max-connections-per-client", type=click.IntRange(1), default=None,
+                 help="Most HTTP connections of one address; half of all when left out. Beyond, "
+                 "its idle ones are closed, else the answer is 429."),
+    click.option("--max-grpc-streams", type=click.IntRange(1), default=_DEFAULTS.grpc_streams,
+                 show_default=True,
+                 help="Most gRPC calls that are open at once; then RESOURCE_EXHAUSTED."),
+    click.option("--max-key-guesses", type=click.IntRange(1),
+                 default=_DEFAULTS.key_guesses_per_minute, show_default=True,
+                 help="Most requests a minute with an unknown API key, or none, that one address "
+                 "is told so; then 429."),
+)  # fmt: skip
+
+
+def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; `limits_from` reads their values."""
+    for option in reversed(_LIMITS):
+        command = option(command)
+    return command
+
+
+def limits_from(given: dict[str, Any]) -> ClientLimits:
+    """Return the limits. given: the options' values by parameter name."""
+    return ClientLimits(
+        header_s=given["header_timeout"],
+        body_s=given["body_timeout"],
+        idle_s=given["idle_timeout"],
+        write_s=given["write_timeout"],
+        header_bytes=given["max_header_kb"] << 10,
+        connections=given["max_connections"],
+        client_connections=given["max_connections_per_client"],
+        grpc_streams=given["max_grpc_streams"],
+        key_guesses_per_minute=given["max_key_guesses"],
+    )

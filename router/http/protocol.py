@@ -1,0 +1,255 @@
+"""uvicorn's HTTP protocol with deadlines and limits, of which it has those for idle connections
+alone."""
+
+import logging
+import time
+from enum import Enum, auto
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from baton.api.client_limits import HEALTH, ClientLimits, Refusal
+from baton.api.replies import error_response
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.router.http.connection_table import Connection, ConnectionTable
+
+MAX_HEADERS = 128
+MAX_PIPELINED = 8
+"""Requests that a connection may send ahead of their answers."""
+
+log = logging.getLogger(__name__)
+log.setLevel(logging.ERROR)  # uvicorn logs a warning a malformed request; they are counted here
+
+
+class _Reading(Enum):
+    """The part of a request that is read next."""
+
+    NOTHING = auto()  # between requests
+    HEADER = auto()
+    BODY = auto()
+
+
+class GuardedHttp(HttpToolsProtocol):
+    """One connection. `check` enforces its deadlines; the caller calls it every now and then."""
+
+    def __init__(
+        self, place: Connection, table: ConnectionTable, limits: ClientLimits, **given: Any
+    ) -> None:
+        super().__init__(**given)
+        self.logger = log
+        self.timeout_keep_alive = limits.idle_s  # type: ignore[assignment]  # any float will do
+        self._place = place
+        self._table = table
+        self._limits = limits
+        self._reading = _Reading.HEADER
+        self._since = time.monotonic()  # when `_reading` began
+        self._unparsed = 0  # bytes that the parser may hold
+        self._header_bytes = 0
+        self._headers = 0
+        self._refusal: tuple[Refusal, ApiError, int] | None = None  # raised inside the parser
+        self._running: RequestResponseCycle | None = None
+        self._unread_since: float | None = None  # when the client ceased to read
+        self._closing_since: float | None = None
+
+    # What asyncio calls
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._place.served_by = self
+        self._place.drop = transport.abort
+        if self._place.shed is not None:
+            self.app = _Shedding(self.app, self._place.shed)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._table.closed(self._place)
+        super().connection_lost(exc)
+        running = self._running  # uvicorn tells the newest request only
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        if self._reading is _Reading.NOTHING:
+            self._enter(_Reading.HEADER)
+        self._unparsed += len(data)
+        super().data_received(data)
+        if self._unparsed > self._limits.header_bytes and not self.transport.is_closing():
+            self._refuse(*self._oversized())
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread_since = time.monotonic()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unread_since = None
+
+    # What the parser calls
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = self._headers = 0
+        self._enter(_Reading.HEADER)
+
+    def on_url(self, url: bytes) -> None:
+        self._count_header(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers += 1
+        self._count_header(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._raise(
+                Refusal.PIPELINE,
+                ApiError(
+                    ErrorCode.OVERLOADED,
+                    f"{MAX_PIPELINED} requests wait on this connection; read their answers first",
+                ),
+                429,
+            )
+        self._unparsed = 0
+        super().on_headers_complete()
+        if self._place.shed is not None:
+            self.cycle.keep_alive = False
+        self._table.busy(self._place)
+        self._enter(_Reading.BODY)
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unparsed = 0
+        super().on_message_complete()
+        self._enter(_Reading.NOTHING)
+
+    # What uvicorn calls
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._answering:
+            self._table.idle(self._place)
+
+    def send_400_response(self, msg: str) -> None:
+        malformed = ApiError(ErrorCode.INVALID_REQUEST, "this is no HTTP request")
+        self._refuse(*(self._refusal or (Refusal.MALFORMED, malformed, 400)))
+
+    # Deadlines
+
+    def check(self) -> None:
+        """End the connection if one of its deadlines has passed."""
+        now, limits = time.monotonic(), self._limits
+        if self.transport.is_closing():
+            self._closing_since = self._closing_since or now
+            if now - self._closing_since > limits.write_s:
+                self._abort(Refusal.SLOW_READER)
+        elif self._unread_since is not None and now - self._unread_since > limits.write_s:
+            self._abort(Refusal.SLOW_READER)
+        elif self._waits_for_answers:
+            self._since = now
+        elif self._reading is _Reading.HEADER and now - self._since > limits.header_s:
+            self._refuse(*_late(Refusal.HEADER_TIME, "header", limits.header_s))
+        elif self._reading is _Reading.BODY and now - self._since > limits.body_s:
+            self._refuse(*_late(Refusal.BODY_TIME, "body", limits.body_s))
+
+    @property
+    def _answering(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    @property
+    def _waits_for_answers(self) -> bool:
+        """Return True while a request is read, or not read further, behind an unfinished answer."""
+        behind = self._reading is not _Reading.BODY or self.cycle is not self._running
+        return self._answering and behind
+
+    def _enter(self, reading: _Reading) -> None:
+        self._reading = reading
+        self._since = time.monotonic()
+
+    # Refusals
+
+    def _count_header(self, count: int) -> None:
+        self._header_bytes += count
+        if self._header_bytes > self._limits.header_bytes or self._headers > MAX_HEADERS:
+            self._raise(*self._oversized())
+
+    def _oversized(self) -> tuple[Refusal, ApiError, int]:
+        error = ApiError(
+            ErrorCode.TOO_LARGE,
+            f"the request's line and headers may have {self._limits.header_bytes} bytes and "
+            f"{MAX_HEADERS} headers; send fewer",
+        )
+        return Refusal.HEADER_SIZE, error, 431
+
+    def _raise(self, reason: Refusal, error: ApiError, status: int) -> None:
+        """Stop the parser, which then calls `send_400_response`."""
+        self._refusal = (reason, error, status)
+        raise error
+
+    def _refuse(self, reason: Refusal, error: ApiError, status: int) -> None:
+        """Answer with `error` if an answer can still be sent, and close the connection."""
+        if self.transport.is_closing():
+            return
+        if not self._may_reply:
+            self._abort(reason)
+            return
+        self._table.refused(reason)
+        self.transport.write(_reply(error, status))
+        if self._reading is _Reading.BODY:
+            self.cycle.disconnected = True  # its application hears that the client is gone
+            self.cycle.message_event.set()
+        self.transport.close()
+
+    @property
+    def _may_reply(self) -> bool:
+        """Return True if a reply to what is being read would be the next in its turn."""
+        if self._reading is _Reading.BODY:
+            return self.cycle is self._running and not self.cycle.response_started
+        asked = self._unparsed or self._header_bytes
+        return bool(asked) and not self._answering
+
+    def _abort(self, reason: Refusal) -> None:
+        self._table.refused(reason)
+        self.transport.abort()
+
+
+class _Shedding:
+    """An ASGI application that answers health alone, and `error` to everything else."""
+
+    def __init__(self, app: ASGIApp, error: ApiError) -> None:
+        self._app = app
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply: ASGIApp = self._app if scope["path"] == HEALTH else error_response(self._error)
+        await reply(scope, receive, send)
+
+
+def _late(reason: Refusal, part: str, limit_s: float) -> tuple[Refusal, ApiError, int]:
+    error = ApiError(
+        ErrorCode.DEADLINE_EXCEEDED,
+        f"the request's {part} was not complete after {limit_s:g} s; send it faster",
+    )
+    return reason, error, 408
+
+
+def _reply(error: ApiError, status: int) -> bytes:
+    """Return a whole HTTP response."""
+    response = error_response(error)
+    lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
+    return b"".join(
+        [STATUS_LINE[status], *lines, b"connection: close\r\n\r\n", bytes(response.body)]
+    )
