@@ -10,6 +10,7 @@ import uvloop
 
 from baton.bench.cluster.stream_client import Exchange, StreamedAnswer, exchange
 from baton.bench.contract import percentile
+from baton.deploy.client.router_options import RouterAddress
 
 DEADLINE_S = 600.0
 
@@ -31,18 +32,18 @@ class Load:
 
 
 def play(
-    url: str,
+    server: RouterAddress,
     load: Load,
     prompts: Sequence[Sequence[int]],
     more: Sequence[Mapping[str, object]] | None = None,
 ) -> list[StreamedAnswer]:
     """Call `run` on an event loop of its own that takes little of the servers' CPU time."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(url, load, prompts, more=more))
+        return runner.run(run(server, load, prompts, more=more))
 
 
 async def run(
-    url: str,
+    server: RouterAddress,
     load: Load,
     prompts: Sequence[Sequence[int]],
     model: str | None = None,
@@ -68,7 +69,7 @@ async def run(
         if model is not None:
             body["model"] = model
         async with free:
-            return await exchange(url, body, DEADLINE_S)
+            return await exchange(server, body, DEADLINE_S)
 
     async with asyncio.TaskGroup() as group:
         tasks = [

@@ -21,6 +21,7 @@ from baton.bench.contract import (
     show,
     summarise,
 )
+from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.preflight import check_model
@@ -98,13 +99,13 @@ class _Rounds:
     def measured(self, repeats: int) -> list[dict[str, float]]:
         config = ClusterConfig(self.engine, decode_dp=self.ranks, threads=1)
         with Cluster(config) as cluster, bare_processes(self.engine, self.ranks) as bare:
-            self._served(cluster.http_url, 1)
-            self._served(cluster.http_url, self.ranks)
+            self._served(cluster.address, 1)
+            self._served(cluster.address, self.ranks)
             return [self._round(cluster, bare) for _ in range(repeats)]
 
     def _round(self, cluster: Cluster, bare: list[BareProcess]) -> dict[str, float]:
         cluster.router.flush_cache()
-        one, all_ = self._served(cluster.http_url, 1), self._served(cluster.http_url, self.ranks)
+        one, all_ = self._served(cluster.address, 1), self._served(cluster.address, self.ranks)
         bare_one, bare_all = self._bare(bare[:1]), self._bare(bare)
         return {
             "tok_s_1": one,
@@ -114,12 +115,12 @@ class _Rounds:
             f"efficiency_{self.ranks}": (all_ / one) / (bare_all / bare_one),
         }
 
-    def _served(self, url: str, ranks: int) -> float:
+    def _served(self, server: RouterAddress, ranks: int) -> float:
         """Measure the cluster, with an equal share of the requests pinned to each rank."""
         prompts = [prompt for _ in range(ranks) for prompt in self._prompts()]
         pinned = [{"routed_dp_rank": i // self.shape.requests} for i in range(len(prompts))]
         wanted = Load(len(prompts), len(prompts), self.shape.input_len, self.shape.output_len)
-        answers = load.play(url, wanted, prompts, more=pinned)
+        answers = load.play(server, wanted, prompts, more=pinned)
         return load.measure(wanted, answers)["output_tok_s"]
 
     def _bare(self, processes: list[BareProcess]) -> float:

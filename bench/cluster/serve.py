@@ -22,6 +22,7 @@ from baton.bench.contract import (
     summarise,
 )
 from baton.bench.machine import cores
+from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.preflight import check_model
@@ -118,7 +119,7 @@ class _Measured:
                 ours.append(_ours(cluster, shape, prompts()))
                 bare.append(_bare(engine, shape, prompts()))
                 for name, url in peers.items():
-                    theirs[name].append(_round(url, shape, prompts()))
+                    theirs[name].append(_round(RouterAddress(url), shape, prompts()))
         needed = float(shape.requests * handoff_bytes(model, shape.input_len))
         once = {"bytes_needed": needed, "idle_cpu_pct_max": idle_pct, "start_s": start_s}
         reports: dict[str, Peer] = {name: summarise(rounds) for name, rounds in theirs.items()}
@@ -129,7 +130,7 @@ class _Measured:
 
 def _start_seconds(cluster: Cluster, shape: Load, prompts: list[list[int]]) -> float:
     """Return the seconds from this process's creation to the first answer's first token."""
-    answers = load.play(cluster.http_url, shape, prompts)
+    answers = load.play(cluster.address, shape, prompts)
     since = time.perf_counter() - answers[0].token_times[0]
     return seconds_since_command() - since
 
@@ -146,9 +147,9 @@ def _ours(cluster: Cluster, shape: Load, prompts: list[list[int]]) -> dict[str, 
     metrics = [started.metrics_address for started in cluster.workers.values()]
     cluster.router.flush_cache()
     before = scrape.total(metrics, MOVED, direction="sent")
-    results = _round(cluster.http_url, shape, prompts)
+    results = _round(cluster.address, shape, prompts)
     return results | {"bytes_moved": scrape.total(metrics, MOVED, direction="sent") - before}
 
 
-def _round(url: str, shape: Load, prompts: list[list[int]]) -> dict[str, float]:
-    return load.measure(shape, load.play(url, shape, prompts))
+def _round(server: RouterAddress, shape: Load, prompts: list[list[int]]) -> dict[str, float]:
+    return load.measure(shape, load.play(server, shape, prompts))

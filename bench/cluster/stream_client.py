@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import BatonError
+from baton.deploy.client.api_key import key_header
+from baton.deploy.client.router_options import RouterAddress
 
 _EVENT = re.compile(rb"^data: (\{.*\})\r?$", re.MULTILINE)
 
@@ -72,10 +74,10 @@ class Exchange:
 
 async def complete(base_url: str, body: Mapping[str, Any], deadline_s: float) -> StreamedAnswer:
     """POST `body` to /v1/completions with streaming on, and parse. Raises RequestFailed."""
-    return (await exchange(base_url, body, deadline_s)).answer()
+    return (await exchange(RouterAddress(base_url), body, deadline_s)).answer()
 
 
-async def exchange(base_url: str, body: Mapping[str, Any], deadline_s: float) -> Exchange:
+async def exchange(server: RouterAddress, body: Mapping[str, Any], deadline_s: float) -> Exchange:
     """POST `body` and return the unparsed reply: parsing would slow other requests down.
 
     Raises RequestFailed if the connection fails.
@@ -83,11 +85,11 @@ async def exchange(base_url: str, body: Mapping[str, Any], deadline_s: float) ->
     wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
     try:
         async with asyncio.timeout(deadline_s):
-            return await _exchange(base_url, json.dumps(wanted).encode())
+            return await _exchange(server, json.dumps(wanted).encode())
     except TimeoutError as err:
         raise RequestFailed(f"no whole answer within {deadline_s:g} s") from err
     except OSError as err:
-        raise RequestFailed(f"{base_url}: {err}") from err
+        raise RequestFailed(f"{server.url}: {err}") from err
 
 
 class _Reader(asyncio.Protocol):
@@ -109,16 +111,20 @@ class _Reader(asyncio.Protocol):
             self.closed.set_exception(error)
 
 
-async def _exchange(base_url: str, payload: bytes) -> Exchange:
+async def _exchange(server: RouterAddress, payload: bytes) -> Exchange:
     """Send one request on a connection of its own and read until the server closes it."""
-    where = urlsplit(base_url)
+    where = urlsplit(server.url)
+    secure = where.scheme == "https"
+    context = server.trust() if secure and server.trust is not None else secure or None
     loop = asyncio.get_running_loop()
     transport, reader = await loop.create_connection(
-        _Reader, where.hostname or "", where.port or 80
+        _Reader, where.hostname or "", where.port or (443 if secure else 80), ssl=context
     )
+    headers = {"Content-Type": "application/json", **key_header(server.api_key)}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {where.netloc}\r\n"
-        "Content-Type: application/json\r\nConnection: close\r\n"
+        f"{lines}Connection: close\r\n"
         f"Content-Length: {len(payload)}\r\n\r\n"
     )
     try:

@@ -33,7 +33,7 @@ def measure(requests: int, repeats: int, rng: random.Random) -> dict[str, float]
 def _round(cluster: Cluster, shape: Load, rng: random.Random) -> dict[str, float]:
     cluster.router.flush_cache()
     prompts = shape.draw(rng, GRANITE_SMALL["vocab_size"])
-    answers = load.play(cluster.http_url, shape, prompts)
+    answers = load.play(cluster.address, shape, prompts)
     took = [answer.timings["prefill_to_decode_us"] / 1e3 for answer in answers]
     return {
         "prefill_to_decode_ms": median(took),

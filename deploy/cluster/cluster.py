@@ -13,6 +13,7 @@ from typing import Self
 
 from baton.core.role import Role
 from baton.deploy.client.router_client import RouterClient
+from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.client.trust import PinnedCertificate
 from baton.deploy.cluster import actors, ray_start
 from baton.deploy.cluster.config import ClusterConfig
@@ -46,7 +47,7 @@ class Cluster:
             self._ports = held.pop_all()
         self._router: actors.RouterHandle | None = None
         tls = config.client_tls
-        self.trust = None if tls is None else PinnedCertificate(tls.certificate)  # for clients
+        self._trust = None if tls is None else PinnedCertificate(tls.certificate)
         self._scaling = threading.Lock()
 
     @property
@@ -64,8 +65,14 @@ class Cluster:
         return self._wiring.credentials.folder_of(*OPERATOR)
 
     @property
+    def address(self) -> RouterAddress:
+        """Return the router's URL, the operator's key and the trust in the router's certificate."""
+        return RouterAddress(self.http_url, self._wiring.operator_key, self._trust)
+
+    @property
     def router(self) -> RouterClient:
-        return RouterClient(self.http_url, self._wiring.operator_key, self.trust)
+        address = self.address
+        return RouterClient(address.url, address.api_key, address.trust)
 
     @property
     def workers(self) -> dict[str, WorkerStarted]:

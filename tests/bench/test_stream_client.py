@@ -10,6 +10,7 @@ import pytest
 
 from baton.bench.cluster.load import Load, measure, run
 from baton.bench.cluster.stream_client import RequestFailed, StreamedAnswer, complete
+from baton.deploy.client.router_options import RouterAddress
 
 Respond = Callable[[dict[str, object]], list[bytes]]
 OK = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -97,7 +98,7 @@ async def test_a_round_sends_every_prompt_and_bounds_what_is_under_way() -> None
         return [_stream([[1], [2]])]
 
     async with _server(respond) as url:
-        answers = await run(url, shape, prompts)
+        answers = await run(RouterAddress(url), shape, prompts)
     assert sorted(map(str, (body["prompt"] for body in seen))) == sorted(map(str, prompts))
     assert all(body["ignore_eos"] and body["max_tokens"] == 2 for body in seen)
     assert [a.token_ids for a in answers] == [(1, 2)] * 6

@@ -15,13 +15,18 @@ import pytest
 from click.testing import CliRunner
 from https_certificates import TestAuthority
 
+from baton.bench.cluster.stream_client import RequestFailed, exchange
 from baton.cli.main import baton
 from baton.deploy.access_options import readable_on_the_way
 from baton.deploy.client.router_client import RouterClient
+from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.client.state_file import published
 from baton.deploy.client.trust import PinnedCertificate
+from baton.deploy.cluster.cluster import Cluster
+from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import DeployError, NotRunning
 from baton.deploy.terminal.greeting import curl_line
+from baton.engine.config import EngineConfig
 from baton.rpc.server_certificate import CertificateFiles
 
 
@@ -32,6 +37,13 @@ class Informing(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps({"version": "1"}).encode())
+
+    def do_POST(self) -> None:
+        """Say which key came."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(str(self.headers["Authorization"]).encode())
 
     def log_message(self, format: str, *args: object) -> None:
         """Write no log."""
@@ -142,3 +154,29 @@ def test_an_operator_hears_what_travels_readable(
     files = CertificateFiles(tmp_path / "c", tmp_path / "k") if tls else None
     found = readable_on_the_way(host, tmp_path if keys else None, files)
     assert found is None if words is None else words in (found or "")
+
+
+def test_a_cluster_asks_its_own_router_over_tls_with_its_own_key(
+    tmp_path: Path, tiny: Path
+) -> None:
+    files = TestAuthority.make().issue(tmp_path / "tls", "models.example")
+    config = ClusterConfig(
+        EngineConfig(tiny, memory_bytes=64 << 20), client_tls=files, api_keys=tmp_path / "keys"
+    )
+    cluster = Cluster(config)
+    address = cluster.address
+    cluster._ports.close()
+    assert address.url == cluster.http_url and address.url.startswith("https://127.0.0.1:")
+    assert address.api_key and address.api_key not in repr(address)
+    with https(files) as url:
+        assert RouterClient(url, address.api_key, address.trust).server_info() == {"version": "1"}
+
+
+async def test_the_benchmarks_client_sends_a_key_over_tls(tmp_path: Path) -> None:
+    files = TestAuthority.make().issue(tmp_path / "tls", "models.example")
+    with https(files) as url:
+        server = RouterAddress(url, "right", PinnedCertificate(files.certificate))
+        reply = await exchange(server, {}, 60)
+        with pytest.raises(RequestFailed, match="CERTIFICATE_VERIFY_FAILED"):
+            await exchange(RouterAddress(url), {}, 60)
+    assert b"Bearer right" in b"".join(read.data for read in reply.reads)
