@@ -11,6 +11,7 @@ from baton.core.limits import MAX_INT32, FloatRange, IntRange, Rule, Texts, Toke
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 128
 """Alternatives at one position, and tokens that a request may ask about."""
+MAX_STOP_TOKEN_IDS = 128
 GREEDY_BELOW = 1e-5
 """A temperature below this means greedy: dividing logits by it overflows float32."""
 
@@ -37,7 +38,7 @@ class SamplingParams:
     # None: the router draws one, and an engine alone takes 0. Kept as 64 unsigned bits; a negative
     # one, which OpenAI's clients may send, is read as its two's complement.
     seed: int | None = limited(None, IntRange(-(2**63), MAX_SEED))
-    stop_token_ids: tuple[int, ...] = limited((), TokenIds(128))
+    stop_token_ids: tuple[int, ...] = limited((), TokenIds(MAX_STOP_TOKEN_IDS))
     # The lengths bound the automaton that finds them (text/stops.py) to about a megabyte.
     stop: tuple[str, ...] = limited((), Texts(most=16, longest=256))
     include_stop: bool = False
@@ -78,6 +79,11 @@ class SamplingParams:
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
+
+    @cached_property
+    def plain(self) -> bool:
+        """True if tokens are the likeliest by the model, and nobody asks how likely."""
+        return self.greedy and not self.penalised and self.logprobs is None
 
     def seeded(self) -> "SamplingParams":
         """Return these parameters with a seed: their own, or one drawn now."""

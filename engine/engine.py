@@ -23,6 +23,7 @@ from baton.engine.handoff.reservations import Reservations
 from baton.engine.memory.available import available_memory
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.plan import MemoryPlan
+from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
 from baton.engine.models.loader import load_model, planned_memory
@@ -70,18 +71,21 @@ class Engine:
         self.plan = MemoryPlan(config, model.config, weights, free + weights)
         self.states = StatePool(self.plan.slot_layout, self.plan.slots, device)
         self.pages = PagePool(self.plan.page_layout, self.plan.pages, device)
+        tables = RequestTables(self.plan.tables, device)
         self.counters = Counters()
         # no_buffer gives a request's live slot to the cache, so no step may run ahead of its end.
         ahead = 1 if config.overlap and not self.plan.donates_live else 0
         self._stream = stream or forward_stream(device, overlap=bool(ahead))
         self._runner = ModelRunner(
-            model, self.states, self.pages, self._stream, config.layer_group_bytes
+            model, self.states, self.pages, tables, self._stream, config.layer_group_bytes
         )
         self._steps = StepPipeline(self._runner, ahead)
         if isinstance(model, GraphedModel):
-            capture = partial(model.capture, self.states, self.pages)
+            capture = partial(model.capture, self.states, self.pages, tables.pages)
             self._stream.submit(capture).result(STEP_DEADLINE_S)
-        self._pools = CachedPools(self.states, self.pages, config.prefix_caching, self.counters)
+        self._pools = CachedPools(
+            self.states, self.pages, tables, config.prefix_caching, self.counters
+        )
         memory = RequestMemory(self._pools, self.counters)
         self._donations = Donations(self._pools, self.counters)
         grids = self.plan.grids
@@ -91,7 +95,7 @@ class Engine:
         self._scheduler = Scheduler(
             memory,
             self._donations,
-            RowPlanner(model.config.vocab_size, tracker),
+            RowPlanner(tracker, config.page_size),
             max_running=config.max_running,
             chunked_prefill_size=self.plan.chunked_prefill_size,
             grid=grids.checkpoint,
@@ -106,7 +110,9 @@ class Engine:
         self._requests = RequestTable()
         self.reservations = Reservations(self._pools, self.counters)
         self._canary = (
-            Canary(config.page_size, bool(model.config.recurrent)) if config.canary else None
+            Canary(config.page_size, bool(model.config.recurrent), self.plan.tables.width)
+            if config.canary
+            else None
         )
         self._results = ResultProcessor(
             self._scheduler,
@@ -210,6 +216,7 @@ class Engine:
         batch = self._steps.drop_oldest()
         if batch is None:
             raise error
+        self._results.begin(batch)
         for row in batch.rows:
             self._donations.drop(row.tracked)
             request = self._requests.at(row.serial)
@@ -227,7 +234,7 @@ class Engine:
         if not request.spec.hold or not request.slot:
             raise RequestError(f"request {request_id} is {request.state}: it holds no hand-off")
         kept = self._donations.kept_tokens(request)
-        return Holding(request.slot, request.pages, request.settled, kept)
+        return Holding(request.slot, tuple(request.pages), request.settled, kept)
 
     def destined(self, request_id: str) -> None:
         """Note that a hold request, if it is still here, has a destination. Requests that wait for
@@ -258,6 +265,8 @@ class Engine:
         self._admission.check_length(tokens + 1)
         beyond = max(0, len(self.reservations.quarantined) - self.plan.quarantine_slots)
         if len(self.reservations) + beyond >= self.config.tickets:
+            return None
+        if self._scheduler.admitted + len(self.reservations) >= self.plan.tables.rows - 1:
             return None
         if self._scheduler.preempted_before(turn_of(self._last_serial + 1, priority)):
             return None
@@ -310,6 +319,7 @@ class Engine:
         return audit(
             self.states.ids,
             self.pages.ids,
+            self._pools.rows,
             self.config.page_size,
             self._requests,
             self.reservations,

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from baton.kernels.philox import vocabulary_uniform
 
+IN_PROMPT = 1 << 30
+"""Added to a token's count where the prompt has it. No output is so long."""
+
 
 class LogProbs(NamedTuple):
     """Log-probabilities: chosen [R] float32; top_values [R, n] float32, falling; top_ids [R, n]
@@ -32,15 +35,17 @@ def add_token_counts(counts: Tensor, rows: Tensor, token_ids: Tensor) -> None:
 def apply_penalties(
     logits: Tensor,
     rows: Tensor,
-    prompt_counts: Tensor,
-    output_counts: Tensor,
+    counts: Tensor,
+    count_rows: Tensor,
     repetition: Tensor,
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
     """Implement `Kernels.apply_penalties` in torch."""
     chosen = logits[rows]
-    seen = (prompt_counts > 0) | (output_counts > 0)
+    marks = counts.index_select(0, count_rows)
+    output_counts = marks & (IN_PROMPT - 1)
+    seen = marks > 0
     repeated = torch.where(chosen > 0, chosen / repetition[:, None], chosen * repetition[:, None])
     chosen = torch.where(seen, repeated, chosen)
     chosen -= frequency[:, None] * output_counts
@@ -51,10 +56,10 @@ def apply_penalties(
 def mask_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
     """Rule tokens out, in place: end and stop tokens of rows below their minimum length.
 
-    logits [R, V] float32; rows [n] int64 into R and token_ids [n] int64, paired
+    logits [R, V] float32; rows [n] int64 into R; token_ids [n, k] int64, those of each row
     """
     never = torch.full((), -torch.inf, dtype=logits.dtype, device=logits.device)
-    logits.index_put_((rows, token_ids), never)
+    logits.index_put_((rows[:, None], token_ids), never)
 
 
 def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

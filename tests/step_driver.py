@@ -46,6 +46,7 @@ class StepDriver:
         self.pages = PagePool(PageLayout(config.attention, page_size, config.dtype), pages, device)
         for pool in self.pools():
             pool.fill_(torch.nan)
+        self.tables = torch.zeros((slots, pages), dtype=torch.int32, device=device)  # a row a slot
 
     def pools(self) -> list[Tensor]:
         """Every typed view of the state and page pools."""
@@ -127,7 +128,6 @@ class StepDriver:
             positions += places
             tokens += seq.tokens[seq.computed : end]
             token_pages += [seq.pages[place // self.page_size] for place in places]
-        widest = max(len(seq.pages) for seq, _ in rows)
         kv_lens = tuple(seq.computed + count for seq, count in rows)
         host = HostLengths(
             cu_seqlens=tuple(cu_seqlens),
@@ -135,8 +135,10 @@ class StepDriver:
             kv_lens=kv_lens if self.model.needs_cpu_seq_lens else (),
             has_initial=tuple(seq.computed > 0 for seq, _ in rows),
         )
-        wanted = range(cu_seqlens[-1]) if logit_tokens is None else logit_tokens
         put = partial(torch.tensor, device=self.device)
+        for seq, _ in rows:
+            self.tables[seq.slot, : len(seq.pages)] = put(seq.pages, dtype=torch.int32)
+        wanted = range(cu_seqlens[-1]) if logit_tokens is None else logit_tokens
         return ForwardBatch(
             token_ids=put(tokens),
             positions=put(positions),
@@ -145,10 +147,8 @@ class StepDriver:
             read_slots=put([seq.read_slot for seq, _ in rows]),
             write_slots=put([seq.slot for seq, _ in rows]),
             has_initial=put(host.has_initial),
-            block_tables=put(
-                [seq.pages + [0] * (widest - len(seq.pages)) for seq, _ in rows], dtype=torch.int32
-            ),
-            table_rows=put(range(len(rows))),
+            block_tables=self.tables,
+            table_rows=put([seq.slot for seq, _ in rows]),
             token_pages=put(token_pages),
             token_offsets=put([place % self.page_size for place in positions]),
             logit_tokens=put(wanted, dtype=torch.int64),

@@ -280,7 +280,7 @@ def _sampling(sizes: Sizes, make: Maker) -> list[KernelCase]:
 
     def penalise() -> None:
         add_token_counts(counts, each, each)
-        apply_penalties(logits, each, counts, counts, ones, shares, shares)
+        apply_penalties(logits, each, counts, each, ones, shares, shares)
 
     return [
         KernelCase(
@@ -293,7 +293,7 @@ def _sampling(sizes: Sizes, make: Maker) -> list[KernelCase]:
             lambda: sample_tokens(logits, each, ones, each, each, filters),
             rows * 4 * vocab,
         ),
-        KernelCase("penalties", penalise, rows * 16 * vocab),
+        KernelCase("penalties", penalise, rows * 12 * vocab),
     ]
 
 

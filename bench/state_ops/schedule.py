@@ -3,99 +3,22 @@
 import gc
 import random
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-import torch
-from torch import Tensor
 
 from baton.bench.contract import percentile
+from baton.bench.state_ops.null_model import NullModel, TimedStream
 from baton.core.errors import InvariantError
 from baton.core.sampling_params import SamplingParams
-from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
-from baton.engine.forward.forward_stream import Pending
-from baton.engine.forward.recurrent_index import NO_INDEX, RecurrentIndex
-from baton.engine.memory.layout import AttentionShape, RecurrentShape
-from baton.engine.memory.page_pool import PagePool
-from baton.engine.memory.state_pool import StatePool
 from baton.engine.output.events import TokenSampled
 from baton.engine.schedule.request import RequestSpec
-from baton.kernels.chunks import SnapshotPlan
-from baton.kernels.host_plan import HostPlan
-from baton.kernels.torch_kernels import TORCH
-
-P = TypeVar("P")
-T = TypeVar("T")
 
 STEPS = 256  # a measurement: each row reaches the decode grid once
-GRID = 256
 PAGE = 64
 PROMPT = 2048  # tokens, at most
 VOCAB = 128
-
-
-class NullModel:
-    """A model that returns zero logits at once; its pools have one small layer of each kind."""
-
-    weight_bytes = 0
-    kernels = TORCH
-    needs_cpu_seq_lens = False
-
-    def __init__(self) -> None:
-        self.config = ModelConfig(
-            family="null",
-            folder=Path(),
-            vocab_size=VOCAB,
-            hidden_size=1,
-            max_model_len=2 * PROMPT,
-            layers=(),
-            recurrent=(RecurrentShape(conv=(1, 3), ssm=(1, 1, 1)),),
-            attention=(AttentionShape(kv_heads=1, head_dim=1),),
-            mamba_chunk_size=GRID,
-            eos_token_ids=(),
-            dtype=torch.float32,
-            conv_dtype=torch.float32,
-            ssm_dtype=torch.float32,
-            raw={},
-        )
-
-    def plan(
-        self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
-    ) -> HostPlan[RecurrentIndex]:
-        return NO_INDEX
-
-    def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
-        """Return zero logits [L, vocab] float32."""
-        return torch.zeros(len(batch.logit_tokens), VOCAB)
-
-
-class TimedStream:
-    """A stream that runs work in the caller and sums its CPU and wall seconds."""
-
-    def __init__(self) -> None:
-        self.cpu = self.wall = 0.0
-
-    def submit(self, work: Callable[[], T]) -> Pending[T]:
-        cpu, wall = time.thread_time(), time.perf_counter()
-        done: Future[T] = Future()
-        done.set_result(work())
-        self.cpu += time.thread_time() - cpu
-        self.wall += time.perf_counter() - wall
-        return done
-
-    def submit_prepared(self, prepare: Callable[[], P], work: Callable[[P], T]) -> Pending[T]:
-        return self.submit(lambda: work(prepare()))
-
-    def mark(self, then: Callable[[], None]) -> None:
-        then()
-
-    def close(self) -> None:
-        """Do nothing: no work is ever pending."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +73,7 @@ def _decoding(running: int, rng: random.Random, stream: TimedStream) -> Engine:
         memory_bytes=1 << 40,
         cached_snapshots=2 * running,
     )
-    engine = Engine(config, NullModel(), None, stream)
+    engine = Engine(config, NullModel(VOCAB, 2 * PROMPT), None, stream)
     sampling = SamplingParams(temperature=0.0, max_tokens=PROMPT, ignore_eos=True)
     for number in range(running):
         prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, PROMPT)))

@@ -15,9 +15,10 @@ from baton.bench.contract import (
     summarise,
 )
 from baton.bench.prefix.trace import TraceRequest, read
-from baton.bench.state_ops import cache, schedule, slots
+from baton.bench.state_ops import cache, contexts, schedule, slots
 
-RUNNING = (1, 32, 256)
+RUNNING = (1, 32, 256, 1024)
+WIDE = 256  # rows of the steps that are measured at every length
 
 
 @click.command("state_ops")
@@ -47,6 +48,9 @@ def state_ops(
     with growing pages, donated snapshots and garbage collection; _wall_p50 and _wall_p99: by the
     wall clock. pack_ms_N: the forward thread's part without a model: packing, the copy, greedy
     sampling.
+
+    step_host_ms_N_at_L: both parts of a step of N rows with L tokens each;
+    step_host_penalised_ms_N_at_L: of rows with penalties and outputs of L tokens.
     """
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")
@@ -57,7 +61,7 @@ def state_ops(
     theirs: list[dict[str, float]] = []
     for _ in range(repeats):
         measured, peer = slots.measure(allocator)
-        ours.append(measured | _cache(requests, rng) | _schedule(rng))
+        ours.append(measured | _cache(requests, rng) | _schedule(rng) | _contexts())
         theirs.append(peer)
     sglang_report: Peer = {"skipped": "no file named; --sglang-allocator .../allocator/mamba.py"}
     if allocator is not None:
@@ -93,4 +97,17 @@ def _schedule(rng: random.Random) -> dict[str, float]:
         results[f"schedule_wall_p50_ms_{running}"] = times.wall_p50
         results[f"schedule_wall_p99_ms_{running}"] = times.wall_p99
         results[f"pack_ms_{running}"] = times.pack
+    return results
+
+
+def _contexts() -> dict[str, float]:
+    """Measure steps of WIDE rows at every length, and of many more at the shorter ones."""
+    results: dict[str, float] = {}
+    for length in contexts.LENGTHS:
+        for name, penalised in (("step_host_ms", False), ("step_host_penalised_ms", True)):
+            key = f"{name}_{WIDE}_at_{length}"
+            results[key] = contexts.step_host_ms(WIDE, length, penalised)
+    for length in contexts.LENGTHS[:2]:
+        key = f"step_host_ms_{RUNNING[-1]}_at_{length}"
+        results[key] = contexts.step_host_ms(RUNNING[-1], length, penalised=False)
     return results

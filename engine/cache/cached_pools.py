@@ -1,13 +1,16 @@
 """The pools of state slots and pages, and the prefix cache that uses what nobody else needs."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from baton.core.errors import InvariantError
 from baton.engine.cache.eviction_causes import EvictionCauses
 from baton.engine.cache.prefix_cache import PrefixCache
 from baton.engine.counters import Counters
 from baton.engine.memory.owners import Owner
 from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.memory.table_changes import History, TableChanges
 
 
 class CachedPools:
@@ -18,11 +21,19 @@ class CachedPools:
     """
 
     def __init__(
-        self, states: StatePool, pages: PagePool, caching: bool, counters: Counters
+        self,
+        states: StatePool,
+        pages: PagePool,
+        tables: RequestTables,
+        caching: bool,
+        counters: Counters,
     ) -> None:
         """caching: requests leave their pages and states to the cache."""
         self.slots = states.ids
         self.pages = pages.ids
+        self.tables = tables
+        self.rows = tables.ids
+        self.table_changes = TableChanges(tables.pages.shape[1])
         self.page_size = pages.layout.page_size
         self.stateful = bool(states.layout.layers)
         self.caching = caching
@@ -91,6 +102,19 @@ class CachedPools:
         nbytes = self._evicted_bytes(self.cache.evict_pages, count)
         self._counters.page_shortage_bytes += nbytes
         self.causes.add(pages=nbytes)
+
+    def take_row(self, pages: Sequence[int], history: History) -> int:
+        """Take a row of the request tables for a request that has `pages` and `history`."""
+        row = self.rows.take(Owner.LIVE)
+        if row is None:
+            raise InvariantError(f"all {self.rows.size - 1} rows of the request tables are taken")
+        self.table_changes.begin(row, pages, history)
+        return row
+
+    def give_back_row(self, row: int) -> None:
+        """Free a row. A step in flight may read it still: its next owner's entries come later."""
+        self.table_changes.forget(row)
+        self.rows.free(row, Owner.LIVE)
 
     def give_back_slots(self, slots: Iterable[int], owner: Owner) -> None:
         """Free slots that a planned forward may still touch."""

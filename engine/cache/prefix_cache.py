@@ -177,6 +177,10 @@ class PrefixCache:
         self.tree.lock_path(node, -1)
         self._offer(node)
 
+    def move_lock(self, node: Node, below: Node) -> None:
+        """Move one `lock_pages` of `node` to `below`, which is `node` or lies below it."""
+        self.tree.lock_path(below, 1, above=node)
+
     # Insertion -----------------------------------------------------------------------------
 
     def insert(
@@ -185,21 +189,28 @@ class PrefixCache:
         pages: Sequence[int],
         snapshots: Sequence[tuple[int, int]] = (),
         opportunistic: Collection[int] = (),
+        below: Node | None = None,
     ) -> Inserted:
         """Take over `pages`, which hold the KV of `key` (one a whole page of it), and
         `snapshots`, pairs of (depth, slot) at page boundaries inside it.
+
+        below: the locked node whose run `key` goes on from; None: the root. A row that decodes
+        gives some pages at a time, and looks at those alone however long it is.
 
         Where the cache has a page or a snapshot already, its own stays, and the caller keeps the
         spare one. A node without a snapshot that is given one can be resumed from again. Snapshots
         at `opportunistic` depths are the first to be evicted, until a match uses them.
         """
-        waiting = self._checked(key, pages, snapshots)  # the shallowest last
+        node, at, had = below or self.tree.root, 0, []
+        base = node.depth
+        waiting = self._checked(key, pages, snapshots, base)  # the shallowest last
         self._clock += 1
-        node, at, had = self.tree.root, 0, []
+        node.last_used = self._clock
         spare_pages: list[int] = []
         spare_slots: list[int] = []
+        self._accept_snapshot(node, waiting, opportunistic, spare_slots)
         while at < len(pages):
-            run_end = waiting[-1][0] // self.page_size if waiting else len(pages)
+            run_end = (waiting[-1][0] - base) // self.page_size if waiting else len(pages)
             child = self.tree.child(node, key, at * self.page_size)
             if child is None:
                 child = self.tree.append(node, key, pages, at, run_end)
@@ -213,17 +224,27 @@ class PrefixCache:
             child.last_used = self._clock
             at += len(child.pages)
             node = child
-            if waiting and node.depth == waiting[-1][0]:
-                depth, slot = waiting.pop()
-                if node.snapshot is not None:
-                    spare_slots.append(slot)
-                else:
-                    self._take_snapshot(node, slot, last=depth not in opportunistic)
+            self._accept_snapshot(node, waiting, opportunistic, spare_slots)
         self._offer(node)
         return Inserted(node, tuple(had), tuple(spare_pages), tuple(spare_slots))
 
+    def _accept_snapshot(
+        self,
+        node: Node,
+        waiting: list[tuple[int, int]],
+        opportunistic: Collection[int],
+        spare_slots: list[int],
+    ) -> None:
+        """Give `node` the last of the `waiting` snapshots if it is of its depth."""
+        if waiting and node.depth == waiting[-1][0]:
+            depth, slot = waiting.pop()
+            if node.snapshot is not None:
+                spare_slots.append(slot)
+            else:
+                self._take_snapshot(node, slot, last=depth not in opportunistic)
+
     def _checked(
-        self, key: bytes, pages: Sequence[int], snapshots: Sequence[tuple[int, int]]
+        self, key: bytes, pages: Sequence[int], snapshots: Sequence[tuple[int, int]], base: int
     ) -> list[tuple[int, int]]:
         """Return the snapshots, deepest first. Raises InvariantError where the parts disagree."""
         if len(key) != len(pages) * self.tree.page_bytes:
@@ -233,7 +254,8 @@ class PrefixCache:
             )
         deepest_first = sorted(snapshots, reverse=True)
         if deepest_first and (
-            deepest_first[0][0] > len(key) // TOKEN_BYTES or deepest_first[-1][0] < 1
+            deepest_first[0][0] > base + len(key) // TOKEN_BYTES
+            or deepest_first[-1][0] < max(1, base)
         ):
             raise InvariantError(f"snapshots at {deepest_first} lie outside the run")
         return deepest_first
@@ -270,6 +292,8 @@ class PrefixCache:
             freed += len(node.pages)
             self._drop([node])
             if parent is not None:
+                # Insertions below a node do not touch the stamps of those above it.
+                parent.last_used = max(parent.last_used, node.last_used)
                 self._offer(parent)
         return freed
 
@@ -294,6 +318,7 @@ class PrefixCache:
                 above = above.parent
             self._drop(dropped)
             if above is not None:
+                above.last_used = max(above.last_used, node.last_used)
                 self._offer(above)
         return freed
 

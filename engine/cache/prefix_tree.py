@@ -71,7 +71,7 @@ class PrefixTree:
     def append(self, parent: Node, key: bytes, pages: Sequence[int], at: int, end: int) -> Node:
         """Add a child of `parent` that holds pages [at, end) of `pages` and their run of `key`."""
         run = key[at * self.page_bytes : end * self.page_bytes]
-        child = Node(parent, run, list(pages[at:end]), end * self.page_size)
+        child = Node(parent, run, list(pages[at:end]), parent.depth + (end - at) * self.page_size)
         parent.children[run[: self.page_bytes]] = child
         self.pages += len(child.pages)
         self.nodes += 1
@@ -120,10 +120,10 @@ class PrefixTree:
         self.pages -= len(node.pages)
         self.nodes -= 1
 
-    def lock_path(self, node: Node, change: int) -> None:
-        """Add `change` (1 or -1) to the page locks of `node` and of its ancestors."""
+    def lock_path(self, node: Node, change: int, above: Node | None = None) -> None:
+        """Add `change` (1 or -1) to the page locks of `node` and of its ancestors below `above`."""
         walk: Node | None = node
-        while walk is not None and walk.parent is not None:
+        while walk is not None and walk is not above and walk.parent is not None:
             before = walk.page_locks
             walk.page_locks = before + change
             if walk.page_locks < 0:

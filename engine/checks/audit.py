@@ -15,6 +15,7 @@ from baton.engine.schedule.request import Request, Reservation
 def audit(
     slots: IdPool,
     pages: IdPool,
+    rows: IdPool,
     page_size: int,
     requests: Iterable[Request],
     reservations: Iterable[Reservation],
@@ -23,14 +24,14 @@ def audit(
     cache: PrefixCache,
     in_flight: Iterable[Batch],
 ) -> list[str]:
-    """Describe every fault in the ownership of memory. Every slot and page must be free or owned
-    exactly once, and what is live, reserved, quarantined, cached or tracked must be what these
-    requests, reservations, cache and steps say. [] when all is well.
+    """Describe every fault in the ownership of memory. Every slot, page and row must be free or
+    owned exactly once, and what is live, reserved, quarantined, cached or tracked must be what
+    these requests, reservations, cache and steps say. [] when all is well.
     """
     findings: list[str] = []
     requests, reservations = list(requests), list(reservations)
     quarantined, loans = list(quarantined), list(loans)
-    for pool in (slots, pages, cache):
+    for pool in (slots, pages, rows, cache):
         try:
             pool.check()
         except InvariantError as error:
@@ -39,6 +40,7 @@ def audit(
         mine = [r for r in requests if r.owner is owner]
         findings += _compare(slots, owner, [r.slot for r in mine if r.slot])
         findings += _compare(pages, owner, [page for r in mine for page in r.owned])
+    findings += _compare(rows, Owner.LIVE, [r.table_row for r in requests if r.table_row])
     for owner, held in ((Owner.TICKET, reservations), (Owner.QUARANTINE, quarantined)):
         findings += _compare(slots, owner, [r.slot for r in held])
         findings += _compare(pages, owner, [page for r in held for page in r.owned])
@@ -61,9 +63,9 @@ def audit(
                 f"request {request.request_id} has computed {request.computed} tokens but owns "
                 f"{len(request.pages)} pages of {page_size}"
             )
-        if bool(request.slot) != bool(request.pages):
+        if not bool(request.slot) == bool(request.pages) == bool(request.table_row):
             findings.append(
-                f"request {request.request_id} owns a slot without pages, or pages without a slot"
+                f"request {request.request_id} owns some of a slot, a row and pages, but not all"
             )
     return findings
 

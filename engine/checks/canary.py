@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from baton.core.errors import InvariantError
 from baton.engine.cache.token_key import TOKEN_BYTES, token_key
-from baton.engine.schedule.batch import Row
+from baton.engine.schedule.batch import Batch, Row
 from baton.engine.schedule.request import Request
 
 Mark = tuple[int, int]  # tokens, and the hash of that prefix
@@ -17,14 +17,22 @@ Mark = tuple[int, int]  # tokens, and the hash of that prefix
 
 class Canary:
     """The token prefix that each slot and page stands for. Reads are checked before writes are
-    noted.
+    noted. Pages are found through a copy of the device's block tables, which the entries of each
+    step change as they change those.
     """
 
-    def __init__(self, page_size: int, stateful: bool) -> None:
+    def __init__(self, page_size: int, stateful: bool, table_width: int) -> None:
         self._page_size = page_size
         self._stateful = stateful
+        self._width = table_width
+        self._tables: dict[int, int] = {}  # by row * width + entry
         self._slots: dict[int, Mark] = {}
         self._pages: dict[int, Mark] = {}
+
+    def begin(self, batch: Batch) -> None:
+        """Note the table entries that a step brought to the device, before its rows are checked."""
+        entries = batch.entries
+        self._tables.update(zip(entries.places, entries.pages, strict=True))
 
     def step(self, request: Request, row: Row) -> None:
         """Check the reads of a row and note its writes. Raises InvariantError for a wrong read."""
@@ -35,18 +43,18 @@ class Canary:
             if self._stateful:
                 self._compare("slot", self._slots, row.read_slot, marks[row.start], where)
             for index, end in self._page_ends(0, row.start):
-                self._compare("page", self._pages, row.pages[index], marks[end], where)
+                self._compare("page", self._pages, self._page(row, index), marks[end], where)
         self._slots[row.write_slot] = marks[row.end]
         for tracked in row.tracked:
             self._slots[tracked.slot] = marks[tracked.depth]
         for index, end in self._page_ends(row.start, row.end):
-            self._pages[row.pages[index]] = marks[end]
+            self._pages[self._page(row, index)] = marks[end]
 
     def forget(self, row: Row) -> None:
         """Forget what a row wrote whose request is gone."""
         self._slots.pop(row.write_slot, None)
         for index, _ in self._page_ends(row.start, row.end):
-            self._pages.pop(row.pages[index], None)
+            self._pages.pop(self._page(row, index), None)
 
     def adopted(self, request: Request) -> None:
         """Note that a peer has written the state of the request's computed tokens."""
@@ -73,6 +81,10 @@ class Canary:
                 self._pages[page] = marks[end]
             else:
                 self._compare("page", self._pages, page, marks[end], where)
+
+    def _page(self, row: Row, index: int) -> int:
+        """Return the page that the device finds in an entry of the row's block table."""
+        return self._tables.get(row.table_row * self._width + index, 0)
 
     def _page_ends(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return (index, tokens up to its end) of the pages that hold tokens [start, end)."""

@@ -18,6 +18,7 @@ class HostPack:
     def __init__(self) -> None:
         self._buffer = array("q")
         self._fields: dict[str, slice] = {}
+        self._lengths: dict[str, int] = {}  # of fields of int32
 
     def ints(self, name: str, values: Iterable[int]) -> None:
         """Add a field of int64."""
@@ -30,6 +31,13 @@ class HostPack:
         start = len(self._buffer)
         self._buffer.frombytes(array("d", values).tobytes())
         self._fields[name] = slice(start, len(self._buffer))
+
+    def int32s(self, name: str, values: bytes) -> None:
+        """Add a field of int32, given as their bytes."""
+        start = len(self._buffer)
+        self._buffer.frombytes(values + bytes(-len(values) % 8))
+        self._fields[name] = slice(start, len(self._buffer))
+        self._lengths[name] = len(values) // 4
 
     def plan(self, plan: HostPlan[T]) -> Callable[["DevicePack"], T]:
         """Add all lists of `plan`. Returns the function that builds it from the device's copy."""
@@ -46,16 +54,18 @@ class HostPack:
         """
         host = torch.frombuffer(self._buffer, dtype=torch.int64)
         if device.type == "cpu":
-            return DevicePack(host, self._fields)
-        return DevicePack(host.pin_memory().to(device, non_blocking=True), self._fields)
+            return DevicePack(host, self._fields, self._lengths)
+        packed = host.pin_memory().to(device, non_blocking=True)
+        return DevicePack(packed, self._fields, self._lengths)
 
 
 class DevicePack:
     """The fields of a HostPack on the device: views of one int64 tensor."""
 
-    def __init__(self, packed: Tensor, fields: dict[str, slice]) -> None:
+    def __init__(self, packed: Tensor, fields: dict[str, slice], lengths: dict[str, int]) -> None:
         self._packed = packed
         self._fields = fields
+        self._lengths = lengths
 
     def parts(self, whole: slice, lengths: list[int]) -> Iterator[Tensor]:
         """Yield a tensor [n] int64 for each n of `lengths`."""
@@ -64,6 +74,10 @@ class DevicePack:
     def ints(self, name: str) -> Tensor:
         """Return a field as [n] int64."""
         return self._packed[self._fields[name]]
+
+    def int32s(self, name: str) -> Tensor:
+        """Return a field as [n] int32."""
+        return self.ints(name).view(torch.int32)[: self._lengths[name]]
 
     def floats(self, name: str) -> Tensor:
         """Return a field as [n] float32."""

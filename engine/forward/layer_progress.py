@@ -71,7 +71,7 @@ class LayerProgress:
         self._mark = mark
         self._tell = tell
         self._group_bytes = group_bytes
-        self._tokens = max(len(row.tokens) for row in rows)
+        self._tokens = max(row.end - row.start for row in rows)
         self._untold = 0  # bytes, of the longest row
         self._recurrent = 0
         self._attention = 0
@@ -105,7 +105,7 @@ class LayerProgress:
                 self._recurrent,
                 self._attention,
                 last,
-                Holding(row.write_slot, row.pages, row.end),
+                Holding(row.write_slot, row.held_pages, row.end),
             )
             for row in self._rows
         ]

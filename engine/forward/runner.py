@@ -9,15 +9,22 @@ import torch
 from baton.core.errors import InvariantError
 from baton.core.logprobs import TokenLogprob
 from baton.engine.forward.forward_batch import ForwardBatch
-from baton.engine.forward.forward_builder import bind_forward, pack_forward, relay_tokens
+from baton.engine.forward.forward_builder import (
+    bind_forward,
+    look_up_tokens,
+    pack_forward,
+)
 from baton.engine.forward.forward_stream import ForwardStream, Pending
 from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.forward.layer_progress import LayerBytes, LayerProgress, OnLayers
 from baton.engine.forward.sampler import Sampled, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
 from baton.engine.forward.step_result import StepResult
+from baton.engine.forward.table_updates import apply_changes, pack_changes
 from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
 from baton.engine.models.base import Model
 from baton.engine.schedule.batch import Batch
 from baton.kernels.sampling import LogProbs
@@ -41,14 +48,15 @@ class _Prepared:
     packed: DevicePack
     forward: ForwardBatch
     sampling: SamplingBatch
+    entries: TableEntries
 
 
 class ModelRunner:
-    """One model over one pool of slots and one of pages, its forwards on one stream.
+    """One model over its pools of slots and pages and its request tables, its forwards on one
+    stream.
 
-    Sampled tokens go to the next step by `relay` [slots] int64, on the device, at the slot that
-    the row wrote and its request's next row reads. The host learns them when it collects, which may
-    be after the next step was launched.
+    Sampled tokens go to the next step by the request tables, on the device; the host learns them
+    when it collects, which may be after the next step was launched.
     """
 
     def __init__(
@@ -56,15 +64,20 @@ class ModelRunner:
         model: Model,
         states: StatePool,
         pages: PagePool,
+        tables: RequestTables,
         stream: ForwardStream,
         layer_group_bytes: int,
     ) -> None:
         self._model = model
         self._states = states
         self._pages = pages
+        self._tables = tables
+        self._page_size = pages.layout.page_size
+        # What a step that could not be packed was to bring: its requests may have rows in the next
+        # step already, which find their pages by it.
+        self._unsent = NO_ENTRIES
         self._stream = stream
         self._device = pages.storage.device
-        self._relay = torch.zeros(states.ids.size, dtype=torch.int64, device=self._device)
         self._layers = LayerBytes.of(states.layout, pages.layout)
         self._group_bytes = layer_group_bytes
         self._on_layers: OnLayers | None = None
@@ -83,21 +96,29 @@ class ModelRunner:
     @torch.inference_mode()
     def _prepare(self, batch: Batch) -> "_Prepared":
         """Copy the plan to the device."""
+        self._unsent = entries = self._unsent.then(batch.entries)
         pack = HostPack()
-        plan = pack_forward(batch, self._model, self._pages.layout.page_size, pack)
+        pack_changes(entries, pack)
+        plan = pack_forward(batch, self._model, pack)
         pack_sampling(batch, pack)
         packed = pack.ship(self._device)
-        forward = bind_forward(batch, plan, packed, self._progress(batch))
-        return _Prepared(packed, forward, bind_sampling(batch, packed))
+        forward = bind_forward(
+            batch, plan, packed, self._tables, self._page_size, self._progress(batch)
+        )
+        sampling = bind_sampling(batch, packed)
+        self._unsent = NO_ENTRIES
+        return _Prepared(packed, forward, sampling, entries)
 
     @torch.inference_mode()
     def _run(self, batch: Batch, prepared: "_Prepared") -> Sampled:
         """Run the forward, sample. Reads nothing back."""
         packed, forward = prepared.packed, prepared.forward
-        relay_tokens(batch, packed, forward, self._relay)
+        apply_changes(prepared.entries, packed, self._tables)
+        look_up_tokens(packed, forward, self._tables, self._page_size)
         logits = self._model.forward(forward, self._states, self._pages)
-        sampled = sample(logits, prepared.sampling, self._relay, self._model.kernels)
-        self._relay.index_copy_(0, packed.ints("draw_slots"), sampled.token_ids)
+        sampled = sample(logits, prepared.sampling, self._tables, self._model.kernels)
+        ends = packed.ints("draw_ends")
+        self._tables.append(packed.ints("draw_rows"), ends, sampled.token_ids)
         return sampled.to_host()
 
     def _progress(self, batch: Batch) -> LayerProgress | None:
@@ -119,13 +140,14 @@ class ModelRunner:
                 f"step {batch.sequence} took over {STEP_DEADLINE_S:g} s"
             ) from error
         tokens = sampled.token_ids.tolist()
-        drawn = _token_logprobs(sampled.logprobs)
         scored = _token_logprobs(sampled.scores)
-        logprobs: list[TokenLogprob | None] = []
-        for token, (_, draw) in zip(tokens, batch.draws, strict=True):
+        logprobs: list[TokenLogprob | None] = [None] * len(tokens)
+        drawn = _token_logprobs(sampled.logprobs)
+        for index, _, draw in batch.special_draws:
             wanted = draw.sampling.logprobs
             asked = len(draw.sampling.logprob_token_ids)
-            logprobs.append(None if wanted is None else next(drawn).entry(token, wanted, asked))
+            if wanted is not None:
+                logprobs[index] = next(drawn).entry(tokens[index], wanted, asked)
         scores: list[tuple[TokenLogprob, ...]] = []
         for _, row in batch.scores:
             unscored = row.targets[: len(row.targets) - row.logits]

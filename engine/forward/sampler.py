@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.forward.sampling_batch import PenalisedRows, RandomRows, SamplingBatch
+from baton.engine.memory.request_tables import RequestTables
 from baton.kernels.base import Kernels
 from baton.kernels.sampling import LogProbs, allow_tokens, log_probs, mask_tokens
 from baton.kernels.torch_kernels import TORCH
@@ -40,13 +41,13 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 def sample(
-    logits: Tensor, batch: SamplingBatch, relay: Tensor, kernels: Kernels = TORCH
+    logits: Tensor, batch: SamplingBatch, tables: RequestTables, kernels: Kernels = TORCH
 ) -> Sampled:
     """Sample the draws of a step and score its prompt tokens.
 
     logits: [draws + scored tokens, vocab] float32, raw; its first rows are changed in place.
 
-    relay: [slots] int64, the token that each request's last step sampled.
+    tables: have the counts of the draws with penalties, which learn what is sampled.
     """
     draws = logits[: batch.draws]
     scores = None
@@ -57,12 +58,16 @@ def sample(
     # Logprobs are of the raw distribution, so their rows are put aside before penalties.
     raw = draws[batch.logprob_rows] if batch.logprob_rows is not None else None
     if batch.penalised is not None:
-        _penalise(draws, batch.penalised, relay, kernels)
-    if batch.banned is not None:
-        mask_tokens(draws, *batch.banned)
+        _penalise(draws, batch.penalised, tables, kernels)
+    if batch.short is not None:
+        rows, table_rows = batch.short
+        mask_tokens(draws, rows, tables.stop_ids[table_rows])
     if batch.allowed is not None:
         allow_tokens(draws, *batch.allowed)
     token_ids = _draw(draws, batch.random, kernels)
+    if batch.penalised is not None:
+        known = batch.penalised
+        kernels.add_token_counts(tables.counts, known.table_rows, token_ids[known.rows])
     logprobs = None
     if raw is not None and batch.logprob_rows is not None:
         chosen = token_ids[batch.logprob_rows]
@@ -79,19 +84,14 @@ def _draw(logits: Tensor, random: RandomRows | None, kernels: Kernels) -> Tensor
     )
 
 
-def _penalise(logits: Tensor, penalised: PenalisedRows, relay: Tensor, kernels: Kernels) -> None:
-    shape = penalised.rows.shape[0], logits.shape[1]
-    in_prompt = torch.zeros(shape, dtype=torch.int32, device=logits.device)
-    in_output = torch.zeros_like(in_prompt)
-    kernels.add_token_counts(in_prompt, penalised.prompt_rows, penalised.prompt_ids)
-    kernels.add_token_counts(in_output, penalised.output_rows, penalised.output_ids)
-    if penalised.relayed_rows is not None and penalised.relayed_slots is not None:
-        kernels.add_token_counts(in_output, penalised.relayed_rows, relay[penalised.relayed_slots])
+def _penalise(
+    logits: Tensor, penalised: PenalisedRows, tables: RequestTables, kernels: Kernels
+) -> None:
     kernels.apply_penalties(
         logits,
         penalised.rows,
-        in_prompt,
-        in_output,
+        tables.counts,
+        penalised.table_rows,
         penalised.repetition,
         penalised.presence,
         penalised.frequency,

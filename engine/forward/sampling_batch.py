@@ -6,9 +6,11 @@ from itertools import chain, repeat
 from torch import Tensor
 
 from baton.engine.forward.host_pack import DevicePack, HostPack
-from baton.engine.schedule.batch import Batch, Draw
+from baton.engine.schedule.batch import Batch, Draw, Row
 
 SIGN = 1 << 63
+Special = tuple[int, Row, Draw]
+"""An index among the draws, its row and its draw: see `Batch.special_draws`."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +27,11 @@ class RandomRows:
 
 @dataclass(frozen=True)
 class PenalisedRows:
-    """The n draws with penalties. rows [n] int64 into draws; prompt_ and output_: x and y token
-    ids and the penalised row (0 .. n - 1) of each; repetition, presence, frequency [n] float32."""
+    """The n draws with penalties. rows [n] int64 into draws; table_rows [n] int64, where the
+    request tables have their counts; repetition, presence, frequency [n] float32."""
 
     rows: Tensor
-    prompt_rows: Tensor
-    prompt_ids: Tensor
-    output_rows: Tensor
-    output_ids: Tensor
-    relayed_rows: Tensor | None  # [z] int64, the penalised rows with one more output token
-    relayed_slots: Tensor | None  # [z] int64, state slots where the relay has it
+    table_rows: Tensor
     repetition: Tensor
     presence: Tensor
     frequency: Tensor
@@ -51,7 +48,8 @@ class SamplingBatch:
     draws: int
     random: RandomRows | None
     penalised: PenalisedRows | None
-    banned: tuple[Tensor, Tensor] | None  # rows [n] into draws and the token id [n] ruled out
+    short: tuple[Tensor, Tensor] | None  # rows [n] into draws below their minimum length, and
+    # the rows [n] of the request tables that have their stop tokens
     allowed: tuple[Tensor, Tensor] | None  # rows [n] into draws and their masks [n, words]
     logprob_rows: Tensor | None  # [n] into draws
     logprob_top: int  # the most alternatives that any of them wants
@@ -63,22 +61,18 @@ class SamplingBatch:
 
 def pack_sampling(batch: Batch, pack: HostPack) -> None:
     """Put the fields of the step's SamplingBatch into `pack`."""
-    draws = [draw for _, draw in batch.draws]
-    _pack_random([(i, d) for i, d in enumerate(draws) if not d.sampling.greedy], pack)
-    _pack_penalised([(i, d) for i, d in enumerate(draws) if d.sampling.penalised], pack)
-    penalised = [(i, d) for i, d in batch.draws if d.sampling.penalised]
-    late = [(n, i) for n, (i, d) in enumerate(penalised) if d.relayed]
-    pack.ints("relayed_penalised", [n for n, _ in late])
-    pack.ints("relayed_penalised_slots", [batch.rows[i].read_slot for _, i in late])
-    banned = [(i, token) for i, draw in enumerate(draws) for token in draw.banned]
-    pack.ints("banned_rows", [i for i, _ in banned])
-    pack.ints("banned_ids", [token for _, token in banned])
-    pack.ints("allowed_rows", [i for i, draw in enumerate(draws) if draw.allowed is not None])
-    masks = [draw.allowed for draw in draws if draw.allowed is not None]
-    pack.ints("allowed", chain.from_iterable(masks))
-    wanted = [i for i, draw in enumerate(draws) if draw.sampling.logprobs is not None]
-    pack.ints("logprob_rows", wanted)
-    _pack_asked("logprob_asked", [(draws[i].sampling.logprob_token_ids, 1) for i in wanted], pack)
+    special = batch.special_draws
+    _pack_random([each for each in special if not each[2].sampling.greedy], pack)
+    _pack_penalised([each for each in special if each[2].sampling.penalised], pack)
+    short = [(i, row.table_row) for i, row, draw in special if draw.short]
+    pack.ints("short_draws", [i for i, _ in short])
+    pack.ints("short_rows", [row for _, row in short])
+    masked = [(i, draw.allowed) for i, _, draw in special if draw.allowed is not None]
+    pack.ints("allowed_rows", [i for i, _ in masked])
+    pack.ints("allowed", chain.from_iterable(mask for _, mask in masked))
+    wanted = [(i, draw.sampling) for i, _, draw in special if draw.sampling.logprobs is not None]
+    pack.ints("logprob_rows", [i for i, _ in wanted])
+    _pack_asked("logprob_asked", [(s.logprob_token_ids, 1) for _, s in wanted], pack)
     targets = [scores.targets[-scores.logits :] for _, scores in batch.scores if scores.logits]
     pack.ints("score_targets", [token for run in targets for token in run])
     asked = [(scores.asked, scores.logits) for _, scores in batch.scores if scores.logits]
@@ -87,19 +81,19 @@ def pack_sampling(batch: Batch, pack: HostPack) -> None:
 
 def bind_sampling(batch: Batch, packed: DevicePack) -> SamplingBatch:
     """Return the SamplingBatch over the packed copy. Parts that the step does not need are None."""
-    draws = [draw for _, draw in batch.draws]
-    logprobs = [d.sampling.logprobs for d in draws if d.sampling.logprobs is not None]
-    asking = (d.sampling for d in draws if d.sampling.logprobs is not None)
+    draws = [draw for _, _, draw in batch.special_draws]
+    asking = [draw.sampling for draw in draws if draw.sampling.logprobs is not None]
+    logprobs = [sampling.logprobs for sampling in asking if sampling.logprobs is not None]
     asked = max((len(sampling.logprob_token_ids) for sampling in asking), default=0)
     scored = [scores.top for _, scores in batch.scores if scores.logits]
     score_asked = max((len(s.asked) for _, s in batch.scores if s.logits), default=0)
     score_targets = packed.ints("score_targets")
-    banned = any(draw.banned for draw in draws)
+    short = any(draw.short for draw in draws)
     return SamplingBatch(
-        draws=len(draws),
+        draws=len(batch.draws),
         random=_bind_random(draws, packed),
         penalised=_bind_penalised(draws, packed),
-        banned=(packed.ints("banned_rows"), packed.ints("banned_ids")) if banned else None,
+        short=(packed.ints("short_draws"), packed.ints("short_rows")) if short else None,
         allowed=_bind_allowed(draws, packed),
         logprob_rows=packed.ints("logprob_rows") if logprobs else None,
         logprob_top=max(logprobs, default=0),
@@ -127,15 +121,15 @@ def _bind_allowed(draws: list[Draw], packed: DevicePack) -> tuple[Tensor, Tensor
     return packed.ints("allowed_rows"), packed.ints("allowed").view(len(masks), -1)
 
 
-def _pack_random(rows: list[tuple[int, Draw]], pack: HostPack) -> None:
-    pack.ints("random_rows", [i for i, _ in rows])
-    seeds = (draw.sampling.seed or 0 for _, draw in rows)
+def _pack_random(rows: list[Special], pack: HostPack) -> None:
+    pack.ints("random_rows", [i for i, _, _ in rows])
+    seeds = (draw.sampling.seed or 0 for _, _, draw in rows)
     pack.ints("seeds", [seed - 2 * SIGN if seed >= SIGN else seed for seed in seeds])
-    pack.ints("draw_positions", [draw.position for _, draw in rows])
-    pack.floats("temperature", [draw.sampling.temperature for _, draw in rows])
-    pack.ints("top_k", [draw.sampling.top_k for _, draw in rows])
-    pack.floats("top_p", [draw.sampling.top_p for _, draw in rows])
-    pack.floats("min_p", [draw.sampling.min_p for _, draw in rows])
+    pack.ints("draw_positions", [row.position for _, row, _ in rows])
+    pack.floats("temperature", [draw.sampling.temperature for _, _, draw in rows])
+    pack.ints("top_k", [draw.sampling.top_k for _, _, draw in rows])
+    pack.floats("top_p", [draw.sampling.top_p for _, _, draw in rows])
+    pack.floats("min_p", [draw.sampling.min_p for _, _, draw in rows])
 
 
 def _bind_random(draws: list[Draw], packed: DevicePack) -> RandomRows | None:
@@ -153,33 +147,21 @@ def _bind_random(draws: list[Draw], packed: DevicePack) -> RandomRows | None:
     )
 
 
-def _pack_penalised(rows: list[tuple[int, Draw]], pack: HostPack) -> None:
-    pack.ints("penalised_rows", [i for i, _ in rows])
-    _pack_history("prompt", [draw.prompt for _, draw in rows], pack)
-    _pack_history("output", [draw.output for _, draw in rows], pack)
-    pack.floats("repetition", [draw.sampling.repetition_penalty for _, draw in rows])
-    pack.floats("presence", [draw.sampling.presence_penalty for _, draw in rows])
-    pack.floats("frequency", [draw.sampling.frequency_penalty for _, draw in rows])
-
-
-def _pack_history(name: str, histories: list[tuple[int, ...]], pack: HostPack) -> None:
-    rows = (repeat(n, len(ids)) for n, ids in enumerate(histories))
-    pack.ints(f"{name}_count_rows", chain.from_iterable(rows))
-    pack.ints(f"{name}_count_ids", chain.from_iterable(histories))
+def _pack_penalised(rows: list[Special], pack: HostPack) -> None:
+    pack.ints("penalised_rows", [i for i, _, _ in rows])
+    pack.ints("penalised_table_rows", [row.table_row for _, row, _ in rows])
+    each = [draw.sampling for _, _, draw in rows]
+    pack.floats("repetition", [sampling.repetition_penalty for sampling in each])
+    pack.floats("presence", [sampling.presence_penalty for sampling in each])
+    pack.floats("frequency", [sampling.frequency_penalty for sampling in each])
 
 
 def _bind_penalised(draws: list[Draw], packed: DevicePack) -> PenalisedRows | None:
     if not any(draw.sampling.penalised for draw in draws):
         return None
-    relayed = any(draw.relayed for draw in draws if draw.sampling.penalised)
     return PenalisedRows(
         rows=packed.ints("penalised_rows"),
-        prompt_rows=packed.ints("prompt_count_rows"),
-        prompt_ids=packed.ints("prompt_count_ids"),
-        output_rows=packed.ints("output_count_rows"),
-        output_ids=packed.ints("output_count_ids"),
-        relayed_rows=packed.ints("relayed_penalised") if relayed else None,
-        relayed_slots=packed.ints("relayed_penalised_slots") if relayed else None,
+        table_rows=packed.ints("penalised_table_rows"),
         repetition=packed.floats("repetition"),
         presence=packed.floats("presence"),
         frequency=packed.floats("frequency"),

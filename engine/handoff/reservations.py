@@ -133,7 +133,8 @@ class Reservations:
         self._close(reservation)
         self._move(reservation, Owner.LIVE)
         request.slot = request.state_slot = reservation.slot
-        request.pages = reservation.pages
+        request.pages = list(reservation.pages)
+        request.table_row = self._pools.take_row(reservation.pages, request.history)
         request.owned = set(reservation.owned)
         request.computed = request.settled = reservation.tokens
         request.admissions += 1

@@ -8,6 +8,7 @@ from baton.core.errors import ConfigError
 from baton.engine.cache.grids import Grids, Strategy, resolve
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.memory.request_tables import TableSizes
 from baton.engine.memory.step_memory import StepMemory
 
 SNAPSHOTS_A_REQUEST = 8  # cached snapshots for each running request, where there is room
@@ -48,8 +49,9 @@ class MemoryPlan:
         message = (
             f"max_running {self.config.max_running} needs {readable(wanted)} for states and "
             f"pages, but {readable(self.budget_bytes)} of budget leave "
-            f"{readable(max(0, self.pool_bytes))} after {readable(self.weight_bytes)} of weights "
-            f"and {readable(self.step_bytes)} for a step"
+            f"{readable(max(0, self.pool_bytes))} after {readable(self.weight_bytes)} of weights, "
+            f"{readable(self.step_bytes)} for a step and {readable(self.tables.nbytes)} of request "
+            "tables"
         )
         if largest:
             raise ConfigError(f"{message}; the largest max_running that fits is {largest}")
@@ -112,9 +114,23 @@ class MemoryPlan:
         return Grids(chunk, page_size, self.config.mamba_track_interval)
 
     @property
+    def tables(self) -> TableSizes:
+        """The request tables: rows of the running requests and of those adopted beyond them."""
+        return self._tables(self.config.max_running)
+
+    def _tables(self, running: int) -> TableSizes:
+        length = self._wanted_len
+        return TableSizes(
+            rows=1 + running + self.ticket_slots,
+            width=self.page_layout.pages_for(length),
+            length=length,
+            vocab_size=self.model_config.vocab_size,
+        )
+
+    @property
     def pool_bytes(self) -> int:
         """The bytes that the pools may take."""
-        return self.budget_bytes - self.weight_bytes - self.step_bytes
+        return self.budget_bytes - self.weight_bytes - self.step_bytes - self.tables.nbytes
 
     @property
     def live_slots(self) -> int:
@@ -248,6 +264,7 @@ class MemoryPlan:
                 for name, nbytes in self._step_parts.items()
                 if nbytes
             },
+            "request tables": f"{self.tables.rows} rows = {readable(self.tables.nbytes)}",
             "state slots": (
                 f"{self.slots} of {readable(slot_bytes)} = {readable(self.slots * slot_bytes)} "
                 f"(1 padding, {self.live_slots} live, {self.track_slots} track, "
@@ -339,8 +356,8 @@ class MemoryPlan:
         return self.pages * self.config.page_size * self.step.gathered_token_bytes
 
     def _fits(self, running: int) -> bool:
-        needed = self.weight_bytes + self._step(running).total + self._pool_bytes(running)
-        return needed <= self.budget_bytes
+        beside = self.weight_bytes + self._step(running).total + self._tables(running).nbytes
+        return beside + self._pool_bytes(running) <= self.budget_bytes
 
     def _largest_max_running(self) -> int:
         """Find the largest max_running that fits, 0 for none, by bisection."""

@@ -70,9 +70,7 @@ def ready_model(model: ModelConfig, source: WeightSource, config: EngineConfig) 
     if kernels.native is not None:
         return ReplayedModel(built, kernels.native)
     if device.type == "cuda" and kernels.replayable:
-        longest = min(config.max_model_len or model.max_model_len, model.max_model_len)
-        pages = -(-longest // config.page_size)
-        return GraphedModel(built, device, config.max_running, pages, CudaCapture())
+        return GraphedModel(built, config.max_running, CudaCapture())
     return built
 
 

@@ -31,18 +31,18 @@ class StopChecker:
         self,
         sampling: SamplingParams,
         max_output: int,
-        eos_ids: frozenset[int],
+        stop_ids: frozenset[int],
         tokenizer: Tokenizer | None,
     ) -> None:
-        """max_output: output tokens that the context has room for."""
+        """max_output: output tokens that the context has room for. stop_ids: tokens that end the
+        output."""
         if sampling.stop and tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer, and this engine has none: use stop_token_ids, or "
                 "add tokenizer.json to the model folder",
                 "stop",
             )
-        eos = frozenset() if sampling.ignore_eos else eos_ids
-        self.stop_ids = eos.union(sampling.stop_token_ids)
+        self.stop_ids = stop_ids
         self._sampling = sampling
         self.limit = min(sampling.max_tokens, max_output)
         """Output tokens, at most."""
@@ -55,6 +55,11 @@ class StopChecker:
                 include_stop=sampling.include_stop,
                 min_tokens=sampling.min_tokens,
             )
+
+    @property
+    def watches(self) -> bool:
+        """True if it must see the text of every token."""
+        return self._answer is not None
 
     def replay(self, output: Sequence[int]) -> Stop | None:
         """Take the output ids that were given with the request."""

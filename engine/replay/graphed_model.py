@@ -6,6 +6,7 @@ which use slot 0 and page 0. So a few sizes serve every batch, and a replay is a
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import is_
 from typing import Protocol
 
 import torch
@@ -64,17 +65,12 @@ class GraphedModel:
     The logits of a replayed step are overwritten by the next.
     """
 
-    def __init__(
-        self, model: Model, device: torch.device, max_rows: int, table_width: int, capture: Capture
-    ) -> None:
-        """table_width: pages that a row may have."""
+    def __init__(self, model: Model, max_rows: int, capture: Capture) -> None:
         self._model = model
-        self._device = device
         self._sizes = batch_sizes(max_rows)
-        self._table_width = table_width
         self._capture = capture
         self._captured: dict[int, _Captured] = {}
-        self._pools: tuple[StatePool, PagePool] | None = None
+        self._pools: tuple[StatePool, PagePool, Tensor] | None = None
 
     @property
     def config(self) -> ModelConfig:
@@ -98,33 +94,33 @@ class GraphedModel:
         """Plan one step; see `baton.engine.models.base.Model`."""
         return self._model.plan(host, decode_rows, snapshots)
 
-    def capture(self, states: StatePool, pages: PagePool) -> None:
+    def capture(self, states: StatePool, pages: PagePool, block_tables: Tensor) -> None:
         """Capture every size, the largest first: the others find its memory free."""
         for size in reversed(self._sizes):
-            self._at(size, states, pages)
+            self._at(size, states, pages, block_tables)
 
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """Run one step; see `baton.engine.models.base.Model`."""
         if not self._replayable(batch):
             return self._model.forward(batch, states, pages)
         size = next(size for size in self._sizes if size >= batch.rows)
-        return self._at(size, states, pages).run(batch)
+        return self._at(size, states, pages, batch.block_tables).run(batch)
 
     def _replayable(self, batch: ForwardBatch) -> bool:
         return (
             batch.decode_rows == batch.rows == batch.logit_tokens.shape[0]
             and batch.rows <= self._sizes[-1]
-            and batch.block_tables.shape[1] <= self._table_width
             and batch.progress is None
         )
 
-    def _at(self, size: int, states: StatePool, pages: PagePool) -> _Captured:
-        if self._pools != (states, pages):
+    def _at(self, size: int, states: StatePool, pages: PagePool, block_tables: Tensor) -> _Captured:
+        known = self._pools
+        if known is None or not all(map(is_, known, (states, pages, block_tables))):
             self._captured.clear()
-            self._pools = states, pages
+            self._pools = states, pages, block_tables
         if size not in self._captured:
             # The kernels must read has_initial on the device: it differs between replays.
-            inputs = StaticStep.of(size, self._table_width, self._device, has_initial=False)
+            inputs = StaticStep.of(size, block_tables, has_initial=False)
             replay, logits = self._capture(lambda: self._model.forward(inputs.batch, states, pages))
             self._captured[size] = _Captured(inputs, replay, logits)
         return self._captured[size]

@@ -3,8 +3,8 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
+from operator import is_
 
-import torch
 from torch import Tensor
 
 from baton.engine.config import ModelConfig
@@ -19,16 +19,7 @@ from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.native.recorder import Native, NotRecordableError, Recording
 
-_CPU = torch.device("cpu")
 _KEPT = 16  # recordings; making one costs about what a step does
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """The shape of the steps that one recording serves."""
-
-    rows: int
-    table_width: int  # pages a row, rounded up
 
 
 @dataclass(frozen=True)
@@ -40,6 +31,11 @@ class _Recorded:
     recording: Recording
     states: StatePool
     pages: PagePool
+
+    def is_on(self, states: StatePool, pages: PagePool, block_tables: Tensor) -> bool:
+        """Return true if the recording reads and writes this memory."""
+        mine = self.states, self.pages, self.inputs.batch.block_tables
+        return all(map(is_, mine, (states, pages, block_tables)))
 
     def run(self, batch: ForwardBatch) -> Tensor:
         self.inputs.refresh(batch)
@@ -57,7 +53,7 @@ class ReplayedModel:
     def __init__(self, model: Model, native: Native) -> None:
         self._model = model
         self._native = native
-        self._recorded: OrderedDict[_Shape, _Recorded] = OrderedDict()
+        self._recorded: OrderedDict[int, _Recorded] = OrderedDict()  # by rows
         self._recordable = True
 
     @property
@@ -97,22 +93,22 @@ class ReplayedModel:
         )
 
     def _find(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> _Recorded | None:
-        width = 1 << (batch.block_tables.shape[1] - 1).bit_length()
-        shape = _Shape(batch.rows, width)
-        found = self._recorded.pop(shape, None)
-        if found is None or found.states is not states or found.pages is not pages:
+        found = self._recorded.pop(batch.rows, None)
+        if found is None or not found.is_on(states, pages, batch.block_tables):
             try:
-                found = self._record(shape, states, pages)
+                found = self._record(batch.rows, states, pages, batch.block_tables)
             except NotRecordableError:
                 self._recordable = False
                 return None
-        self._recorded[shape] = found
+        self._recorded[batch.rows] = found
         if len(self._recorded) > _KEPT:
             self._recorded.popitem(last=False)
         return found
 
-    def _record(self, shape: _Shape, states: StatePool, pages: PagePool) -> _Recorded:
-        inputs = StaticStep.of(shape.rows, shape.table_width, _CPU, has_initial=True)
+    def _record(
+        self, rows: int, states: StatePool, pages: PagePool, block_tables: Tensor
+    ) -> _Recorded:
+        inputs = StaticStep.of(rows, block_tables, has_initial=True)
         forward = partial(self._model.forward, inputs.batch, states, pages)
         recording, logits = self._native.record(forward)
         return _Recorded(inputs, logits, recording, states, pages)

@@ -10,19 +10,22 @@ from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
 
 @dataclass(frozen=True)
 class StaticStep:
-    """fields: [8, rows] int64, of which `batch` has views. Its lengths on the host are made up:
+    """fields: [9, rows] int64, of which `batch` has views. Its lengths on the host are made up:
     whoever keeps a step reads those on the device."""
 
     fields: Tensor
     batch: ForwardBatch
 
     @staticmethod
-    def of(rows: int, table_width: int, device: torch.device, has_initial: bool) -> "StaticStep":
-        """Make a step of padding rows, each with room for `table_width` pages. has_initial: of all
-        rows, where the host decides by it; false: they are looked at on the device.
+    def of(rows: int, block_tables: Tensor, has_initial: bool) -> "StaticStep":
+        """Make a step of padding rows over the resident `block_tables`. has_initial: of all rows,
+        where the host decides by it; false: they are looked at on the device.
         """
-        fields = torch.zeros((8, rows), dtype=torch.int64, device=device)
-        ids, positions, kv_lens, read, write, token_pages, token_offsets, logit_tokens = fields
+        device = block_tables.device
+        fields = torch.zeros((9, rows), dtype=torch.int64, device=device)
+        ids, positions, kv_lens, read, write, table_rows, token_pages, token_offsets, logits = (
+            fields
+        )
         ones, ends = (1,) * rows, tuple(range(rows + 1))
         batch = ForwardBatch(
             token_ids=ids,
@@ -32,22 +35,18 @@ class StaticStep:
             read_slots=read,
             write_slots=write,
             has_initial=torch.ones(rows, dtype=torch.bool, device=device),
-            block_tables=torch.zeros((rows, table_width), dtype=torch.int32, device=device),
-            table_rows=torch.arange(rows, device=device),
+            block_tables=block_tables,
+            table_rows=table_rows,
             token_pages=token_pages,
             token_offsets=token_offsets,
-            logit_tokens=logit_tokens,
+            logit_tokens=logits,
             decode_rows=rows,
             host=HostLengths(ends, ones, ones, (has_initial,) * rows),
         )
         return StaticStep(fields, batch)
 
     def refresh(self, batch: ForwardBatch) -> None:
-        """Copy a batch in; the rows that it lacks become padding. At most four launches.
-
-        What is left in a row's block table past its own pages is never read: its length is
-        refreshed.
-        """
+        """Copy a batch in; the rows that it lacks become padding. At most three launches."""
         rows, mine = batch.rows, self.batch
         sources = [
             batch.token_ids,
@@ -55,6 +54,7 @@ class StaticStep:
             batch.kv_lens,
             batch.read_slots,
             batch.write_slots,
+            batch.table_rows,
             batch.token_pages,
             batch.token_offsets,
             batch.logit_tokens,
@@ -63,4 +63,3 @@ class StaticStep:
             self.fields.zero_()
         torch._foreach_copy_([field[:rows] for field in self.fields], sources, non_blocking=True)
         mine.has_initial[:rows].copy_(batch.has_initial)
-        mine.block_tables[:rows, : batch.block_tables.shape[1]].copy_(batch.block_tables)

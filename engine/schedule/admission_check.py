@@ -22,7 +22,7 @@ class AdmissionCheck:
     ) -> None:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
-        self._eos_ids = frozenset(eos_ids)
+        self._eos_ids = frozenset(token for token in eos_ids if 0 <= token < vocab_size)
         self._tokenizer = tokenizer
         self.grammars = (
             None if tokenizer is None else GrammarCompiler(tokenizer, vocab_size, self._eos_ids)
@@ -55,7 +55,11 @@ class AdmissionCheck:
 
     def stopper(self, spec: RequestSpec) -> StopChecker:
         room = self._max_model_len - len(spec.prompt_ids)
-        return StopChecker(spec.sampling, room, self._eos_ids, self._tokenizer)
+        sampling = spec.sampling
+        stop_ids = {token for token in sampling.stop_token_ids if token < self._vocab_size}
+        if not sampling.ignore_eos:
+            stop_ids |= self._eos_ids
+        return StopChecker(sampling, room, frozenset(stop_ids), self._tokenizer)
 
     def grammar(self, spec: RequestSpec, compiled: CompiledGrammar | None) -> GrammarState | None:
         """Return the grammar's state of a constrained answer, after its given output. compiled: its

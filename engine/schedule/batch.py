@@ -10,18 +10,20 @@ from functools import cached_property
 from typing import NamedTuple
 
 from baton.core.sampling_params import SamplingParams
+from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
 
 
 class Draw(NamedTuple):
-    """One token to sample, from the logits of its row's last token."""
+    """The sampling of a token from the logits of its row's last token."""
 
-    position: int  # among the output, counted from 0
     sampling: SamplingParams
-    banned: tuple[int, ...]  # token ids that must not come yet (min_tokens)
-    prompt: tuple[int, ...]  # its token ids, once each, where repetition counts; else empty
-    output: tuple[int, ...]  # for penalties; empty where the request has none
-    relayed: bool  # one more output token, not in `output`, is known on the device alone
+    short: bool  # its stop tokens must not come yet (min_tokens)
     allowed: "array[int] | None"  # a mask of the tokens that may come, 64 a word; None: all
+
+    @property
+    def plain(self) -> bool:
+        """True if it takes the likeliest token of the logits as they are, and no more is asked."""
+        return self.sampling.plain and not self.short and self.allowed is None
 
 
 class Scores(NamedTuple):
@@ -52,27 +54,24 @@ class Tracked(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One request's part of a step: tokens [start, start + len(tokens))."""
+    """One request's part of a step: tokens [start, end), which the request tables have."""
 
     serial: int  # the request's
     admission: int  # which of the request's admissions planned it: preemption makes another
     start: int  # tokens computed before this step
-    tokens: tuple[int, ...]  # the last is a placeholder where `relayed`
-    relayed: bool  # its token was sampled by the step before, and is known on the device alone
+    end: int
     # State slots. A row reads 0 where start is 0; a snapshot's slot after a prefix hit, and after a
     # decode row that was tracked, which writes its snapshot's slot in place of the request's own.
     read_slot: int
     write_slot: int
-    pages: tuple[int, ...]  # cover at least `end` tokens
+    table_row: int  # its row of the request tables
     reaches_target: bool  # everything that was to be computed is, with this row
     draw: Draw | None
     scores: Scores | None
     tracked: tuple[Tracked, ...] = ()
     held: str = ""  # the request's name, where this is the last chunk of one that will be held
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
+    held_pages: tuple[int, ...] = ()  # of such a request, in token order
+    position: int = 0  # among the output, of the token that it samples
 
 
 @dataclass(frozen=True)
@@ -82,11 +81,18 @@ class Batch:
     sequence: int  # of this forward: 1, 2, 3 ...
     rows: tuple[Row, ...]
     decode_rows: int
+    entries: TableEntries = NO_ENTRIES  # of request tables, changed since these rows' last steps
 
     @cached_property
     def draws(self) -> tuple[tuple[int, Draw], ...]:
         """(row index, draw) of each row that samples."""
         return tuple((i, row.draw) for i, row in enumerate(self.rows) if row.draw is not None)
+
+    @cached_property
+    def special_draws(self) -> tuple[tuple[int, Row, Draw], ...]:
+        """(index among the draws, row, draw) of each draw that is not plain."""
+        rows = self.rows
+        return tuple((i, rows[index], d) for i, (index, d) in enumerate(self.draws) if not d.plain)
 
     @property
     def last_chunks(self) -> tuple[Row, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
+from baton.core.errors import InvariantError
 from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.counters import Counters
 from baton.engine.memory.owners import Owner
@@ -93,19 +94,27 @@ class Donations:
         transfer may be reading those.
         """
         pools, old = self.pools, request.node
-        whole = depth // pools.page_size
-        given = request.pages[:whole]
-        done = pools.cache.insert(request.key(depth), given, snapshots, opportunistic)
+        if old is None:
+            raise InvariantError(f"request {request.request_id} has no place in the cache")
+        known = old.depth // pools.page_size  # its first pages, which the cache has already
+        given = request.pages[known : depth // pools.page_size]
+        key = request.key(old.depth, depth)
+        done = pools.cache.insert(key, given, snapshots, opportunistic, below=old)
         spare = set(done.spare_pages) & request.owned
         for page in request.owned.intersection(given) - spare:
             pools.pages.move(page, request.owner, Owner.CACHE)
             request.owned.discard(page)
-        if not request.spec.hold:
+        if spare and not request.spec.hold:
             pools.give_back_pages(spare, Owner.LIVE)
             request.owned -= spare
-            request.pages = (*done.pages, *request.pages[whole:])
-        pools.cache.lock_pages(done.node)
-        if old is not None:
-            pools.cache.unlock_pages(old)
+            self._swap(request, known, done.pages)
+        pools.cache.move_lock(old, done.node)
         request.node = done.node
         return done.spare_slots
+
+    def _swap(self, request: Request, first: int, pages: Sequence[int]) -> None:
+        """Replace the request's pages from entry `first` on by `pages`, here and on the device."""
+        for entry, page in enumerate(pages, first):
+            if request.pages[entry] != page:
+                request.pages[entry] = page
+                self.pools.table_changes.note(request.table_row, entry, (page,))

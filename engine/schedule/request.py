@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 
 from baton.core.errors import InvariantError
 from baton.core.sampling_params import SamplingParams
 from baton.engine.cache.prefix_node import Node
 from baton.engine.cache.token_key import TOKEN_BYTES, token_key
 from baton.engine.memory.owners import Owner
+from baton.engine.memory.table_changes import History
 from baton.engine.output.stop_checker import StopChecker
+from baton.engine.schedule.batch import Draw
 from baton.engine.schedule.turns import turn_of
 from baton.text.grammar import GrammarState
 
@@ -27,11 +28,6 @@ class RequestSpec:
     # state until `Engine.release`.
     hold: bool = False
     priority: int = 0  # the larger goes first, see `turn_of`
-
-    @cached_property
-    def prompt_set(self) -> tuple[int, ...]:
-        """The prompt's token ids, once each."""
-        return tuple(set(self.prompt_ids))
 
 
 @dataclass(frozen=True)
@@ -101,6 +97,9 @@ class Request:
         "owned",
         "pages",
         "pending",
+        "plain_draw",
+        "plain_end",
+        "request_id",
         "resumes_from",
         "scored",
         "serial",
@@ -110,6 +109,7 @@ class Request:
         "state",
         "state_slot",
         "stopper",
+        "table_row",
         "turn",
     )
 
@@ -122,6 +122,7 @@ class Request:
     ) -> None:
         """grammar: as far as the output that is given with the spec."""
         self.spec = spec
+        self.request_id = spec.request_id
         self.grammar = grammar
         self.serial = serial  # order of arrival; never used twice
         self.turn = turn_of(serial, spec.priority)  # its place in every order
@@ -133,7 +134,8 @@ class Request:
         # Where the state of `computed` tokens lies: in its own slot, or in a snapshot's, which its
         # next row reads. 0 before the first row.
         self.state_slot = 0
-        self.pages: tuple[int, ...] = ()  # replaced, never changed in place: batches keep it
+        self.table_row = 0  # its row of the request tables; 0: none
+        self.pages: list[int] = []  # in token order; changes are noted in `TableChanges`
         self.owned: set[int] = set()  # its own of `pages`; the rest are the prefix cache's
         self.node: Node | None = None  # where the cache's pages of it end; locked
         # The cached snapshot that a row reads, after a hit or a tracked row; locked until that row
@@ -146,11 +148,11 @@ class Request:
         self.settled = 0  # tokens whose KV and state are known to be there: their step is over
         self.scored = 0  # prompt positions below this were scored; set by the planner
         self.announced = False  # Scheduled went out
+        # Decode rows that begin below `plain_end` differ in their position alone: no page is
+        # lacking, no snapshot is due, and all sample by `plain_draw`. Set by the planner.
+        self.plain_end = 0
+        self.plain_draw: Draw | None = None
         self._prompt_key: bytes | None = None  # made once: it costs more than a look-up with it
-
-    @property
-    def request_id(self) -> str:
-        return self.spec.request_id
 
     @property
     def owner(self) -> Owner:
@@ -204,14 +206,28 @@ class Request:
         output = self.output[max(0, start - inside) : end - inside]
         return (*prompt[start:], *output)
 
-    def key(self, end: int) -> bytes:
-        """Return tokens [0, end), as far as they are known, as the prefix cache's key."""
+    def key(self, start: int, end: int) -> bytes:
+        """Return tokens [start, end), as far as they are known, as the prefix cache's key."""
         if self._prompt_key is None:
             self._prompt_key = token_key(self.spec.prompt_ids)
         inside = len(self.spec.prompt_ids)
+        prompt = self._prompt_key[start * TOKEN_BYTES : end * TOKEN_BYTES]
         if end <= inside:
-            return self._prompt_key[: end * TOKEN_BYTES]
-        return self._prompt_key + token_key(self.output[: end - inside])
+            return prompt
+        return prompt + token_key(self.output[max(0, start - inside) : end - inside])
+
+    @property
+    def history(self) -> History:
+        """The tokens that it is admitted with: none is pending then."""
+        sampling = self.spec.sampling
+        short = len(self.output) < sampling.min_tokens
+        return History(
+            self.key(0, self.total),
+            len(self.spec.prompt_ids),
+            sampling.penalised,
+            sampling.repetition_penalty != 1.0,
+            tuple(self.stopper.stop_ids) if short else (),
+        )
 
     def move(self, state: RequestState) -> None:
         if state not in ALLOWED_MOVES[self.state]:

@@ -34,11 +34,11 @@ class RequestMemory:
         `snapshot_read`.
         """
         cache = self.pools.cache
-        match = cache.match(request.key(request.target), max(0, limit))
+        match = cache.match(request.key(0, request.target), max(0, limit))
         cache.lock(match.node)
         request.node = request.resumes_from = match.node
         request.state_slot = match.snapshot or 0
-        request.pages = match.pages
+        request.pages = list(match.pages)
         request.computed = request.settled = match.depth
         request.branch = cache.branch_point(match, grid)
         return match
@@ -59,7 +59,7 @@ class RequestMemory:
         self._counters.preemptions += 1
 
     def admit(self, request: Request, tokens: int) -> None:
-        """Take the live slot and pages for `tokens` tokens.
+        """Take the live slot, a row of the tables and pages for `tokens` tokens.
 
         The caller has checked that they are free; raises InvariantError otherwise.
         """
@@ -68,6 +68,7 @@ class RequestMemory:
             raise InvariantError(f"no free slot to admit request {request.request_id}")
         request.slot = slot
         request.state_slot = request.state_slot or slot
+        request.table_row = self.pools.take_row(request.pages, request.history)
         if not self.grow(request, tokens):
             raise InvariantError(f"too few free pages to admit request {request.request_id}")
 
@@ -87,7 +88,8 @@ class RequestMemory:
         taken = pools.take_pages(missing, request.owner)
         if taken is None:
             return False
-        request.pages = (*request.pages, *taken)
+        pools.table_changes.note(request.table_row, len(request.pages), taken)
+        request.pages += taken
         request.owned.update(taken)
         return True
 
@@ -121,9 +123,12 @@ class RequestMemory:
             request.node = None
         if request.slot:
             pools.give_back_slots((request.slot,), request.owner)
+        if request.table_row:
+            pools.give_back_row(request.table_row)
+            request.table_row = 0
         pools.give_back_pages(request.owned, request.owner)
         request.owned.clear()
         request.slot = request.state_slot = 0
-        request.pages = ()
-        request.computed = request.settled = 0
+        request.pages = []
+        request.computed = request.settled = request.plain_end = 0
         request.branch = None

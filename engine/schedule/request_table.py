@@ -11,29 +11,29 @@ class RequestTable:
     same id may come back after its request has left."""
 
     def __init__(self) -> None:
-        self._by_serial: dict[int, Request] = {}
+        self.by_serial: dict[int, Request] = {}  # for those who look many up at once
         self._serials: dict[str, int] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._serials
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._by_serial.values())
+        return iter(self.by_serial.values())
 
     def add(self, request: Request) -> None:
-        self._by_serial[request.serial] = request
+        self.by_serial[request.serial] = request
         self._serials[request.request_id] = request.serial
 
     def remove(self, request: Request) -> None:
-        del self._by_serial[request.serial]
+        del self.by_serial[request.serial]
         del self._serials[request.request_id]
 
     def at(self, serial: int) -> Request | None:
         """Return the request with that serial. None when it has left."""
-        return self._by_serial.get(serial)
+        return self.by_serial.get(serial)
 
     def named(self, request_id: str) -> Request:
         """Return the request with that id. Raises RequestError when it is not here."""
         if request_id not in self:
             raise RequestError(f"no request {request_id} here", "request_id")
-        return self._by_serial[self._serials[request_id]]
+        return self.by_serial[self._serials[request_id]]

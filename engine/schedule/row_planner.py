@@ -11,8 +11,8 @@ SCORED_TOKENS = 256
 class RowPlanner:
     """The maker of rows. A row fixes all that its results will be processed by."""
 
-    def __init__(self, vocab_size: int, tracker: Tracker) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, tracker: Tracker, page_size: int) -> None:
+        self._page_size = page_size
         self._tracker = tracker
         self._scores_left = SCORED_TOKENS
 
@@ -30,16 +30,17 @@ class RowPlanner:
             serial=request.serial,
             admission=request.admissions,
             start=start,
-            tokens=request.token_ids(start, end),
-            relayed=False,
+            end=end,
             read_slot=request.state_slot if start else 0,
             write_slot=request.slot,
-            pages=request.pages,
+            table_row=request.table_row,
             reaches_target=reaches,
             draw=self._draw(request) if samples else None,
             scores=self._scores(request, end),
             tracked=self._tracker.prefill(request, start, end),
             held=request.request_id if reaches and spec.hold else "",
+            held_pages=tuple(request.pages) if reaches and spec.hold else (),
+            position=request.drawn,
         )
         request.computed = end
         request.state_slot = request.slot
@@ -50,8 +51,8 @@ class RowPlanner:
         return row
 
     def decode_row(self, request: Request) -> Row:
-        """Plan that `request` computes its newest token. This is the busiest path of the
-        scheduler.
+        """Plan that `request` computes its newest token, and note until when its next rows are
+        plain.
 
         A tracked row leaves its state in the snapshot's slot alone: the next row reads it there and
         writes the request's own slot, so nothing is copied.
@@ -63,23 +64,50 @@ class RowPlanner:
         if tracked:
             write = tracked[0].slot
         request.state_slot = write
-        relayed = request.pending > 0
-        draw = self._draw(request)
+        draw, position = self._draw(request), request.drawn
         request.pending += 1
+        self._note_plain(request)
         return Row(
             request.serial,
             request.admissions,
             start,
-            (0 if relayed else request.output[-1],),
-            relayed,
+            start + 1,
             read,
             write,
-            request.pages,
+            request.table_row,
             True,
             draw,
             None,
             tracked,
+            position=position,
         )
+
+    def plain_row(self, request: Request) -> Row:
+        """Plan that `request` computes its newest token, below its `plain_end`. This is the busiest
+        path of the scheduler.
+        """
+        start, pending, slot = request.computed, request.pending, request.slot
+        request.computed = end = start + 1
+        request.pending = pending + 1
+        position = len(request.output) + pending
+        fields = (
+            request.serial, request.admissions, start, end, slot, slot, request.table_row, True,
+            request.plain_draw, None, (), "", (), position,
+        )  # fmt: skip
+        return tuple.__new__(Row, fields)  # half the time of a call of Row
+
+    def _note_plain(self, request: Request) -> None:
+        """Set where the plain rows that follow a decode row end."""
+        if request.grammar is not None or request.state_slot != request.slot:
+            request.plain_end = 0
+            return
+        computed, drawn = request.computed, request.drawn
+        request.plain_draw = self._draw(request)
+        left = request.stopper.limit - drawn
+        if request.plain_draw.short:
+            left = min(left, request.spec.sampling.min_tokens - drawn)
+        room = len(request.pages) * self._page_size
+        request.plain_end = min(room, computed + left, self._tracker.next_decode(computed))
 
     def resume_limit(self, request: Request) -> int:
         """Return the deepest prefix, in tokens, that `request` may resume from: the last token is
@@ -100,17 +128,9 @@ class RowPlanner:
 
     def _draw(self, request: Request) -> Draw:
         sampling = request.spec.sampling
-        index = request.drawn
-        relayed = request.pending > 0
-        banned: tuple[int, ...] = ()
-        if index < sampling.min_tokens:
-            banned = tuple(t for t in request.stopper.stop_ids if 0 <= t < self._vocab_size)
+        short = request.drawn < sampling.min_tokens and bool(request.stopper.stop_ids)
         allowed = None if request.grammar is None else request.grammar.allowed()
-        if sampling.penalised:
-            output = tuple(request.output)
-            prompt = request.spec.prompt_set if sampling.repetition_penalty != 1.0 else ()
-            return Draw(index, sampling, banned, prompt, output, relayed, allowed)
-        return Draw(index, sampling, banned, (), (), relayed, allowed)
+        return Draw(sampling, short, allowed)
 
     def _scores(self, request: Request, end: int) -> Scores | None:
         """Return the prompt tokens that a chunk scores. Logits at token t score position t + 1, so

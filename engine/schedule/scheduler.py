@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
 from baton.engine.output.events import Event, Scheduled
 from baton.engine.schedule.batch import Batch, Row
 from baton.engine.schedule.chunking import chunk_end
@@ -86,6 +87,11 @@ class Scheduler:
         self._memory.release(request)
 
     @property
+    def admitted(self) -> int:
+        """Requests that own memory."""
+        return len(self.running) + len(self.held)
+
+    @property
     def headroom(self) -> int:
         """Pages that running requests will want soon: the rest of their prompts, and one each."""
         promised = sum(
@@ -113,23 +119,31 @@ class Scheduler:
             return None
         self._sequence += 1
         self._pools.launch(self._sequence)
-        return Batch(self._sequence, (*decode, *prefill), len(decode))
+        rows = (*decode, *prefill)
+        return Batch(self._sequence, rows, len(decode), self._entries(rows))
+
+    def _entries(self, rows: tuple[Row, ...]) -> TableEntries:
+        changes = self._pools.table_changes
+        return changes.take({row.table_row for row in rows}) if changes else NO_ENTRIES
 
     def _plan_running(self, decode: list[Row], prefill: list[Row], outbox: list[Event]) -> int:
         """Add the rows of running requests; return what is left of the budget of prompt tokens."""
         budget = self._chunk
-        running, grow, decode_row = _RUNNING, self._memory.grow, self._planner.decode_row
+        running, most = _RUNNING, self._max_running
+        plain_row = self._planner.plain_row
         # A victim's turn comes after that of the request that needs its pages, so the victim
         # has no row in this step yet.
         for request in tuple(self.running):
+            if request.computed < request.plain_end and len(decode) < most:
+                decode.append(plain_row(request))
+                continue
             if request.state is not running:
                 continue
             if request.decodes:
-                if request.exhausted or request.awaits_token or len(decode) == self._max_running:
+                if request.exhausted or request.awaits_token or len(decode) == most:
                     continue
-                end = request.computed + 1
-                if grow(request, end) or self._make_room(request, end):
-                    decode.append(decode_row(request))
+                if self._make_room(request, request.computed + 1):
+                    decode.append(self._planner.decode_row(request))
                     if not request.announced:
                         _announce(request, outbox)
                 continue

@@ -1,5 +1,7 @@
 """Binds track slots to the rows of a step that is being planned."""
 
+import sys
+
 from baton.engine.cache.grids import Grids
 from baton.engine.cache.track_plan import prefill_depths
 from baton.engine.schedule.batch import Tracked
@@ -40,6 +42,12 @@ class Tracker:
                 if slot is not None:
                     bound.append(Tracked(depth, slot, opportunistic))
         return tuple(bound)
+
+    def next_decode(self, start: int) -> int:
+        """Return the first token from `start` on whose row of one token takes a snapshot."""
+        if not self._on:
+            return sys.maxsize
+        return start + -(start + 1) % self._decode_grid
 
     def decode(self, end: int) -> tuple[Tracked, ...]:
         """Bind a slot for the snapshot of a row whose state will hold `end` tokens after

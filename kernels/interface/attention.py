@@ -70,7 +70,8 @@ class AttentionKernels(ABC):
         q:              [T, QH, D] float, packed rows, may be strided; QH is a multiple of KH
         k_pool, v_pool: [pages, page_size, KH, D] float, strided over pages
         block_tables:   [N, max_pages] int32, contiguous rows; pages of every request, each in a
-                        row of its own. What lies past a row's tokens is never read
+                        row of its own. Past a request's pages it names any pages: what those hold
+                        never reaches its result
         table_rows:     [B] int64 into N, the request of each row
         cu_seqlens_q:   [B + 1] int64, packed token where each row begins
         kv_lens:        [B] int64, tokens of each row, the new ones included

@@ -22,8 +22,8 @@ class SamplingKernels(ABC):
         self,
         logits: Tensor,
         rows: Tensor,
-        prompt_counts: Tensor,
-        output_counts: Tensor,
+        counts: Tensor,
+        count_rows: Tensor,
         repetition: Tensor,
         presence: Tensor,
         frequency: Tensor,
@@ -32,7 +32,9 @@ class SamplingKernels(ABC):
 
         logits: [R, V] float32
         rows:   [n] int64 into R
-        prompt_counts, output_counts: [n, V] int32, occurrences of each token in prompt and output
+        counts: [N, V] int32, occurrences of each token in the output, plus IN_PROMPT (see
+                kernels.sampling) where the prompt has it
+        count_rows: [n] int64 into N, a row each of `rows`
         repetition: [n] float32, divides positive and multiplies negative logits of tokens seen in
                     either (Keskar et al., 2019, arXiv:1909.05858); 1 is off
         presence:   [n] float32, subtracted once for each token of the output (OpenAI); 0 is off

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.kernels.sampling import IN_PROMPT
 from baton.kernels.triton.arithmetic import log1p
 from baton.kernels.triton.philox import uniform
 from baton.kernels.triton.shapes import block, packed
@@ -32,8 +33,8 @@ def _count(counts, rows, token_ids, number, stride, BLOCK: tl.constexpr):
 def apply_penalties(
     logits: Tensor,
     rows: Tensor,
-    prompt_counts: Tensor,
-    output_counts: Tensor,
+    counts: Tensor,
+    count_rows: Tensor,
     repetition: Tensor,
     presence: Tensor,
     frequency: Tensor,
@@ -42,26 +43,28 @@ def apply_penalties(
     vocab = logits.shape[1]
     if rows.shape[0]:
         _penalise[(triton.cdiv(vocab, _PENALISED), rows.shape[0])](
-            packed(logits), rows, prompt_counts, output_counts, repetition, presence, frequency,
-            logits.stride(0), vocab, BLOCK=_PENALISED, num_warps=4,
+            packed(logits), rows, counts, count_rows, repetition, presence, frequency,
+            logits.stride(0), counts.stride(0), vocab, PROMPT=IN_PROMPT, BLOCK=_PENALISED,
+            num_warps=4,
         )  # fmt: skip
 
 
 @triton.jit
 def _penalise(
-    logits, rows, prompt_counts, output_counts, repetition, presence, frequency, stride, vocab,
-    BLOCK: tl.constexpr,
+    logits, rows, counts, count_rows, repetition, presence, frequency, stride, count_stride, vocab,
+    PROMPT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.program_id(1).to(tl.int64)
     inside = token < vocab
     place = logits + tl.load(rows + row) * stride + token
     value = tl.load(place, mask=inside, other=0.0)
-    produced = tl.load(output_counts + row * vocab + token, mask=inside, other=0)
-    prompted = tl.load(prompt_counts + row * vocab + token, mask=inside, other=0)
+    marks = counts + tl.load(count_rows + row) * count_stride + token
+    seen = tl.load(marks, mask=inside, other=0)
+    produced = seen & (PROMPT - 1)
     factor = tl.load(repetition + row)
     repeated = tl.where(value > 0, value / factor, value * factor)
-    value = tl.where((produced > 0) | (prompted > 0), repeated, value)
+    value = tl.where(seen > 0, repeated, value)
     value -= tl.load(frequency + row) * produced
     value -= tl.load(presence + row) * (produced > 0)
     tl.store(place, value, mask=inside)

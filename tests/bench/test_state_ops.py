@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from baton.bench.prefix.trace import BLOCK
-from baton.bench.state_ops import schedule
+from baton.bench.state_ops import contexts, schedule
+from baton.bench.state_ops import state_ops as state_ops_module
 from baton.bench.state_ops.cache import conversations
 from baton.bench.state_ops.slots import SLOTS, load_sglang
 from baton.bench.state_ops.state_ops import state_ops
@@ -36,6 +37,9 @@ class MambaSlotAllocator:
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "STEPS", 4)
+    monkeypatch.setattr(contexts, "STEPS", 4)
+    monkeypatch.setattr(contexts, "LENGTHS", (70, 200))
+    monkeypatch.setattr(state_ops_module, "RUNNING", (1, 32, 256, 300))
     monkeypatch.setattr(schedule, "PROMPT", 64)
 
 
@@ -64,6 +68,8 @@ def test_every_key_is_there_with_its_spread_and_its_peer(trace: Path, tmp_path: 
     allocator.write_text(ALLOCATOR)
     report = printed("--trace", str(trace), "--sglang-allocator", str(allocator))
     keys = {"slot_alloc_free_us", "slot_group_us", "match_insert_us_per_block"}
+    keys |= {f"step_host_ms_{n}_at_{length}" for n in (256, 300) for length in (70, 200)}
+    keys |= {"step_host_penalised_ms_256_at_200"}
     keys |= {f"schedule_ms_{n}" for n in (1, 32, 256)} | {f"pack_ms_{n}" for n in (1, 32, 256)}
     assert keys | {f"{key}_spread" for key in keys} <= set(report["results"])
     assert all(report["results"][key] > 0 for key in keys)

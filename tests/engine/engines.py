@@ -57,7 +57,10 @@ def make_engine(
     pool_bytes = plan.slots * plan.slot_layout.slot_bytes
     pool_bytes += (1 + pages) * plan.page_layout.page_bytes
     engine = Engine(
-        replace(config, memory_bytes=plan.step_bytes + pool_bytes), model, tokenizer, stream
+        replace(config, memory_bytes=plan.step_bytes + plan.tables.nbytes + pool_bytes),
+        model,
+        tokenizer,
+        stream,
     )
     assert engine.pages.ids.size == min(1 + pages, plan.pages)
     engine.states.storage.random_(0, 256)

@@ -49,7 +49,7 @@ def plan(
 
 def total(made: MemoryPlan) -> int:
     pools = made.slots * made.slot_layout.slot_bytes + made.pages * made.page_layout.page_bytes
-    return made.weight_bytes + made.step_bytes + pools
+    return made.weight_bytes + made.step_bytes + made.tables.nbytes + pools
 
 
 @given(
@@ -192,7 +192,7 @@ def test_the_plan_says_what_it_is_in_one_order() -> None:
     words = plan(CONFIG, 17 << 30, 1 << 38).describe()
     assert "16 live" in words["state slots"] and words["weights"] == "17 GiB"
     assert all(isinstance(value, str) for value in words.values())
-    pools = ["state slots", "pages", "tokens in pages", "longest sequence"]
+    pools = ["request tables", "state slots", "pages", "tokens in pages", "longest sequence"]
     assert list(words) == ["budget", "weights", "activations", "logits", *pools]
     gpu = replace(CONFIG, device="cuda")
     latent = replace(

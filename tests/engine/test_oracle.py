@@ -48,7 +48,8 @@ def load(folder: Path, pages: int | None = None, **options: int) -> Engine:
     if pages is None:
         return engine
     plan = engine.plan
-    used = plan.weight_bytes + plan.step_bytes + plan.slots * plan.slot_layout.slot_bytes
+    used = plan.weight_bytes + plan.step_bytes + plan.tables.nbytes
+    used += plan.slots * plan.slot_layout.slot_bytes
     budget = used + (1 + pages) * plan.page_layout.page_bytes
     return Engine.load(replace(config, **options, memory_bytes=budget))
 

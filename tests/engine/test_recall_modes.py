@@ -113,7 +113,7 @@ def test_preempted(questions: list[Question], cold: list[bool]) -> None:
     plan = engine(page_size=1).plan
     slots = plan.slots * plan.slot_layout.slot_bytes
     pages = (1 + LENGTHS[1] * 3) * plan.page_layout.page_bytes  # three of the longest
-    fixed = plan.weight_bytes + plan.step_bytes
+    fixed = plan.weight_bytes + plan.step_bytes + plan.tables.nbytes
     small = engine(page_size=1, memory_bytes=fixed + slots + pages)
     # Answers alone are so short that hardly any row outgrows the pool.
     assert rightly(questions, ask(small, questions, more=12)) == cold

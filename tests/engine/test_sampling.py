@@ -14,14 +14,18 @@ from guards import NoHostReads
 from torch import Tensor
 
 from baton.core.sampling_params import SamplingParams
+from baton.engine.cache.token_key import token_key
 from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
 from baton.engine.forward.forward_stream import InlineStream
 from baton.engine.forward.recurrent_index import NO_INDEX, RecurrentIndex
 from baton.engine.forward.runner import ModelRunner
 from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.memory.table_changes import History, TableEntries
+from baton.engine.output.stop_checker import StopChecker
 from baton.engine.schedule.batch import Batch, Draw, Row, Scores
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.schedule.request import Request, RequestSpec
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.torch_kernels import TORCH
@@ -77,21 +81,56 @@ def test_a_temperature_of_all_but_zero_is_greedy() -> None:
         assert list(output.token_ids) == expected_tokens(HashModel(), (1, 2, 3), 9)
 
 
-def test_a_prompt_is_looked_at_only_for_repetition_and_each_of_its_tokens_once() -> None:
-    """Each of them is packed again in every step."""
-    engine = make_engine()
-    prompt = (5, 6, 7) * 40
-    engine.submit(RequestSpec("none", prompt, greedy(3, presence_penalty=1.0)))
-    engine.submit(RequestSpec("each", prompt, greedy(3, repetition_penalty=1.1)))
-    found: dict[int, set[tuple[int, ...]]] = {}
+def test_a_requests_tokens_are_sent_once(seeded: random.Random) -> None:
+    """They come with its first step; what is sampled is never sent."""
+    engine = make_engine(max_running=3)
+    penalties = {"presence_penalty": 1.0, "repetition_penalty": 1.1}
+    specs = [RequestSpec(str(n), random_prompt(seeded), greedy(9, **penalties)) for n in range(5)]
+    for spec in specs:
+        engine.submit(spec)
+    found: list[bytes] = []
     while engine.has_work:
         engine.plan_step()
-        for batch in engine._steps.batches:
-            for _, draw in batch.draws:
-                found.setdefault(draw.sampling.presence_penalty != 0, set()).add(draw.prompt)
+        if engine._steps.planned is not None:
+            found += [history.tokens for _, history in engine._steps.planned.entries.histories]
         engine.run_step()
-    assert found[True] == {()}
-    assert {tuple(sorted(ids)) for ids in found[False]} == {(5, 6, 7)}
+    assert sorted(found) == sorted(token_key(spec.prompt_ids) for spec in specs)
+
+
+def test_a_prompt_counts_for_repetition_alone() -> None:
+    def history(**penalties: float) -> History:
+        spec = RequestSpec("a", (5, 6, 7), greedy(3, **penalties))
+        stopper = StopChecker(spec.sampling, 9, frozenset(), None)
+        return Request(spec, 1, stopper).history
+
+    assert (history().counted, history().prompt_counted) == (False, False)
+    assert history(presence_penalty=1.0)[2:4] == (True, False)
+    assert history(repetition_penalty=1.1)[2:4] == (True, True)
+
+
+def test_another_requests_history_is_noticed(
+    seeded: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begin one request in another's row, and append one row's token to another."""
+    specs = random_specs(seeded, 6)
+    expected = alone(specs)
+    begin, append = RequestTables.begin, RequestTables.append
+
+    def begin_beside(self: RequestTables, row: int, tokens: Tensor) -> None:
+        begin(self, row % (self.ids.size - 1) + 1, tokens)
+
+    def append_beside(self: RequestTables, rows: Tensor, ends: Tensor, ids: Tensor) -> None:
+        append(self, rows.roll(1), ends, ids)
+
+    for name, fault in (("begin", begin_beside), ("append", append_beside)):
+        with monkeypatch.context() as patch:
+            patch.setattr(RequestTables, name, fault)
+            engine = make_engine()
+            for spec in specs:
+                engine.submit(spec)
+            events = run(engine)
+        found = {spec.request_id: tokens_of(events, spec.request_id) for spec in specs}
+        assert found != expected, name
 
 
 def test_a_request_goes_on_from_any_of_its_own_tokens(seeded: random.Random) -> None:
@@ -142,29 +181,34 @@ def test_a_launch_reads_nothing_back(plain: bool) -> None:
         temperature=0.7, top_k=5, top_p=0.9, min_p=0.01, repetition_penalty=1.2, seed=7, logprobs=3
     )
     sampling = SamplingParams(temperature=0.0) if plain else full
-    history = ((), ()) if plain else ((1, 2, 3), (4, 4))
     allowed = None if plain else array("q", [-1, 1 << 20])
-    draw = Draw(2, sampling, () if plain else (1, 5), *history, False, allowed)
+    draw = Draw(sampling, not plain, allowed)
     rows = (
-        Row(1, 1, 9, (4,), False, 1, 1, (1, 2), True, draw, None),
+        Row(1, 1, 9, 10, 1, 1, 1, True, draw, None),
         Row(
             2,
             1,
             0,
-            tuple(range(12)),
-            False,
+            12,
             0,
             2,
-            (3, 4),
+            2,
             True,
             draw,
             Scores(0, tuple(range(12)), 2, (5, 0)),
         ),
-        Row(3, 1, 8, (1, 2), False, 3, 3, (5, 6), False, None, None),
+        Row(3, 1, 8, 10, 3, 3, 3, False, None, None),
     )
     engine = make_engine()
-    runner = ModelRunner(Wave(), engine.states, engine.pages, InlineStream(), 1)
-    batch = Batch(1, rows, decode_rows=1)
+    pools = engine.states, engine.pages, engine._pools.tables
+    runner = ModelRunner(Wave(), *pools, InlineStream(), 1)
+    width = engine._pools.tables.pages.shape[1]
+    places = array("q", [row * width + entry for row in (1, 2, 3) for entry in (0, 1)])
+    history = History(token_key(range(12)), 10, not plain, not plain, () if plain else (1, 5))
+    entries = TableEntries(
+        places, array("q", range(1, 7)), tuple((row.table_row, history) for row in rows)
+    )
+    batch = Batch(1, rows, 1, entries)
     with NoHostReads():
         launched = runner.launch(batch)
     result = runner.collect(launched)

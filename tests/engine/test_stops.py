@@ -111,9 +111,9 @@ class Whole(list[int]):
 
 def test_a_long_output_that_is_given_is_read_once(tokenizer: Tokenizer) -> None:
     sampling = greedy(3000, stop=("never said",), stop_token_ids=(200,))
-    checker = StopChecker(sampling, 3000, frozenset(), tokenizer)
+    checker = StopChecker(sampling, 3000, frozenset({200}), tokenizer)
     assert checker.replay(Whole([1, 2, 3] * 900)) is None
-    stop = StopChecker(sampling, 2700, frozenset(), tokenizer).replay(Whole([1, 2, 3] * 900))
+    stop = StopChecker(sampling, 2700, frozenset({200}), tokenizer).replay(Whole([1, 2, 3] * 900))
     assert stop is not None and stop.reason is FinishReason.LENGTH
 
 

@@ -135,8 +135,8 @@ def test_sampling_reads_nothing_back():
     filters = (torch.tensor([5, 0]), n * 0.9, n * 0.1)
     with NoHostReads():
         add_token_counts(counts, torch.tensor([0, 1, 1]), torch.tensor([3, 4, 4]))
-        apply_penalties(logits, rows, counts, counts, n * 1.2, n, n)
-        mask_tokens(logits, rows, torch.tensor([7, 8]))
+        apply_penalties(logits, rows, counts, torch.tensor([1, 0]), n * 1.2, n, n)
+        mask_tokens(logits, rows, torch.tensor([[7, 8], [9, 9]]))
         tokens = sample_tokens(logits, rows, n, torch.tensor([1, 2]), rows, filters)
         log_probs(logits, tokens, 3, tokens[:, None])
 

@@ -8,6 +8,7 @@ from ragged_batches import seeded
 
 from baton.kernels.philox import philox_4x32, vocabulary_uniform
 from baton.kernels.sampling import (
+    IN_PROMPT,
     add_token_counts,
     apply_penalties,
     filter_logits,
@@ -172,16 +173,17 @@ def test_penalties_follow_their_formulas_in_the_rows_that_ask():
     before = logits.clone()
     rows = torch.tensor([3, 1])
     prompts, outputs = [[0, 5, 5], [2]], [[5, 7, 7, 7], []]
-    prompt_counts = torch.zeros(2, 12, dtype=torch.int32)
-    output_counts = torch.zeros(2, 12, dtype=torch.int32)
-    for counts, lists in ((prompt_counts, prompts), (output_counts, outputs)):
-        pairs = [(row, token) for row, tokens in enumerate(lists) for token in tokens]
-        rng.shuffle(pairs)
-        add_token_counts(counts, *torch.tensor(pairs).T)
-    assert output_counts[0, 7].item() == 3
+    counts, count_rows = torch.zeros(5, 12, dtype=torch.int32), torch.tensor([4, 2])
+    pairs = [(count_rows[row], token) for row, tokens in enumerate(outputs) for token in tokens]
+    rng.shuffle(pairs)
+    add_token_counts(counts, *torch.tensor(pairs).T)
+    assert counts[4, 7].item() == 3 and counts.sum() == 4
+    for row, tokens in zip(count_rows, prompts, strict=True):
+        counts[row, list(set(tokens))] += IN_PROMPT
+    counts[0] = IN_PROMPT + 9  # another request's
     repetition = torch.tensor([1.5, 2.0])
     presence, frequency = torch.tensor([0.4, -1.0]), torch.tensor([0.3, 0.0])
-    apply_penalties(logits, rows, prompt_counts, output_counts, repetition, presence, frequency)
+    apply_penalties(logits, rows, counts, count_rows, repetition, presence, frequency)
     for n, row in enumerate(rows.tolist()):
         for token in range(12):
             value = before[row, token].item()
@@ -197,7 +199,7 @@ def test_penalties_follow_their_formulas_in_the_rows_that_ask():
 def test_masked_tokens_are_never_drawn():
     logits = torch.zeros(100, 5)
     rows = torch.arange(100)
-    mask_tokens(logits, rows.repeat(2), torch.cat((torch.full((100,), 1), torch.full((100,), 3))))
+    mask_tokens(logits, rows, torch.tensor([[1, 3, 1]]).expand(100, 3))
     assert set(draw(logits, 1.0, rows).tolist()) == {0, 2, 4}
 
 

@@ -54,7 +54,7 @@ def drivers(
     config = read_config(folder, torch.float32, torch.float32)
     plain = build_model(config, DummyWeights(), CPU, kernels=kernels)
     capture = RerunCapture()
-    captured = GraphedModel(plain, CPU, max_rows, 8, capture)
+    captured = GraphedModel(plain, max_rows, capture)
     return StepDriver(plain), StepDriver(captured), capture
 
 
@@ -117,7 +117,7 @@ def test_every_size_can_be_captured_before_the_first_step(tmp_path: Path, native
     _, captured, capture = drivers(tmp_path, native, 6)
     model = captured.model
     assert isinstance(model, GraphedModel)
-    model.capture(captured.states, captured.pages)
+    model.capture(captured.states, captured.pages, captured.tables)
     assert capture.captures == len(batch_sizes(6)) == 4
 
 

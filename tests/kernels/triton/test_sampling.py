@@ -57,16 +57,18 @@ def test_no_token_that_the_filters_rule_out_is_drawn():
 def test_penalties_and_counts_match_torchs():
     seeded(1)
     logits, rows = torch.randn(ROWS, VOCAB), torch.tensor([3, 0])
-    counts = torch.zeros(2, VOCAB, dtype=torch.int32)
-    marks = (torch.randint(0, 2, (40,)), torch.randint(0, VOCAB, (40,)))
+    counts = torch.zeros(4, VOCAB, dtype=torch.int32)
+    counts[:, ::7] = torch_sampling.IN_PROMPT
+    marks = (torch.randint(0, 4, (40,)), torch.randint(0, VOCAB, (40,)))
     own = here(counts)
     sampling.add_token_counts(own, *here(marks))
     torch_sampling.add_token_counts(counts, *marks)
     assert torch.equal(own.cpu(), counts)
+    count_rows = torch.tensor([2, 1])
     factors = (torch.tensor([1.3, 1.0]), torch.rand(2), torch.rand(2))
     out = here(logits)
-    sampling.apply_penalties(out, *here((rows, counts, counts.flip(0).contiguous(), *factors)))
-    torch_sampling.apply_penalties(logits, rows, counts, counts.flip(0), *factors)
+    sampling.apply_penalties(out, *here((rows, counts, count_rows, *factors)))
+    torch_sampling.apply_penalties(logits, rows, counts, count_rows, *factors)
     assert_near(out, logits, 1e-6)
 
 
