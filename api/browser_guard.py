@@ -5,7 +5,6 @@ A browser lets any page send requests to any address, also to loopback, but it s
 could send; JSON bodies are not among them. See the Fetch standard and OWASP on DNS rebinding.
 """
 
-import ipaddress
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from baton.api.replies import error_response
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
+from baton.core.loopback import is_loopback
 
 JSON = "application/json"
 _BODYLESS = {"GET", "HEAD", "OPTIONS"}
@@ -110,17 +110,6 @@ class JsonBodies:
                 reply = error_response(_not_json(given))
                 reply.status_code = 415
         await reply(scope, receive, send)
-
-
-def is_loopback(host: str) -> bool:
-    """Return True for localhost, 127.0.0.0/8 and ::1, in brackets or not."""
-    name = host.strip("[]").lower()
-    if name.removesuffix(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _without_port(host: str) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from baton.api.browser_guard import is_loopback
 from baton.core.errors import ConfigError
+from baton.core.loopback import is_loopback
 from baton.deploy.errors import StartError
 from baton.rpc.server_certificate import CertificateFiles, read_server_certificate
 

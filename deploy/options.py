@@ -115,6 +115,10 @@ _TRANSFER = (
     click.option("--channel", type=click.Choice(_CHANNELS), default=AUTO, show_default=True,
                  help="Channel for state between workers; auto takes the best that both ends "
                  "have."),
+    click.option("--nixl-interface", "nixl_interfaces", multiple=True, metavar="NAME",
+                 help="A network or RDMA device on which NIXL may listen, because everybody there "
+                 "is trusted: NIXL asks nobody who they are. May be given several times; loopback "
+                 "alone when left out."),
     click.option("--verify", type=click.Choice(["off", "full"]), default=None,
                  help="Checksums of transferred state; full by default, but off between GPUs."),
 )  # fmt: skip
@@ -287,6 +291,7 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         threads=given["threads"],
         policy=given["policy"],
         channel=given["channel"],
+        nixl_interfaces=given["nixl_interfaces"],
         verify=verify_from(given["verify"]),
         authority=authority_from(given),
         state_return=StateReturn(given["state_return"]),

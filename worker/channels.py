@@ -21,14 +21,17 @@ class WorkerChannels:
     def __init__(self, context: WorkerContext, tickets: TicketTable) -> None:
         """tickets: what may be written into this worker's memory.
 
-        Raises ChannelError where the channel that the config names cannot be used here.
+        Raises ChannelError where the channel that the config names cannot be used here, and
+        ConfigError for settings that contradict each other.
         """
-        selected = registry.select(context.config.channel, alone=context.hub is None)
+        config = context.config
+        selected = registry.select(
+            config.channel, alone=context.hub is None, network=config.trusted_network
+        )
         served = [*selected, *(f for f in registry.fallbacks() if f not in selected)]
         common = _channel_context(context, tickets)
         self._channels = tuple(
-            channel(replace(common, verify=context.config.verifies(channel.name)))
-            for channel in served
+            channel(replace(common, verify=config.verifies(channel.name))) for channel in served
         )
         made = self._channels
         self.handoffs = ChannelSet([c for c in made[: len(selected)] if c.capabilities.push])
@@ -54,4 +57,5 @@ def _channel_context(context: WorkerContext, tickets: TicketTable) -> ChannelCon
         count_received=context.metrics.count_received,
         credentials=context.credentials,
         hub=context.hub,
+        network=context.config.trusted_network,
     )

@@ -9,6 +9,7 @@ from baton.core.role import Role
 from baton.engine.config import EngineConfig
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
 from baton.transfer.channels import registry
+from baton.transfer.channels.trusted_network import TrustedNetwork
 
 CHANNELS = (registry.AUTO, *registry.NAMES)
 
@@ -45,6 +46,7 @@ class WorkerConfig:
     credentials: Path | None = None  # the folder of its certificate; None: role `both` alone
     lease_ms: int = DEFAULT_LEASE_MS  # a peer that is silent for longer is lost
     channel: str = registry.AUTO  # how state travels; auto: the best that both ends have
+    nixl_interfaces: tuple[str, ...] = ()  # that the operator trusts; none: loopback alone
     verify: bool | None = None  # checksums of what travels; None: where they cost little
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF
@@ -84,6 +86,10 @@ class WorkerConfig:
             return self.verify
         through_host = registry.find(channel).capabilities.through_host
         return through_host or self.engine.device == "cpu"
+
+    @property
+    def trusted_network(self) -> TrustedNetwork:
+        return TrustedNetwork(self.host, self.nixl_interfaces)
 
     @property
     def lease_s(self) -> float:

@@ -56,6 +56,11 @@ def unprovable(ours: common_pb2.HostProcess, theirs: common_pb2.HostProcess) -> 
     )
 
 
+def visible_pid(ours: common_pb2.HostProcess, theirs: common_pb2.HostProcess) -> int | None:
+    """Return the pid of `theirs`, or None where `ours` does not see it in /proc."""
+    return theirs.pid if _visible(ours, theirs) else None
+
+
 def has_died(ours: common_pb2.HostProcess, theirs: common_pb2.HostProcess) -> bool:
     """Return True if the kernel reports the process dead; False if it is not visible from here."""
     if not _visible(ours, theirs):

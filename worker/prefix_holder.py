@@ -22,6 +22,7 @@ from baton.transfer.memory.segments import Segment, cut_prefix, nbytes
 from baton.transfer.tickets import Claim, Received
 from baton.worker.channels import WorkerChannels
 from baton.worker.context import WorkerContext
+from baton.worker.host_process import visible_pid
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
     def __init__(self, context: WorkerContext, channels: WorkerChannels) -> None:
         self._context = context
         self._fenced = channels.fenced
+        self._channels = {channel.name: channel for channel in channels.readable}
         self._lenders = {channel.name: channel.open_lender() for channel in channels.readable}
         self._loan_s = context.lease_s  # the longest that anything is lent
 
@@ -101,7 +103,7 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         if loan is None:
             await context.write(handoff_pb2.LentPrefix())
             return
-        lender = self._lenders.get(request.channel)
+        lender = self._lender(request)
         try:
             if lender is None or loan.tokens < len(token_ids):
                 await context.write(handoff_pb2.LentPrefix(tokens=loan.tokens))
@@ -109,6 +111,14 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
                 await self._lend(lender, request, loan, messages, context)
         finally:
             self._give_back(loan)
+
+    def _lender(self, request: handoff_pb2.FetchPrefix) -> Lender | None:
+        """Return the lender to read from, or None for a reader that this worker would serve."""
+        channel = self._channels.get(request.channel)
+        reader = visible_pid(self._context.hello.process, request.hello.process)
+        if channel is None or not channel.reads_alone(reader):
+            return None
+        return self._lenders[channel.name]
 
     async def _lend(
         self,

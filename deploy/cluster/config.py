@@ -28,6 +28,7 @@ class ClusterConfig:
     threads: int | None = None  # compute threads of each worker; None: an even share of cores
     policy: str = "round_robin"
     channel: str = AUTO  # channel for state between workers
+    nixl_interfaces: tuple[str, ...] = ()  # that the operator trusts; none: loopback alone
     # The issuer of certificates, files or a folder of `baton certs`; None: the cluster's own.
     authority: AuthorityFiles | Path | None = None
     verify: bool | None = None  # checksums of state; None: on, but off between GPUs

@@ -123,6 +123,7 @@ class Wiring:
             credentials=self.credentials.folder_of(ProcessRole(member.role), member.worker_id),
             lease_ms=self.config.lease_ms,
             channel=self.config.channel,
+            nixl_interfaces=self.config.nixl_interfaces,
             verify=self.config.verify,
             state_return=self.config.state_return,
             send_snapshots=self.config.send_snapshots,

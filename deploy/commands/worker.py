@@ -129,6 +129,7 @@ def _worker_config(
         routers=given["routers"],
         lease_ms=lease_ms_from(given["lease"]),
         channel=given["channel"],
+        nixl_interfaces=given["nixl_interfaces"],
         verify=verify_from(given["verify"]),
         credentials=given["credentials"],
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from certificates import folder_of
 from chaos.client import RankClient, Reply, new_request_id, session
-from chaos.netns import Network, network, unavailable
+from chaos.netns import LINK, Network, network, unavailable
 from chaos.node import Node, start_nursery
 from chaos.node_main import NodePlan
 from engine.engines import greedy, random_prompt
@@ -79,16 +79,14 @@ class Cluster:
 
     async def start(self, name: str) -> None:
         """A new life of `name`; the one before it must be over."""
-        host, netns = "127.0.0.1", None
+        host, netns, options = "127.0.0.1", None, self._plan.options
         if self.net is not None:
             host, netns = self.net.host(name), self.net.names[name]
+            options = options | {"nixl_interfaces": (LINK,)}
         role = ROLES[name]
+        own = {"name": name, "role": role, "host": host, "netns": netns, "options": options}
         certificate = folder_of(role.value, name)
-        node = Node(
-            replace(
-                self._plan, name=name, role=role, host=host, netns=netns, credentials=certificate
-            )
-        )
+        node = Node(replace(self._plan, **own, credentials=certificate))
         await node.start()
         self.nodes[name] = node
 

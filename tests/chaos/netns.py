@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 MS_REC, MS_PRIVATE, MNT_DETACH = 0x4000, 0x40000, 2
+LINK = "eth0"  # a worker's, in its namespace
 _numbers = itertools.count(1)
 
 
@@ -76,10 +77,10 @@ class Network:
         namespace = self.names[worker] = f"{self.bridge}{worker}"
         ours = self._link(worker)
         _ip("netns", "add", namespace)
-        _ip("link", "add", ours, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        _ip("link", "add", ours, "type", "veth", "peer", "name", LINK, "netns", namespace)
         _ip("link", "set", ours, "master", self.bridge, "up")
-        _ip("-n", namespace, "addr", "add", f"{self.host(worker)}/24", "dev", "eth0")
-        _ip("-n", namespace, "link", "set", "eth0", "up")
+        _ip("-n", namespace, "addr", "add", f"{self.host(worker)}/24", "dev", LINK)
+        _ip("-n", namespace, "link", "set", LINK, "up")
         _ip("-n", namespace, "link", "set", "lo", "up")
 
     async def cut(self, worker: str) -> None:
@@ -111,3 +112,8 @@ def network(*workers: str) -> Iterator[Network]:
 
 def _ip(*args: str) -> None:
     subprocess.run(["ip", *args], check=True, capture_output=True)
+
+
+def route(net: Network, worker: str) -> None:
+    """Let the worker reach every address of this machine."""
+    _ip("-n", net.names[worker], "route", "add", "default", "via", f"{net._subnet()}.1")

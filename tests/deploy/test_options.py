@@ -164,7 +164,8 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         (folder / name).touch()
     clients = TestAuthority.make().issue(folder / "tls")
     return (
-        "--channel", "grpc", "--verify", "full", "--tls-ca", str(folder / "ca"),
+        "--channel", "grpc", "--nixl-interface", "eth9", "--verify", "full",
+        "--tls-ca", str(folder / "ca"),
         "--tls-ca-key", str(folder / "key"), "--internal-port", "4",
         "--prefill", "2", "--decode", "2", "--decode-dp", "2", "--threads", "3",
         "--policy", "least_load", "--state-return", "demand", "--send-snapshots", "last",

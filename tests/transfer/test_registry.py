@@ -7,6 +7,7 @@ from transfer.wires import channel_context
 from baton.proto.common_pb2 import WorkerIdentity
 from baton.transfer.channels import registry
 from baton.transfer.channels.base import Channel
+from baton.transfer.channels.trusted_network import TrustedNetwork
 from baton.transfer.errors import ChannelError
 from baton.transfer.tickets import TicketTable
 from baton.worker.config import CHANNELS
@@ -58,11 +59,11 @@ def test_there_is_a_fenced_fallback_that_joins_any_two_workers() -> None:
 def test_auto_leaves_out_what_cannot_be_used_here(monkeypatch: pytest.MonkeyPatch) -> None:
     (one_sided,) = [kind for kind in registry.CHANNELS if kind.capabilities.one_sided]
 
-    def missing() -> None:
+    def missing(network: TrustedNetwork) -> None:
         raise ChannelError("it is not installed")
 
     assert registry.select("auto", alone=False) == list(registry.CHANNELS)
-    monkeypatch.setattr(one_sided, "check_installed", missing)
+    monkeypatch.setattr(one_sided, "check_usable", missing)
     left = registry.select("auto", alone=True)
     assert left == [
         kind

@@ -10,6 +10,7 @@ from baton.rpc.credentials import Credentials
 from baton.transfer.channels.ends import ChannelReceiver, Lender, OnBytes, Reader, Sender
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.channels.poller import Poller
+from baton.transfer.channels.trusted_network import LOCAL, TrustedNetwork
 from baton.transfer.memory.regions import EngineMemory
 from baton.transfer.tickets import TicketTable
 
@@ -46,6 +47,7 @@ class ChannelContext:
     count_received: OnBytes
     credentials: Credentials | None = None  # of this worker; None: the channel dials nobody
     hub: LocalHub | None = None  # where engines of this process meet; None: there is one engine
+    network: TrustedNetwork = LOCAL
 
 
 class Channel:
@@ -62,8 +64,23 @@ class Channel:
         self.context = context
 
     @classmethod
-    def check_installed(cls) -> None:
-        """Raise ChannelError where this machine lacks what the channel needs."""
+    def check_settings(cls, network: TrustedNetwork) -> None:
+        """Check the operator's settings, without loading anything.
+
+        Raises ConfigError for settings that contradict each other or this machine, and ChannelError
+        where they exclude this channel.
+        """
+
+    @classmethod
+    def check_room(cls, ends: int) -> None:
+        """Raise ChannelError where this machine has no room for as many ends of the channel."""
+
+    @classmethod
+    def check_usable(cls, network: TrustedNetwork) -> None:
+        """Check the settings, and that this machine has what the channel needs.
+
+        Raises ChannelError where it cannot be used here, and ConfigError as `check_settings` does.
+        """
 
     @classmethod
     def maps_peers(cls) -> bool:
@@ -92,6 +109,13 @@ class Channel:
 
     async def connect_reader(self, endpoint: bytes) -> Reader:
         """Connect to a peer's Lender and try the way. Raises ChannelError. Pull."""
+        raise self._undeclared("pull")
+
+    def reads_alone(self, pid: int | None) -> bool:
+        """Return whether a process reads here without the help of this one. Pull.
+
+        pid: of the reader; None: it is not visible from here.
+        """
         raise self._undeclared("pull")
 
     def open_lender(self) -> Lender:

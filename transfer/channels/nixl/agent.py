@@ -13,23 +13,20 @@ polls it.
 import contextlib
 import itertools
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.transfer.channels.nixl import ucx
+from baton.transfer.channels.trusted_network import LOOPBACK
 from baton.transfer.errors import ChannelError
 from baton.transfer.memory.regions import Span
 
 BACKEND = "UCX"
 ATTEMPTS = 3
 _INITIATOR = "NIXL_INIT_AGENT"
-
-_NETWORK = frozenset(
-    {"tcp", "rc", "rc_x", "rc_v", "dc", "dc_x", "ud", "ud_x", "ud_v", "ib", "self"}
-)
 
 Parts = NDArray[np.uint64]
 """[parts, 3] uint64: address, bytes and device of each run of bytes."""
@@ -42,12 +39,18 @@ class NixlAgent:
     posts, never NIXL's handles, because a handle keeps its agent alive.
     """
 
-    def __init__(self, name: str, spans: Sequence[Span]) -> None:
-        """spans: the pools. Each one that has bytes is registered as one region.
+    def __init__(
+        self, name: str, spans: Sequence[Span], devices: Sequence[str] = (LOOPBACK,)
+    ) -> None:
+        """spans: the pools. Each one that has bytes is registered as one region. devices: UCX
+        listens and connects on no others.
 
-        Raises ChannelError also where NIXL is not installed or does not start.
+        Raises ChannelError also where NIXL is not installed or does not start, and ConfigError as
+        `ucx.check_settings` does.
         """
         check_installed()
+        ucx.confine(devices)
+        ucx.check_shared_memory()
         from nixl import _bindings as bindings
         from nixl._api import nixl_agent, nixl_agent_config
 
@@ -212,26 +215,6 @@ def check_installed() -> None:
         raise ChannelError(
             f"nixl cannot be imported ({error}): install it, or use --channel grpc"
         ) from error
-
-
-def maps_peers() -> bool:
-    """Return True when UCX may write into other processes of this machine without their help.
-
-    It does so by the kernel's copies (CMA), shared mappings and CUDA IPC. UCX's own variable
-    UCX_TLS rules that out where it names network transports only.
-    """
-    named = set(os.environ.get("UCX_TLS", "").replace(" ", "").split(","))
-    return not named <= _NETWORK or named == {""}
-
-
-def maps_namespaces(*, on_device: bool) -> bool:
-    """Return True when UCX may do so across pid namespaces too.
-
-    CUDA IPC, XPMEM and KNEM may. CMA may not: it names processes by pid, and UCX considers a
-    process of another namespace out of reach.
-    """
-    modules = any(os.path.exists(device) for device in ("/dev/xpmem", "/dev/knem"))
-    return maps_peers() and (on_device or modules)
 
 
 def _memory(span: Span) -> str:

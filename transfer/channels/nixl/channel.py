@@ -5,7 +5,7 @@ import itertools
 
 from baton.proto.common_pb2 import WorkerIdentity
 from baton.transfer.channels.base import Capabilities, Channel, ChannelContext
-from baton.transfer.channels.nixl import agent
+from baton.transfer.channels.nixl import agent, ucx
 from baton.transfer.channels.nixl.agent import NixlAgent
 from baton.transfer.channels.nixl.endpoint import decode_endpoint
 from baton.transfer.channels.nixl.lender import NixlLender
@@ -13,6 +13,7 @@ from baton.transfer.channels.nixl.peer import NixlPeer
 from baton.transfer.channels.nixl.reader import NixlReader
 from baton.transfer.channels.nixl.receiver import NixlReceiver
 from baton.transfer.channels.nixl.sender import NixlSender
+from baton.transfer.channels.trusted_network import TrustedNetwork, check_interfaces, is_rdma
 
 
 class NixlChannel(Channel):
@@ -26,22 +27,47 @@ class NixlChannel(Channel):
 
     def __init__(self, context: ChannelContext) -> None:
         super().__init__(context)
+        ucx.confine(context.network.devices)
         self._numbers = itertools.count(1)
 
+    def reads_alone(self, pid: int | None) -> bool:
+        """Return True when no read of `pid` is made of messages that this process must answer.
+
+        UCX over TCP aborts a process that answers a reader who has left: a lender that was
+        suspended while it lent did, when it was resumed.
+        """
+        if any(is_rdma(device) for device in self.context.network.devices):
+            return True
+        if any(span.device is not None for span in self.context.memory.spans):
+            return pid is not None and ucx.maps_peers()
+        return pid is not None and ucx.copies_by_kernel(pid)
+
     @classmethod
-    def check_installed(cls) -> None:
+    def check_settings(cls, network: TrustedNetwork) -> None:
+        check_interfaces(network.interfaces)
+        ucx.check_settings(network.devices)
+
+    @classmethod
+    def check_room(cls, ends: int) -> None:
+        ucx.check_shared_memory(ends)
+
+    @classmethod
+    def check_usable(cls, network: TrustedNetwork) -> None:
+        cls.check_settings(network)
         agent.check_installed()
+        ucx.check_shared_memory()
 
     @classmethod
     def maps_peers(cls) -> bool:
-        return agent.maps_peers()
+        return ucx.maps_peers()
 
     @classmethod
     def maps_namespaces(cls, *, on_device: bool) -> bool:
-        return agent.maps_namespaces(on_device=on_device)
+        return ucx.maps_namespaces(on_device=on_device)
 
     async def open_receiver(self) -> NixlReceiver:
-        ours = await asyncio.to_thread(NixlAgent, self._name("r"), self.context.memory.spans)
+        spans, devices = self.context.memory.spans, self.context.network.devices
+        ours = await asyncio.to_thread(NixlAgent, self._name("r"), spans, devices)
         return NixlReceiver(ours, self.context)
 
     async def connect_sender(self, endpoint: bytes, peer: WorkerIdentity) -> NixlSender:
@@ -55,7 +81,8 @@ class NixlChannel(Channel):
 
     async def _reach(self, kind: str, endpoint: bytes) -> NixlPeer:
         there = decode_endpoint(endpoint)
-        return await asyncio.to_thread(NixlPeer, self._name(kind), self.context.memory, there)
+        memory, devices = self.context.memory, self.context.network.devices
+        return await asyncio.to_thread(NixlPeer, self._name(kind), memory, there, devices)
 
     def _name(self, kind: str) -> str:
         """Return the next agent's name, unique over workers and their restarts."""

@@ -119,6 +119,6 @@ class NixlLender:
             agent.close()
 
     async def _make(self) -> bytes:
-        spans = self._context.memory.spans
-        self._agent = agent = await asyncio.to_thread(NixlAgent, self._name(), spans)
+        spans, devices = self._context.memory.spans, self._context.network.devices
+        self._agent = agent = await asyncio.to_thread(NixlAgent, self._name(), spans, devices)
         return encode_endpoint(agent, spans)

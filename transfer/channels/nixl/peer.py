@@ -1,6 +1,7 @@
 """An agent with its peer's pools: used to write to them and to read from them."""
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,7 +19,9 @@ PROBE_S = 5.0
 class NixlPeer:
     """An agent that has reached its peer once, with the pools of both prepared."""
 
-    def __init__(self, name: str, memory: EngineMemory, there: NixlEndpoint) -> None:
+    def __init__(
+        self, name: str, memory: EngineMemory, there: NixlEndpoint, devices: Sequence[str]
+    ) -> None:
         """Connect to `there` and write a probe. Blocks for up to PROBE_S. Raises ChannelError."""
         self.ours = memory.spans
         self.theirs = there.spans
@@ -28,7 +31,7 @@ class NixlPeer:
                 expected=str([s.block_bytes for s in self.ours]),
                 actual=str([s.block_bytes for s in self.theirs]),
             )
-        self.agent = NixlAgent(name, self.ours)
+        self.agent = NixlAgent(name, self.ours, devices)
         try:
             self._peer = self.agent.add_peer(there.metadata)
             self._sources = [self._prepare(span, None) for span in self.ours]
