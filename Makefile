@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo serve test chaos chaos-faults chaos-load check protos docs constraints clean
+.PHONY: demo serve test chaos chaos-faults chaos-load check tools protos docs constraints clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -17,7 +17,7 @@ demo: $(STAMP)
 serve: $(STAMP)
 	$(BIN)/baton serve --model $(MODEL) --prefill 1 --decode 2
 
-test: check
+test: check tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 # Not a part of CI. Takes about half an hour on two idle cores, and half of that with -j2.
@@ -33,6 +33,12 @@ chaos-load: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos tests/chaos/test_soak.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_races.py --race-mixes 200 --timeout 1800
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_recall_modes.py --recall-prompts 1000 --timeout 1800
+
+# `ip` and `ss`, for the tests with network namespaces, which are skipped without them.
+tools:
+	@command -v ip > /dev/null && command -v ss > /dev/null \
+		|| { test "$$(id -u)" = 0 && apt-get install --yes --quiet iproute2; } \
+		|| echo "no ip and ss (iproute2): the tests with network namespaces are skipped"
 
 check: $(STAMP)
 	$(BIN)/ruff check .

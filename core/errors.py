@@ -29,6 +29,7 @@ BatonError                     INTERNAL
 ├── ClientGone                 CANCELLED          the client closed its connection [api]
 ├── DeployError                INTERNAL           [deploy]
 │   ├── StartError             INTERNAL           a cluster that cannot start
+│   ├── RayLostError           UNAVAILABLE        Ray has ended under a running cluster
 │   ├── ScaleError             INVALID_REQUEST    a cluster that cannot change as was asked
 │   └── NotRunning             UNAVAILABLE        no cluster answers where one was looked for
 ├── BuildError                 INTERNAL           native kernels cannot be compiled [kernels]

@@ -12,6 +12,12 @@ class StartError(DeployError):
     """A cluster that cannot start; the message says why and what to do."""
 
 
+class RayLostError(DeployError):
+    """Ray has ended under a running cluster: nothing starts its workers again."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
 class ScaleError(DeployError):
     """A cluster that cannot grow or shrink as was asked; it keeps serving as it was."""
 

@@ -1,7 +1,6 @@
 """Files in which running clusters publish their addresses, so that other commands need no flags.
 
-There is one JSON file per cluster, named after the serving process, in a folder that only this user
-can write to.
+Each cluster has a folder of its own in this user's folder, with one JSON file and one socket.
 """
 
 import json
@@ -15,7 +14,10 @@ from pathlib import Path
 
 import psutil
 
+from baton.deploy.client.owned_folder import owned_folders
 from baton.deploy.errors import DeployError, NotRunning
+
+_STATE = "state.json"
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class ClusterState:
     """The addresses of one cluster. `baton serve` writes them once the cluster is ready."""
 
     pid: int  # of `baton serve`; a signal to it stops the cluster
-    started: float  # that process's creation time: the kernel reuses pids
+    started: float  # that process's creation time
     model: str
     http_url: str
     grpc_address: str
@@ -32,35 +34,36 @@ class ClusterState:
 
     @property
     def alive(self) -> bool:
+        """True when that process runs, and is visible from here: commands send it signals."""
         try:
             return abs(psutil.Process(self.pid).create_time() - self.started) < 1.0
         except psutil.NoSuchProcess:
             return False
 
 
-def control_path() -> Path:
-    """Return the control socket's path of this process. Raises DeployError as `folder` does."""
-    return folder() / f"{os.getpid()}.sock"
+def control_path(own: Path) -> Path:
+    """Return the control socket's path in a cluster's folder."""
+    return own / "control.sock"
 
 
-def folder() -> Path:
-    """Return this user's folder, and create it if needed.
+def folder(parent: Path | None = None) -> Path:
+    """Return this user's folder in `parent`, and create it if needed.
 
-    Raises DeployError if another user could have written there.
+    parent: the temporary folder when left out. Raises DeployError if another user may enter it.
     """
-    path = Path(tempfile.gettempdir()) / f"baton-{os.getuid()}"
+    path = (parent or Path(tempfile.gettempdir())) / f"baton-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise DeployError(f"{path} must be a folder that only you can write to; remove it")
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise DeployError(f"{path} must be a folder that only you can enter (mode 700); remove it")
     return path
 
 
 @contextmanager
 def published(
-    model: str, http_url: str, grpc_address: str, certificate: Path | None = None
+    own: Path, model: str, http_url: str, grpc_address: str, certificate: Path | None = None
 ) -> Iterator[ClusterState]:
-    """Keep this process's state file in place until the context ends."""
+    """Keep the state file of this process in `own`, its folder, until the context ends."""
     me = psutil.Process()
     state = ClusterState(
         me.pid,
@@ -68,10 +71,10 @@ def published(
         model,
         http_url,
         grpc_address,
-        str(control_path()),
+        str(control_path(own)),
         None if certificate is None else str(certificate),
     )
-    path = folder() / f"{me.pid}.json"
+    path = own / _STATE
     draft = path.with_suffix(".new")
     draft.write_text(json.dumps(asdict(state)))
     draft.replace(path)  # atomic: readers see the whole file or none
@@ -83,13 +86,8 @@ def published(
 
 def newest() -> ClusterState:
     """Return the running cluster that this user started last. Raises NotRunning."""
-    running: list[ClusterState] = []
-    for path in folder().glob("*.json"):
-        state = _read(path)
-        if state is not None and state.alive:
-            running.append(state)
-        else:
-            path.unlink(missing_ok=True)
+    found = [_read(own / _STATE) for own in owned_folders(folder())]
+    running = [state for state in found if state is not None and state.alive]
     if not running:
         raise NotRunning(
             "no cluster of yours runs on this machine; start one with `baton serve --model DIR`, "

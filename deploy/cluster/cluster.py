@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from baton.core.role import Role
+from baton.deploy.client.owned_folder import owned_folder
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.client.trust import PinnedCertificate
@@ -19,10 +21,12 @@ from baton.deploy.cluster import actors, ray_start
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.fleet import STOP_MARGIN_S, Fleet
 from baton.deploy.cluster.member import Member
+from baton.deploy.cluster.preflight import settle_channel
+from baton.deploy.cluster.ray_processes import RayProcesses
 from baton.deploy.cluster.start_progress import Silent, StartProgress
 from baton.deploy.cluster.start_watch import wait_for_all
 from baton.deploy.cluster.wiring import OPERATOR, Wiring
-from baton.deploy.errors import ScaleError, StartError
+from baton.deploy.errors import RayLostError, ScaleError, StartError
 from baton.router.actor import RouterActor
 from baton.worker.started import WorkerStarted
 
@@ -38,13 +42,15 @@ class Cluster:
         """Reserve ports and memory. Raises StartError if a port is taken or memory does not
         suffice.
         """
-        self.config = config
         self.seconds: dict[str, float] = {}  # duration of each part of the start
         self._progress = progress or Silent()
         with ExitStack() as held:
+            self.config = config = self._with_channel(config)
             self._wiring = Wiring.settle(config, held)
             self._fleet = Fleet(self._wiring)
-            self._ports = held.pop_all()
+            self._ray = self._ray_config(held)
+            self._held = held.pop_all()
+        self._ray_processes: RayProcesses | None = None  # of a Ray of our own, once it runs
         self._router: actors.RouterHandle | None = None
         tls = config.client_tls
         self._trust = None if tls is None else PinnedCertificate(tls.certificate)
@@ -90,7 +96,9 @@ class Cluster:
         """
         with self._timed("Ray"):
             self._progress.update("Ray", "starting", 0.0)
-            ray_start.connect(self._ray_config())
+            ray_start.connect(self._ray)
+        if self.config.ray_address is None:
+            self._ray_processes = RayProcesses()
         self._progress.done("Ray", f"ready after {self.seconds['Ray']:.1f} s")
         with self._timed("workers"):
             # All start at once: the router's addresses are settled, so no worker waits for it.
@@ -127,12 +135,24 @@ class Cluster:
         finally:
             self._scaling.release()
 
+    def check_ray(self) -> None:
+        """Raise RayLostError if a Ray of our own has lost a process that it cannot replace."""
+        lost = self._ray_processes.lost() if self._ray_processes else ""
+        if lost:
+            raise RayLostError(
+                f"Ray's {lost} has ended, so that no worker would be started again; the cluster "
+                f"ends. Ray's logs are in {self._ray.folder} until the next start: start again"
+            )
+
     def down(self, drain_s: float | None) -> None:
         """Refuse new requests, give running ones `drain_s` seconds, then end everything.
 
         drain_s: None ends everything now.
         """
         try:
+            if self._ray_processes and self._ray_processes.lost():
+                self._ray_processes.kill()  # calls to Ray would wait for what has gone
+                return
             if drain_s is not None:
                 self._drain(drain_s)
             self._fleet.leave_all()
@@ -141,7 +161,7 @@ class Cluster:
                 self._router = None
         finally:
             ray_start.leave()
-            self._ports.close()
+            self._held.close()
 
     def kill(self, worker_id: str) -> None:
         """Kill a worker's process as a crash would. Ray restarts it."""
@@ -167,9 +187,21 @@ class Cluster:
     ) -> None:
         self.down(self.config.drain_s if kind is None else None)
 
-    def _ray_config(self) -> ray_start.RayConfig:
+    def _with_channel(self, config: ClusterConfig) -> ClusterConfig:
+        """Return the config with a channel for which this machine has room. Raises StartError."""
+        if config.ray_address is not None:  # workers may have other machines
+            return config
+        channel, why = settle_channel(config)
+        if why:
+            self._progress.done("channel", f"{channel}: {why}")
+        return replace(config, channel=channel)
+
+    def _ray_config(self, held: ExitStack) -> ray_start.RayConfig:
+        if self.config.ray_address is not None:
+            return ray_start.RayConfig(self.config.ray_address)
         cpus = 1 + self._wiring.threads * len(self.config.members)
-        return ray_start.RayConfig(self.config.ray_address, cpus)
+        folder = held.enter_context(owned_folder(ray_start.parent_folder()))
+        return ray_start.RayConfig(None, cpus, folder)
 
     def _join(self, joining: Sequence[Member], progress: StartProgress) -> None:
         starting = self._fleet.join(joining)

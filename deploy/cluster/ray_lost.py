@@ -12,9 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import psutil
+from baton.deploy.cluster.ray_processes import RayProcesses
 
-RAY_PROCESSES = frozenset({"gcs_server", "raylet"})
 GRACE_S = 2.0
 _LOOK_S = 0.2
 _SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
@@ -53,36 +52,17 @@ def _watch(heard: int, over: threading.Event, grace_s: float) -> None:
             break
     if over.is_set():
         return
-    ours = psutil.Process().children(recursive=True)
-    ray = [process for process in ours if _name(process) in RAY_PROCESSES]
+    ray = RayProcesses()
     lost_s: float | None = None
     while not over.wait(_LOOK_S):
-        if lost_s is None and any(_ended(process) for process in ray):
+        if lost_s is None and ray.lost():
             lost_s = time.monotonic()
         if lost_s is not None and time.monotonic() - lost_s > grace_s:
-            _end(ours)
+            _end(ray)
 
 
-def _end(ours: list[psutil.Process]) -> None:
-    for process in ours:
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
+def _end(ray: RayProcesses) -> None:
+    ray.kill()
     print("stopped: the signal has ended Ray too, so no request could end", file=sys.stderr)
     sys.stderr.flush()
     os._exit(130)
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:
-        return ""
-
-
-def _ended(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True

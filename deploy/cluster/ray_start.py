@@ -1,25 +1,42 @@
 """Starting, joining and leaving Ray: the only module that calls `ray.init`.
 
 Ray places, watches and restarts the processes. It carries neither tokens nor state.
+
+Whoever can call Ray runs any code as this user. A Ray of our own therefore listens on loopback
+alone and asks for a token, and its files and sockets lie in a folder that only this user can enter.
 """
 
 import contextlib
 import logging
 import os
+import secrets
 import signal
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
+from ray._private import services
+from ray._private.authentication.authentication_token_setup import (
+    AuthenticationTokenLoader,
+    Config,
+)
 
+from baton.core.loopback import is_loopback
+from baton.deploy.client.state_file import folder
 from baton.deploy.errors import StartError
 
 NAMESPACE = "baton"
+LOOPBACK = "127.0.0.1"
+_LONGEST_PARENT = 31
+"""Characters: we add 9 for a folder, Ray up to 66 for its sockets; a socket's path holds 107."""
+
 _OBJECT_STORE_BYTES = 80 << 20  # the smallest that Ray takes; only configs and replies pass
 # Ray gives its own processes 30 s. Sometimes one dies at its start; a second try then succeeds.
 _TRIES = 3
-_TOKEN_HINT = "; where it asks for a token, set RAY_AUTH_MODE=token as Ray's manual says"
+_MODE, _TOKEN, _TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +45,7 @@ _log = logging.getLogger(__name__)
 class RayConfig:
     address: str | None = None  # None: a Ray of our own, which ends with this process
     cpus: int = 1  # logical CPUs of a Ray of our own: what our actors ask for, together
+    folder: Path | None = None  # of a Ray of our own: only this user can enter it
 
 
 def connect(config: RayConfig) -> None:
@@ -36,32 +54,124 @@ def connect(config: RayConfig) -> None:
         raise StartError("this process runs a cluster already; stop it first")
     # Ray has no other switch for its usage reports.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    options: dict[str, Any] = {"namespace": NAMESPACE, "logging_level": logging.ERROR}
-    if config.address is None:
-        options |= {
-            "address": "local",  # otherwise RAY_ADDRESS would decide
-            "num_cpus": config.cpus,
-            "include_dashboard": False,
-            "object_store_memory": _OBJECT_STORE_BYTES,
-            # With its default, 15, every other process of the machine would run before a step.
-            "_system_config": {"worker_niceness": 0},
-        }
-    else:
-        options["address"] = config.address
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    where = config.address or "on this machine"
-    for left in reversed(range(_TRIES if config.address is None else 1)):
+    try:
+        if config.address is None:
+            _start(config)
+        else:
+            _join(config.address)
+    finally:
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has replaced it
+
+
+def parent_folder() -> Path:
+    """Return this user's folder for the files of Ray, whose path must be short.
+
+    Raises DeployError if another user may enter it.
+    """
+    usual = folder()
+    return usual if len(str(usual)) <= _LONGEST_PARENT else folder(Path("/tmp"))
+
+
+def leave() -> None:
+    """Stop our own Ray, or disconnect from the one that we joined. Our actors end with it."""
+    ray.shutdown()
+
+
+def _start(config: RayConfig) -> None:
+    assert config.folder is not None
+    os.environ |= {_MODE: "token", _TOKEN_PATH: str(_new_token(config.folder))}
+    os.environ.pop(_TOKEN, None)  # it would take precedence
+    options = {
+        "address": "local",  # otherwise RAY_ADDRESS would decide
+        "num_cpus": config.cpus,
+        "include_dashboard": False,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "_temp_dir": str(config.folder),
+        "_node_ip_address": LOOPBACK,
+        # With its default, 15, every other process of the machine would run before a step.
+        "_system_config": {"worker_niceness": 0},
+    }
+    for left in reversed(range(_TRIES)):
         before = set(psutil.Process().children())
         try:
-            ray.init(log_to_driver=False, **options)
+            with _loopback_kept():
+                _init(options)
             break
         except Exception as err:  # Ray raises nothing narrower when its process does not start
-            hint = "" if config.address is None else _TOKEN_HINT
-            message = f"Ray {where} does not start or answer: {err}{_end_children(before)}{hint}"
+            message = f"Ray on this machine does not start: {err}{_end_children(before)}"
             if not left:
-                raise StartError(message) from err
+                raise StartError(f"{message}; its logs are in {config.folder}") from err
             _log.warning("%s; trying again", message)
-    signal.signal(signal.SIGTERM, on_sigterm)  # Ray has replaced it
+    _check_confined()
+
+
+def _join(address: str) -> None:
+    _check_token(os.environ)
+    os.environ.setdefault(_MODE, "token")
+    try:
+        _init({"address": address})
+    except Exception as err:  # Ray raises nothing narrower
+        raise StartError(
+            f"Ray at {address} does not answer: {err}; it must run there with RAY_AUTH_MODE=token, "
+            f"and {_TOKEN_PATH} must name a file with its token"
+        ) from err
+
+
+def _init(options: Mapping[str, Any]) -> None:
+    # Ray has read both when it was imported.
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+    ray.init(namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False, **options)
+
+
+def _new_token(folder: Path) -> Path:
+    path = folder / "token"
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32))
+    return path
+
+
+def _check_token(environment: Mapping[str, str]) -> None:
+    """Raise StartError where nothing says which token the joined Ray asks for."""
+    if environment.get(_MODE, "token").lower() == "disabled":
+        raise StartError(
+            f"{_MODE} is disabled: whoever reaches a Ray without a token runs any code there. "
+            f"Start that Ray with {_MODE}=token, and unset the variable here"
+        )
+    default = Path.home() / ".ray" / "auth_token"
+    if environment.get(_TOKEN) or environment.get(_TOKEN_PATH) or default.exists():
+        return
+    raise StartError(
+        f"joining a Ray needs its token: set {_TOKEN_PATH} to a file with it, or copy it to "
+        f"{default} (`ray get-auth-token` prints it where that Ray runs)"
+    )
+
+
+@contextlib.contextmanager
+def _loopback_kept() -> Iterator[None]:
+    """Keep Ray from replacing a loopback address by the machine's own, which it does everywhere.
+
+    Ray's processes listen on loopback alone if their node has a loopback address. Ray has no switch
+    for that on Linux.
+    """
+    resolve = services.resolve_ip_for_localhost
+    services.resolve_ip_for_localhost = lambda host: host
+    try:
+        yield
+    finally:
+        services.resolve_ip_for_localhost = resolve
+
+
+def _check_confined() -> None:
+    """Stop Ray and raise StartError where its node has another address than loopback's."""
+    address = ray.util.get_node_ip_address()
+    if not is_loopback(address):
+        ray.shutdown()
+        raise StartError(
+            f"Ray {ray.__version__} listens on {address} instead of loopback; use a version that "
+            "Baton was tested with, as constraints.txt names it"
+        )
 
 
 def _end_children(before: set[psutil.Process]) -> str:
@@ -74,8 +184,3 @@ def _end_children(before: set[psutil.Process]) -> str:
             told.append(f"{child.name()} ({child.status()})")
             child.kill()
     return f"; its processes were {', '.join(told)}" if told else ""
-
-
-def leave() -> None:
-    """Stop our own Ray, or disconnect from the one that we joined. Our actors end with it."""
-    ray.shutdown()

@@ -14,11 +14,15 @@ ROUTER = "router"
 
 
 def watch_workers(console: Console, cluster: Cluster) -> None:
-    """Print changes until a signal arrives. Ray does the restarting."""
+    """Print changes until a signal arrives. Ray does the restarting.
+
+    Raises RayLostError when it no longer can.
+    """
     try:
         seen = _incarnations(cluster)
         while True:
             time.sleep(_LOOK_S)
+            cluster.check_ray()
             now = _incarnations(cluster)
             for line in changes(seen, now, cluster.workers):
                 console.print(f"{time.strftime('%H:%M:%S')}  {line}", highlight=False)

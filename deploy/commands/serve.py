@@ -9,7 +9,8 @@ import click
 from rich.console import Console
 
 from baton.deploy.access_options import check_exposed, insecure_option, readable_on_the_way
-from baton.deploy.client.state_file import control_path, published
+from baton.deploy.client.owned_folder import owned_folder
+from baton.deploy.client.state_file import control_path, folder, published
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.control import listening
 from baton.deploy.cluster.preflight import check_model
@@ -60,13 +61,14 @@ def serve(
         with stop_on_signals(), end_if_ray_is_lost(), ExitStack() as stack:
             with shown(console) as progress:
                 cluster = stack.enter_context(Cluster(config, progress))
+            own = stack.enter_context(owned_folder(folder()))
             model = str(config.engine.model)
             scaled = partial(handle_scale, cluster)
-            stack.enter_context(listening(control_path(), scaled))
+            stack.enter_context(listening(control_path(own), scaled))
             tls = config.client_tls
             certificate = None if tls is None else tls.certificate
             stack.enter_context(
-                published(model, cluster.http_url, cluster.grpc_address, certificate)
+                published(own, model, cluster.http_url, cluster.grpc_address, certificate)
             )
             greet(console, cluster, seconds_since_command())
             watch_workers(console, cluster)

@@ -91,6 +91,7 @@ class Weight:
 
 
 def main(conn: Connection, plan: NodePlan) -> None:
+    os.environ.pop("UCX_NET_DEVICES", None)  # an agent in the test's process has set it
     os.environ.update(plan.env)
     if plan.apart:
         pidns.enter(conn)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -19,24 +21,37 @@ from baton.deploy.client.state_file import ClusterState
 pytestmark = pytest.mark.chaos  # by its length: two starts of Ray
 
 DEADLINE_S = 150.0
-ENV = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+ENV = os.environ | {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@dataclass(frozen=True)
+class Head:
+    address: str
+    process: "subprocess.Popen[bytes]"  # its process group's leader
+    token: Path
 
 
 @pytest.fixture
 def head(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    """The address of a Ray with 5 CPUs in its books, and its process group's leader."""
+) -> Iterator[Head]:
+    """A Ray with 5 CPUs in its books that asks for a token."""
+    token = tmp_path_factory.mktemp("ray") / "token"
+    token.write_text(secrets.token_hex(32))
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     words = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block",
              "--node-ip-address", "127.0.0.1", "--port", str(port), "--num-cpus", "5",
              "--include-dashboard", "false", "--object-store-memory", str(80 << 20)]  # fmt: skip
     process = subprocess.Popen(
-        words, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        words,
+        env=ENV | {"RAY_AUTH_TOKEN_PATH": str(token)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
-        yield f"127.0.0.1:{port}", process
+        yield Head(f"127.0.0.1:{port}", process, token)
     finally:
         ours = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGKILL)
@@ -50,7 +65,7 @@ def _state(folder: Path, serve: "subprocess.Popen[str]") -> ClusterState:
     """Wait until the cluster serves, and return the state that it published."""
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
-        for path in folder.glob("baton-*/*.json"):
+        for path in folder.glob("baton-*/*/state.json"):
             return ClusterState(**json.loads(path.read_text()))
         assert serve.poll() is None, serve.communicate()
         time.sleep(0.2)
@@ -69,11 +84,13 @@ def _listens(port: int) -> bool:
 
 
 def test_a_cluster_serves_grows_and_goes_on_a_joined_ray(
-    head: tuple[str, "subprocess.Popen[bytes]"], tiny: Path, tmp_path: Path
+    head: Head, tiny: Path, tmp_path: Path
 ) -> None:
-    address, ray = head
+    address, ray = head.address, head.process
+    wrong = tmp_path / "wrong"
+    wrong.write_text(secrets.token_hex(32))
     # Ray's own files lie under /tmp whatever this says: a socket's path must be short.
-    env = ENV | {"TMPDIR": str(tmp_path)}
+    env = ENV | {"TMPDIR": str(tmp_path), "RAY_AUTH_TOKEN_PATH": str(head.token)}
     baton = [sys.executable, "-m", "baton.cli.main"]
     words = ["serve", "--model", str(tiny), "--ray-address", address, "--memory-gb", "0.25",
              "--threads", "1", "--http-port", "0", "--grpc-port", "0"]  # fmt: skip
@@ -81,6 +98,13 @@ def test_a_cluster_serves_grows_and_goes_on_a_joined_ray(
     while not _listens(int(address.rpartition(":")[2])):
         assert time.monotonic() < until, "Ray's head does not come up"
         time.sleep(0.2)
+    refused = subprocess.run(
+        baton + words, env=env | {"RAY_AUTH_TOKEN_PATH": str(wrong)}, capture_output=True,
+        text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    assert refused.returncode == 1
+    assert f"Ray at {address} does not answer" in refused.stderr
+    assert "RAY_AUTH_TOKEN_PATH must name a file with its token" in refused.stderr
     with subprocess.Popen(
         baton + words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as serve:

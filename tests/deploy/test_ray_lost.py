@@ -1,15 +1,18 @@
-"""A signal to the process group, which ends Ray as well: we do not wait for it."""
+"""Ray's processes that end: by a signal to the process group, or by themselves."""
 
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
+
+from baton.deploy.cluster.ray_processes import RayProcesses
 
 DEADLINE_S = 60.0
 SCRIPT = """
@@ -67,3 +70,26 @@ def test_with_ray_still_there_we_stop_as_ever(tmp_path: Path) -> None:
         said, _ = process.communicate(timeout=DEADLINE_S)
         assert (process.returncode, said) == (0, "stopped\n")
         assert child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_vital_process_that_has_ended_is_named(tmp_path: Path) -> None:
+    for name in ("gcs_server", "raylet", "agent"):
+        shutil.copy(shutil.which("sleep") or "", tmp_path / name)
+    with ExitStack() as stack:
+        store, raylet, agent = (
+            stack.enter_context(subprocess.Popen([str(tmp_path / name), "60"]))
+            for name in ("gcs_server", "raylet", "agent")
+        )
+        ray = RayProcesses()
+        agent.kill()
+        agent.wait()
+        assert not ray.lost(), "Ray starts its agents again"
+        store.kill()  # a zombie, for nobody has waited for it
+        until = time.monotonic() + DEADLINE_S
+        while not ray.lost():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert ray.lost() == f"control store (pid {store.pid})"
+        later = stack.enter_context(subprocess.Popen([str(tmp_path / "agent"), "60"]))
+        ray.kill()
+        assert raylet.wait(DEADLINE_S) == later.wait(DEADLINE_S) == -signal.SIGKILL

@@ -1,16 +1,23 @@
 """A Ray of our own that does not start at the first try. Ray itself is the neighbour here."""
 
+import inspect
+import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import psutil
 import pytest
 import ray
+from ray._private import services
 
 from baton.deploy.cluster import ray_start
-from baton.deploy.cluster.ray_start import RayConfig
+from baton.deploy.cluster.ray_start import LOOPBACK, RayConfig
 from baton.deploy.errors import StartError
+
+resolve = services.resolve_ip_for_localhost
 
 
 class FailingRay:
@@ -18,15 +25,21 @@ class FailingRay:
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
-        self.calls: list[object] = []
+        self.calls: list[dict[str, object]] = []
+        self.address = ""  # where it would listen
+        self.shut = False
         self.left: list[subprocess.Popen[bytes]] = []
 
     def init(self, **options: object) -> None:
         self.calls.append(options)
+        self.address = services.resolve_ip_for_localhost(LOOPBACK)
         if self.failures:
             self.failures -= 1
             self.left.append(subprocess.Popen(["sleep", "60"]))
             raise Exception("The current node timed out during startup.")
+
+    def shutdown(self) -> None:
+        self.shut = True
 
     def close(self) -> None:
         for process in self.left:
@@ -43,28 +56,92 @@ def bystander() -> Iterator[psutil.Process]:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FailingRay]:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
     with closing(FailingRay(failures=3)) as fake:
         monkeypatch.setattr(ray, "init", fake.init)
+        monkeypatch.setattr(ray, "shutdown", fake.shutdown)
+        monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: fake.address)
         monkeypatch.setattr(ray, "is_initialized", lambda: False)
         yield fake
 
 
 def test_it_is_tried_again_and_leaves_nothing_behind(
-    fake: FailingRay, bystander: psutil.Process
+    fake: FailingRay, bystander: psutil.Process, tmp_path: Path
 ) -> None:
     fake.failures = 2
-    ray_start.connect(RayConfig())
+    ray_start.connect(RayConfig(folder=tmp_path))
     assert len(fake.calls) == 3
     assert [process.wait(timeout=60) for process in fake.left] == [-9, -9]
     assert bystander.is_running()
 
 
-def test_in_the_end_it_says_why_and_what_ran(fake: FailingRay) -> None:
+def test_in_the_end_it_says_why_and_what_ran(fake: FailingRay, tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"on this machine .* timed out .*; .* sleep \("):
-        ray_start.connect(RayConfig())
+        ray_start.connect(RayConfig(folder=tmp_path))
 
 
-def test_a_ray_that_others_run_is_asked_once(fake: FailingRay) -> None:
-    with pytest.raises(StartError, match=r"Ray 127.0.0.1:6379 does not start or answer"):
+def test_a_ray_of_our_own_is_given_loopback_and_a_token_of_its_own(
+    fake: FailingRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "the operator's, for another Ray")
+    fake.failures = 0
+    ray_start.connect(RayConfig(folder=tmp_path))
+    (options,) = fake.calls
+    assert options["_node_ip_address"] == fake.address == LOOPBACK
+    assert options["_temp_dir"] == str(tmp_path)
+    token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+    assert token.parent == tmp_path and token.stat().st_mode & 0o777 == 0o600
+    assert len(token.read_text()) == 64
+    assert os.environ["RAY_AUTH_MODE"] == "token" and "RAY_AUTH_TOKEN" not in os.environ
+    assert services.resolve_ip_for_localhost is resolve, "Ray is as it was"
+
+
+def test_a_ray_that_listens_elsewhere_is_stopped(
+    fake: FailingRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later Ray may find its address by another function than the one that we replace."""
+    fake.failures = 0
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "192.0.2.7")
+    with pytest.raises(StartError, match=r"listens on 192\.0\.2\.7 instead of loopback"):
+        ray_start.connect(RayConfig(folder=tmp_path))
+    assert fake.shut
+
+
+def test_ray_still_asks_the_function_that_we_replace() -> None:
+    """It replaces loopback by the machine's own address."""
+    asked = inspect.getsource(ray._private.worker)
+    assert "services.resolve_ip_for_localhost(_node_ip_address)" in asked
+    assert list(inspect.signature(resolve).parameters) == ["host"]
+
+
+def test_a_ray_that_others_run_is_asked_once(
+    fake: FailingRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    with pytest.raises(StartError, match=r"Ray at 127.0.0.1:6379 does not answer: .*timed out"):
         ray_start.connect(RayConfig(address="127.0.0.1:6379"))
-    assert len(fake.calls) == 1
+    assert len(fake.calls) == 1 and os.environ["RAY_AUTH_MODE"] == "token"
+
+
+def test_joining_without_a_token_says_what_is_missing(
+    fake: FailingRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(StartError, match=r"needs its token: set RAY_AUTH_TOKEN_PATH .*auth_token"):
+        ray_start.connect(RayConfig(address="127.0.0.1:6379"))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(StartError, match="RAY_AUTH_MODE is disabled"):
+        ray_start.connect(RayConfig(address="127.0.0.1:6379"))
+    assert not fake.calls
+
+
+def test_a_long_temporary_folder_is_not_used_for_rays_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (long := tmp_path / ("x" * 40)).mkdir()
+    for parent in (str(long), "/tmp"):
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        assert ray_start.parent_folder() == Path(f"/tmp/baton-{os.getuid()}")

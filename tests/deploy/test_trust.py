@@ -18,9 +18,10 @@ from https_certificates import TestAuthority
 from baton.bench.cluster.stream_client import RequestFailed, exchange
 from baton.cli.main import baton
 from baton.deploy.access_options import readable_on_the_way
+from baton.deploy.client.owned_folder import owned_folder
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterAddress
-from baton.deploy.client.state_file import published
+from baton.deploy.client.state_file import folder, published
 from baton.deploy.client.trust import PinnedCertificate
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
@@ -102,7 +103,11 @@ def test_status_finds_and_trusts_its_own_cluster(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     files = TestAuthority.make().issue(tmp_path / "tls", "models.example")
-    with https(files) as url, published("m", url, "127.0.0.1:2", files.certificate):
+    with (
+        https(files) as url,
+        owned_folder(folder()) as own,
+        published(own, "m", url, "127.0.0.1:2", files.certificate),
+    ):
         assert "version" in status()
 
 

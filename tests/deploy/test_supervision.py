@@ -1,0 +1,55 @@
+"""`baton serve` on a Ray that dies under it: it says so and ends with an error."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from baton.deploy.client.owned_folder import owned_folder
+
+pytestmark = pytest.mark.cluster
+
+DEADLINE_S = 150.0
+
+
+def vital(serve: "subprocess.Popen[str]", name: str) -> psutil.Process:
+    (found,) = [p for p in psutil.Process(serve.pid).children() if p.name() == name]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("gcs_server", "control store"),
+        pytest.param("raylet", "raylet", marks=pytest.mark.chaos),  # by its length
+    ],
+)
+def test_a_lost_ray_is_noticed_and_nothing_stays_behind(
+    name: str, called: str, tiny: Path, tmp_path: Path
+) -> None:
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    words = [sys.executable, "-m", "baton.cli.main", "serve", "--model", str(tiny), "--memory-gb",
+             "0.25", "--threads", "1", "--http-port", "0", "--grpc-port", "0"]  # fmt: skip
+    with subprocess.Popen(
+        words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as serve:
+        until = time.monotonic() + DEADLINE_S
+        while not (states := list(tmp_path.glob("baton-*/*/state.json"))):
+            assert serve.poll() is None and time.monotonic() < until, serve.communicate()
+            time.sleep(0.1)
+        under = psutil.Process(serve.pid).children(recursive=True)
+        victim = vital(serve, name)
+        victim.kill()
+        said, _ = serve.communicate(timeout=DEADLINE_S)
+    assert serve.returncode == 1
+    assert f"Ray's {called} (pid {victim.pid}) has ended" in said, said
+    _, alive = psutil.wait_procs(under, timeout=DEADLINE_S)
+    assert not alive
+    (left,) = {state.parent for state in states}
+    assert not states[0].exists()
+    with owned_folder(left.parent):
+        assert not left.exists(), "cleaned at the next start"
