@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from engine.engines import (
+    PAGE,
     STEPS,
     assert_clean,
     finish_of,
@@ -15,7 +16,7 @@ from engine.engines import (
     run,
     tokens_of,
 )
-from engine.hash_model import VOCAB, HashModel, expected_tokens
+from engine.hash_model import VOCAB, HashModel, expected_tokens, hash_config
 
 from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
@@ -76,6 +77,27 @@ def test_chunk_size_and_batching_change_nothing(seeded: random.Random, chunk: in
     events += run(engine)
     for spec in specs:
         assert tokens_of(events, spec.request_id) == expected[spec.request_id]
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "one by one"])
+def test_tracking_at_every_page_changes_nothing(seeded: random.Random, overlap: bool) -> None:
+    """Rows that leave their states in snapshots' slots, against rows that are never tracked."""
+    specs = random_specs(seeded, 9)
+    expected = alone(specs, prefix_caching=False)
+    engine = make_engine(
+        HashModel(hash_config(chunk=PAGE)),
+        mamba_track_interval=PAGE,
+        max_running=5,
+        cached_snapshots=3,
+        canary=True,
+        overlap=overlap,
+    )
+    for spec in specs:
+        engine.submit(spec)
+    events = run(engine)
+    for spec in specs:
+        assert tokens_of(events, spec.request_id) == expected[spec.request_id]
+    assert engine.counters.snapshots_donated > len(specs)
 
 
 @pytest.mark.parametrize("pages", [9, 14, 22])
