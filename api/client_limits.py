@@ -35,6 +35,7 @@ class ClientLimits:
     header_s: float = 10.0  # from a connection, or a request's first byte, to the whole header
     body_s: float = 60.0  # from the header to the last byte of the body
     idle_s: float = 5.0  # an HTTP connection without a request is kept open so long
+    grpc_idle_s: float = 300.0  # a gRPC connection without a call is kept open so long
     write_s: float = 30.0  # a client may leave what was sent to it unread so long
     header_bytes: int = 32 << 10  # request line and headers; over gRPC, the metadata
     connections: int = 4096  # fewer where the process may not open so many files

@@ -20,6 +20,9 @@ _LIMITS = (
     click.option("--idle-timeout", type=Seconds(0, min_open=True), default=_DEFAULTS.idle_s,
                  show_default=True,
                  help="Seconds that an HTTP connection without a request is kept open."),
+    click.option("--grpc-idle-timeout", type=Seconds(0, min_open=True),
+                 default=_DEFAULTS.grpc_idle_s, show_default=True,
+                 help="Seconds that a gRPC connection without a call is kept open."),
     click.option("--write-timeout", type=Seconds(0, min_open=True), default=_DEFAULTS.write_s,
                  show_default=True,
                  help="Most seconds that a client may leave an answer unread; then its connection "
@@ -58,6 +61,7 @@ def limits_from(given: dict[str, Any]) -> ClientLimits:
         header_s=given["header_timeout"],
         body_s=given["body_timeout"],
         idle_s=given["idle_timeout"],
+        grpc_idle_s=given["grpc_idle_timeout"],
         write_s=given["write_timeout"],
         header_bytes=given["max_header_kb"] << 10,
         connections=given["max_connections"],

@@ -83,6 +83,7 @@ def _bounds(guard: ClientGuard) -> dict[str, int]:
     return {
         "grpc.max_allowed_incoming_connections": guard.grpc_connections,
         "grpc.server_handshake_timeout_ms": round(limits.header_s * 1000),
+        "grpc.max_connection_idle_ms": round(limits.grpc_idle_s * 1000),
         "grpc.max_concurrent_streams": limits.grpc_streams,
         # Beyond the first, gRPC refuses more and more calls by chance; from the second on, all.
         "grpc.max_metadata_size": limits.header_bytes // 2,

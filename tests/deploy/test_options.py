@@ -264,6 +264,7 @@ def test_the_limits_of_the_client_ports_reach_the_router() -> None:
         "--header-timeout": 1.5,
         "--body-timeout": 2.5,
         "--idle-timeout": 3.5,
+        "--grpc-idle-timeout": 4,
         "--write-timeout": 4.5,
         "--max-header-kb": 5,
         "--max-connections": 60,
@@ -273,7 +274,7 @@ def test_the_limits_of_the_client_ports_reach_the_router() -> None:
     }
     words = [str(word) for pair in given.items() for word in pair]
     limits = wired(parse_cluster(*words)).router().limits
-    assert limits == ClientLimits(1.5, 2.5, 3.5, 4.5, 5 << 10, 60, 7, 8, 9)
+    assert limits == ClientLimits(1.5, 2.5, 3.5, 4, 4.5, 5 << 10, 60, 7, 8, 9)
     default = ClientLimits()
     assert parse_cluster().limits == default
     assert all(getattr(limits, each.name) != getattr(default, each.name) for each in fields(limits))

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,3 +192,32 @@ async def test_a_message_beyond_the_limit_is_refused() -> None:
         )
         assert await code_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert server.inference.begun == 0
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + bytes(8)
+
+
+def said(server: Server, first: bytes, more: bytes = b"") -> bytes:
+    """Send `first`, then `more` again and again; return all that came until the server closed."""
+    with socket.create_connection(("127.0.0.1", server.port), DEADLINE_S) as client:
+        client.sendall(first)
+        reply = b""
+        with suppress(ConnectionError):
+            while part := client.recv(1 << 16):
+                reply += part
+                with suppress(ConnectionError):  # it is closed; what it said last is still there
+                    client.sendall(more)
+        return reply
+
+
+async def test_a_flood_of_pings_ends_the_connection() -> None:
+    async with serving() as server:
+        reply = await asyncio.to_thread(said, server, PREFACE + PING, PING)
+        assert b"too_many_pings" in reply
+        assert await server.is_healthy()
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    async with serving(grpc_idle_s=SHORT_S) as server:
+        assert b"connection idle" in await asyncio.to_thread(said, server, PREFACE)

@@ -5,10 +5,12 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from https_certificates import TestAuthority
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -19,6 +21,7 @@ from baton.api.client_limits import ClientLimits, Refusal
 from baton.api.client_metrics import ClientMetrics
 from baton.router.client_guard import ClientGuard
 from baton.router.http_server import HttpServer
+from baton.rpc.client_tls import ClientTls
 
 DEADLINE_S = 60.0
 """The deadline of every wait; only a broken server reaches it."""
@@ -109,12 +112,12 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(**limits: Any) -> AsyncIterator[Server]:
+async def serving(tls: ClientTls | None = None, **limits: Any) -> AsyncIterator[Server]:
     server = Server()
     metrics = ClientMetrics("router", server.registry)
     given = ClientLimits(**limits)
     guard = ClientGuard(given, metrics, given.connections, given.connections)
-    http = HttpServer(server.app(), "127.0.0.1", 0, guard=guard)
+    http = HttpServer(server.app(), "127.0.0.1", 0, tls, guard)
     await http.start()
     server.port = http.port
     try:
@@ -357,3 +360,34 @@ async def test_who_opens_many_connections_loses_theirs_first() -> None:
             writer.write(GET)
             assert await asyncio.wait_for(reader.readuntil(b"ok"), DEADLINE_S)
             writer.transport.abort()
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> ClientTls:
+    return ClientTls(TestAuthority.make().issue(tmp_path / "tls"))
+
+
+async def test_a_handshake_that_does_not_end_is_cut_off(tls: ClientTls) -> None:
+    async with serving(tls, header_s=SHORT_S) as server:
+        assert await server.says() == b""
+        await until(lambda: server.connections == 0)
+        assert server.refusals(Refusal.HANDSHAKE) == 1
+
+
+async def test_a_client_that_speaks_no_tls_is_cut_off(tls: ClientTls) -> None:
+    async with serving(tls) as server:
+        assert b"200" not in await server.says(GET)
+        await until(lambda: server.connections == 0)
+        assert server.refusals(Refusal.HANDSHAKE) == 1
+
+
+async def test_handshakes_count_as_connections_and_give_way(tls: ClientTls) -> None:
+    async with serving(tls, connections=8) as server, AsyncExitStack() as open_:
+        for _ in range(40):
+            _, writer = await server.connect()
+            open_.callback(hang_up, writer)
+        async with httpx.AsyncClient(verify=False, timeout=DEADLINE_S) as client:
+            reply = await client.get(f"https://127.0.0.1:{server.port}/health")
+        assert reply.status_code == 200
+        assert server.refusals(Refusal.CONNECTIONS_OF_CLIENT) >= 30
+        assert (server.connections or 0) <= 8
