@@ -15,6 +15,15 @@ from baton.deploy.terminal.progress import Lines, shown
 from baton.deploy.terminal.status_table import _lag, render
 from baton.deploy.terminal.timings_line import first_token, second_token
 
+# What click gives to `status` besides `--watch`.
+STATUS: dict[str, Any] = {
+    "url": "http://127.0.0.1:1",
+    "interval": 1.0,
+    "json_wanted": False,
+    "api_key": "",
+    "cacert": None,
+}
+
 
 def _console() -> tuple[Console, io.StringIO]:
     out = io.StringIO()
@@ -128,7 +137,7 @@ def test_status_in_a_pipe_is_as_wide_as_what_it_says(
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr(RouterClient, "server_info", lambda _: _info(workers=2))
     assert status.callback is not None
-    status.callback("http://127.0.0.1:1", watch=False, interval=1.0, json_wanted=False, api_key="")
+    status.callback(watch=False, **STATUS)
     head, *rows = capsys.readouterr().out.splitlines()[1:]
     assert head.split()[:4] == ["worker", "role", "group", "state"]
     assert {len(row) for row in rows} == {len(head)}
@@ -150,9 +159,7 @@ def test_watching_goes_on_when_the_router_is_away_for_a_moment(
     monkeypatch.setattr("time.sleep", lambda _: None)
     assert status.callback is not None
     with pytest.raises(KeyboardInterrupt):
-        status.callback(
-            "http://127.0.0.1:1", watch=True, interval=1.0, json_wanted=False, api_key=""
-        )
+        status.callback(watch=True, **STATUS)
     assert "decode-1" in capsys.readouterr().out
 
 
@@ -160,9 +167,7 @@ def test_status_of_what_is_no_router_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(RouterClient, "server_info", lambda _: {"internal_states": []})
     assert status.callback is not None
     with pytest.raises(NotRunning, match="no router of this version: it says nothing of 'router'"):
-        status.callback(
-            "http://127.0.0.1:1", watch=False, interval=1.0, json_wanted=False, api_key=""
-        )
+        status.callback(watch=False, **STATUS)
 
 
 @pytest.mark.parametrize(
