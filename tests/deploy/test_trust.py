@@ -170,7 +170,7 @@ def test_a_cluster_asks_its_own_router_over_tls_with_its_own_key(
     )
     cluster = Cluster(config)
     address = cluster.address
-    cluster._ports.close()
+    cluster._held.close()
     assert address.url == cluster.http_url and address.url.startswith("https://127.0.0.1:")
     assert address.api_key and address.api_key not in repr(address)
     with https(files) as url:

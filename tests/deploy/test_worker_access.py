@@ -85,7 +85,7 @@ async def test_a_changed_certificate_is_for_new_connections_and_ends_no_stream(
         before, after = Trusting(worker, old), Trusting(worker, new)
         async with before.http() as http, before.grpc() as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
-            call = stub.Generate(asked(ids, tokens), timeout=DEADLINE_S)
+            call = stub.Generate(asked(ids, tokens), timeout=DEADLINE_S, wait_for_ready=True)
             body = {
                 "input_ids": ids,
                 "stream": True,
@@ -105,7 +105,9 @@ async def test_a_changed_certificate_is_for_new_connections_and_ends_no_stream(
                     page = (await later.get("/metrics")).text
                 async with after.grpc() as later_channel:
                     check = health_pb2.HealthCheckRequest(service=INFERENCE)
-                    answer = await health_pb2_grpc.HealthStub(later_channel).Check(check)
+                    answer = await health_pb2_grpc.HealthStub(later_channel).Check(
+                        check, timeout=DEADLINE_S, wait_for_ready=True
+                    )
                     assert answer.status == health_pb2.HealthCheckResponse.SERVING
                 whole = [line async for line in lines if line.startswith("data: ")]
             async for each in replies:

@@ -67,7 +67,8 @@ class Client:
         request.sampling.max_tokens = 2
         metadata = tuple(self.headers.items())
         stub = inference_pb2_grpc.InferenceStub(self.channel)
-        async for reply in stub.Generate(request, timeout=DEADLINE_S, metadata=metadata):
+        call = stub.Generate(request, timeout=DEADLINE_S, metadata=metadata, wait_for_ready=True)
+        async for reply in call:
             for token in reply.token_ids:
                 yield token
 

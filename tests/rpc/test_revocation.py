@@ -50,11 +50,16 @@ class Process:
     credentials: Credentials
 
     @asynccontextmanager
-    async def calling(self, address: str) -> AsyncIterator[aio.StreamStreamCall]:
-        """A session with the rank at `address`, on a connection of its own."""
+    async def calling(
+        self, address: str, *, wait: bool = True
+    ) -> AsyncIterator[aio.StreamStreamCall]:
+        """A session with the rank at `address`, on a connection of its own.
+
+        wait: try again where a handshake fails, as it may on a slow machine.
+        """
         options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
         async with self.credentials.dial(address, RANK.dns_name, options) as channel:
-            call = channel.stream_stream(METHOD)(timeout=DEADLINE_S)
+            call = channel.stream_stream(METHOD)(timeout=DEADLINE_S, wait_for_ready=wait)
             try:
                 yield call
             finally:
@@ -165,7 +170,7 @@ async def test_a_rotation_loses_none_of_64_streams(authority: AuthorityFolder) -
         assert authority.rotate() is None
         await all_.echo()
         assert await all_.may_call(2)
-        async with late.calling(all_.address) as call:
+        async with late.calling(all_.address, wait=False) as call:
             assert await ended(call) is grpc.StatusCode.UNAVAILABLE
         trusted = (authority.folder / "router" / "router-0" / "ca.crt").read_bytes()
         assert first not in trusted
