@@ -63,8 +63,10 @@ async def everything_served() -> AsyncIterator[str]:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     port = server.add_secure_port("127.0.0.1:0", credentials_of("decode", "d0").server())
     await server.start()
-    yield f"127.0.0.1:{port}"
-    await server.stop(None)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
 
 
 async def status_of(channel: aio.Channel, method: str) -> grpc.StatusCode:

@@ -39,8 +39,10 @@ async def serving(credentials: Credentials) -> AsyncIterator[str]:
     )
     port = server.add_secure_port("127.0.0.1:0", credentials.server())
     await server.start()
-    yield f"127.0.0.1:{port}"
-    await server.stop(None)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
 
 
 async def ask(channel: aio.Channel) -> str:
