@@ -1,7 +1,12 @@
 """Makes the context of a worker from its configuration and its engine."""
 
+from functools import partial
+
+import torch
+
 from baton.core.role import Role
 from baton.engine.engine import Engine
+from baton.engine.memory.device import use_device
 from baton.proto import common_pb2
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.transfer.channels.local_hub import LocalHub
@@ -48,8 +53,8 @@ def make_context(
         hello=_hello(config, engine, incarnation, server.address, memory),
         metrics=metrics,
         handoffs=HandoffTracker(metrics),
-        poller=Poller("transfers"),
         own_credentials=server.credentials,
+        poller=Poller("transfers", partial(use_device, torch.device(config.engine.device))),
         hub=hub,
     )
 

@@ -6,10 +6,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import torch
 
 from baton.core.errors import ConfigError
 from baton.engine.engine import Engine
+from baton.engine.memory.device import use_device
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.errors import ChannelError
 from baton.worker.config import WorkerConfig
@@ -61,6 +65,7 @@ class WorkerRuntime:
         Raises ConfigError if a port is taken or the configured channel is not available.
         """
         config = self._config
+        _use_device(torch.device(config.engine.device))
         self._server = WorkerServer(config)
         self._context = make_context(
             config, self._engine, self.incarnation, self._server, self._hub
@@ -143,6 +148,19 @@ class WorkerRuntime:
         self._role.on_engine_failure(error)
         self._spawn(self._server.report_not_serving())
         self._on_engine_lost()
+
+
+def _use_device(device: torch.device) -> None:
+    """Set the device of this thread, and of those on which `asyncio.to_thread` starts NIXL agents
+    and reads the pools.
+    """
+    use_device(device)
+    if device.type == "cuda":
+        asyncio.get_running_loop().set_default_executor(
+            ThreadPoolExecutor(
+                thread_name_prefix="aside", initializer=use_device, initargs=(device,)
+            )
+        )
 
 
 def _log_failure(task: "asyncio.Task[None]") -> None:

@@ -4,6 +4,8 @@ One interface: a FIFO worker thread on a CPU, a CUDA stream on a GPU, or at once
 Work that is submitted later never starts before what was submitted earlier has finished.
 """
 
+import math
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +13,10 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import torch
+
+from baton.engine.memory.device import use_device
+
+_LOOK_S = 50e-6  # between two questions whether a step has ended: little beside any step
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -118,7 +124,12 @@ class CudaStream:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._begun = False
         # The pool's thread starts with the first mark and blocks in the driver until its event.
-        self._marks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="marks")
+        self._marks = ThreadPoolExecutor(
+            max_workers=1,
+            thread_name_prefix="marks",
+            initializer=use_device,
+            initargs=(device,),
+        )
 
     def submit(self, work: Callable[[], T]) -> Pending[T]:
         done: Future[T] = Future()
@@ -160,10 +171,14 @@ class _Recorded(Generic[T]):
         self._event = event
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the event. It has no deadline: the driver's watchdog ends a kernel that
-        hangs.
+        """Wait for the event. It is asked again and again, because CUDA's own wait has no deadline,
+        and a kernel that hangs on a GPU without a display is ended by nobody.
         """
-        self._event.synchronize()
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while not self._event.query():  # type: ignore[no-untyped-call]
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the device has not finished within {timeout} s")
+            time.sleep(_LOOK_S)
         return self._done.result()
 
 

@@ -14,6 +14,7 @@ from baton.engine.loading.weights import (
     WeightSource,
 )
 from baton.engine.memory.available import available_memory
+from baton.engine.memory.device import use_device
 from baton.engine.memory.plan import MemoryPlan, readable
 from baton.engine.models.base import Model
 from baton.engine.models.decoder import Decoder
@@ -34,6 +35,13 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
     configuration that cannot work, WeightsError for weights that do not fit it.
     """
     model = read_config(config.model, config.dtype, config.ssm_dtype)
+    device = torch.device(config.device)
+    if config.weight_format is WeightFormat.INT8 and device.type != "cpu":
+        raise ConfigError(
+            f"weight_format int8 is for the CPU; got device {config.device}, whose products would "
+            "expand each matrix to float32 at every call. Use weight_format model"
+        )
+    use_device(device)
     if config.load_format is LoadFormat.DUMMY:
         return ready_model(model, DummyWeights(), config)
     checkpoint = Checkpoint(model.folder, progress)

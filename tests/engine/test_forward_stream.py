@@ -17,13 +17,17 @@ from baton.engine.forward.forward_stream import (
 
 class FakeEvent:
     waited = 0
+    hangs = False
 
     def __init__(self, blocking: bool = False) -> None: ...
 
     def record(self, stream: object) -> None: ...
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
         FakeEvent.waited += 1
+        return not FakeEvent.hangs
 
 
 class FakeStream:
@@ -75,4 +79,15 @@ def test_the_first_work_on_a_gpu_waits_for_what_the_device_was_given_before(
     for step in ("first", "second"):
         stream.submit(lambda step=step: told.append(step)).result()
     assert told == ["wait for cuda:1", "first", "second"]
+    stream.close()
+
+
+def test_a_gpu_that_hangs_is_noticed_by_the_deadline(
+    without_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = CudaStream(torch.device("cuda"))
+    monkeypatch.setattr(FakeEvent, "hangs", True)
+    with pytest.raises(TimeoutError, match="has not finished"):
+        stream.submit(int).result(0.01)
+    monkeypatch.setattr(FakeEvent, "hangs", False)
     stream.close()

@@ -41,7 +41,9 @@ class Polled(Protocol):
 class Poller:
     """A thread that polls those who have work, and sleeps while nobody has."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, begin: Callable[[], None] = lambda: None) -> None:
+        """begin: called first on the thread."""
+        self._begin = begin
         self._condition = threading.Condition()
         self._polled: set[Polled] = set()
         self._calls: list[Callable[[], None]] = []
@@ -89,6 +91,7 @@ class Poller:
         self._thread.join()
 
     def _run(self) -> None:
+        self._begin()
         moved_s = time.monotonic()
         while True:
             with self._condition:

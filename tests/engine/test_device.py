@@ -1,0 +1,82 @@
+"""The CUDA device of each thread that touches a GPU."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from engine.test_forward_stream import FakeEvent, FakeStream
+
+from baton.core.errors import ConfigError
+from baton.engine.config import EngineConfig, WeightFormat
+from baton.engine.forward.forward_stream import CudaStream
+from baton.engine.loop import EngineLoop
+from baton.engine.memory.device import use_device
+from baton.engine.models import loader
+from baton.transfer.channels.poller import Poller
+from baton.worker import runtime
+
+DEVICE = torch.device("cuda:1")
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, torch.device]]:
+    """The device that each thread has set, by the thread's name."""
+    found: dict[str, torch.device] = {}
+
+    def set_device(device: torch.device) -> None:
+        found[threading.current_thread().name] = device
+
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    yield found
+
+
+def test_a_cpu_has_no_device_to_set(devices: dict[str, torch.device]) -> None:
+    use_device(torch.device("cpu"))
+    assert not devices
+
+
+def test_the_engines_thread_sets_its_device(devices: dict[str, torch.device]) -> None:
+    engine: Any = SimpleNamespace(config=SimpleNamespace(device=str(DEVICE)), has_work=False)
+    loop = EngineLoop(engine, lambda events: None, lambda error: None)
+    loop.start()
+    loop.call(lambda _: None).result(DEADLINE_S)
+    loop.stop(DEADLINE_S)
+    assert devices == {"engine": DEVICE}
+
+
+def test_the_thread_that_waits_for_marks_sets_its_device(devices: dict[str, torch.device]) -> None:
+    stream, told = CudaStream(DEVICE), threading.Event()
+    stream.mark(told.set)
+    assert told.wait(DEADLINE_S)
+    assert devices == {"marks_0": DEVICE}
+    stream.close()
+
+
+def test_the_thread_that_polls_channels_sets_its_device(devices: dict[str, torch.device]) -> None:
+    poller = Poller("transfers", lambda: use_device(DEVICE))
+    poller.stop()
+    assert devices == {"transfers": DEVICE}
+
+
+def test_threads_beside_the_workers_loop_set_its_device(devices: dict[str, torch.device]) -> None:
+    async def aside() -> str:
+        runtime._use_device(DEVICE)
+        return await asyncio.to_thread(lambda: threading.current_thread().name)
+
+    name = asyncio.run(aside())
+    assert devices == {threading.current_thread().name: DEVICE, name: DEVICE}
+
+
+def test_8_bit_weights_are_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "read_config", lambda *_: None)
+    config = EngineConfig(Path("."), device="cuda:1", weight_format=WeightFormat.INT8)
+    with pytest.raises(ConfigError, match="int8 is for the CPU; got device cuda:1"):
+        loader.load_model(config)
