@@ -15,6 +15,7 @@ from torch import Tensor
 from baton.kernels.scratch import LEAST_PART, MOST_PARTS, parts_of
 from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.attention_prefill import LOG2_E
+from baton.kernels.triton.paging import page_places
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
 _KEYS = 64  # of one product; half as many in float32
@@ -116,10 +117,8 @@ def _attend_part(
         total = tl.zeros((HEADS,), tl.float32)
         mean = tl.zeros((HEADS, BLOCK_D), tl.float32)
         for first in range(begin, end, KEYS):
-            position = first + tl.arange(0, KEYS)
-            held = position < end
-            page = tl.load(table + position // PAGE_SIZE, mask=held, other=0).to(tl.int64)
-            place = (position % PAGE_SIZE) * (KV_HEADS * WIDTH) + kv_head * WIDTH
+            _, held, page, place = page_places(table, first, end, KV_HEADS * WIDTH, PAGE_SIZE, KEYS)
+            place += kv_head * WIDTH
             keys = tl.load(
                 k_pool + (page * k_page + place)[None, :] + d[:, None],
                 mask=held[None, :] & in_d[:, None],

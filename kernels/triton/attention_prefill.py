@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.triton.arithmetic import dot, narrow
+from baton.kernels.triton.paging import page_places
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -106,10 +107,10 @@ def _attend(
         mean = tl.zeros((QUERIES, BLOCK_D), tl.float32)
         seen_to = tl.minimum(prefix + first_block + QUERIES, kv_len)
         for first in range(0, seen_to, KEYS):
-            position = first + tl.arange(0, KEYS)
-            held = position < kv_len
-            page = tl.load(table + position // PAGE_SIZE, mask=held, other=0).to(tl.int64)
-            place = (position % PAGE_SIZE) * (KV_HEADS * WIDTH) + kv_head * WIDTH
+            position, held, page, place = page_places(
+                table, first, kv_len, KV_HEADS * WIDTH, PAGE_SIZE, KEYS
+            )
+            place += kv_head * WIDTH
             keys = tl.load(
                 k_pool + (page * k_page + place)[None, :] + d[:, None],
                 mask=held[None, :] & in_d[:, None],

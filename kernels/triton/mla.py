@@ -11,6 +11,7 @@ from baton.kernels.scratch import LEAST_PART, MOST_PARTS, parts_of
 from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.attention_decode import merge_parts, part_length
 from baton.kernels.triton.attention_prefill import LOG2_E
+from baton.kernels.triton.paging import page_places
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
 _HEADS = 16  # of one program
@@ -101,10 +102,8 @@ def _attend_latents(
         total = tl.zeros((HEADS,), tl.float32)
         mean = tl.zeros((HEADS, BLOCK_R), tl.float32)
         for first in range(begin, end, KEYS):
-            position = first + tl.arange(0, KEYS)
-            held = position < end
-            page = tl.load(table + position // PAGE_SIZE, mask=held, other=0).to(tl.int64)
-            place = page * page_stride + (position % PAGE_SIZE) * WIDTH
+            position, held, page, inside = page_places(table, first, end, WIDTH, PAGE_SIZE, KEYS)
+            place = page * page_stride + inside
             latents = tl.load(
                 pool + place[:, None] + r[None, :],
                 mask=held[:, None] & in_r[None, :],

@@ -65,28 +65,31 @@ def paged_batch(lengths, prefixes, heads, kv_heads, head_dim, page_size, dtype, 
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("page_size", [4, 64])
 @pytest.mark.parametrize(
     "heads, kv_heads, head_dim, dtype",
     [(6, 2, 20, torch.float32), (3, 1, 16, torch.bfloat16)],
 )
-def test_prompts_match_the_reference(heads, kv_heads, head_dim, dtype):
+def test_prompts_match_the_reference(heads, kv_heads, head_dim, dtype, page_size):
+    """A page of 64 holds a whole tile of positions."""
     rng = seeded(heads)
-    shape = (heads, kv_heads, head_dim, 4)
+    shape = (heads, kv_heads, head_dim, page_size)
     batch = paged_batch([5, 1, 9, 0, 40], [0, 8, 3, 4, 30], *shape, dtype, rng)
     out = paged_attn_prefill(**vars(here(batch)), scale=0.3)
     expected = paged_attn_ref(**vars(batch), scale=0.3)
     assert_near(out, expected, BOUND[dtype])
 
 
+@pytest.mark.parametrize("page_size", [16, 64, 128])
 @pytest.mark.parametrize(
     "heads, kv_heads, head_dim, dtype",
     [(6, 2, 20, torch.float32), (3, 3, 16, torch.bfloat16)],
 )
-def test_decode_matches_the_reference(heads, kv_heads, head_dim, dtype):
-    """The second row has two parts; the last is padding."""
+def test_decode_matches_the_reference(heads, kv_heads, head_dim, dtype, page_size):
+    """The second row has two parts; the last is padding. A page of 64 holds a whole tile."""
     rng = seeded(kv_heads)
     prefixes = [30, 270, 0]
-    batch = paged_batch([1] * 3, prefixes, heads, kv_heads, head_dim, 16, dtype, rng)
+    batch = paged_batch([1] * 3, prefixes, heads, kv_heads, head_dim, page_size, dtype, rng)
     padded = PagedBatch(
         torch.cat((batch.q, batch.q[:1])), batch.k_pool, batch.v_pool,
         batch.block_tables, torch.cat((batch.table_rows, torch.tensor([0]))),

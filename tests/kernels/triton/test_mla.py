@@ -17,12 +17,12 @@ from baton.kernels.triton.rope import apply_partial_rope
 RANK, WIDTH, PAGE = 20, 28, 16
 
 
-def latent_batch(kv_lens: list[int], dtype: torch.dtype, rng):
+def latent_batch(kv_lens: list[int], dtype: torch.dtype, rng, page_size: int = PAGE):
     """Latents on shuffled pages, and nothing but NaN elsewhere; block_tables [B + 3, max pages] and
     the row of each."""
-    needed = [-(-kv_len // PAGE) for kv_len in kv_lens]
+    needed = [-(-kv_len // page_size) for kv_len in kv_lens]
     free = rng.sample(range(1, sum(needed) + 3), sum(needed) + 2)
-    pool = torch.full((sum(needed) + 3, 2, PAGE, WIDTH), torch.nan, dtype=dtype)[:, 1]
+    pool = torch.full((sum(needed) + 3, 2, page_size, WIDTH), torch.nan, dtype=dtype)[:, 1]
     tables = torch.zeros((len(kv_lens) + 3, max(needed) + 1), dtype=torch.int32)
     table_rows = rng.sample(range(len(tables)), len(kv_lens))
     for row, kv_len in enumerate(kv_lens):
@@ -30,17 +30,17 @@ def latent_batch(kv_lens: list[int], dtype: torch.dtype, rng):
         tables[table_rows[row], : len(pages)] = pages
         positions = torch.arange(kv_len)
         filled = torch.randn(kv_len, WIDTH).to(dtype)
-        pool[pages[positions // PAGE], positions % PAGE] = filled
+        pool[pages[positions // page_size], positions % page_size] = filled
     return pool, tables, torch.tensor(table_rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("queries", [1, 3])
-def test_decode_matches_torchs_with_and_without_a_tree(queries, dtype):
-    """The second row has two parts; the last is padding."""
+@pytest.mark.parametrize("queries, page_size", [(1, PAGE), (3, PAGE), (1, 64)])
+def test_decode_matches_torchs_with_and_without_a_tree(queries, page_size, dtype):
+    """The second row has two parts; the last is padding. A page of 64 holds whole tiles."""
     rng = seeded(queries)
     kv_lens = [queries + 4, 280, 0]
-    pool, tables, table_rows = latent_batch(kv_lens, dtype, rng)
+    pool, tables, table_rows = latent_batch(kv_lens, dtype, rng, page_size)
     q = torch.randn(3, queries, 5, WIDTH).to(dtype)
     lens = torch.tensor(kv_lens)
     tree = torch.rand(3, queries, queries) < 0.5
