@@ -45,7 +45,8 @@ struct AttnDecode {
 template <class T>
 void attn_decode_as(const AttnDecode& a, Team& team) {
   const int64_t D = a.head_dim, per = a.heads / a.kv_heads;
-  const RowsOfHeads rows{a.rows, a.heads, per, D, a.kv_lens, a.out, a.parts};
+  const RowsOfHeads rows{a.rows,  a.heads, per,     D,
+                         a.kv_lens, a.out, a.parts, paired<T>(D, D)};
   auto attend = [&](int64_t row, int64_t first, int64_t end, int64_t from, int64_t to,
                     const Softmax& softmax) {
     auto positions = [&](const void* pool) {

@@ -13,6 +13,7 @@ struct RowsOfHeads {
   // [rows, MOST_PARTS, softmax_size(heads, width)], for what the parts of a row come to; null where
   // rows are enough for all threads.
   float* parts;
+  bool pairs;  // sums hold even channels before odd ones: see PAIRED
 
   int64_t units() const { return (heads + unit - 1) / unit; }
   int64_t head(int64_t u) const { return u * unit < heads ? u * unit : heads; }
@@ -59,7 +60,7 @@ void attend_in_parts(const RowsOfHeads& a, Team& team, Attend attend) {
     for (int64_t i = 1; i * length < positions; i++) {
       merge_part(a.part(row, i, first), all, end - first, a.width);
     }
-    write_means(all, end - first, a.width, out);
+    write_means(all, end - first, a.width, a.pairs, out);
   });
 }
 
@@ -87,7 +88,7 @@ void attend_whole_rows(const RowsOfHeads& a, Team& team, int64_t each, Attend at
       attend(row, first, end, from, from + length < positions ? from + length : positions, part);
       merge_part(part, all, heads, a.width);
     }
-    write_means(all, heads, a.width, out);
+    write_means(all, heads, a.width, a.pairs, out);
   });
 }
 

@@ -72,6 +72,66 @@ inline void add_values(const float* weights, const T* values, int64_t step, int6
   });
 }
 
+// Of bfloat16 pools whose heads are multiples of PAIRED channels, 32 channels are converted together:
+// half the work. Queries and sums then hold the even channels of each 32 before the odd ones.
+constexpr int64_t PAIRED = 2 * LANES;
+template <class T>
+inline bool paired(int64_t keys, int64_t values) {
+  return std::is_same_v<T, Bf16> && keys % PAIRED == 0 && values % PAIRED == 0;
+}
+
+// R keys times NB queries; y[b * KEYS + r].
+template <int R, int NB>
+inline void score_pairs(const float* q, const Bf16* keys, int64_t step, int64_t width, float* y) {
+  constexpr int64_t y_stride = KEYS;
+  Vec total[R][NB] = {};
+  for (int64_t k = 0; k < width; k += PAIRED) {
+    Vec even[R], odd[R];
+    UNROLL for (int r = 0; r < R; r++) {
+      load_pairs(keys + r * step + k, even[r], odd[r]);
+      __builtin_prefetch(keys + (R + r) * step + k);  // of a tile to come
+    }
+    UNROLL for (int b = 0; b < NB; b++) {
+      const Vec first = load(q + b * width + k), second = load(q + b * width + k + LANES);
+      UNROLL for (int r = 0; r < R; r++) total[r][b] += even[r] * first + odd[r] * second;
+    }
+  }
+  SUM_TOTALS
+}
+
+// out[h, d] += weights[h * KEYS + i] values[i, d] for n positions.
+template <int NB, int V>
+inline void add_pairs(const float* weights, const Bf16* values, int64_t step, int64_t n, float* out,
+                      int64_t width) {
+  Vec total[NB][V];
+  UNROLL for (int h = 0; h < NB; h++) UNROLL for (int v = 0; v < V; v++) {
+    total[h][v] = load(out + h * width + v * LANES);
+  }
+  for (int64_t i = 0; i < n; i++) {
+    Vec some[V];
+    UNROLL for (int v = 0; v < V; v += 2) {
+      load_pairs(values + i * step + v * LANES, some[v], some[v + 1]);
+    }
+    UNROLL for (int h = 0; h < NB; h++) {
+      const Vec weight = splat(weights[h * KEYS + i]);
+      UNROLL for (int v = 0; v < V; v++) total[h][v] += weight * some[v];
+    }
+  }
+  UNROLL for (int h = 0; h < NB; h++) UNROLL for (int v = 0; v < V; v++) {
+    store(out + h * width + v * LANES, total[h][v]);
+  }
+}
+
+template <int NB>
+inline void add_pairs(const float* weights, const Bf16* values, int64_t step, int64_t n, float* out,
+                      int64_t width) {
+  int64_t d = 0;
+  for (; d + 2 * PAIRED <= width; d += 2 * PAIRED) {
+    add_pairs<NB, 4>(weights, values + d, step, n, out + d, width);
+  }
+  if (d < width) add_pairs<NB, 2>(weights, values + d, step, n, out + d, width);
+}
+
 // Query heads of one token that share their keys and values `per` by `per`.
 struct TokenHeads {
   const float* q;  // [kv_heads, per, keys]
@@ -98,19 +158,27 @@ inline int64_t softmax_size(int64_t heads, int64_t width) { return heads * (widt
 // Softmax over positions begin .. end, at least one. Positions are read as they lie, those of all
 // KV heads together: one KV head after another, memory is read at half the speed.
 //
-// Not inlined, nor is merge_part: all who call them get the same instructions, and so the same bits.
+// It is not inlined, nor is merge_part: all who call them get the same instructions, and so the same bits.
 // Arguments are values: a store could change what a reference refers to, for all the compiler knows.
-template <class T>
-__attribute__((noinline)) void attend_part(const TokenHeads a, const Positions<T> keys,
-                                           const Positions<T> values, int64_t begin, int64_t end,
-                                           const Softmax softmax) {
+template <class T, bool PAIRS>
+__attribute__((noinline)) void attend_part_as(const TokenHeads a, const Positions<T> keys,
+                                              const Positions<T> values, int64_t begin,
+                                              int64_t end, const Softmax softmax) {
   struct Memory {};
   constexpr int64_t SCORED = 4, ADDED = 8;  // positions that one KV head takes before the next
   const int64_t heads = a.kv_heads * a.per;
   float* q = scratch<float, Memory>(heads * (a.keys + KEYS));
   float* scores = q + heads * a.keys;
-  runs(heads * a.keys,
-       [&](int64_t i, int64_t n) { store_run(q + i, load_run(a.q + i, n) * a.scale, n); });
+  if constexpr (PAIRS) {
+    for (int64_t i = 0; i < heads * a.keys; i += PAIRED) {
+      const Vec first = load(a.q + i) * a.scale, second = load(a.q + i + LANES) * a.scale;
+      store(q + i, __builtin_shufflevector(first, second, EVEN_PLACES));
+      store(q + i + LANES, __builtin_shufflevector(first, second, ODD_PLACES));
+    }
+  } else {
+    runs(heads * a.keys,
+         [&](int64_t i, int64_t n) { store_run(q + i, load_run(a.q + i, n) * a.scale, n); });
+  }
   for (int64_t h = 0; h < heads; h++) {
     softmax.top[h] = -INFINITY;
     softmax.total[h] = 0.0f;
@@ -127,8 +195,13 @@ __attribute__((noinline)) void attend_part(const TokenHeads a, const Positions<T
       const int64_t whole = n / SCORED * SCORED;
       auto score = [&](int64_t k, auto some) {
         each_group([&](int64_t kv, int64_t h, auto group) {
-          tile<T, some, group>(q + h * a.keys, a.keys, from + k * keys.step + kv * a.keys,
-                               keys.step, a.keys, scores + h * KEYS + i + k, KEYS);
+          const T* key = from + k * keys.step + kv * a.keys;
+          float* score = scores + h * KEYS + i + k;
+          if constexpr (PAIRS) {
+            score_pairs<some, group>(q + h * a.keys, key, keys.step, a.keys, score);
+          } else {
+            tile<T, some, group>(q + h * a.keys, a.keys, key, keys.step, a.keys, score, KEYS);
+          }
         });
       };
       for (int64_t k = 0; k < whole; k += SCORED) score(k, std::integral_constant<int, SCORED>{});
@@ -140,13 +213,30 @@ __attribute__((noinline)) void attend_part(const TokenHeads a, const Positions<T
     values.runs_of(at, count, [&](int64_t i, const T* from, int64_t n) {
       for (int64_t k = 0; k < n; k += ADDED) {
         each_group([&](int64_t kv, int64_t h, auto group) {
-          add_values<T, group>(scores + h * KEYS + i + k, from + k * values.step + kv * a.values,
-                               values.step, n - k < ADDED ? n - k : ADDED,
-                               softmax.values + h * a.values, a.values);
+          const float* weights = scores + h * KEYS + i + k;
+          const T* value = from + k * values.step + kv * a.values;
+          const int64_t count = n - k < ADDED ? n - k : ADDED;
+          float* sums = softmax.values + h * a.values;
+          if constexpr (PAIRS) {
+            add_pairs<group>(weights, value, values.step, count, sums, a.values);
+          } else {
+            add_values<T, group>(weights, value, values.step, count, sums, a.values);
+          }
         });
       }
     });
   }
+}
+
+template <class T>
+void attend_part(const TokenHeads& a, const Positions<T>& keys, const Positions<T>& values,
+                 int64_t begin, int64_t end, const Softmax& softmax) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (paired<T>(a.keys, a.values)) {
+      return attend_part_as<T, true>(a, keys, values, begin, end, softmax);
+    }
+  }
+  attend_part_as<T, false>(a, keys, values, begin, end, softmax);
 }
 
 // Merges the softmax of the next part into that of the parts before it.
@@ -165,12 +255,21 @@ __attribute__((noinline)) inline void merge_part(const Softmax part, const Softm
   }
 }
 
-// The mean of each head's values, by its weights.
-inline void write_means(const Softmax& softmax, int64_t heads, int64_t width, float* out) {
+// The mean of each head's values, by its weights. pairs: the sums hold even channels before odd ones.
+inline void write_means(const Softmax& softmax, int64_t heads, int64_t width, bool pairs,
+                        float* out) {
   for (int64_t h = 0; h < heads; h++) {
     const float share = 1.0f / softmax.total[h];
     const float* values = softmax.values + h * width;
     float* mean = out + h * width;
+    if (pairs) {
+      for (int64_t i = 0; i < width; i += PAIRED) {
+        const Vec even = load(values + i) * share, odd = load(values + i + LANES) * share;
+        store(mean + i, __builtin_shufflevector(even, odd, FIRST_PLACES));
+        store(mean + i + LANES, __builtin_shufflevector(even, odd, LAST_PLACES));
+      }
+      continue;
+    }
     runs(width,
          [&](int64_t i, int64_t n) { store_run(mean + i, load_run(values + i, n) * share, n); });
   }

@@ -48,6 +48,18 @@ inline Vec load(const int8_t* p) {
 #endif
 }
 
+
+// 32 values in two loads' worth of work less: those of even place, then those of odd place.
+inline void load_pairs(const Bf16* p, Vec& even, Vec& odd) {
+  const BitVec bits = *reinterpret_cast<const BitVec*>(p);
+  even = reinterpret_cast<Vec>(bits << 16);
+  odd = reinterpret_cast<Vec>(bits & 0xffff0000);
+}
+#define EVEN_PLACES 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODD_PLACES 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define FIRST_PLACES 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define LAST_PLACES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+
 inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
 inline void store(Bf16* p, Vec v) {  // to the nearest, ties to even; a NaN stays one
   BitVec bits = reinterpret_cast<BitVec>(v);
