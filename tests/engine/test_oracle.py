@@ -50,7 +50,9 @@ def load(folder: Path, pages: int | None = None, **options: int) -> Engine:
     plan = engine.plan
     used = plan.weight_bytes + plan.step_bytes + plan.tables.nbytes
     used += plan.slots * plan.slot_layout.slot_bytes
-    budget = used + (1 + pages) * plan.page_layout.page_bytes
+    # A page of latents is planned with its part of what a step gathers of them.
+    gathered = plan.step.gathered_token_bytes * engine.config.page_size
+    budget = used + (1 + pages) * (plan.page_layout.page_bytes + gathered)
     return Engine.load(replace(config, **options, memory_bytes=budget))
 
 
