@@ -2,6 +2,7 @@
 
 import gc
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,29 +15,36 @@ from baton.engine.schedule.request import RequestSpec
 
 STEPS = 256  # a measurement: each row reaches the decode grid once
 WARM = 8
+TURN = 16  # steps of one length before the next has its turn
 LENGTHS = (128, 8192, 32768, 131072)
 VOCAB = 128
 
 
-def step_host_ms(running: int, length: int, penalised: bool) -> float:
-    """Return milliseconds of CPU time of a step of `running` rows of `length` tokens, from plan to
-    process, with packing and sampling.
+def step_host_ms(running: int, lengths: Sequence[int], penalised: bool) -> dict[int, float]:
+    """Return, for each length, milliseconds of CPU time of a step of `running` rows of so many
+    tokens, from plan to process, with packing and sampling. Lengths take turns, so that what else
+    the machine does falls on all of them.
 
     penalised: the rows have penalties, and almost all of their tokens are output.
     """
-    engine = _adopted(running, length, penalised)
-    for _ in range(WARM):
-        engine.step()
+    engines = {length: _adopted(running, length, penalised) for length in lengths}
+    for engine in engines.values():
+        for _ in range(WARM):
+            engine.step()
     gc.collect()
     gc.freeze()  # as workers do once they are up
-    began = time.thread_time()
-    for _ in range(STEPS):
-        engine.step()
-    seconds = time.thread_time() - began
+    seconds = dict.fromkeys(lengths, 0.0)
+    for first in range(0, STEPS, TURN):
+        for length, engine in engines.items():
+            began = time.thread_time()
+            for _ in range(first, min(first + TURN, STEPS)):
+                engine.step()
+            seconds[length] += time.thread_time() - began
     gc.unfreeze()
-    if engine.status().running != running or engine.audit():
-        raise InvariantError(f"{running} requests were to decode: {engine.status()}")
-    return seconds / STEPS * 1e3
+    for engine in engines.values():
+        if engine.status().running != running or engine.audit():
+            raise InvariantError(f"{running} requests were to decode: {engine.status()}")
+    return {length: spent / STEPS * 1e3 for length, spent in seconds.items()}
 
 
 def _adopted(running: int, length: int, penalised: bool) -> Engine:

@@ -102,12 +102,13 @@ def _schedule(rng: random.Random) -> dict[str, float]:
 
 def _contexts() -> dict[str, float]:
     """Measure steps of WIDE rows at every length, and of many more at the shorter ones."""
-    results: dict[str, float] = {}
-    for length in contexts.LENGTHS:
-        for name, penalised in (("step_host_ms", False), ("step_host_penalised_ms", True)):
-            key = f"{name}_{WIDE}_at_{length}"
-            results[key] = contexts.step_host_ms(WIDE, length, penalised)
-    for length in contexts.LENGTHS[:2]:
-        key = f"step_host_ms_{RUNNING[-1]}_at_{length}"
-        results[key] = contexts.step_host_ms(RUNNING[-1], length, penalised=False)
-    return results
+    all_lengths, shorter = contexts.LENGTHS, contexts.LENGTHS[:2]
+    return {
+        f"{name}_{running}_at_{length}": ms
+        for name, running, lengths, penalised in (
+            ("step_host_ms", WIDE, all_lengths, False),
+            ("step_host_penalised_ms", WIDE, all_lengths, True),
+            ("step_host_ms", RUNNING[-1], shorter, False),
+        )
+        for length, ms in contexts.step_host_ms(running, lengths, penalised).items()
+    }
