@@ -12,9 +12,16 @@ class ClientMetrics:
     """Connections, calls and refusals of one server."""
 
     def __init__(
-        self, component: str, registry: CollectorRegistry, labels: Mapping[str, str] | None = None
+        self,
+        component: str,
+        registry: CollectorRegistry,
+        labels: Mapping[str, str] | None = None,
+        keys: CollectorRegistry | None = None,
     ) -> None:
-        """component: `router` or `worker`, the second word of each name. labels: of all metrics."""
+        """component: `router` or `worker`, the second word of each name. labels: of all metrics.
+
+        keys: the registry of what names API keys, where strangers read `registry`; None: the same.
+        """
         own = dict(labels or {})
         common: dict[str, Any] = {"labelnames": tuple(own), "registry": registry}
         refusals = Counter(
@@ -28,7 +35,7 @@ class ClientMetrics:
             f"baton_{component}_key_refusals",
             "Requests that a cap of their API key refused.",
             [*own, "key", "cap"],
-            registry=registry,
+            registry=keys or registry,
         )
         connections = Gauge(
             f"baton_{component}_http_connections", "Open HTTP connections of clients.", **common

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from grpc_health.v1.health_pb2 import HealthCheckResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from baton.api.backend import Backend
 from baton.api.client_metrics import ClientMetrics
@@ -67,6 +67,7 @@ class LocalWorker:
         self._config = config
         self._engine = engine
         self._clients = clients or LocalConfig()
+        self._of_keys = CollectorRegistry()
         self._open = contextlib.AsyncExitStack()
         self._context: WorkerContext
         self.backend: LocalBackend
@@ -110,7 +111,7 @@ class LocalWorker:
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(runtime.stop, 0.0)
             labels = {"worker": config.worker_id, "role": config.role.value}
-            metrics = ClientMetrics("worker", self._context.metrics.registry, labels)
+            metrics = ClientMetrics("worker", self._context.metrics.registry, labels, self._of_keys)
             guard = ClientGuard.make(clients.limits, metrics)
             keys: KeyGate | None = None
             served: Backend = self.backend
@@ -168,7 +169,9 @@ class LocalWorker:
         return HttpServer(app, clients.host, clients.http_port, tls, guard)
 
     def _metrics(self) -> MetricsPage:
-        return MetricsPage(generate_latest(self._context.metrics.registry), CONTENT_TYPE_LATEST)
+        """Return the page for clients. The worker's own page, which needs no key, names no keys."""
+        pages = map(generate_latest, (self._context.metrics.registry, self._of_keys))
+        return MetricsPage(b"".join(pages), CONTENT_TYPE_LATEST)
 
 
 async def _report_health(server: GrpcServer, lost: asyncio.Event) -> None:

@@ -213,3 +213,24 @@ def test_half_a_pair_and_a_bad_one_are_refused_before_anything_starts(tmp_path: 
     files.key.chmod(0o644)
     with pytest.raises(StartError, match="chmod 600"):
         run("--ssl-certfile", str(files.certificate), "--ssl-keyfile", str(files.key))
+
+
+async def test_a_workers_caps_are_counted_where_strangers_do_not_read(
+    tiny: Path, tmp_path: Path, rng: random.Random
+) -> None:
+    text = new_key()
+    path = tmp_path / "keys.json"
+    scopes = frozenset({KeyScope.INFER, KeyScope.METRICS})
+    write_keys(path, [Key("secretive", digest_of(text), scopes, max_n=1, tokens_per_minute=999)])
+    async with make_worker(tiny, clients=LocalConfig(api_keys=path)) as worker:
+        url, headers = f"http://{worker.addresses.http}", {"x-api-key": text}
+        async with httpx.AsyncClient(timeout=DEADLINE_S, headers=headers) as client:
+            body = {"prompt": prompt(rng, 5), "max_tokens": 2, "ignore_eos": True}
+            refused = await client.post(f"{url}/v1/completions", json=body | {"n": 2})
+            assert refused.status_code == 403
+            answered = await client.post(f"{url}/v1/completions", json=body)
+            assert answered.headers["x-ratelimit-limit-tokens"] == "999"
+            own = (await client.get(f"{url}/metrics")).text
+            strangers = (await client.get(f"http://{worker.addresses.metrics}/metrics")).text
+    assert 'baton_worker_key_refusals_total{cap="max_n",key="secretive"' in own
+    assert "baton_worker_refusals_total" in strangers and "secretive" not in strangers
