@@ -20,6 +20,8 @@ from baton.core.errors import ApiError
 from baton.router.http.connection_table import Connection, ConnectionTable
 
 MAX_HEADERS = 128
+PROGRESS_BYTES = 16 << 10
+"""A client that reads so much has another `write_s` to read on: a large reply takes its time."""
 MAX_PIPELINED = 8
 """Requests that a connection may send ahead of their answers."""
 
@@ -55,7 +57,7 @@ class GuardedHttp(HttpToolsProtocol):
         self._refusal: tuple[Refusal, ApiError, int] | None = None  # raised inside the parser
         self._running: RequestResponseCycle | None = None
         self._unread_since: float | None = None  # when the client ceased to read
-        self._closing_since: float | None = None
+        self._unread = 0  # bytes that it had not read then
 
     # What asyncio calls
 
@@ -80,11 +82,11 @@ class GuardedHttp(HttpToolsProtocol):
         self._unparsed += len(data)
         super().data_received(data)
         if self._unparsed > self._limits.header_bytes and not self.transport.is_closing():
-            self._refuse(*self._oversized())
+            self._refuse(*_oversized(self._limits))
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread_since = time.monotonic()
+        self._watch_reader()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -152,12 +154,13 @@ class GuardedHttp(HttpToolsProtocol):
     def check(self) -> None:
         """End the connection if one of its deadlines has passed."""
         now, limits = time.monotonic(), self._limits
-        if self.transport.is_closing():
-            self._closing_since = self._closing_since or now
-            if now - self._closing_since > limits.write_s:
-                self._abort(Refusal.SLOW_READER)
-        elif self._unread_since is not None and now - self._unread_since > limits.write_s:
+        closing = self.transport.is_closing()
+        if closing and self._unread_since is None:
+            self._watch_reader()
+        if self._unread_since is not None and self._is_stuck(now):
             self._abort(Refusal.SLOW_READER)
+        elif closing:
+            return
         elif self._waits_for_answers:
             self._since = now
         elif self._reading is _Reading.HEADER and now - self._since > limits.header_s:
@@ -175,6 +178,16 @@ class GuardedHttp(HttpToolsProtocol):
         behind = self._reading is not _Reading.BODY or self.cycle is not self._running
         return self._answering and behind
 
+    def _watch_reader(self) -> None:
+        self._unread_since = time.monotonic()
+        self._unread = self.transport.get_write_buffer_size()
+
+    def _is_stuck(self, now: float) -> bool:
+        """Return True if the client has read too little for too long."""
+        if self.transport.get_write_buffer_size() <= self._unread - PROGRESS_BYTES:
+            self._watch_reader()
+        return now - (self._unread_since or now) > self._limits.write_s
+
     def _enter(self, reading: _Reading) -> None:
         self._reading = reading
         self._since = time.monotonic()
@@ -184,15 +197,7 @@ class GuardedHttp(HttpToolsProtocol):
     def _count_header(self, count: int) -> None:
         self._header_bytes += count
         if self._header_bytes > self._limits.header_bytes or self._headers > MAX_HEADERS:
-            self._raise(*self._oversized())
-
-    def _oversized(self) -> tuple[Refusal, ApiError, int]:
-        error = ApiError(
-            ErrorCode.TOO_LARGE,
-            f"the request's line and headers may have {self._limits.header_bytes} bytes and "
-            f"{MAX_HEADERS} headers; send fewer",
-        )
-        return Refusal.HEADER_SIZE, error, 431
+            self._raise(*_oversized(self._limits))
 
     def _raise(self, reason: Refusal, error: ApiError, status: int) -> None:
         """Stop the parser, which then calls `send_400_response`."""
@@ -236,6 +241,15 @@ class _Shedding:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply: ASGIApp = self._app if scope["path"] == HEALTH else error_response(self._error)
         await reply(scope, receive, send)
+
+
+def _oversized(limits: ClientLimits) -> tuple[Refusal, ApiError, int]:
+    error = ApiError(
+        ErrorCode.TOO_LARGE,
+        f"the request's line and headers may have {limits.header_bytes} bytes and {MAX_HEADERS} "
+        "headers; send fewer",
+    )
+    return Refusal.HEADER_SIZE, error, 431
 
 
 def _late(reason: Refusal, part: str, limit_s: float) -> tuple[Refusal, ApiError, int]:

@@ -391,3 +391,19 @@ async def test_handshakes_count_as_connections_and_give_way(tls: ClientTls) -> N
         assert reply.status_code == 200
         assert server.refusals(Refusal.CONNECTIONS_OF_CLIENT) >= 30
         assert (server.connections or 0) <= 8
+
+
+async def test_a_client_that_has_caught_up_is_not_cut_off() -> None:
+    async with serving(write_s=SHORT_S, idle_s=DEADLINE_S) as server:
+        reader, writer = await server.connect()
+        size = 16 << 20  # more than both kernels' buffers, so that the server has to wait
+        head = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+        writer.write(head + bytes(size))
+        reply = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+        assert reply.startswith(b"HTTP/1.1 200 ")
+        await asyncio.wait_for(reader.readexactly(size), DEADLINE_S)
+        await asyncio.sleep(3 * SHORT_S)
+        writer.write(GET)
+        assert await asyncio.wait_for(reader.readuntil(b"ok"), DEADLINE_S)
+        assert server.refusals(Refusal.SLOW_READER) == 0
+        writer.close()
