@@ -135,6 +135,16 @@ def test_a_prompt_counts_once_however_many_answers_it_has(accounts: KeyAccounts)
     assert call.headers()["x-ratelimit-remaining-tokens"] == "870"
 
 
+def test_answers_that_did_not_begin_give_back_no_more_than_they_reserved(
+    accounts: KeyAccounts,
+) -> None:
+    with accounts.call(replace(KEY, tokens_per_minute=1000)) as call:
+        some = answers(100, 10, n=3)
+        call.admit(some)
+        accounts.used(some[0].request_id, 10)
+    assert call.headers()["x-ratelimit-remaining-tokens"] == "890"
+
+
 def test_what_no_wait_can_help_is_refused_for_good(
     accounts: KeyAccounts, refused: list[tuple[str, str]]
 ) -> None:
