@@ -6,9 +6,10 @@ the way out.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from baton.core.cache_salt import SHARED
 from baton.core.finish import Finished
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.core.sampling_params import SamplingParams
@@ -28,6 +29,8 @@ class GenerateRequest:
     priority: int = 0  # a larger value goes first wherever requests wait
     routed_dp_rank: int | None = None  # the decode rank to use, until it has left the cluster
     owner: str | None = None  # the name of the API key that sent it; None: no keys are asked for
+    # Only requests of one salt share cached prefixes; see `core.cache_salt`.
+    cache_salt: bytes = field(default=SHARED, repr=False)
 
     def is_meant(self, name: str | None, owner: str | None) -> bool:
         """Return True if an abort of `name`, on behalf of `owner`, is for this request.

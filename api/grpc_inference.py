@@ -7,6 +7,7 @@ from typing import Any
 from baton.api.access import open_call
 from baton.api.answers import AnswerDelta, WholeAnswer, collect, stream_answer
 from baton.api.backend import Backend, GenerateRequest
+from baton.api.client_salt import client_salt
 from baton.api.key_gate import KeyGate
 from baton.api.requests import RequestLabels, make_requests, refusal
 from baton.api.text_service import TextService, check_ids, room_for_answer, served_model
@@ -71,6 +72,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             request.priority,
             routed_dp_rank=request.routed_dp_rank if request.HasField("routed_dp_rank") else None,
             owner=owner,
+            cache_salt=client_salt(
+                {"cache_salt": request.cache_salt if request.HasField("cache_salt") else None}
+            ),
         )
         return make_requests(ids, sampling, 1, labels)[0]
 

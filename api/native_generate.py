@@ -62,7 +62,9 @@ class GenerateEndpoint:
         else:
             ids = tuple(asked.prompt)
         await self.text.check_grammar(*asked.sampling.wanted_grammar())
-        labels = RequestLabels(asked.label, body.priority or 0, body.dp_rank, owner_of(request))
+        labels = RequestLabels(
+            asked.label, body.priority or 0, body.dp_rank, owner_of(request), asked.salt
+        )
         count = asked.sampling.n
         table = self.text.table if body.return_text_in_logprobs else None
         requests = make_requests(ids, _sampling(asked, ids, model), count, labels)

@@ -4,11 +4,12 @@ Source of names and defaults: SGLang's documentation, "Sampling Parameters" and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, Field
 
+from baton.api.client_salt import client_salt
 from baton.api.completion_schema import MAX_PROMPTS
 from baton.api.errors import invalid
 from baton.api.requests import checked_sampling
@@ -120,6 +121,7 @@ class Asked:
     logprobs: LogprobsWanted
     label: str | None  # the id that `/abort_request` takes
     reply_id: str | None  # None: the server makes one
+    salt: bytes = field(repr=False)  # as in `GenerateRequest.cache_salt`
 
 
 class GenerateBody(Body):
@@ -136,6 +138,8 @@ class GenerateBody(Body):
     priority: int | None = None  # a larger value goes first; None: 0
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None  # the older name of routed_dp_rank
+    extra_key: str | list[str] | None = None  # only requests of the same one share cached prefixes
+    cache_salt: str | list[str] | None = None  # the same by vLLM's name; both count
 
     input_embeds: Any = None
     image_data: Any = None
@@ -169,6 +173,7 @@ class GenerateBody(Body):
         tops = _each("top_logprobs_num", self.top_logprobs_num, count, 0)
         asked_ids = self._token_ids(count)
         labels: list[str | None] = list(_each("rid", self.rid, count, None))
+        salts = self._salts(count)
         for sampling in samplings:
             sampling.check()
         if sum(sampling.n for sampling in samplings) > MAX_PROMPTS:
@@ -182,6 +187,7 @@ class GenerateBody(Body):
                 _logprobs(wanted[i], starts[i], tops[i], asked_ids[i]),
                 labels[i],
                 f"{labels[i]}_{i}" if shared else labels[i],
+                salts[i],
             )
             for i in range(count)
         ]
@@ -190,6 +196,15 @@ class GenerateBody(Body):
         for name in _UNSERVED:
             if self.__dict__[name]:
                 raise refused(name, f"{name} is not supported; leave it out")
+
+    def _salts(self, count: int) -> list[bytes]:
+        """Return the cache salt of each prompt."""
+        salts: list[str | None] = list(_each("cache_salt", self.cache_salt, count, None))
+        keys: list[str | None] = list(_each("extra_key", self.extra_key, count, None))
+        return [
+            client_salt({"cache_salt": salt, "extra_key": key})
+            for salt, key in zip(salts, keys, strict=True)
+        ]
 
     def _token_ids(self, count: int) -> list[tuple[int, ...]]:
         """Return one list of ids for each prompt, from one list for all or one for each."""

@@ -26,7 +26,9 @@ async def read_body(request: Request, limit: int) -> bytes:
 def labels_of(request: Request, body: SamplingBody) -> RequestLabels:
     """Return the request's labels. The caller's own id is X-Request-Id, else the body's `user`."""
     client_id = request.headers.get("x-request-id") or body.user
-    return RequestLabels(client_id, body.priority or 0, body.routed_dp_rank, owner_of(request))
+    return RequestLabels(
+        client_id, body.priority or 0, body.routed_dp_rank, owner_of(request), body.salt
+    )
 
 
 def _too_large(limit: int) -> ApiError:

@@ -3,11 +3,12 @@
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton.api.backend import MAX_PRIORITY, GenerateRequest
 from baton.api.errors import invalid
+from baton.core.cache_salt import SHARED
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, RequestError
 from baton.core.sampling_params import SamplingParams
@@ -21,6 +22,7 @@ class RequestLabels:
     priority: int = 0
     routed_dp_rank: int | None = None
     owner: str | None = None  # the name of the API key, as in `GenerateRequest`
+    cache_salt: bytes = field(default=SHARED, repr=False)  # as in `GenerateRequest`
 
     def __post_init__(self) -> None:
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
@@ -54,6 +56,7 @@ def make_requests(
             priority=labels.priority,
             routed_dp_rank=labels.routed_dp_rank,
             owner=labels.owner,
+            cache_salt=labels.cache_salt,
         )
         for i in range(n)
     ]

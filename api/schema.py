@@ -5,6 +5,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from baton.api.client_salt import client_salt
 from baton.api.errors import shorten
 from baton.api.requests import checked_sampling
 from baton.api.structured import ResponseFormat, one_grammar
@@ -124,6 +125,8 @@ class SamplingBody(SamplingFields):
     skip_special_tokens: bool = True
     priority: int | None = None  # a larger value goes first; None: 0
     routed_dp_rank: int | None = None
+    cache_salt: str | None = None  # only requests of the same salt share cached prefixes
+    extra_key: str | None = None  # SGLang's name for it; where both are given, both count
 
     response_format: ResponseFormat | None = None
     regex: str | None = None
@@ -141,6 +144,11 @@ class SamplingBody(SamplingFields):
     @property
     def choices(self) -> int:
         return 1 if self.n is None else self.n
+
+    @property
+    def salt(self) -> bytes:
+        """The cache salt that the client names. Raises `ApiError`."""
+        return client_salt({"cache_salt": self.cache_salt, "extra_key": self.extra_key})
 
     @property
     def include_usage(self) -> bool:

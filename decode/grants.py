@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 
 from baton.core.errors import RequestError
@@ -24,6 +24,7 @@ class GrantRequest:
     engine_id: str
     tokens: int
     key: bytes  # `token_key` of those tokens: made once, since every attempt looks it up
+    cache_salt: bytes = field(repr=False)  # as in `RequestSpec`
     priority: int  # the larger goes first, see `turn_of`
     on_granted: Callable[[Reservation], None]
     on_refused: Callable[[RequestError], None]
@@ -96,7 +97,9 @@ def _reserve_all(
     answers: list[tuple[GrantRequest, Reservation | RequestError | None]] = []
     for asked in queue:
         try:
-            reserved = engine.reserve(asked.engine_id, asked.tokens, asked.key, asked.priority)
+            reserved = engine.reserve(
+                asked.engine_id, asked.tokens, asked.key, asked.priority, asked.cache_salt
+            )
             answers.append((asked, reserved))
         except RequestError as error:
             answers.append((asked, error))

@@ -10,6 +10,7 @@ from baton.decode.grants import GrantRequest
 from baton.decode.prefill_link import PrefillLink
 from baton.decode.quarantine import Held
 from baton.decode.rank_resources import RankResources
+from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.cache.token_key import token_key
 from baton.engine.schedule.request import Reservation
 from baton.proto import common_pb2, handoff_pb2
@@ -143,6 +144,7 @@ class IncomingHandoff:
             self._engine_id,
             wanted.tokens,
             token_key(self._request.prompt_ids),
+            self._request.cache_salt,
             self._request.priority,
             self._on_granted,
             self._on_refused,
@@ -155,7 +157,7 @@ class IncomingHandoff:
             *self.key,
             Holder(reservation.slot, reservation.pages),
             reservation.tokens,
-            prompt_hash=prompt_hash(self._request.prompt_ids),
+            prompt_hash=prompt_hash(self._request.prompt_ids, self._request.cache_salt),
             sampling_hash=sampling_hash(self._request.sampling),
             on_received=self._on_received,
             on_broken=self._on_broken,
@@ -234,8 +236,9 @@ class IncomingHandoff:
         self._writing()  # a channel with a thread of its own may report its bytes after Done
         self._handoff.move(HandoffState.COMPLETE)
         self._destination = None
-        cached_ids = self._request.prompt_ids[: posted.done.cached_state]
-        self._rank.state_returner.arrived(cached_ids, self._link)
+        cached_ids = tuple(self._request.prompt_ids[: posted.done.cached_state])
+        cached = SaltedPrefix(cached_ids, self._request.cache_salt)
+        self._rank.state_returner.arrived(cached, self._link)
         self._owner.on_complete(destination.reservation, posted.layers_ended_s)
 
     def _tell_prefill(self, reason: str) -> None:

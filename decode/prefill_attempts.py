@@ -6,6 +6,7 @@ from baton.core.error_codes import ErrorCode
 from baton.decode.incoming import HandoffOwner, IncomingHandoff
 from baton.decode.prefill_link import PrefillLink
 from baton.decode.rank_resources import RankResources
+from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.proto import common_pb2, handoff_pb2, worker_pb2
 from baton.rpc.errors import make_error
 
@@ -97,7 +98,9 @@ class PrefillAttempts:
             sampling=start.sampling,
             first_token=output_ids[-1] if output_ids else None,
             priority=start.priority,
+            cache_salt=start.cache_salt,
         )
-        state_at = self._rank.state_returner.state_at(request.prompt_ids, start.state_at)
+        prompt = SaltedPrefix(tuple(request.prompt_ids), request.cache_salt)
+        state_at = self._rank.state_returner.state_at(prompt, start.state_at)
         request.state_at.CopyFrom(state_at)
         return request

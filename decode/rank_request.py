@@ -10,6 +10,7 @@ from baton.decode.prefill_attempts import LinkTo, PrefillAttempts
 from baton.decode.rank_resources import RankResources
 from baton.decode.request_phase import ALLOWED, Phase
 from baton.decode.request_timings import RequestTimings
+from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.output.events import Event, RequestFinished, Scheduled, TokenSampled
 from baton.engine.schedule.request import RequestSpec, Reservation
 from baton.proto import common_pb2, handoff_pb2, worker_pb2
@@ -113,6 +114,7 @@ class RankRequest:
             sampling,
             tuple(self._answer.token_ids),
             priority=self._start.priority,
+            cache_salt=self._start.cache_salt,
         )
         self._rank.context.port.request(
             lambda engine: engine.adopt(spec, reservation, self._grammar),
@@ -175,7 +177,8 @@ class RankRequest:
         finished = finished_to_proto(finished_of(event, self._origin))
         finished.state_tokens = event.state_tokens
         all_ids = (*self._start.prompt_ids, *self._answer.token_ids)
-        self._rank.state_returner.ended(all_ids[: event.state_tokens], self._attempts.link)
+        kept = SaltedPrefix(all_ids[: event.state_tokens], self._start.cache_salt)
+        self._rank.state_returner.ended(kept, self._attempts.link)
         self._answer.end(finished)
         self._over(finished.reason)
 

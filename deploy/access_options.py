@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
 from baton.core.loopback import is_loopback
 from baton.deploy.errors import StartError
@@ -16,6 +17,10 @@ _ACCESS = (
     click.option("--api-keys", type=_FILE, default=None,
                  help="A file of API keys, made by `baton keys add`; everybody may call when left "
                  "out."),
+    click.option("--cache-scope", type=click.Choice([scope.value for scope in CacheScope]),
+                 default=CacheScope.SHARED.value, show_default=True,
+                 help="Requests that share cached prefixes: all, or those of one API key (key). A "
+                 "request's cache_salt divides either further."),
     click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME",
                  help="A name in the HTTP header Host besides localhost and --host; may be given "
                  "several times."),
@@ -37,7 +42,7 @@ insecure_option = click.option(
 
 
 def access_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of API keys and of web pages."""
+    """Add the options of API keys, of what they share, and of web pages."""
     for option in reversed(_ACCESS):
         command = option(command)
     return command
@@ -76,6 +81,12 @@ def check_exposed(host: str, api_keys: Path | None, *, insecure: bool) -> None:
             f"--host {host} is not loopback, and everybody who reaches it could use this server; "
             "give --api-keys FILE (`baton keys add NAME` makes one), or --insecure to allow that"
         )
+
+
+def check_cache_scope(scope: CacheScope, api_keys: Path | None) -> None:
+    """Raise StartError where caches are to be kept apart by keys that nobody has."""
+    if scope is CacheScope.KEY and api_keys is None:
+        raise StartError("--cache-scope key needs --api-keys FILE: else no request has a key")
 
 
 def readable_on_the_way(

@@ -8,6 +8,7 @@ import click
 import torch
 
 from baton.api.http import MAX_BODY_BYTES
+from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
 from baton.deploy.access_options import (
     access_options,
@@ -311,4 +312,5 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         ray_address=given["ray_address"],
         start_deadline_s=given["start_timeout"],
         limits=limits_from(given),
+        cache_scope=CacheScope(given["cache_scope"]),
     )

@@ -251,12 +251,12 @@ class Engine:
         self._results.finish(request, Stop(FinishReason.STOP))
 
     def reserve(
-        self, request_id: str, tokens: int, key: bytes = b"", priority: int = 0
+        self, request_id: str, tokens: int, key: bytes = b"", priority: int = 0, salt: bytes = b""
     ) -> Reservation | None:
         """Reserve a slot and pages for the state of `tokens` tokens, for a peer to write.
 
-        key: those tokens (see `token_key`); what the prefix cache holds of their KV need not be
-        sent. priority: the request's.
+        key: those tokens (see `token_key`); what the prefix cache holds of their KV under
+        `salt` need not be sent. priority: the request's.
         None when there is no room now. Raises TooLargeError when there never could be.
         """
         self._check_new(request_id)
@@ -271,7 +271,7 @@ class Engine:
         if self._scheduler.preempted_before(turn_of(self._last_serial + 1, priority)):
             return None
         headroom = self._scheduler.headroom + len(self.reservations)
-        return self.reservations.reserve(request_id, tokens, headroom, key)
+        return self.reservations.reserve(request_id, tokens, headroom, key, salt)
 
     def adopt(
         self, spec: RequestSpec, reservation: Reservation, grammar: CompiledGrammar | None = None
@@ -289,7 +289,7 @@ class Engine:
                 f"output ids of {reservation.tokens + 1} tokens, at least one of them output, and "
                 f"no hold; got {len(spec.prompt_ids)} + {len(spec.output_ids)}"
             )
-        self.reservations.check_open(reservation)
+        self.reservations.check_adoptable(reservation, spec.cache_salt)
         request = self._enter(spec, grammar, reservation)
         self.reservations.adopt(request, reservation)
         if self._canary is not None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from baton.core.errors import RequestError
 from baton.core.sampling_params import SamplingParams
+from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.schedule.request import RequestSpec
 from baton.proto import handoff_pb2
 from baton.rpc.convert import sampling_from_proto
@@ -56,7 +57,8 @@ class EngineRequest:
         """
         at = self._request.state_at
         if at.tokens and self._context.config.state_return is not StateReturn.OFF:
-            prefix = tuple(self._request.prompt_ids[: at.tokens])
+            begins = tuple(self._request.prompt_ids[: at.tokens])
+            prefix = SaltedPrefix(begins, self._request.cache_salt)
             fetching = self._fetcher.start(at.worker, prefix)
             fetching.add_done_callback(lambda _: self._submit())
         else:
@@ -103,4 +105,5 @@ class EngineRequest:
             (self._request.first_token,) if given else (),
             hold=True,
             priority=self._request.priority,
+            cache_salt=self._request.cache_salt,
         )

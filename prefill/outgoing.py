@@ -210,7 +210,7 @@ def _claim(request: handoff_pb2.PrefillRequest, destination: handoff_pb2.Destina
     return Claim(
         destination.ticket_id,
         destination.generation,
-        prompt_hash(request.prompt_ids),
+        prompt_hash(request.prompt_ids, request.cache_salt),
         sampling_hash(request.sampling),
     )
 
@@ -221,7 +221,8 @@ def _check(claim: Claim, destination: handoff_pb2.Destination) -> None:
     actual = (destination.prompt_hash, destination.sampling_hash)
     if expected != actual:
         raise TicketError(
-            f"ticket {claim.ticket_id} is for another prompt or other sampling parameters",
+            f"ticket {claim.ticket_id} is for another prompt or cache salt, or for other sampling "
+            "parameters",
             " ".join(f"{part:016x}" for part in expected),
             " ".join(f"{part:016x}" for part in actual),
         )

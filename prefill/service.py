@@ -8,6 +8,7 @@ from grpc import aio
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import BatonError, IncompatibleError
+from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.forward.layer_progress import LayersComputed
 from baton.prefill.drains import Drains
 from baton.prefill.outgoing import OutgoingHandoff
@@ -141,7 +142,8 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
     def _offered(self, offer: handoff_pb2.StateOffer, peer: DecodePeer) -> None:
         """Fetch a state that a rank offers: of a conversation that began on this worker."""
         if self._context.config.state_return is StateReturn.EAGER:
-            self._prefixes.fetcher.start(peer.identity, tuple(offer.token_ids))
+            prefix = SaltedPrefix(tuple(offer.token_ids), offer.cache_salt)
+            self._prefixes.fetcher.start(peer.identity, prefix)
 
     def _forget(self, handoff: OutgoingHandoff, peer: DecodePeer) -> None:
         del self._handoffs[handoff.engine_id]

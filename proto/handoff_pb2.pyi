@@ -8,20 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FetchPrefix(_message.Message):
-    __slots__ = ("hello", "token_ids", "ticket_id", "generation", "kv_from", "channel")
+    __slots__ = ("hello", "token_ids", "ticket_id", "generation", "kv_from", "channel", "cache_salt")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     KV_FROM_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     ticket_id: int
     generation: int
     kv_from: int
     channel: str
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., kv_from: _Optional[int] = ..., channel: _Optional[str] = ...) -> None: ...
+    cache_salt: bytes
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., ticket_id: _Optional[int] = ..., generation: _Optional[int] = ..., kv_from: _Optional[int] = ..., channel: _Optional[str] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
 
 class FetchedPrefix(_message.Message):
     __slots__ = ("tokens", "segments", "bytes_state", "bytes_kv")
@@ -54,10 +56,12 @@ class LentPrefix(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., slot: _Optional[int] = ..., pages: _Optional[_Iterable[int]] = ..., endpoint: _Optional[bytes] = ..., segment_bytes: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ..., held: _Optional[bool] = ...) -> None: ...
 
 class StateOffer(_message.Message):
-    __slots__ = ("token_ids",)
+    __slots__ = ("token_ids", "cache_salt")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    cache_salt: bytes
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
 
 class DecodeMessage(_message.Message):
     __slots__ = ("hello", "request", "cancel", "destination", "heartbeat", "offer")
@@ -102,7 +106,7 @@ class PrefillMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., wanted: _Optional[_Union[DestinationWanted, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., scores: _Optional[_Union[PromptScores, _Mapping]] = ..., channel: _Optional[_Union[ChannelChosen, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt_ids", "sampling", "first_token", "state_at", "priority")
+    __slots__ = ("request_id", "attempt", "prompt_ids", "sampling", "first_token", "state_at", "priority", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +114,7 @@ class PrefillRequest(_message.Message):
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     STATE_AT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -117,7 +122,8 @@ class PrefillRequest(_message.Message):
     first_token: int
     state_at: _common_pb2.StateAt
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., first_token: _Optional[int] = ..., state_at: _Optional[_Union[_common_pb2.StateAt, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+    cache_salt: bytes
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., first_token: _Optional[int] = ..., state_at: _Optional[_Union[_common_pb2.StateAt, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
 
 class CancelPrefill(_message.Message):
     __slots__ = ("request_id", "attempt", "reason", "ticket_id", "generation")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.proto import common_pb2 as baton_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61ton/proto/inference.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/proto/common.proto\"\x1b\n\x08TokenIds\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\"\xf4\x01\n\x0fGenerateRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06stream\x18\x06 \x01(\x08\x12\x1b\n\x0erouted_dp_rank\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x08 \x01(\x11\x42\x08\n\x06promptB\x11\n\x0f_routed_dp_rank\"\xe0\x01\n\rGenerateReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x0c\n\x04text\x18\x04 \x01(\t\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12\x31\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32\x18.baton.v1.PromptLogprobs\x12$\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x12.baton.v1.Finished2M\n\tInference\x12@\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x17.baton.v1.GenerateReply0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61ton/proto/inference.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/proto/common.proto\"\x1b\n\x08TokenIds\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\"\x9c\x02\n\x0fGenerateRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06stream\x18\x06 \x01(\x08\x12\x1b\n\x0erouted_dp_rank\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x17\n\ncache_salt\x18\t \x01(\tH\x02\x88\x01\x01\x42\x08\n\x06promptB\x11\n\x0f_routed_dp_rankB\r\n\x0b_cache_salt\"\xe0\x01\n\rGenerateReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x0c\n\x04text\x18\x04 \x01(\t\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12\x31\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32\x18.baton.v1.PromptLogprobs\x12$\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x12.baton.v1.Finished2M\n\tInference\x12@\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x17.baton.v1.GenerateReply0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,9 +39,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=67
   _globals['_TOKENIDS']._serialized_end=94
   _globals['_GENERATEREQUEST']._serialized_start=97
-  _globals['_GENERATEREQUEST']._serialized_end=341
-  _globals['_GENERATEREPLY']._serialized_start=344
-  _globals['_GENERATEREPLY']._serialized_end=568
-  _globals['_INFERENCE']._serialized_start=570
-  _globals['_INFERENCE']._serialized_end=647
+  _globals['_GENERATEREQUEST']._serialized_end=381
+  _globals['_GENERATEREPLY']._serialized_start=384
+  _globals['_GENERATEREPLY']._serialized_end=608
+  _globals['_INFERENCE']._serialized_start=610
+  _globals['_INFERENCE']._serialized_end=687
 # @@protoc_insertion_point(module_scope)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from baton.api.client_limits import ClientLimits
 from baton.api.http import MAX_BODY_BYTES
+from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
@@ -42,11 +43,14 @@ class RouterConfig:
     cors_origins: tuple[str, ...] = ()  # origins of pages that may call from a browser
     client_tls: CertificateFiles | None = None  # of the ports for clients; None: in the clear
     limits: ClientLimits = field(default_factory=ClientLimits)  # of the ports for clients
+    cache_scope: CacheScope = CacheScope.SHARED  # the requests that share cached prefixes
 
     def __post_init__(self) -> None:
         """Check the values. Raises ConfigError."""
         if self.policy not in POLICIES:
             raise ConfigError(f"policy is {self.policy!r}; expected one of {', '.join(POLICIES)}")
+        if self.cache_scope is CacheScope.KEY and self.api_keys is None:
+            raise ConfigError("cache_scope is key, but without api_keys no request has a key")
         if self.lease_ms < MIN_LEASE_MS:
             raise ConfigError(f"lease_ms is {self.lease_ms}; expected at least {MIN_LEASE_MS}")
         for name, value in (

@@ -80,6 +80,7 @@ class LiveRequest:
             prefills=[worker.identity for worker in prefills],
             state_at=state_at,
             priority=request.priority,
+            cache_salt=request.cache_salt,
         )
 
     def may_continue(self, event: Finished) -> bool:

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from baton.core.finish import Timings, Usage
 from baton.core.role import ROUTED_ROLES, Role
+from baton.router.key_metrics import KeyMetrics
 from baton.router.latency_histogram import LatencyHistogram
 from baton.router.worker_table import Worker
 
@@ -66,6 +67,7 @@ class RouterMetrics:
             BUCKETS,
             self.registry,
         )
+        self._keys = KeyMetrics(self.registry)
         for role in ROUTED_ROLES:
             self._workers.labels(role.value).set(0)
 
@@ -104,12 +106,14 @@ class RouterMetrics:
     def dispatched(self, queue_s: float) -> None:
         self._queue.observe(queue_s)
 
-    def ended(self, outcome: str) -> None:
-        """Count the end of a request; called once for each request."""
+    def ended(self, outcome: str, owner: str | None) -> None:
+        """Count the end of a request; called once for each request. owner: its API key's name."""
         self._requests.labels(outcome).inc()
+        self._keys.ended(owner, outcome)
 
-    def finished(self, usage: Usage, timings: Timings) -> None:
-        """Record a request that its rank finished."""
+    def finished(self, usage: Usage, timings: Timings, owner: str | None) -> None:
+        """Record a request that its rank finished. owner: its API key's name."""
+        self._keys.finished(owner, usage)
         self._tokens.labels("prompt").inc(usage.prompt_tokens)
         self._tokens.labels("output").inc(usage.completion_tokens)
         self._cached_tokens.inc(usage.cached_tokens)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
+from baton.api.client_salt import in_scope
 from baton.api.errors import RETRY_AFTER_S
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -67,7 +68,7 @@ class RouterBackend:
 
         Raises `ApiError` for a request that never started. A later failure is in `Finished`.
         """
-        live = self._admit(request)
+        live = self._admit(in_scope(request, self._config.cache_scope))
         limit = self._config.request_timeout_s
         timeout = asyncio.get_running_loop().call_later(limit, self._time_out, live)
         try:
@@ -82,7 +83,8 @@ class RouterBackend:
                             self._record_tokens(live, stream, event.token_ids)
                         yield event
                     if stream.state_tokens:
-                        self._states.add(assignment.rank, live.all_ids[: stream.state_tokens])
+                        kept = live.all_ids[: stream.state_tokens]
+                        self._states.add(assignment.rank, kept, live.request.cache_salt)
                     if event.error is None or not live.may_continue(event):
                         yield self._finish(live, event)
                         return
@@ -181,7 +183,7 @@ class RouterBackend:
         try:
             return self._live.admit(request, self._clock(), self._placer.capacity())
         except ApiError as error:
-            self._metrics.ended(error.code.name.lower())
+            self._metrics.ended(error.code.name.lower(), request.owner)
             raise
 
     async def _wait_for_placement(self, live: LiveRequest) -> tuple[Assignment, RankSession]:
@@ -197,7 +199,9 @@ class RouterBackend:
             if live.stop_error is not None:
                 raise live.stop_error
             self._live.check_open()
-            assignment = self._placer.place(unread_ids, pinned, live.lost_on)
+            assignment = self._placer.place(
+                unread_ids, pinned, live.lost_on, live.request.cache_salt
+            )
             session = None if assignment is None else self._ranks.session(assignment.rank)
             if assignment is not None and session is not None:
                 return assignment, session
@@ -251,14 +255,14 @@ class RouterBackend:
         live.outcome = event.error.code.name.lower() if event.error else event.reason.value
         usage = event.usage
         if event.error is None:
-            self._metrics.finished(usage, timings)
+            self._metrics.finished(usage, timings, live.request.owner)
         else:
             usage = replace(usage, prompt_tokens=len(live.request.prompt_ids))
         return replace(event, usage=usage, timings=timings)
 
     def _end(self, live: LiveRequest) -> None:
         self._live.remove(live)
-        self._metrics.ended(live.outcome)
+        self._metrics.ended(live.outcome, live.request.owner)
         if self._live.closing:
             self.changed.notify()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from baton.core.cache_salt import SHARED
 from baton.core.role import Role
 from baton.router.worker_table import Worker, WorkerTable, id_order
 from baton.text.prefix_index import PrefixIndex
@@ -20,19 +21,21 @@ class StateIndex:
         self._table = table
         self._index = PrefixIndex[tuple[str, int]](MAX_PREFIXES)  # (worker_id, incarnation)
 
-    def add(self, rank: Worker, token_ids: Sequence[int]) -> None:
-        """Record that `rank` has cached the state after exactly these tokens, and their KV."""
-        self._index.add(token_ids, _start(rank))
+    def add(self, rank: Worker, token_ids: Sequence[int], salt: bytes = SHARED) -> None:
+        """Record that `rank` has cached the state after exactly these tokens, and their KV, under
+        the cache salt `salt`."""
+        self._index.add(token_ids, _start(rank), salt)
 
-    def find(self, token_ids: Sequence[int]) -> list[tuple[int, Worker]]:
-        """Return (tokens, rank) of every rank that stays and holds the state of a prefix.
+    def find(self, token_ids: Sequence[int], salt: bytes = SHARED) -> list[tuple[int, Worker]]:
+        """Return (tokens, rank) of every rank that stays and holds the state of a prefix under
+        `salt`.
 
         tokens: the length of the longest such prefix that leaves a token to compute. The longest
         come first; equals are in the table's order.
         """
         found = [
             (tokens, rank)
-            for start, tokens in self._index.held(token_ids).items()
+            for start, tokens in self._index.held(token_ids, salt).items()
             if (rank := self._table.find(start[0])) is not None
             and rank.role is Role.DECODE
             and not rank.leaving

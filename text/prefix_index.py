@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 
 import xxhash
 
+from baton.core.cache_salt import SHARED
+
 Holder = TypeVar("Holder", bound=Hashable)
 
 KEPT = 4096
@@ -15,7 +17,8 @@ KEPT = 4096
 
 
 class PrefixIndex(Generic[Holder]):
-    """An index of prefixes, by length and hash. It is not verified, so it may be out of date."""
+    """An index of prefixes, by length and by the hash of their cache salt and tokens. It is not
+    verified, so it may be out of date."""
 
     def __init__(self, most: int = KEPT) -> None:
         self._most = most
@@ -23,9 +26,9 @@ class PrefixIndex(Generic[Holder]):
         """Oldest first."""
         self._lengths: Counter[int] = Counter()
 
-    def add(self, token_ids: Sequence[int], holder: Holder) -> None:
-        """Record that `holder` has kept the state after exactly these tokens."""
-        key = (len(token_ids), xxhash.xxh3_64_intdigest(array("I", token_ids).tobytes()))
+    def add(self, token_ids: Sequence[int], holder: Holder, salt: bytes = SHARED) -> None:
+        """Record that `holder` has kept the state after exactly these tokens under `salt`."""
+        key = (len(token_ids), xxhash.xxh3_64_intdigest(salt + array("I", token_ids).tobytes()))
         if key not in self._known:
             self._lengths[key[0]] += 1
         holders = self._known.get(key, ())
@@ -38,9 +41,10 @@ class PrefixIndex(Generic[Holder]):
             if not self._lengths[length]:
                 del self._lengths[length]
 
-    def held(self, token_ids: Sequence[int]) -> dict[Holder, int]:
-        """Return the length of the longest prefix that each holder has, shorter than the whole."""
-        digest, at = xxhash.xxh3_64(), 0
+    def held(self, token_ids: Sequence[int], salt: bytes = SHARED) -> dict[Holder, int]:
+        """Return the length of the longest prefix under `salt` that each holder has, shorter than
+        the whole."""
+        digest, at = xxhash.xxh3_64(salt), 0
         found: dict[Holder, int] = {}
         for length in sorted(n for n in self._lengths if n < len(token_ids)):
             digest.update(array("I", token_ids[at:length]).tobytes())

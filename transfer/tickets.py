@@ -176,8 +176,8 @@ class TicketTable:
         ticket = self._entry(claim).ticket
         if claim != ticket.claim:
             raise TicketError(
-                f"ticket {claim.ticket_id} was granted for another prompt or other sampling "
-                "parameters",
+                f"ticket {claim.ticket_id} was granted for another prompt or cache salt, or for "
+                "other sampling parameters",
                 expected=_hashes(ticket.claim),
                 actual=_hashes(claim),
             )

@@ -8,7 +8,7 @@ from enum import StrEnum
 from grpc import aio
 
 from baton.core.errors import BatonError, RequestError
-from baton.engine.cache.token_key import token_key
+from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.engine import Engine
 from baton.engine.schedule.request import Reservation
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
@@ -56,7 +56,7 @@ class PrefixFetcher:
         self._reader = PrefixReader(context, channels.readable, self._peers)
         self._fenced = channels.fenced
         self._opening: asyncio.Task[Receiver] | None = None
-        self._under_way: dict[tuple[int, int], asyncio.Task[Outcome]] = {}  # by length and hash
+        self._under_way: dict[SaltedPrefix, asyncio.Task[Outcome]] = {}
         self._names = itertools.count(1)
 
     async def close(self) -> None:
@@ -70,25 +70,22 @@ class PrefixFetcher:
             await (await self._opening).close()
 
     def start(
-        self, source: common_pb2.WorkerIdentity, token_ids: tuple[int, ...]
+        self, source: common_pb2.WorkerIdentity, prefix: SaltedPrefix
     ) -> "asyncio.Task[Outcome]":
-        """Fetch the state and the KV of `token_ids` from `source`, if it has them.
+        """Fetch the state and the KV of `prefix` from `source`, if it has them.
 
         Callers that want the same prefix share one task; do not cancel it. It does not raise.
         """
-        key = (len(token_ids), prompt_hash(token_ids))
-        task = self._under_way.get(key)
+        task = self._under_way.get(prefix)
         if task is None:
-            task = asyncio.ensure_future(self._fetch(source, token_ids))
-            self._under_way[key] = task
-            task.add_done_callback(lambda _: self._under_way.pop(key, None))
+            task = asyncio.ensure_future(self._fetch(source, prefix))
+            self._under_way[prefix] = task
+            task.add_done_callback(lambda _: self._under_way.pop(prefix, None))
         return task
 
-    async def _fetch(
-        self, source: common_pb2.WorkerIdentity, token_ids: tuple[int, ...]
-    ) -> Outcome:
+    async def _fetch(self, source: common_pb2.WorkerIdentity, prefix: SaltedPrefix) -> Outcome:
         try:
-            outcome = await self._try(source, token_ids)
+            outcome = await self._try(source, prefix)
         except aio.AioRpcError as failed:
             error = error_of_call(failed, source.worker_id)
             log.warning("no prefix from %s: %s", source.worker_id, error.message)
@@ -99,24 +96,24 @@ class PrefixFetcher:
         self._context.metrics.count_fetch(outcome.value)
         return outcome
 
-    async def _try(self, source: common_pb2.WorkerIdentity, token_ids: tuple[int, ...]) -> Outcome:
+    async def _try(self, source: common_pb2.WorkerIdentity, prefix: SaltedPrefix) -> Outcome:
         """Fetch in at most two attempts: the first may report that the source has fewer tokens."""
         for _ in range(2):
-            reserved = await self._reserve(token_ids)
+            reserved = await self._reserve(prefix)
             if not isinstance(reserved, Reservation):
                 return reserved
-            found = await self._fill(source, token_ids, reserved)
-            if found == len(token_ids):
+            found = await self._fill(source, prefix, reserved)
+            if found == len(prefix):
                 return Outcome.FETCHED
             if not found:
                 return Outcome.ABSENT
-            token_ids = token_ids[:found]
+            prefix = prefix.first(found)
         return Outcome.ABSENT
 
-    async def _reserve(self, token_ids: tuple[int, ...]) -> Reservation | Outcome:
+    async def _reserve(self, prefix: SaltedPrefix) -> Reservation | Outcome:
         name = f"prefix-{next(self._names)}"
         asked = asyncio.ensure_future(
-            self._context.port.call(lambda engine: _reserve(engine, name, token_ids))
+            self._context.port.call(lambda engine: _reserve(engine, name, prefix))
         )
         try:
             return await asyncio.shield(asked)
@@ -137,42 +134,42 @@ class PrefixFetcher:
     async def _fill(
         self,
         source: common_pb2.WorkerIdentity,
-        token_ids: tuple[int, ...],
+        prefix: SaltedPrefix,
         reservation: Reservation,
     ) -> int:
         """Return the number of tokens that the source has. If that is all, they are now cached."""
         found = -1
         try:
-            found = await self._bring(source, token_ids, reservation)
+            found = await self._bring(source, prefix, reservation)
         finally:
-            if found != len(token_ids):
+            if found != len(prefix):
                 self._abandon(reservation)
-        if found == len(token_ids):
-            await self._keep(reservation, token_ids)
+        if found == len(prefix):
+            await self._keep(reservation, prefix)
         return found
 
     async def _bring(
         self,
         source: common_pb2.WorkerIdentity,
-        token_ids: tuple[int, ...],
+        prefix: SaltedPrefix,
         reservation: Reservation,
     ) -> int:
         """Return the number of tokens that the source has. If that is all, they have arrived."""
-        found = await self._reader.read(source, token_ids, reservation, self._deadline_s)
+        found = await self._reader.read(source, prefix, reservation, self._deadline_s)
         if found is not None:
             return found
-        reply, whole = await self._call(source, token_ids, reservation)
-        if reply.tokens == len(token_ids) and not whole:
+        reply, whole = await self._call(source, prefix, reservation)
+        if reply.tokens == len(prefix) and not whole:
             raise TransferError(
                 f"{source.worker_id} reports that it sent the whole prefix, but it has not arrived"
             )
         return reply.tokens
 
-    async def _keep(self, reservation: Reservation, token_ids: tuple[int, ...]) -> None:
+    async def _keep(self, reservation: Reservation, prefix: SaltedPrefix) -> None:
         """Move the reservation into the cache. The engine completes it even if we are cancelled."""
         try:
             await self._context.port.call(
-                lambda engine: engine.prefixes.keep(reservation, token_ids)
+                lambda engine: engine.prefixes.keep(reservation, prefix.token_ids)
             )
         except RequestError:
             self._abandon(reservation)
@@ -181,7 +178,7 @@ class PrefixFetcher:
     async def _call(
         self,
         source: common_pb2.WorkerIdentity,
-        token_ids: tuple[int, ...],
+        prefix: SaltedPrefix,
         reservation: Reservation,
     ) -> tuple[handoff_pb2.FetchedPrefix, bool]:
         """Return the source's answer, and whether every byte has arrived. No byte arrives later."""
@@ -190,7 +187,7 @@ class PrefixFetcher:
             0,
             Holder(reservation.slot, reservation.pages),
             reservation.tokens,
-            prompt_hash=prompt_hash(token_ids),
+            prompt_hash=prompt_hash(prefix.token_ids, prefix.salt),
             sampling_hash=0,
             on_received=lambda _: None,
             on_broken=lambda *_: None,  # the source is told, and reports it
@@ -200,7 +197,8 @@ class PrefixFetcher:
         try:
             request = handoff_pb2.FetchPrefix(
                 hello=await self._hello(),
-                token_ids=token_ids,
+                token_ids=prefix.token_ids,
+                cache_salt=prefix.salt,
                 ticket_id=ticket.ticket_id,
                 generation=ticket.generation,
                 kv_from=ticket.kv_from,
@@ -227,8 +225,9 @@ class PrefixFetcher:
         return self._tickets.complete(ticket) and self._tickets.received(ticket.claim) == sent
 
 
-def _reserve(engine: Engine, name: str, token_ids: tuple[int, ...]) -> Reservation | Outcome:
+def _reserve(engine: Engine, name: str, prefix: SaltedPrefix) -> Reservation | Outcome:
     """Reserve memory for a prefix, or say why not. Called on the engine's thread."""
-    if engine.prefixes.state_tokens(token_ids) == len(token_ids):
+    if engine.prefixes.state_tokens(prefix) == len(prefix):
         return Outcome.HERE
-    return engine.reserve(name, len(token_ids), token_key(token_ids)) or Outcome.NO_ROOM
+    reserved = engine.reserve(name, len(prefix), prefix.key, salt=prefix.salt)
+    return reserved or Outcome.NO_ROOM

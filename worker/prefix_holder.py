@@ -8,6 +8,7 @@ from grpc import aio
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import BatonError
+from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.handoff.prefix_share import Loan
 from baton.proto import handoff_pb2, handoff_pb2_grpc
 from baton.rpc.access import check_claim
@@ -55,12 +56,12 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
             check_hello(self._context.hello, request.hello)
         except BatonError as refused:
             await abort(context, error_of(refused, self._context.worker_id))
-        token_ids = tuple(request.token_ids)
-        loan = await self._borrow(token_ids)
+        prefix = SaltedPrefix(tuple(request.token_ids), request.cache_salt)
+        loan = await self._borrow(prefix)
         if loan is None:
             return handoff_pb2.FetchedPrefix()
         try:
-            if loan.tokens < len(token_ids):
+            if loan.tokens < len(prefix):
                 return handoff_pb2.FetchedPrefix(tokens=loan.tokens)
             sent = await self._write(request, loan)
         except TransferError as error:
@@ -98,14 +99,14 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
             check_hello(self._context.hello, request.hello)
         except BatonError as refused:
             await abort(context, error_of(refused, self._context.worker_id))
-        token_ids = tuple(request.token_ids)
-        loan = await self._borrow(token_ids)
+        prefix = SaltedPrefix(tuple(request.token_ids), request.cache_salt)
+        loan = await self._borrow(prefix)
         if loan is None:
             await context.write(handoff_pb2.LentPrefix())
             return
         lender = self._lender(request)
         try:
-            if lender is None or loan.tokens < len(token_ids):
+            if lender is None or loan.tokens < len(prefix):
                 await context.write(handoff_pb2.LentPrefix(tokens=loan.tokens))
             else:
                 await self._lend(lender, request, loan, messages, context)
@@ -153,10 +154,10 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         memory, holder = self._context.memory, Holder(loan.slot, loan.pages)
         return [frames.checksum_of(s, memory.read(s, holder)) for s in segments]
 
-    async def _borrow(self, token_ids: tuple[int, ...]) -> Loan | None:
+    async def _borrow(self, prefix: SaltedPrefix) -> Loan | None:
         """Lock a prefix. If the caller leaves meanwhile, the loan is given back when it is made."""
         asked = asyncio.ensure_future(
-            self._context.port.call(lambda engine: engine.prefixes.lend(token_ids))
+            self._context.port.call(lambda engine: engine.prefixes.lend(prefix))
         )
         try:
             return await asyncio.shield(asked)
@@ -175,7 +176,8 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         offers = {offer.channel: offer.endpoint for offer in request.hello.channels}
         chosen = await self._fenced.connect(offers, request.hello.worker)
         sender = chosen.sender
-        claim = Claim(request.ticket_id, request.generation, prompt_hash(request.token_ids), 0)
+        hashed = prompt_hash(request.token_ids, request.cache_salt)
+        claim = Claim(request.ticket_id, request.generation, hashed, 0)
         # A fenced channel takes the place of the bytes from the ticket, not from the holder.
         writing = sender.open(claim, Holder(0, ()), lambda under_way, segments: None)
         try:

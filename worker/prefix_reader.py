@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from grpc import aio
 
+from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.schedule.request import Reservation
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.peer_channels import PeerChannels
@@ -67,11 +68,11 @@ class PrefixReader:
     async def read(
         self,
         source: common_pb2.WorkerIdentity,
-        token_ids: Sequence[int],
+        prefix: SaltedPrefix,
         reservation: Reservation,
         deadline_s: float,
     ) -> int | None:
-        """Read the prefix of `token_ids` from `source` into the reservation.
+        """Read `prefix` from `source` into the reservation.
 
         Returns the number of tokens that the source has; when that is all, they are in the
         reservation. Returns None where no channel lets this worker read from the source. However
@@ -81,7 +82,7 @@ class PrefixReader:
         try:
             async with asyncio.timeout(deadline_s):
                 for channel in self._channels:
-                    found = await self._read(channel, source, token_ids, reservation, deadline_s)
+                    found = await self._read(channel, source, prefix, reservation, deadline_s)
                     if found is not None:
                         return found
         except TimeoutError:
@@ -94,7 +95,7 @@ class PrefixReader:
         self,
         channel: Channel,
         source: common_pb2.WorkerIdentity,
-        token_ids: Sequence[int],
+        prefix: SaltedPrefix,
         reservation: Reservation,
         deadline_s: float,
     ) -> int | None:
@@ -107,13 +108,14 @@ class PrefixReader:
         try:
             wanted = handoff_pb2.FetchPrefix(
                 hello=self._context.hello,
-                token_ids=token_ids,
+                token_ids=prefix.token_ids,
+                cache_salt=prefix.salt,
                 kv_from=reservation.kv_from,
                 channel=channel.name,
             )
             await call.write(wanted)
             lent = await _next_message(call, source)
-            if lent.tokens < len(token_ids):
+            if lent.tokens < len(prefix):
                 return lent.tokens
             reader = await self._reader(channel, source, lent.endpoint)
             if reader is None:

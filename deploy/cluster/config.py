@@ -5,6 +5,7 @@ from pathlib import Path
 
 from baton.api.client_limits import ClientLimits
 from baton.api.http import MAX_BODY_BYTES
+from baton.core.cache_salt import CacheScope
 from baton.core.role import Role
 from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.cluster.member import Member
@@ -47,6 +48,7 @@ class ClusterConfig:
     client_tls: CertificateFiles | None = None  # of the ports for clients; None: in the clear
     cors_origins: tuple[str, ...] = ()  # origins of pages that may call from a browser
     limits: ClientLimits = field(default_factory=ClientLimits)  # of the ports for clients
+    cache_scope: CacheScope = CacheScope.SHARED  # the requests that share cached prefixes
     http_port: int = 0  # 0: any free one
     grpc_port: int = 0
     internal_port: int = 0  # on loopback, where workers register

@@ -93,6 +93,7 @@ class Wiring:
             operator_sha256=digest_of(self.operator_key),
             cors_origins=config.cors_origins,
             client_tls=config.client_tls,
+            cache_scope=config.cache_scope,
             http_port=self.http_port,
             grpc_port=self.grpc_port,
             policy=config.policy,

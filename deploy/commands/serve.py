@@ -8,7 +8,13 @@ from typing import Any
 import click
 from rich.console import Console
 
-from baton.deploy.access_options import check_exposed, insecure_option, readable_on_the_way
+from baton.core.cache_salt import CacheScope
+from baton.deploy.access_options import (
+    check_cache_scope,
+    check_exposed,
+    insecure_option,
+    readable_on_the_way,
+)
 from baton.deploy.client.owned_folder import owned_folder
 from baton.deploy.client.state_file import control_path, folder, published
 from baton.deploy.cluster.cluster import Cluster
@@ -49,6 +55,7 @@ def serve(
 ) -> None:
     """Start a cluster and keep it up until Ctrl-C or SIGTERM."""
     check_exposed(host, given["api_keys"], insecure=insecure)
+    check_cache_scope(CacheScope(given["cache_scope"]), given["api_keys"])
     console = Console()
     config = replace(
         config_from(given), host=host, http_port=http_port, grpc_port=grpc_port, drain_s=drain

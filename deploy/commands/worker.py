@@ -10,10 +10,12 @@ from typing import Any
 import click
 from rich.console import Console
 
+from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.deploy.access_options import (
     access_options,
+    check_cache_scope,
     check_exposed,
     client_tls_from,
     client_tls_options,
@@ -87,6 +89,7 @@ def worker(role: str, host: str, insecure: bool, threads: int | None, **given: A
     """
     check_exposed(host, given["api_keys"], insecure=insecure)
     clients = _local_config(host, given)
+    check_cache_scope(clients.cache_scope, clients.api_keys)
     keep_freed_memory()
     switch_often()
     engine_config = _engine_config(engine_from(given), Role(role), threads)
@@ -145,6 +148,7 @@ def _local_config(host: str, given: dict[str, Any]) -> LocalConfig:
         incremental_streaming_output=given["incremental_streaming_output"],
         drain_s=given["drain"],
         api_keys=given["api_keys"],
+        cache_scope=CacheScope(given["cache_scope"]),
         client_tls=client_tls_from(given),
         allowed_hosts=given["allowed_hosts"],
         cors_origins=given["cors_origins"],

@@ -4,7 +4,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
+from baton.api.client_salt import in_scope
 from baton.api.errors import RETRY_AFTER_S
+from baton.core.cache_salt import CacheScope
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, RequestError
 from baton.core.finish import Finished
@@ -28,8 +30,15 @@ class LocalBackend:
     The owner of `context.port` passes the engine's events to it.
     """
 
-    def __init__(self, context: WorkerContext, model: ModelInfo) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        model: ModelInfo,
+        cache_scope: CacheScope = CacheScope.SHARED,
+    ) -> None:
+        """cache_scope: the requests that share cached prefixes."""
         self._context = context
+        self._cache_scope = cache_scope
         self._model = replace(model, max_model_len=context.engine.plan.max_model_len)
         self._answers: dict[str, LocalAnswer] = {}  # by request id
         self._failure: ApiError | None = None  # why no request can be answered any more
@@ -60,6 +69,7 @@ class LocalBackend:
         Raises `ApiError` if the request cannot start; a later failure is in `Finished`.
         """
         self._check_room()
+        request = in_scope(request, self._cache_scope)
         answer = self._answers[request.request_id] = LocalAnswer(request, self._context.worker_id)
         try:
             self._submit(answer)
@@ -141,6 +151,7 @@ class LocalBackend:
                 request.prompt_ids,
                 request.sampling.seeded(),
                 priority=request.priority,
+                cache_salt=request.cache_salt,
             )
         except RequestError as error:
             raise self._error_of(error) from error

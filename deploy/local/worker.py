@@ -101,7 +101,7 @@ class LocalWorker:
 
         def make_role(context: WorkerContext) -> RoleService:
             self._context = context
-            self.backend = LocalBackend(context, model)
+            self.backend = LocalBackend(context, model, clients.cache_scope)
             inner = _INNER.get(config.role)
             return LocalRole(self.backend, None if inner is None else inner(context))
 

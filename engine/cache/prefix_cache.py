@@ -6,7 +6,8 @@ send. Where KV goes deeper than state, the last grid depth of the difference is 
 worth a snapshot the next time.
 
 The cache holds ids only. It owns pages and slots (`Owner.CACHE`), and tells one hook what it
-evicts.
+evicts. A prefix belongs to the cache salt that it was inserted with, and matches requests of that
+salt alone. Eviction does not look at salts: the least recently used goes first, whosever it is.
 """
 
 from collections import OrderedDict
@@ -14,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError
 from baton.engine.cache.prefix_node import Node
 from baton.engine.cache.prefix_tree import PrefixTree
@@ -24,7 +26,7 @@ from baton.engine.cache.token_key import TOKEN_BYTES
 class Match:
     """The cached part of a prompt.
 
-    node: the deepest usable node (the root when there is none). depth: its tokens, the compute
+    node: the deepest usable node (a root when there is none). depth: its tokens, the compute
     hit. pages: the pages of those tokens. kv_depth: tokens whose KV the cache holds, the transfer
     hit.
     """
@@ -92,14 +94,14 @@ class PrefixCache:
 
     # Matching ------------------------------------------------------------------------------
 
-    def match(self, key: bytes, limit: int) -> Match:
+    def match(self, key: bytes, limit: int, salt: bytes = SHARED) -> Match:
         """Find the best match of `key` (see `token_key`), its compute hit at most `limit` tokens.
 
         `limit` is at most the prompt's length - 1: the last token is always computed. Refreshes
         the whole path's pages, and of the snapshots only the one that is used.
         """
         self._clock += 1
-        node = usable = self.tree.root
+        node = usable = self.tree.root(salt)
         kv_depth = 0
         while (child := self.tree.child(node, key, kv_depth)) is not None:
             child.last_used = self._clock
@@ -121,14 +123,14 @@ class PrefixCache:
             self._snapshots.move_to_end(usable)
         return Match(usable, usable.depth, self.tree.path_pages(usable), kv_depth)
 
-    def hold_kv(self, key: bytes) -> tuple[Node, tuple[int, ...]]:
+    def hold_kv(self, key: bytes, salt: bytes = SHARED) -> tuple[Node, tuple[int, ...]]:
         """Find and lock the deepest cached KV of `key`, with state or without.
 
         Returns the node that it ends at, split off where that lies inside of one, and its pages,
         locked until `unlock_pages`.
         """
         self._clock += 1
-        node = self.tree.root
+        node = self.tree.root(salt)
         while (child := self.tree.child(node, key, node.depth)) is not None:
             common = self.tree.common_pages(child, key, node.depth)
             node = child if common == len(child.pages) else self.tree.split(child, common)
@@ -190,6 +192,7 @@ class PrefixCache:
         snapshots: Sequence[tuple[int, int]] = (),
         opportunistic: Collection[int] = (),
         below: Node | None = None,
+        salt: bytes = SHARED,
     ) -> Inserted:
         """Take over `pages`, which hold the KV of `key` (one a whole page of it), and
         `snapshots`, pairs of (depth, slot) at page boundaries inside it.
@@ -201,7 +204,9 @@ class PrefixCache:
         spare one. A node without a snapshot that is given one can be resumed from again. Snapshots
         at `opportunistic` depths are the first to be evicted, until a match uses them.
         """
-        node, at, had = below or self.tree.root, 0, []
+        node, at, had = below or self.tree.root(salt), 0, []
+        if node.parent is None:  # another root may have taken the place of this one meanwhile
+            node = self.tree.root(node.key)
         base = node.depth
         waiting = self._checked(key, pages, snapshots, base)  # the shallowest last
         self._clock += 1

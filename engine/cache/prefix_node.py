@@ -5,8 +5,9 @@ class Node:
     """A page-aligned run of tokens below `parent`, the pages that hold its KV, and perhaps the
     recurrent state after its last token.
 
-    key: the run's token ids as int32 bytes. pages: one id a page of the run. depth: tokens from
-    the root to the run's end. snapshot: a state slot, valid after exactly `depth` tokens.
+    key: the run's token ids as int32 bytes; of a root, its cache salt. pages: one id a page of the
+    run. depth: tokens from the root to the run's end. snapshot: a state slot, valid after exactly
+    `depth` tokens.
     A node without a snapshot is a tombstone where its snapshot was evicted, or was inserted
     without one.
     """

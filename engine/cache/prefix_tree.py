@@ -1,38 +1,47 @@
 """The radix tree of the prefix cache: token runs, the pages below them, and locks on paths.
 
 Token runs are int32 bytes (see `token_key`). A child is looked up by the run of its first page. The
-tree holds ids only; which of them may be evicted, and when, is decided by `PrefixCache`.
+tree holds ids only; which of them may be evicted, and when, is decided by `PrefixCache`. Each cache
+salt has a root of its own, so no walk leads from one salt's prefixes to another's.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError
 from baton.engine.cache.prefix_node import Node
 from baton.engine.cache.token_key import TOKEN_BYTES
 
 
 class PrefixTree:
-    """Nodes below `root`, and how many nodes and pages there are and how many pages are locked."""
+    """Nodes below the roots, and how many nodes and pages there are and how many pages are locked.
+
+    roots: by cache salt; SHARED's always, another salt's while it has a child.
+    """
 
     def __init__(self, page_size: int) -> None:
         """page_size: tokens a page."""
         self.page_size = page_size
         self.page_bytes = page_size * TOKEN_BYTES
-        self.root = Node(None, b"", [], 0)
-        self.nodes = 0  # without the root
+        self.roots = {SHARED: Node(None, SHARED, [], 0)}
+        self.nodes = 0  # without the roots
         self.pages = 0
         self.pages_locked = 0
 
     def __iter__(self) -> Iterator[Node]:
-        """Yield every node, the root first."""
-        todo = [self.root]
+        """Yield every node, the roots first."""
+        todo = list(self.roots.values())
         while todo:
             node = todo.pop()
             todo += node.children.values()
             yield node
 
     # Walking -------------------------------------------------------------------------------
+
+    def root(self, salt: bytes) -> Node:
+        """Return the root of `salt`. One that was not in the tree joins it with its first child."""
+        return self.roots.get(salt) or Node(None, salt, [], 0)
 
     def child(self, node: Node, key: bytes, depth: int) -> Node | None:
         """Return the child of `node` whose first page holds the tokens of `key` after `depth`."""
@@ -73,6 +82,8 @@ class PrefixTree:
         run = key[at * self.page_bytes : end * self.page_bytes]
         child = Node(parent, run, list(pages[at:end]), parent.depth + (end - at) * self.page_size)
         parent.children[run[: self.page_bytes]] = child
+        if parent.parent is None:
+            self.roots[parent.key] = parent
         self.pages += len(child.pages)
         self.nodes += 1
         return child
@@ -116,6 +127,8 @@ class PrefixTree:
         if parent is None or node.children:
             raise InvariantError(f"the node at {node.depth} tokens cannot be evicted")
         del parent.children[node.key[: self.page_bytes]]
+        if parent.parent is None and parent.key and not parent.children:
+            del self.roots[parent.key]
         node.parent = None
         self.pages -= len(node.pages)
         self.nodes -= 1
@@ -178,10 +191,11 @@ class PrefixTree:
             raise InvariantError(f"{locked} pages locked in the tree, {self.pages_locked} counted")
 
     def _check_node(self, node: Node) -> None:
+        if node.parent is None:
+            self._check_root(node)
+            return
         if len(node.key) != len(node.pages) * self.page_bytes:
             raise InvariantError(f"the node at {node.depth} tokens: key and pages differ in length")
-        if node.parent is None:
-            return
         if node.depth != node.parent.depth + len(node.pages) * self.page_size:
             raise InvariantError(f"the node at {node.depth} tokens has a wrong depth")
         below = sum(child.page_locks for child in node.children.values())
@@ -190,3 +204,9 @@ class PrefixTree:
                 f"the node at {node.depth} tokens has {node.page_locks} page locks; expected at "
                 f"least {max(below, node.snapshot_locks)}, for its children and its snapshot"
             )
+
+    def _check_root(self, root: Node) -> None:
+        if self.roots.get(root.key) is not root or root.pages:
+            raise InvariantError("a root stands under another salt than its own, or has pages")
+        if root.key and not root.children:
+            raise InvariantError("a salt without any prefix has kept its root")

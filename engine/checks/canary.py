@@ -1,8 +1,9 @@
 """A debug check that every slot and page holds what the batch that reads it believes.
 
 Each slot and page that a step writes is remembered with the hash of the token prefix that it then
-stands for; each step's reads are compared. Steps are taken in the order in which the stream ran
-them, when their results are processed, so what is compared is what the forward found.
+stands for, its cache salt included; each step's reads are compared. Steps are taken in the order in
+which the stream ran them, when their results are processed, so what is compared is what the forward
+found.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,9 +11,9 @@ from collections.abc import Collection, Sequence
 from baton.core.errors import InvariantError
 from baton.engine.cache.token_key import TOKEN_BYTES, token_key
 from baton.engine.schedule.batch import Batch, Row
-from baton.engine.schedule.request import Request
+from baton.engine.schedule.request import Request, Reservation
 
-Mark = tuple[int, int]  # tokens, and the hash of that prefix
+Mark = tuple[int, int]  # tokens, and the hash of that prefix and its cache salt
 
 
 class Canary:
@@ -36,8 +37,7 @@ class Canary:
 
     def step(self, request: Request, row: Row) -> None:
         """Check the reads of a row and note its writes. Raises InvariantError for a wrong read."""
-        tokens = request.token_ids(0, row.end)
-        marks = self._marks(tokens)
+        marks = self._marks(request.token_ids(0, row.end), request.spec.cache_salt)
         where = f"request {request.request_id} at {row.start} tokens"
         if row.start:
             if self._stateful:
@@ -60,22 +60,28 @@ class Canary:
         """Note that a peer has written the state of the request's computed tokens."""
         where = f"request {request.request_id}, adopted,"
         tokens = request.token_ids(0, request.computed)
-        self.received(tokens, request.slot, request.pages, request.owned, where)
+        marks = self._marks(tokens, request.spec.cache_salt)
+        self._received(marks, request.slot, request.pages, request.owned, where)
 
-    def received(
+    def kept(self, tokens: Sequence[int], reservation: Reservation) -> None:
+        """Note that a peer has written the state of `tokens` for the prefix cache."""
+        marks = self._marks(tokens, reservation.cache_salt)
+        pages, owned = reservation.pages, reservation.owned
+        self._received(marks, reservation.slot, pages, owned, "a kept prefix")
+
+    def _received(
         self,
-        tokens: Sequence[int],
+        marks: Sequence[Mark],
         slot: int,
         pages: Sequence[int],
         owned: Collection[int],
         where: str,
     ) -> None:
-        """Note that a peer has written the state of `tokens` into the slot and the `owned` pages.
+        """Note that a peer has written the state of `marks` into the slot and the `owned` pages.
         The other pages must hold it already. Raises InvariantError where they do not.
         """
-        marks = self._marks(tokens)
-        self._slots[slot] = marks[len(tokens)]
-        for index, end in self._page_ends(0, len(tokens)):
+        self._slots[slot] = marks[-1]
+        for index, end in self._page_ends(0, len(marks) - 1):
             page = pages[index]
             if page in owned:
                 self._pages[page] = marks[end]
@@ -92,9 +98,9 @@ class Canary:
         return [(i, min((i + 1) * size, end)) for i in range(start // size, -(-end // size))]
 
     @staticmethod
-    def _marks(tokens: Sequence[int]) -> list[Mark]:
+    def _marks(tokens: Sequence[int], salt: bytes) -> list[Mark]:
         """Return a mark of every prefix: marks[n] stands for the first n tokens."""
-        key, value = token_key(tokens), 0
+        key, value = token_key(tokens), hash(salt)
         marks: list[Mark] = [(0, 0)]
         for count in range(1, len(tokens) + 1):
             value = hash((value, key[(count - 1) * TOKEN_BYTES : count * TOKEN_BYTES]))

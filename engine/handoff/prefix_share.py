@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from baton.core.errors import RequestError
 from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.cache.prefix_node import Node
+from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.cache.token_key import token_key
 from baton.engine.checks.canary import Canary
 from baton.engine.handoff.reservations import Reservations
@@ -42,16 +43,16 @@ class PrefixShare:
     def loans(self) -> Iterable[Loan]:
         return self._loans
 
-    def state_tokens(self, token_ids: Sequence[int]) -> int:
+    def state_tokens(self, prefix: SaltedPrefix) -> int:
         """Return how many of the tokens a request that begins with them could resume from."""
-        return self._pools.cache.match(token_key(token_ids), len(token_ids)).depth
+        return self._pools.cache.match(prefix.key, len(prefix), prefix.salt).depth
 
-    def lend(self, token_ids: Sequence[int]) -> Loan | None:
+    def lend(self, prefix: SaltedPrefix) -> Loan | None:
         """Lock the deepest state that the cache has of this prefix, and its KV. None if it has
         none.
         """
         cache = self._pools.cache
-        match = cache.match(token_key(token_ids), len(token_ids))
+        match = cache.match(prefix.key, len(prefix), prefix.salt)
         if not match.depth:
             return None
         cache.lock(match.node)
@@ -65,8 +66,8 @@ class PrefixShare:
         self._pools.cache.unlock(loan.node)
 
     def keep(self, reservation: Reservation, token_ids: Sequence[int]) -> None:
-        """Give the cache the prefix `token_ids`, which a peer has written into the reservation.
-        Raises RequestError; then the reservation stands as it was.
+        """Give the cache the prefix `token_ids`, which a peer has written into the reservation,
+        under the reservation's salt. Raises RequestError; then the reservation stands as it was.
         """
         self._reservations.check_open(reservation)
         if len(token_ids) != reservation.tokens or reservation.tokens % self._pools.page_size:
@@ -75,7 +76,5 @@ class PrefixShare:
                 f"the {reservation.tokens} tokens that were reserved for; got {len(token_ids)}"
             )
         if self._canary is not None:
-            self._canary.received(
-                token_ids, reservation.slot, reservation.pages, reservation.owned, "a kept prefix"
-            )
+            self._canary.kept(token_ids, reservation)
         self._reservations.keep(reservation, token_key(token_ids))

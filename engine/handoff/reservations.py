@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError, RequestError
 from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.cache.token_key import TOKEN_BYTES
@@ -43,16 +44,17 @@ class Reservations:
         return list(self._quarantined.values())
 
     def reserve(
-        self, request_id: str, tokens: int, headroom: int, key: bytes = b""
+        self, request_id: str, tokens: int, headroom: int, key: bytes = b"", salt: bytes = SHARED
     ) -> Reservation | None:
         """Take a slot and pages for a peer's writes if `headroom` pages stay free beside them.
 
-        key: those tokens, as far as they are known. Pages that hold their KV already are the
-        cache's, and stay locked until the reservation is over. None when there is no room now.
+        key: those tokens, as far as they are known. Pages that hold their KV under `salt` already
+        are the cache's, and stay locked until the reservation is over. None when there is no room
+        now.
         """
         pools = self._pools
         known = key[: tokens * TOKEN_BYTES] if pools.caching else b""
-        node, cached = pools.cache.hold_kv(known)
+        node, cached = pools.cache.hold_kv(known, salt)
         needed = pools.pages_for(tokens) - len(cached)
         taken = self._take_ids(request_id, needed, headroom)
         if taken is None:
@@ -60,7 +62,9 @@ class Reservations:
             return None
         slot, own = taken
         kv_from = len(cached) * pools.page_size
-        reservation = Reservation(request_id, slot, (*cached, *own), tokens, kv_from, node, own)
+        reservation = Reservation(
+            request_id, slot, (*cached, *own), tokens, kv_from, node, own, salt
+        )
         self._open[request_id] = reservation
         return reservation
 
@@ -105,6 +109,16 @@ class Reservations:
                 "request_id",
             )
 
+    def check_adoptable(self, reservation: Reservation, salt: bytes) -> None:
+        """Raise RequestError unless `reservation` is open and a request of `salt` may have it."""
+        self.check_open(reservation)
+        if salt != reservation.cache_salt:
+            raise RequestError(
+                "the reservation was made with another cache salt: its pages may be another "
+                "client's",
+                "cache_salt",
+            )
+
     def quarantine(self, reservation: Reservation) -> None:
         """Keep the memory from everybody until `abandon`: its peer may still write.
 
@@ -147,7 +161,7 @@ class Reservations:
         self._close(reservation)
         pools = self._pools
         kept = [(reservation.tokens, reservation.slot)] if pools.stateful else []
-        done = pools.cache.insert(key, reservation.pages, kept)
+        done = pools.cache.insert(key, reservation.pages, kept, salt=reservation.cache_salt)
         spare = set(done.spare_pages)
         for page in reservation.owned:
             if page in spare:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from baton.core.cache_salt import SALT_BYTES, is_salt
 from baton.core.errors import RequestError, TooLargeError
 from baton.engine.output.stop_checker import StopChecker
 from baton.engine.schedule.request import RequestSpec
@@ -36,6 +37,10 @@ class AdmissionCheck:
         self._check_ids(spec.output_ids, "output_ids")
         self._check_ids(spec.sampling.logprob_token_ids, "logprob_token_ids")
         spec.sampling.check_prompt(len(spec.prompt_ids))
+        if not is_salt(spec.cache_salt):
+            raise RequestError(
+                f"a cache salt has {SALT_BYTES} bytes; got {len(spec.cache_salt)}", "cache_salt"
+            )
         given, limit = len(spec.output_ids), spec.sampling.max_tokens
         if given > limit:
             raise RequestError(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError
 from baton.core.sampling_params import SamplingParams
 from baton.engine.cache.prefix_node import Node
@@ -28,6 +29,8 @@ class RequestSpec:
     # state until `Engine.release`.
     hold: bool = False
     priority: int = 0  # the larger goes first, see `turn_of`
+    # The part of the prefix cache that it may use and fill; see `core.cache_salt`.
+    cache_salt: bytes = field(default=SHARED, repr=False)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Reservation:
     kv_from: int = 0  # tokens, whole pages of them, whose KV the cache holds: the transfer hit
     node: Node | None = None  # where the cache's pages end, locked; for the engine's thread alone
     owned: tuple[int, ...] = ()  # the pages that are its own, the last of `pages`
+    cache_salt: bytes = field(default=SHARED, repr=False)  # of the cache's pages; its adopter's
 
 
 class RequestState(StrEnum):

@@ -34,7 +34,8 @@ class RequestMemory:
         `snapshot_read`.
         """
         cache = self.pools.cache
-        match = cache.match(request.key(0, request.target), max(0, limit))
+        key, salt = request.key(0, request.target), request.spec.cache_salt
+        match = cache.match(key, max(0, limit), salt)
         cache.lock(match.node)
         request.node = request.resumes_from = match.node
         request.state_slot = match.snapshot or 0

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.api.errors import invalid
+from baton.core.cache_salt import SHARED
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.role import ROUTED_ROLES, Role
@@ -58,6 +59,7 @@ class Placer:
         token_ids: Sequence[int],
         only_rank: int | None = None,
         lost_on: Collection[int] = (),
+        cache_salt: bytes = SHARED,
     ) -> Assignment | None:
         """Choose workers for a prompt of `token_ids`.
 
@@ -67,13 +69,14 @@ class Placer:
             cluster. Raises INVALID_REQUEST when no rank has ever had that number.
         lost_on: registrations of ranks that lost this request before. They are used only when
             there is no other.
+        cache_salt: the only salt whose cached states count.
         """
         prefills, ranks = self._table.workers(Role.PREFILL), self._table.workers(Role.DECODE)
         prefill_rows = [row for row, worker in enumerate(prefills) if not worker.leaving]
         decode_rows = self._decode_rows(ranks, only_rank, lost_on)
         if not prefill_rows or not decode_rows:
             return None
-        states = self._states.find(token_ids)
+        states = self._states.find(token_ids, cache_salt)
         cached = {rank.worker_id: tokens for tokens, rank in states}
         view = ClusterView(
             self._role_view(Role.PREFILL, prefills, prefill_rows, {}),

@@ -76,7 +76,9 @@ class Side:
             close=lambda handoff: None,
         )
         context: Any = SimpleNamespace(handoffs=handoffs, worker_id="d0")
-        returner: Any = SimpleNamespace(arrived=lambda ids, link: self.arrived.append(list(ids)))
+        returner: Any = SimpleNamespace(
+            arrived=lambda prefix, link: self.arrived.append(list(prefix.token_ids))
+        )
         grants: Any = self.grants
         quarantine: Any = None
         link: Any = self.link

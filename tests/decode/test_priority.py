@@ -79,7 +79,7 @@ async def test_grants_go_by_priority_then_age() -> None:
         given.put_nowait(reservation)
 
     for name, priority in (("a", 0), ("b", -3), ("c", 1), ("d", 0), ("e", 1), ("gone", 9)):
-        grants.ask(GrantRequest(name, 5, b"", priority, granted, lambda error: None))
+        grants.ask(GrantRequest(name, 5, b"", b"", priority, granted, lambda error: None))
     grants.withdraw("gone")
     running = asyncio.create_task(grants.run())
     async with asyncio.timeout(DEADLINE_S):

@@ -20,6 +20,8 @@ from worker.cluster import (
     session,
 )
 
+from baton.core.cache_salt import SHARED
+from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.engine import Engine
 from baton.proto import common_pb2
 from baton.transfer.channels import frames
@@ -77,11 +79,11 @@ async def until(what: Callable[[], bool]) -> None:
 
 
 async def first_turn(
-    router: RouterClient, worker: TestWorker, seeded: random.Random
+    router: RouterClient, worker: TestWorker, seeded: random.Random, salt: bytes = SHARED
 ) -> tuple[tuple[int, ...], int]:
     """(the next turn's prompt, tokens whose state the rank has kept)"""
     prompt = random_prompt(seeded, 30, 50)
-    _, answer = await router.start(prompt, greedy(COUNT), [worker])
+    _, answer = await router.start(prompt, greedy(COUNT), [worker], cache_salt=salt)
     finished = await answer.end()
     assert answer.token_ids == expected_tokens(HashModel(), prompt, COUNT)
     # The last token was sampled, and never computed.
@@ -343,7 +345,8 @@ async def test_a_prompts_last_snapshot_follows_it_and_is_counted_apart(
         await until(lambda: fetches(d, Outcome.FETCHED) == 1)
         await d.clean()
         await p.clean()
-        there = await d.context.port.call(lambda engine: engine.prefixes.state_tokens(prompt))
+        whole = SaltedPrefix(prompt)
+        there = await d.context.port.call(lambda engine: engine.prefixes.state_tokens(whole))
         assert there == depth
         size = d.engine.plan.slot_layout.state_bytes + HEADER_BYTES
         assert moved(d, Kind.SNAPSHOT, "received") == moved(d, Kind.STATE, "received") == size

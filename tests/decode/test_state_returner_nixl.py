@@ -21,6 +21,7 @@ from engine.engines import greedy
 from engine.hash_model import HashModel, expected_tokens
 from worker.cluster import DEADLINE_S, TestWorker, running, session
 
+from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.engine import Engine
 from baton.proto import common_pb2
 from baton.transfer.channels.frames import HEADER_BYTES
@@ -244,7 +245,7 @@ async def test_a_fetch_that_is_given_up_has_ended_its_reads(
             stuck.setattr(NixlReader, "poll", lambda self: Work.WAITING)
             stuck.setattr(NixlReader, "read", noted_read)
             stuck.setattr(NixlReader, "close", noted_close)
-            task = p.service._prefixes.fetcher.start(d.identity, second[:kept])
+            task = p.service._prefixes.fetcher.start(d.identity, SaltedPrefix(second[:kept]))
             async with asyncio.timeout(DEADLINE_S):
                 await begun.wait()
             task.cancel()

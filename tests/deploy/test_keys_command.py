@@ -77,6 +77,14 @@ def test_keys_open_an_address_to_the_network(tmp_path: Path) -> None:
         run("serve", "--model", "/no/such", "--host", "0.0.0.0", "--api-keys", str(file))
 
 
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_caches_are_kept_apart_by_key_only_where_there_are_keys(
+    tmp_path: Path, command: str
+) -> None:
+    with pytest.raises(StartError, match="--cache-scope key needs --api-keys FILE"):
+        run(command, "--model", str(tmp_path), "--cache-scope", "key")
+
+
 def test_a_cluster_shows_the_key_of_its_operator_nowhere(tmp_path: Path) -> None:
     config = ClusterConfig(EngineConfig(tmp_path), api_keys=tmp_path / "keys")
     wiring = wired(config)

@@ -54,6 +54,16 @@ async def test_a_second_request_hits_until_the_cache_is_flushed(
         assert (await client.generate(ids))["meta_info"]["cached_tokens"] == 0
 
 
+async def test_a_request_hits_what_its_own_salt_has_cached(tiny: Path, rng: random.Random) -> None:
+    ids = prompt(rng, 4 * GRID + 3)
+    async with served(tiny) as client:
+        salts = ({"extra_key": "ada"}, {"extra_key": "bob"}, {}, {"extra_key": "ada"}, {})
+        answers = [await client.generate(ids, **salt) for salt in salts]
+        hits = [answer["meta_info"]["cached_tokens"] for answer in answers]
+        assert hits == [0, 0, 0, 4 * GRID, 4 * GRID]
+        assert all(answer["output_ids"] == answers[0]["output_ids"] for answer in answers)
+
+
 async def test_without_prefix_caching_nothing_hits(tiny: Path, rng: random.Random) -> None:
     ids = prompt(rng, 4 * GRID)
     async with served(tiny, prefix_caching=False) as client:

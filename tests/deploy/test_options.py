@@ -174,7 +174,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--max-queued-requests", "7", "--max-body-mb", "1",
         "--allowed-host", "models.example", "--cors-origin", "https://friend.example",
         "--api-keys", str(folder / "keys"), "--ssl-certfile", str(clients.certificate),
-        "--ssl-keyfile", str(clients.key),
+        "--ssl-keyfile", str(clients.key), "--cache-scope", "key",
         "--ray-address", "here", "--start-timeout", "9", "--page-size", "32",
         "--host", "0.0.0.0", "--http-port", "1", "--grpc-port", "2", "--drain", "3",
     )  # fmt: skip

@@ -16,7 +16,7 @@ from baton.deploy.local.config import LocalConfig
 from baton.deploy.local.worker import LocalWorker
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.worker.config import WorkerConfig
+from baton.worker.config import StateReturn, WorkerConfig
 
 DEADLINE_S = 60.0
 GRID = 16
@@ -84,16 +84,24 @@ def make_worker(
     role: Role = Role.BOTH,
     routers: tuple[str, ...] = (),
     clients: LocalConfig | None = None,
+    state_return: StateReturn = StateReturn.OFF,
     **engine: Any,
 ) -> LocalWorker:
     options = {"page_size": GRID, "max_running": 4, "memory_bytes": 64 << 20, "threads": 1}
-    if role is Role.DECODE:
+    if role is Role.DECODE or state_return is not StateReturn.OFF:
         options["tickets"] = 1
     config = EngineConfig(folder, **options | engine)
     name = f"{role}-0"
     certificate = None if role is Role.BOTH else folder_of(role.value, name)
     return LocalWorker(
-        WorkerConfig(name, role, config, routers=routers, credentials=certificate),
+        WorkerConfig(
+            name,
+            role,
+            config,
+            routers=routers,
+            credentials=certificate,
+            state_return=state_return,
+        ),
         Engine.load(config),
         clients,
     )

@@ -132,7 +132,10 @@ def hand_over(source: Engine, target: Engine, spec: RequestSpec, first: tuple[in
     """Move held request `spec`, whose output so far is `first`, into `target`."""
     computed = source.holding(spec.request_id).computed
     reservation = target.reserve(
-        spec.request_id, computed, token_key((*spec.prompt_ids, *first[:-1]))
+        spec.request_id,
+        computed,
+        token_key((*spec.prompt_ids, *first[:-1])),
+        salt=spec.cache_salt,
     )
     assert reservation is not None
     copy_state(source, spec.request_id, target, reservation)

@@ -4,6 +4,7 @@ import pytest
 from engine.engines import greedy, make_engine, run, tokens_of
 from engine.hash_model import HashModel, expected_tokens
 
+from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError
 from baton.engine.engine import Engine
 from baton.engine.schedule.request import RequestSpec
@@ -45,7 +46,7 @@ def test_a_snapshot_in_the_wrong_slot_is_found() -> None:
 
 def test_a_page_of_another_prefix_is_found() -> None:
     engine = warm()
-    (first,) = engine._pools.cache.tree.root.children.values()
+    (first,) = engine._pools.cache.tree.roots[SHARED].children.values()
     first.pages.reverse()
     engine.submit(RequestSpec("again", PROMPT, greedy(10)))
     with pytest.raises(InvariantError, match=r"page .* first 8 tokens"):

@@ -7,12 +7,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from baton.core.cache_salt import SHARED, make_salt
 from baton.core.errors import InvariantError
 from baton.engine.cache.prefix_cache import Inserted, Match, PrefixCache
 from baton.engine.cache.prefix_node import Node
 from baton.engine.cache.token_key import token_key
 
 PAGE = 4
+Name = tuple[bytes, bytes]  # of a prefix: its cache salt, and its token key
+salts = st.sampled_from([SHARED, make_salt("ada"), make_salt("bob")])
 tokens_of = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(
     lambda pages: [page * 100 + offset for page in pages for offset in range(PAGE)]
 )
@@ -87,7 +90,7 @@ def test_evicting_a_leafs_snapshot_frees_its_pages_and_the_dead_above_it() -> No
     cache.insert(token_key(run(1)), [11])
     cache.insert(token_key(run(1, 2)), [11, 12], [(8, 7)])
     assert cache.evict_snapshots(5) == 1
-    assert sorted(pages) == [11, 12] and slots == [7] and not cache.tree.root.children
+    assert sorted(pages) == [11, 12] and slots == [7] and not cache.nodes
 
 
 def test_locked_pages_and_snapshots_stay() -> None:
@@ -145,6 +148,23 @@ def test_unlocking_what_is_not_locked_is_an_error() -> None:
         cache.unlock(node)
 
 
+def test_requests_that_found_a_salt_empty_fill_one_tree_of_it() -> None:
+    """Each begins below the root that it was given, though another has become the salt's."""
+    cache, pages, _ = new_cache()
+    salt = make_salt("ada")
+    keys = [token_key(run(1, 2)), token_key(run(3)), token_key(run(1, 4))]
+    roots = [cache.match(key, 3, salt).node for key in keys]
+    cache.insert(keys[0], [11, 12], [(8, 7)], below=roots[0])
+    cache.insert(keys[1], [13], [(4, 8)], below=roots[1])
+    cache.check()
+    assert [cache.match(key, 8, salt).depth for key in keys] == [8, 4, 0]
+    cache.flush()
+    assert sorted(pages) == [11, 12, 13]
+    cache.insert(keys[2], [21, 22], [(8, 9)], below=roots[2])
+    cache.check()
+    assert cache.match(keys[2], 8, salt).depth == 8 and cache.match(keys[2], 8).kv_depth == 0
+
+
 def test_a_hot_leaf_does_not_make_the_books_grow() -> None:
     cache, _, _ = new_cache()
     node = cache.insert(token_key(run(1)), [11], [(4, 7)]).node
@@ -155,17 +175,17 @@ def test_a_hot_leaf_does_not_make_the_books_grow() -> None:
 
 
 class CacheAgainstDictionary(RuleBasedStateMachine):
-    """`kv`: every page-aligned prefix that the cache should hold -> its page. `states`: prefix ->
-    snapshot slot."""
+    """`kv`: every page-aligned prefix that the cache should hold, with its salt -> its page.
+    `states`: the same -> snapshot slot."""
 
     @initialize(stateful=st.booleans())
     def start(self, stateful: bool) -> None:
         self.books = Books()
         self.stateful = stateful
         self.cache = PrefixCache(PAGE, stateful, self.evicted)
-        self.kv: dict[bytes, int] = {}
-        self.states: dict[bytes, int] = {}
-        self.locked: list[tuple[Node, bytes, bool]] = []
+        self.kv: dict[Name, int] = {}
+        self.states: dict[Name, int] = {}
+        self.locked: list[tuple[Node, Name, bool]] = []
 
     def evicted(self, pages: list[int], slots: list[int]) -> None:
         for held, gone in ((self.kv, pages), (self.states, slots)):
@@ -174,27 +194,28 @@ class CacheAgainstDictionary(RuleBasedStateMachine):
                 del held[prefix]
                 self.books.ours.remove(ident)
 
-    def prefixes(self, key: bytes) -> list[bytes]:
-        return [key[: end * PAGE * 4] for end in range(1, len(key) // (PAGE * 4) + 1)]
+    def prefixes(self, whole: Name) -> list[Name]:
+        salt, key = whole
+        return [(salt, key[: end * PAGE * 4]) for end in range(1, len(key) // (PAGE * 4) + 1)]
 
-    @rule(tokens=tokens_of, data=st.data())
-    def insert(self, tokens: list[int], data: st.DataObject) -> None:
+    @rule(tokens=tokens_of, salt=salts, data=st.data())
+    def insert(self, tokens: list[int], salt: bytes, data: st.DataObject) -> None:
         key = token_key(tokens)
-        ends = self.prefixes(key)
+        ends = self.prefixes((salt, key))
         marks = data.draw(st.sets(st.sampled_from(range(1, len(ends) + 1)))) if ends else set()
         pages = self.books.take(len(ends))
         snapshots = [
             (end * PAGE, slot)
             for end, slot in zip(sorted(marks), self.books.take(len(marks)), strict=True)
         ]
-        done = self.cache.insert(key, pages, snapshots if self.stateful else [])
+        done = self.cache.insert(key, pages, snapshots if self.stateful else [], salt=salt)
         spare = set(done.spare_pages) | set(done.spare_slots)
         for prefix, page in zip(ends, pages, strict=True):
             assert (page in spare) == (prefix in self.kv)
             self.kv.setdefault(prefix, page)
         assert list(done.pages) == [self.kv[prefix] for prefix in ends]
         for depth, slot in snapshots:
-            prefix = key[: depth * 4]
+            prefix = salt, key[: depth * 4]
             if self.stateful:
                 assert (slot in spare) == (prefix in self.states)
                 self.states.setdefault(prefix, slot)
@@ -204,28 +225,40 @@ class CacheAgainstDictionary(RuleBasedStateMachine):
 
     @rule(
         tokens=tokens_of,
+        salt=salts,
         tail=st.integers(0, 5),
         limit=st.sampled_from([28, 28, 28, 13, 8, 3, 0]),
         keep=st.sampled_from([True, True, False]),
     )
-    def match(self, tokens: list[int], tail: int, limit: int, keep: bool) -> None:
+    def match(self, tokens: list[int], salt: bytes, tail: int, limit: int, keep: bool) -> None:
         key = token_key([*tokens, *([7] * tail)])
-        match = self.cache.match(key, limit)
-        known = [p for p in self.prefixes(key) if p in self.kv]
+        match = self.cache.match(key, limit, salt)
+        known = [p for p in self.prefixes((salt, key)) if p in self.kv]
         usable = [
-            p for p in known if len(p) // 4 <= limit and (not self.stateful or p in self.states)
+            p for p in known if len(p[1]) // 4 <= limit and (not self.stateful or p in self.states)
         ]
         assert match.kv_depth == len(known) * PAGE
-        assert match.depth == (len(usable[-1]) // 4 if usable else 0)
-        assert list(match.pages) == [self.kv[p] for p in self.prefixes(key[: match.depth * 4])]
+        assert match.depth == (len(usable[-1][1]) // 4 if usable else 0)
+        found = salt, key[: match.depth * 4]
+        assert list(match.pages) == [self.kv[p] for p in self.prefixes(found)]
         if self.stateful and usable:
             assert match.snapshot == self.states[usable[-1]]
         if keep:
-            self.lock(match, key)
+            self.lock(match, found)
 
-    def lock(self, match: Match, key: bytes) -> None:
+    def lock(self, match: Match, found: Name) -> None:
         self.cache.lock(match.node)
-        self.locked.append((match.node, key[: match.depth * 4], True))
+        self.locked.append((match.node, found, True))
+
+    @rule(tokens=tokens_of, salt=salts)
+    def hold_kv(self, tokens: list[int], salt: bytes) -> None:
+        """Hold the KV of a prefix, with a snapshot or without, for a ticket."""
+        key = token_key(tokens)
+        node, pages = self.cache.hold_kv(key, salt)
+        known = [p for p in self.prefixes((salt, key)) if p in self.kv]
+        assert list(pages) == [self.kv[p] for p in known]
+        assert node.depth == len(known) * PAGE
+        self.locked.append((node, (salt, key[: node.depth * 4]), False))
 
     @rule(data=st.data())
     def unlock(self, data: st.DataObject) -> None:
@@ -247,7 +280,7 @@ class CacheAgainstDictionary(RuleBasedStateMachine):
         freed = self.cache.evict_pages(count)
         assert before - len(self.kv) == freed
         if freed < count:  # all that is left is on a locked path
-            held = {p for _, prefix, _ in self.locked for p in self.prefixes(prefix)}
+            held = {p for _, name, _ in self.locked for p in self.prefixes(name)}
             assert set(self.kv) == held
 
     @rule(count=st.integers(1, 3))
@@ -267,7 +300,9 @@ class CacheAgainstDictionary(RuleBasedStateMachine):
         assert sorted(pages + slots) == sorted([*self.kv.values(), *self.states.values()])
         for _, prefix, whole in self.locked:
             assert all(p in self.kv for p in self.prefixes(prefix))
-            assert not (whole and self.stateful and prefix) or prefix in self.states
+            assert not (whole and self.stateful and prefix[1]) or prefix in self.states
+        salts_in_use = {salt for salt, _ in self.kv} | {SHARED}
+        assert set(self.cache.tree.roots) == salts_in_use, "a salt without a prefix costs nothing"
 
 
 TestCacheAgainstDictionary = CacheAgainstDictionary.TestCase

@@ -7,6 +7,7 @@ from engine.engines import PAGE, assert_clean, greedy, make_engine, random_promp
 from engine.hash_model import HashModel, expected_tokens
 
 from baton.core.errors import RequestError
+from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.cache.token_key import token_key
 from baton.engine.engine import Engine
 from baton.engine.handoff.prefix_share import Loan
@@ -32,7 +33,7 @@ def copy(source: Engine, loan: Loan, target: Engine, into: Reservation) -> None:
 
 def passed(source: Engine, target: Engine, token_ids: tuple[int, ...]) -> Reservation:
     """The deepest prefix that `source` has, in `target`'s cache."""
-    loan = source.prefixes.lend(token_ids)
+    loan = source.prefixes.lend(SaltedPrefix(token_ids))
     assert loan is not None
     prefix = token_ids[: loan.tokens]
     reservation = target.reserve("prefix", loan.tokens, token_key(prefix))
@@ -67,7 +68,7 @@ def test_a_prefix_that_was_passed_on_is_a_compute_hit(
 def test_what_is_lent_stays_until_it_is_given_back(seeded: random.Random) -> None:
     source, target = make_engine(pages=40), make_engine(tickets=1)
     tokens = answered(source, random_prompt(seeded, 48, 60))
-    loan = source.prefixes.lend(tokens)
+    loan = source.prefixes.lend(SaltedPrefix(tokens))
     assert loan is not None
     before = source.states.storage[loan.slot].clone()
     pages = source.pages.storage[list(loan.pages)].clone()
@@ -80,14 +81,14 @@ def test_what_is_lent_stays_until_it_is_given_back(seeded: random.Random) -> Non
     assert source.flush_cache(), "nothing is locked any more"
     with pytest.raises(KeyError):
         source.prefixes.give_back(loan)
-    assert target.prefixes.lend(tokens) is None, "it has never seen them"
+    assert target.prefixes.lend(SaltedPrefix(tokens)) is None, "it has never seen them"
 
 
 def test_what_came_twice_is_kept_once(seeded: random.Random) -> None:
     """The prompt was computed here while its prefix was on its way."""
     source, target = make_engine(), make_engine(tickets=1, canary=True)
     tokens = answered(source, random_prompt(seeded, 48, 60))
-    loan = source.prefixes.lend(tokens)
+    loan = source.prefixes.lend(SaltedPrefix(tokens))
     assert loan is not None
     prefix = tokens[: loan.tokens]
     reservation = target.reserve("prefix", loan.tokens, token_key(prefix))
@@ -123,9 +124,8 @@ def test_a_request_says_what_it_leaves_to_resume_from(seeded: random.Random) -> 
     prompt = random_prompt(seeded, 20, 40)
     (output,) = engine.generate([prompt], greedy(30))
     assert output.finished.state_tokens == (len(prompt) + 29) // GRID * GRID
-    assert engine.prefixes.state_tokens((*prompt, *output.token_ids)) == (
-        output.finished.state_tokens
-    )
+    answered = SaltedPrefix((*prompt, *output.token_ids))
+    assert engine.prefixes.state_tokens(answered) == output.finished.state_tokens
     spec = RequestSpec("held", prompt, greedy(5), hold=True)
     engine.submit(spec)
     run(engine)

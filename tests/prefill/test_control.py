@@ -238,7 +238,7 @@ async def test_a_ticket_for_another_request_is_not_written(
         ticket = rank.grant(len(prompt))
         await rank.send(ticket, **{wrong: 1})
         failed = await rank.next("failed")
-        assert "another prompt or other sampling" in failed.error.message
+        assert "another prompt or cache salt, or for other" in failed.error.message
         drained = await rank.next("drained")
         assert (drained.ticket_id, drained.generation) == (ticket.ticket_id, ticket.generation)
         prefill.model.gate.open()

@@ -16,6 +16,7 @@ from router_neighbours import (
     within,
 )
 
+from baton.core.cache_salt import make_salt
 from baton.proto import common_pb2
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR
@@ -82,6 +83,13 @@ def test_a_prefill_worker_is_not_taken_for_a_rank_of_its_name(table: WorkerTable
     identity = WorkerIdentity(worker_id="d0", incarnation=1, address="a:1", role=PREFILL)
     table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
     assert index.find((1, 2, 3)) == []
+
+
+def test_a_state_is_named_to_requests_of_its_salt_alone(table: WorkerTable) -> None:
+    index, rank, ada = StateIndex(table), join(table, "d0"), make_salt("ada")
+    index.add(rank, (1, 2), ada)
+    assert names(index.find((1, 2, 3), ada)) == [(2, "d0")]
+    assert index.find((1, 2, 3)) == index.find((1, 2, 3), make_salt("bob")) == []
 
 
 def finished(start: StartRequest, answer: list[int], state_tokens: int) -> RequestTokens:

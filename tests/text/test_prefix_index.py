@@ -2,6 +2,7 @@
 
 import random
 
+from baton.core.cache_salt import make_salt
 from baton.text.prefix_index import PrefixIndex
 
 
@@ -20,6 +21,18 @@ def test_the_deepest_known_prefix_of_each_holder_is_found() -> None:
         for length in range(1, len(tokens)):
             wanted |= {h: length for h in "abc" if (tokens[:length], h) in known}
         assert index.held(tokens) == wanted
+
+
+def test_a_prefix_is_found_under_its_salt_alone() -> None:
+    index, ada, bob = PrefixIndex[str](), make_salt("ada"), make_salt("bob")
+    index.add((1, 2), "shared")
+    index.add((1, 2, 3), "a", ada)
+    index.add((1,), "b", bob)
+    tokens = (1, 2, 3, 4)
+    assert index.held(tokens) == {"shared": 2}
+    assert index.held(tokens, ada) == {"a": 3}
+    assert index.held(tokens, bob) == {"b": 1}
+    assert index.held(tokens, make_salt("eve")) == {}
 
 
 def test_the_oldest_are_forgotten() -> None:

@@ -256,6 +256,7 @@ class RouterClient:
         raw_sampling: common_pb2.SamplingParams | None = None,
         state_at: common_pb2.StateAt | None = None,
         priority: int = 0,
+        cache_salt: bytes = b"",
     ) -> tuple[str, Answer]:
         request_id = f"{next(self._ids):032x}"
         answer = self.answers[request_id] = Answer(given=len(outputs))
@@ -267,6 +268,7 @@ class RouterClient:
             sampling=raw_sampling or sampling_to_proto(sampling),
             state_at=state_at,
             priority=priority,
+            cache_salt=cache_salt,
             prefills=[p if isinstance(p, common_pb2.WorkerIdentity) else p.identity
                       for p in prefills],
         )  # fmt: skip

@@ -1,0 +1,37 @@
+"""Cache salts: the names of the parts that prefix caches are divided into."""
+
+from enum import StrEnum
+from hashlib import blake2b
+
+SALT_BYTES = 16
+"""The length of a salt, in bytes."""
+
+SHARED = b""
+"""The salt of requests that name none: they share one part."""
+
+
+class CacheScope(StrEnum):
+    """The requests that share cached prefixes."""
+
+    SHARED = "shared"  # everybody, but for requests with a salt
+    KEY = "key"  # the requests of one API key; among these, a salt divides further
+
+
+def make_salt(*parts: str | bytes) -> bytes:
+    """Return the digest that stands for `parts` inside the cluster; SHARED for no part.
+
+    A client's own text leaves the API as this digest alone. Each part is hashed with its length, so
+    that different parts never make the same input.
+    """
+    if not parts:
+        return SHARED
+    digest = blake2b(digest_size=SALT_BYTES, person=b"baton-cache-salt")
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.digest()
+
+
+def is_salt(salt: bytes) -> bool:
+    """Return True for SHARED and for any digest of `make_salt`."""
+    return len(salt) in (0, SALT_BYTES)
