@@ -23,7 +23,7 @@ RAY = (
     "/ray.rpc.ActorInfoGcsService/GetAllActorInfo",
     "/ray.rpc.NodeManagerService/GetNodeStats",
     "/ray.rpc.CoreWorkerService/GetCoreWorkerStats",
-    "/ray.rpc.ObjectManagerService/FreeObjects",
+    "/ray.rpc.ObjectManagerService/Pull",
     "/ray.rpc.ReporterService/GetTraceback",
 )
 
@@ -77,13 +77,16 @@ def calls(host: str, port: int) -> dict[str, str]:
 
 def http(host: str, port: int) -> str:
     """Return the status line and the beginning of /metrics, or nothing."""
+    got = b""
     try:
         with socket.create_connection((host, port), CONNECT_S) as connection:
             connection.settimeout(ANSWER_S)
             connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             got = connection.recv(4096)
-    except OSError:
-        return ""
+            while len(got) < 4096 and (more := connection.recv(4096)):
+                got += more
+    except OSError:  # also a server that keeps the connection after its answer
+        pass
     return got.decode(errors="replace") if got.startswith(b"HTTP/1") else ""
 
 

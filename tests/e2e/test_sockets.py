@@ -29,7 +29,8 @@ pytestmark = [
 
 STRANGER = Path(__file__).with_name("stranger.py")
 DEADLINE_S = 240.0
-ROOT = 0
+ROOT, NOBODY = 0, 65534
+REFUSED = {"UNAUTHENTICATED", "PERMISSION_DENIED"}
 WORKERS = ("ray::WorkerHost", "ray::RouterHost")
 
 
@@ -51,6 +52,11 @@ async def opened(cluster: Cluster, rng: random.Random) -> list[Listener]:
     """Return the sockets of a cluster that has handed over a request: its channels are open."""
     await http_greedy(cluster, prompts_of(rng, [20, 30, 40, 50]), 4)
     return await asyncio.to_thread(listeners)
+
+
+def of_clients(cluster: Cluster) -> set[int]:
+    """Return the ports that are there for clients."""
+    return {int(address.rpartition(":")[2]) for address in (cluster.http_url, cluster.grpc_address)}
 
 
 def ports(found: Iterable[Listener]) -> set[int]:
@@ -90,3 +96,55 @@ async def test_another_network_namespace_reaches_nothing(
     assert set(answers["reached"]) == {f"{host}:{door}" for host in ours}, (
         "and the open door is reached"
     )
+
+
+async def test_another_user_of_this_machine_is_refused(
+    cluster: Cluster, rng: random.Random
+) -> None:
+    found = await opened(cluster, rng)
+    tcp = {each.port: each for each in found if each.kind == "tcp" and each.process != "test"}
+    unix = {each.address for each in found if each.address.startswith("/")}
+    assert unix
+    tried = [("127.0.0.1", port) for port in tcp]
+    answers = await asyncio.to_thread(strange, NOBODY, tcp=tried, unix=sorted(unix))
+    assert set(answers["unix"].values()) == {"PermissionError"}, answers["unix"]
+    ucx, rays_metrics = set[int](), set[int]()
+    for address, answer in answers["tcp"].items():
+        each = tcp[int(address.rpartition(":")[2])]
+        if each.port in of_clients(cluster):
+            continue  # open to every user of this machine unless --api-keys is given
+        kind = judged(each, answer)
+        if kind == "metrics" and each.process not in WORKERS:
+            rays_metrics.add(each.port)
+        elif kind == "ucx":
+            ucx.add(each.port)
+        else:
+            assert kind == "refused" or (kind, each.process) == WORKERS_PAGE, (each, answer)
+    assert 0 < len(rays_metrics) <= 4, "Ray's metrics ports, which ask for no token"
+    channels = used_channels(cluster)
+    assert len(channels) == 1 and bool(ucx) == (channels == {"nixl"}), (ucx, channels)
+
+
+WORKERS_PAGE = ("metrics", "ray::WorkerHost")
+"""A worker's own metrics page, which is for every user of this machine too."""
+
+
+def judged(each: Listener, answer: dict[str, Any]) -> str:
+    """Say what one address is to a stranger: `refused`, `metrics`, `ucx` or `open`."""
+    assert answer["reached"], f"{each} is gone"
+    codes = set(answer["grpc"].values())
+    status = answer["http"].split(" ")[1:2]
+    if "OK" in codes:
+        return "open"
+    if status == ["200"]:
+        return "metrics" if "# HELP" in answer["http"] or "# TYPE" in answer["http"] else "open"
+    if codes & REFUSED or status in (["401"], ["403"]) or answer["tls"]:
+        return "refused"
+    nothing = not status and codes <= {"UNAVAILABLE", "DEADLINE_EXCEEDED"}
+    return "ucx" if nothing and each.process == "ray::WorkerHost" else "open"
+
+
+def used_channels(cluster: Cluster) -> set[str]:
+    """Return the names of the channels between the workers."""
+    workers = cluster.router.server_info()["workers"]
+    return {str(said).split()[0].strip(":,(") for w in workers for said in w["channels"].values()}
