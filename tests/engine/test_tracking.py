@@ -29,6 +29,7 @@ from oracle.specs import SPECS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from baton.core.finish import FinishReason
+from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.forward.forward_stream import ThreadStream
@@ -182,7 +183,7 @@ def crowded(rng: random.Random, overlap: bool) -> Engine:
         prompt = drawn(rng, GRID + 1)
         engine.submit(RequestSpec("lent", prompt, greedy(1)))
         run(engine)
-        assert engine.prefixes.lend(prompt) is not None
+        assert engine.prefixes.lend(SaltedPrefix(prompt)) is not None
     return engine
 
 
