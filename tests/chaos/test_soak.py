@@ -99,13 +99,16 @@ async def weighed(node: Node, count: int) -> Weight:
 
 
 def warm_weights(weights: list[dict[str, Weight]]) -> dict[str, Weight]:
-    """Those after the last warm part, with the most files of all of them: a connection may be made
-    again just when its worker is weighed.
+    """Those after the last warm part, with the most files that any worker of the same role had in
+    a warm part. Workers of a role have the same connections when all are made; one that could not
+    be made, because the peer's agent had just been replaced, is made again in a later part.
     """
     warm = weights[:WARM]
-    return {
-        name: replace(warm[-1][name], fds=max(part[name].fds for part in warm)) for name in ROLES
-    }
+    most = {role: 0 for role in set(ROLES.values())}
+    for part in warm:
+        for name, role in ROLES.items():
+            most[role] = max(most[role], part[name].fds)
+    return {name: replace(warm[-1][name], fds=most[role]) for name, role in ROLES.items()}
 
 
 def last_weights(weights: list[dict[str, Weight]]) -> dict[str, Weight]:
