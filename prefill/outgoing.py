@@ -201,7 +201,7 @@ class OutgoingHandoff:
             self._writing.cancel()
         self._writer.stop(lambda: self._engine.cancel(reason))
         self._context.handoffs.close(self._handoff)
-        self._context.metrics.count_request(outcome or state.value)
+        self._context.metrics.count_prefill(outcome or state.value)
         self._on_end(self)
 
 

@@ -59,7 +59,7 @@ class RouterBackend:
             config.policy,
         )
         table.subscribe(self._on_change)
-        metrics.active.set_function(lambda: len(self._live))
+        metrics.serves(lambda: len(self._live), self._placer.capacity)
 
     async def generate(
         self, request: GenerateRequest
@@ -220,7 +220,7 @@ class RouterBackend:
         state_at = assignment.state_at
         start = live.next_attempt(assignment.prefills, state_at)
         live.stream = session.start(start, 0 if before is None else before.scored_to)
-        self._metrics.placed(assignment.rank)
+        self._metrics.cluster.placed(assignment.rank, assignment.prefills[0])
         if state_at is not None:
             self._metrics.state_known(state_at.tokens)
         if live.times.dispatched is None:
@@ -248,7 +248,7 @@ class RouterBackend:
             live.request.request_id, len(live.output_ids), error.message,
         )  # fmt: skip
         live.record_loss(rank, error)
-        self._metrics.replaced(rank)
+        self._metrics.cluster.replaced(rank, begun=bool(live.output_ids))
 
     def _finish(self, live: LiveRequest, event: Finished) -> Finished:
         timings = live.times.split(event.timings, live.attempt, self._clock())
@@ -298,17 +298,13 @@ class RouterBackend:
         if worker is None:
             return
         log.info("%s %s", worker.worker_id, _what_happened(change))
-        self._metrics.workers(worker.role, len(self._table.workers(worker.role)))
-        if worker.role is Role.DECODE:
-            self._count_rank(change)
+        cluster = self._metrics.cluster
+        cluster.workers(worker.role, len(self._table.workers(worker.role)))
+        if change.before is None:
+            cluster.joined(worker, lambda: self._placer.placed[worker.worker_id])
+        elif change.after is None:
+            cluster.gone(worker)
         self.changed.notify()
-
-    def _count_rank(self, change: Change) -> None:
-        if change.before is None and change.after is not None:
-            worker_id = change.after.worker_id
-            self._metrics.rank_joined(change.after, lambda: self._placer.placed[worker_id])
-        elif change.before is not None and change.after is None:
-            self._metrics.rank_left(change.before)
 
 
 def _what_happened(change: Change) -> str:

@@ -24,8 +24,8 @@ OTHER_UNITS = {
 }  # fmt: skip
 UNITS = ("seconds", "bytes")
 LABELS = {
-    "worker", "role", "dp_group", "dp_rank", "outcome", "kind", "direction", "part", "state",
-    "from", "to", "owner", "reason", "key", "cap", "certificate",
+    "worker", "role", "dp_group", "dp_rank", "outcome", "kind", "part", "state", "from", "to",
+    "owner", "reason", "key", "cap", "certificate",
 }  # fmt: skip
 """Explained in docs/metrics.md."""
 

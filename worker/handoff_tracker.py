@@ -1,10 +1,11 @@
 """Counts the hand-offs of one worker and logs every move."""
 
 import logging
+import time
 from collections import Counter
 
 from baton.transfer.handoff import Handoff, HandoffState
-from baton.worker.metrics import WorkerMetrics
+from baton.worker.transfer_metrics import TransferMetrics
 
 log = logging.getLogger(__name__)
 
@@ -12,8 +13,9 @@ log = logging.getLogger(__name__)
 class HandoffTracker:
     """The open hand-offs of a worker. Used on the asyncio thread."""
 
-    def __init__(self, metrics: WorkerMetrics) -> None:
+    def __init__(self, metrics: TransferMetrics) -> None:
         self._metrics = metrics
+        self._writing_since: dict[Handoff, float] = {}  # by `time.monotonic`
         self._states: Counter[HandoffState] = Counter()
 
     def open(self, request_id: str, attempt: int) -> Handoff:
@@ -33,6 +35,7 @@ class HandoffTracker:
         self._metrics.count_move(source, to)
         self._add(source, -1)
         self._add(to, 1)
+        self._time(handoff, to)
         log.info(
             "hand-off moved",
             extra={
@@ -43,6 +46,15 @@ class HandoffTracker:
                 "reason": reason,
             },
         )
+
+    def _time(self, handoff: Handoff, to: HandoffState) -> None:
+        """Measure how long bytes of a hand-off took. One that fails is not measured."""
+        if to is HandoffState.WRITING:
+            self._writing_since[handoff] = time.monotonic()
+            return
+        since = self._writing_since.pop(handoff, None)
+        if since is not None and to is HandoffState.COMPLETE:
+            self._metrics.observe_writing(time.monotonic() - since)
 
     def _add(self, state: HandoffState, change: int) -> None:
         self._states[state] += change

@@ -43,6 +43,7 @@ def make_context(
     process are found; None: there are none.
     """
     metrics = WorkerMetrics(config.worker_id, config.role)
+    metrics.memory.show(engine.plan)
     memory = EngineMemory(engine.states, engine.pages)
     return WorkerContext(
         config=config,
@@ -52,7 +53,7 @@ def make_context(
         memory=memory,
         hello=_hello(config, engine, incarnation, server.address, memory),
         metrics=metrics,
-        handoffs=HandoffTracker(metrics),
+        handoffs=HandoffTracker(metrics.transfers),
         own_credentials=server.credentials,
         poller=Poller("transfers", partial(use_device, torch.device(config.engine.device))),
         hub=hub,

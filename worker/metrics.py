@@ -5,11 +5,11 @@ from collections.abc import Callable
 from baton.core.role import Role
 from baton.engine.counters import Counters
 from baton.engine.status import EngineStatus
-from baton.transfer.handoff import HandoffState
-from baton.transfer.memory.segments import Kind
 from baton.worker.engine_counters import EngineCounters
+from baton.worker.memory_gauges import MemoryGauges
 from baton.worker.metric_factory import MetricFactory
 from baton.worker.status_gauges import StatusGauges
+from baton.worker.transfer_metrics import TransferMetrics
 
 
 class WorkerMetrics:
@@ -20,21 +20,19 @@ class WorkerMetrics:
         self.registry = make.registry
         self._labels = make.labels
         self._requests = make.counter(
-            "requests", "Requests that ended here, by finish reason or error code.", "outcome"
+            "requests", "Answers that ended here, by finish reason or error code.", "outcome"
+        )
+        self._prefills = make.counter(
+            "prefills",
+            "Hand-offs of computed prompts that ended here, by their last state or handed_over.",
+            "outcome",
         )
         self._tokens = make.counter(
             "tokens", "Prompt tokens computed and output tokens sampled here.", "kind"
         )
-        self._bytes = make.counter(
-            "transferred_bytes", "Bytes of KV and state moved between workers.", "kind", "direction"
-        )
-        self._moves = make.counter(
-            "handoff_transitions", "Transitions of hand-offs between states.", "from", "to"
-        )
         self._fetches = make.counter(
             "prefix_fetches", "Prefixes requested from another worker's cache.", "outcome"
         )
-        self._handoffs = make.gauge("handoffs", "Hand-offs in each state.", "state")
         self._lag = make.gauge(
             "engine_lag_seconds",
             "Time that the engine took to answer, or has not answered for, whichever is longer.",
@@ -43,6 +41,8 @@ class WorkerMetrics:
             "certificate_expiry_seconds", "Time until a certificate's end.", "certificate"
         )
         self._status = StatusGauges(make)
+        self.memory = MemoryGauges(make)
+        self.transfers = TransferMetrics(make, role)
         self._engine = EngineCounters(self._labels, self.registry)
         self.step = make.histogram("step", "Duration of one engine step.")
         self.prefill_queue = make.histogram(
@@ -66,24 +66,15 @@ class WorkerMetrics:
     def count_request(self, outcome: str) -> None:
         self._requests.labels(**self._labels, outcome=outcome).inc()
 
+    def count_prefill(self, outcome: str) -> None:
+        self._prefills.labels(**self._labels, outcome=outcome).inc()
+
     def count_fetch(self, outcome: str) -> None:
         self._fetches.labels(**self._labels, outcome=outcome).inc()
 
     def count_tokens(self, kind: str, count: int) -> None:
         """kind: prompt or output."""
         self._tokens.labels(**self._labels, kind=kind).inc(count)
-
-    def count_sent(self, kind: Kind, nbytes: int) -> None:
-        self._count_bytes(kind, "sent", nbytes)
-
-    def count_received(self, kind: Kind, nbytes: int) -> None:
-        self._count_bytes(kind, "received", nbytes)
-
-    def count_move(self, source: HandoffState, to: HandoffState) -> None:
-        self._moves.labels(**self._labels, **{"from": source.value, "to": to.value}).inc()
-
-    def set_handoffs(self, state: HandoffState, count: int) -> None:
-        self._handoffs.labels(**self._labels, state=state.value).set(count)
 
     def set_status(self, status: EngineStatus) -> None:
         self._status.set(status)
@@ -101,7 +92,3 @@ class WorkerMetrics:
 
     def observe_step(self, seconds: float) -> None:
         self.step.observe(seconds)
-
-    def _count_bytes(self, kind: Kind, direction: str, nbytes: int) -> None:
-        name = kind.name.lower()
-        self._bytes.labels(**self._labels, kind=name, direction=direction).inc(nbytes)

@@ -30,7 +30,7 @@ from baton.deploy.options import cluster_options, config_from
 from baton.deploy.process.since_start import seconds_since_command
 from baton.engine.models.family_table import read_config
 
-MOVED = "baton_worker_transferred_bytes_total"
+MOVED = "baton_worker_sent_bytes_total"
 
 
 @click.command("serve")
@@ -146,9 +146,9 @@ def _bare(engine: BareEngine, shape: Load, prompts: list[list[int]]) -> dict[str
 def _ours(cluster: Cluster, shape: Load, prompts: list[list[int]]) -> dict[str, float]:
     metrics = [started.metrics_address for started in cluster.workers.values()]
     cluster.router.flush_cache()
-    before = scrape.total(metrics, MOVED, direction="sent")
+    before = scrape.total(metrics, MOVED)
     results = _round(cluster.address, shape, prompts)
-    return results | {"bytes_moved": scrape.total(metrics, MOVED, direction="sent") - before}
+    return results | {"bytes_moved": scrape.total(metrics, MOVED) - before}
 
 
 def _round(server: RouterAddress, shape: Load, prompts: list[list[int]]) -> dict[str, float]:

@@ -59,12 +59,11 @@ async def test_the_tokens_are_those_of_transformers(
         plan = decode.engine.plan
         moved = sum(
             decode.context.metrics.registry.get_sample_value(
-                "baton_worker_transferred_bytes_total",
+                "baton_worker_received_bytes_total",
                 {
                     "worker": decode.context.worker_id,
                     "role": decode.context.config.role.value,
                     "kind": kind,
-                    "direction": "received",
                 },
             )
             or 0

@@ -102,12 +102,11 @@ async def test_bytes_moved_are_what_is_needed(seeded: random.Random) -> None:
         for kind in moved:
             sent, received = (
                 worker.context.metrics.registry.get_sample_value(
-                    "baton_worker_transferred_bytes_total",
+                    f"baton_worker_{direction}_bytes_total",
                     {
                         "worker": worker.context.worker_id,
                         "role": worker.context.config.role.value,
                         "kind": kind.name.lower(),
-                        "direction": direction,
                     },
                 )
                 for worker, direction in ((prefill, "sent"), (decode, "received"))
@@ -204,7 +203,7 @@ async def test_timings_and_metrics_say_where_the_time_went(seeded: random.Random
         await decode.clean()
         for worker, names in (
             (prefill, ("prefill_queue", "prefill")),
-            (decode, ("transfer", "decode_wait", "first_decode_step")),
+            (decode, ("transfer", "handoff_writing", "decode_wait", "first_decode_step")),
         ):
             labels = {"worker": worker.context.worker_id, "role": worker.context.config.role.value}
             registry = worker.context.metrics.registry

@@ -58,8 +58,8 @@ def moved(worker: TestWorker, kind: Kind, direction: str) -> int:
     name = kind.name.lower()
     return int(
         worker.context.metrics.registry.get_sample_value(
-            "baton_worker_transferred_bytes_total",
-            labels(worker) | {"kind": name, "direction": direction},
+            f"baton_worker_{direction}_bytes_total",
+            labels(worker) | {"kind": name},
         )
         or 0
     )

@@ -17,10 +17,9 @@ def _received(worker: TestWorker, kind: Kind) -> int:
         "worker": worker.context.worker_id,
         "role": worker.context.config.role.value,
         "kind": kind.name.lower(),
-        "direction": "received",
     }
     registry = worker.context.metrics.registry
-    return int(registry.get_sample_value("baton_worker_transferred_bytes_total", labels) or 0)
+    return int(registry.get_sample_value("baton_worker_received_bytes_total", labels) or 0)
 
 
 @pytest.mark.parametrize("hit_at_prefill", [True, False])

@@ -18,6 +18,10 @@ from baton.core.role import Role
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer
 
+TRANSITIONS = {
+    f"baton_worker_{side}_handoff_transitions_total" for side in ("outgoing", "incoming")
+}
+
 
 @dataclass(frozen=True)
 class Both:
@@ -34,8 +38,7 @@ class Both:
             sample.value
             for family in text_string_to_metric_families(page)
             for sample in family.samples
-            if sample.name == "baton_worker_handoff_transitions_total"
-            and sample.labels["to"] == state
+            if sample.name in TRANSITIONS and sample.labels["to"] == state
         )
 
 

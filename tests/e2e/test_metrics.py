@@ -24,8 +24,9 @@ OF_ROUTER = {
     "baton_router_requests_active",
 }  # fmt: skip
 OF_WORKER = {
-    "baton_worker_requests", "baton_worker_tokens", "baton_worker_transferred_bytes",
-    "baton_worker_handoffs", "baton_worker_slots", "baton_worker_pages",
+    "baton_worker_requests", "baton_worker_tokens", "baton_worker_sent_bytes",
+    "baton_worker_received_bytes",
+    "baton_worker_memory_used_bytes", "baton_worker_slots", "baton_worker_pages",
     "baton_worker_step_seconds", "baton_worker_requests_running", "baton_worker_requests_waiting",
 }  # fmt: skip
 
@@ -46,7 +47,7 @@ def _worker_addresses(cluster: Cluster, role: str | None = None) -> list[str]:
 
 
 def _moved(addresses: Iterable[str], direction: str) -> float:
-    return total(addresses, "baton_worker_transferred_bytes_total", direction=direction)
+    return total(addresses, f"baton_worker_{direction}_bytes_total")
 
 
 async def test_every_process_has_its_page(cluster: Cluster, rng: random.Random) -> None:

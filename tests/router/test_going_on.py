@@ -108,8 +108,10 @@ async def test_the_next_rank_is_given_the_tokens_so_far_and_the_same_seed(
         assert ids_of(replies) == answer
         assert replies[-1].finished.usage.completion_tokens == 7
         assert replies[-1].finished.timings.ttft_us > 0
-        assert await counted(cluster, "baton_router_retries_total") == {"d0": 1}
+        assert await counted(cluster, "baton_router_retries_total") == {"d0": 1, "d1": 0}
+        assert await counted(cluster, "baton_router_migrations_total") == {"d0": 1, "d1": 0}
         assert await counted(cluster, "baton_router_placements_total") == {"d0": 1, "d1": 1}
+        assert await counted(cluster, "baton_router_prefill_placements_total") == {"p0": 2}
 
 
 async def test_nothing_is_placed_on_a_rank_that_leaves_and_what_it_gives_up_goes_on(

@@ -135,6 +135,7 @@ async def test_metrics_count_what_happened(tmp_path: Path) -> None:
             'baton_router_workers{role="prefill"} 1.0',
             'baton_router_workers{role="decode"} 1.0',
             "baton_router_requests_active 1.0",
+            "baton_router_requests_queued 0.0",
             "baton_router_ttft_seconds_count 1.0",
             "baton_router_e2e_seconds_count 1.0",
             "baton_router_itl_seconds_count 2.0",
@@ -182,6 +183,9 @@ async def test_server_info_counts_the_queue(tmp_path: Path) -> None:
         info = (await http.get("/server_info")).json()
         router = info["router"]
         assert (router["active"], router["capacity"], router["queued"]) == (3, 1, 2)
+        page = (await http.get("/metrics")).text
+        for name, value in (("active", 3), ("capacity", 1), ("queued", 2)):
+            assert f"baton_router_requests_{name} {value}.0" in page
         assert [(w["worker_id"], w["ready"], w["placed"]) for w in info["workers"]] == [
             ("d0", True, 3),
             ("p0", True, 3),
@@ -265,3 +269,20 @@ def test_an_actor_serves_from_its_own_thread_until_stopped(tmp_path: Path) -> No
         actor.stop(grace_s=0)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://{started.http_address}/v1/models", timeout=DEADLINE_S)
+
+
+async def test_a_worker_that_goes_is_a_loss_unless_it_was_leaving(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client(cluster) as http:
+        lost, left = FakeRank("d0"), FakeRank("d1")
+        await cluster.add(FakeWorker("p0"), lost, left)
+        left.report(leaving=True)
+        left.unregister()
+        lost.unregister()
+        async with asyncio.timeout(DEADLINE_S):
+            while 'baton_router_workers{role="decode"} 0.0' not in (
+                page := (await http.get("/metrics")).text
+            ):
+                await asyncio.sleep(0.01)
+        for worker, losses in (("p0", 0), ("d0", 1), ("d1", 0)):
+            line = f'baton_router_worker_losses_total{{worker="{worker}"}} {losses}.0'
+            assert line in page, line

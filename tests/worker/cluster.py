@@ -111,14 +111,14 @@ class TestWorker:
 
     def _keep(self, make_role: Callable[..., Any]) -> Callable[..., Any]:
         def make(context: Any) -> Any:
-            count_move = context.metrics.count_move
+            count_move = context.metrics.transfers.count_move
 
             def counted(source: HandoffState, to: HandoffState) -> None:
                 self.moves.append((source, to))
                 self._moved.set()
                 count_move(source, to)
 
-            context.metrics.count_move = counted
+            context.metrics.transfers.count_move = counted
             self.context = context
             self.service = make_role(context)
             return self.service

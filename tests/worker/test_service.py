@@ -90,17 +90,30 @@ async def test_metrics_are_served_over_http(seeded: random.Random) -> None:
         assert text.startswith("HTTP/1.1 200 OK")
         for line in (
             'baton_worker_requests_total{outcome="length",role="decode",worker="d0"} 1.0',
-            "baton_worker_handoff_transitions_total"
+            "baton_worker_incoming_handoff_transitions_total"
             '{from="complete",role="decode",to="active",worker="d0"} 1.0',
-            'baton_worker_handoffs{role="decode",state="active",worker="d0"} 0.0',
+            'baton_worker_incoming_handoffs{role="decode",state="active",worker="d0"} 0.0',
         ):
             assert line in text
         text = await http(prefill.started.metrics_address, "GET /metrics?x=1 HTTP/1.1\r\n\r\n")
         assert (
-            'baton_worker_requests_total{outcome="handed_over",role="prefill",worker="p0"} 1.0'
+            'baton_worker_prefills_total{outcome="handed_over",role="prefill",worker="p0"} 1.0'
             in text
         )
         assert 'baton_worker_tokens_total{kind="prompt",role="prefill",worker="p0"} 3.0' in text
+        for line in (
+            'baton_worker_handoff_writing_seconds_count{role="prefill",worker="p0"} 0.0',
+            'baton_worker_memory_budget_bytes{role="prefill",worker="p0"} '
+            f"{float(prefill.engine.plan.budget_bytes)}",
+        ):
+            assert line in text
+        planned = prefill.context.metrics.registry.get_sample_value
+        labels = {"role": "prefill", "worker": "p0"}
+        plan = prefill.engine.plan
+        parts = ("weights", "steps", "request_tables", "slots", "pages")
+        name = "baton_worker_memory_planned_bytes"
+        assert sum(planned(name, labels | {"part": part}) for part in parts) <= plan.budget_bytes
+        assert planned("baton_worker_memory_used_bytes", labels) > 1 << 20
         missing = await http(decode.started.metrics_address, "GET / HTTP/1.1\r\n\r\n")
         assert missing.startswith("HTTP/1.1 404")
         post = await http(decode.started.metrics_address, "POST /metrics HTTP/1.1\r\n\r\n")
