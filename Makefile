@@ -8,8 +8,9 @@ MODEL ?= examples/recall/model
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PROMETHEUS := apt-get install --yes --quiet --no-install-recommends prometheus
 
-.PHONY: demo serve test chaos chaos-faults chaos-load check tools protos docs constraints clean
+.PHONY: demo serve test chaos chaos-faults chaos-load check tools protos docs monitoring constraints clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -34,11 +35,15 @@ chaos-load: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_races.py --race-mixes 200 --timeout 1800
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_recall_modes.py --recall-prompts 1000 --timeout 1800
 
-# `ip` and `ss`, for the tests with network namespaces, which are skipped without them.
+# `ip` and `ss`, for the tests with network namespaces, and `prometheus` with `promtool`, for those
+# of rules and dashboards. Tests that need them are skipped without them.
 tools:
 	@command -v ip > /dev/null && command -v ss > /dev/null \
 		|| { test "$$(id -u)" = 0 && apt-get install --yes --quiet iproute2; } \
 		|| echo "no ip and ss (iproute2): the tests with network namespaces are skipped"
+	@command -v prometheus > /dev/null && command -v promtool > /dev/null \
+		|| { test "$$(id -u)" = 0 && { $(PROMETHEUS) || { apt-get update --quiet && $(PROMETHEUS); }; }; } \
+		|| echo "no prometheus and promtool: the tests of rules and dashboards are skipped"
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -55,6 +60,11 @@ protos: $(STAMP)
 docs: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python tests/metrics_table.py
 	PYTHONPATH=tests $(BIN)/python tests/options_table.py
+
+# The rules for Prometheus and the dashboards for Grafana. tests/monitoring fails when they are stale.
+monitoring: $(STAMP)
+	$(BIN)/python monitoring/write_rules.py
+	$(BIN)/python monitoring/dashboards.py
 
 constraints: $(STAMP)
 	{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | \
