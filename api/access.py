@@ -37,6 +37,8 @@ ROUTES: dict[str, KeyScope | None] = {
     "/get_server_info": KeyScope.METRICS,
     "/flush_cache": KeyScope.ADMIN,
     "/abort_request": KeyScope.ADMIN,
+    "/start_profile": KeyScope.ADMIN,
+    "/stop_profile": KeyScope.ADMIN,
 }
 """The scope that each route needs; None: no key."""
 

@@ -29,6 +29,9 @@ baton = LazyGroup(
         "status": Lazy(f"{_COMMANDS}.status:status", "Workers, slots, pages and queues."),
         "scale": Lazy(f"{_COMMANDS}.scale:scale", "Let workers join or leave while it serves."),
         "stop": Lazy(f"{_COMMANDS}.stop:stop", "Stop the cluster that you started last."),
+        "replay": Lazy(
+            "baton.bench.request_replay.replay:replay", "Send the requests of a dump again."
+        ),
         "keys": Lazy(f"{_COMMANDS}.keys:keys", "Add, list and remove API keys."),
         "certs": Lazy(f"{_COMMANDS}.certs:certs", "Keep an authority for workers' certificates."),
         "bench": Lazy(f"{__name__}:bench", "Measure, with limits and peers in the same run."),

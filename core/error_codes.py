@@ -23,6 +23,7 @@ class ErrorCode(StrEnum):
     INTERNAL = "internal"
     UNAUTHENTICATED = "unauthenticated"
     PERMISSION_DENIED = "permission_denied"
+    CONFLICT = "conflict"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ _ROWS = (
     (ErrorCode.INTERNAL, "INTERNAL", 500, "server_error", False, True),
     (ErrorCode.UNAUTHENTICATED, "UNAUTHENTICATED", 401, "authentication_error", False, False),
     (ErrorCode.PERMISSION_DENIED, "PERMISSION_DENIED", 403, "permission_error", False, False),
+    (ErrorCode.CONFLICT, "ABORTED", 409, "conflict_error", False, False),
 )
 ERROR_STATUS = {
     code: ErrorStatus(grpc, http, kind, retryable, replaceable)

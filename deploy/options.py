@@ -20,6 +20,7 @@ from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import StartError
 from baton.deploy.limit_options import limit_options, limits_from
 from baton.deploy.number_types import Ratio, Seconds
+from baton.deploy.record_options import dump_from, dump_options, profile_option
 from baton.engine.cache.grids import Strategy
 from baton.engine.config import EngineConfig, LoadFormat, WeightFormat
 from baton.engine.loading.hub import find_model
@@ -202,7 +203,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all options of a cluster; `config_from` reads their values."""
     for option in reversed(_ENGINE + _TRANSFER + _CLUSTER):
         command = option(command)
-    command = client_tls_options(limit_options(command))
+    command = client_tls_options(limit_options(dump_options(profile_option(command))))
     return lease_option(streaming_option(access_options(command)))
 
 
@@ -313,4 +314,6 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         start_deadline_s=given["start_timeout"],
         limits=limits_from(given),
         cache_scope=CacheScope(given["cache_scope"]),
+        dump=dump_from(given),
+        profile_folder=given["profile_folder"].absolute(),
     )

@@ -22,6 +22,7 @@ class ErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INTERNAL: _ClassVar[ErrorCode]
     UNAUTHENTICATED: _ClassVar[ErrorCode]
     PERMISSION_DENIED: _ClassVar[ErrorCode]
+    CONFLICT: _ClassVar[ErrorCode]
 
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -49,6 +50,7 @@ DATA_LOSS: ErrorCode
 INTERNAL: ErrorCode
 UNAUTHENTICATED: ErrorCode
 PERMISSION_DENIED: ErrorCode
+CONFLICT: ErrorCode
 ROLE_UNSPECIFIED: Role
 PREFILL: Role
 DECODE: Role

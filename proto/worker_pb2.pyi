@@ -206,6 +206,40 @@ class AuditReply(_message.Message):
     findings: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, clean: _Optional[bool] = ..., findings: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class StartProfileRequest(_message.Message):
+    __slots__ = ("steps", "timeout_ms", "with_stack", "record_shapes")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    WITH_STACK_FIELD_NUMBER: _ClassVar[int]
+    RECORD_SHAPES_FIELD_NUMBER: _ClassVar[int]
+    steps: int
+    timeout_ms: int
+    with_stack: bool
+    record_shapes: bool
+    def __init__(self, steps: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., with_stack: _Optional[bool] = ..., record_shapes: _Optional[bool] = ...) -> None: ...
+
+class StartProfileReply(_message.Message):
+    __slots__ = ("error",)
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    error: _common_pb2.Error
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class StopProfileRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StopProfileReply(_message.Message):
+    __slots__ = ("error", "file", "steps", "bytes")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    error: _common_pb2.Error
+    file: str
+    steps: int
+    bytes: int
+    def __init__(self, error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., file: _Optional[str] = ..., steps: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
 class WorkerReport(_message.Message):
     __slots__ = ("hello", "status", "leaving")
     HELLO_FIELD_NUMBER: _ClassVar[int]

@@ -134,6 +134,16 @@ class WorkerStub:
                 request_serializer=baton_dot_proto_dot_worker__pb2.AuditRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_worker__pb2.AuditReply.FromString,
                 _registered_method=True)
+        self.StartProfile = channel.unary_unary(
+                '/baton.v1.Worker/StartProfile',
+                request_serializer=baton_dot_proto_dot_worker__pb2.StartProfileRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_worker__pb2.StartProfileReply.FromString,
+                _registered_method=True)
+        self.StopProfile = channel.unary_unary(
+                '/baton.v1.Worker/StopProfile',
+                request_serializer=baton_dot_proto_dot_worker__pb2.StopProfileRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_worker__pb2.StopProfileReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -158,6 +168,19 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartProfile(self, request, context):
+        """A torch profile of the engine's thread, one at a time. It ends by itself at its bounds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopProfile(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -175,6 +198,16 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Audit,
                     request_deserializer=baton_dot_proto_dot_worker__pb2.AuditRequest.FromString,
                     response_serializer=baton_dot_proto_dot_worker__pb2.AuditReply.SerializeToString,
+            ),
+            'StartProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartProfile,
+                    request_deserializer=baton_dot_proto_dot_worker__pb2.StartProfileRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_worker__pb2.StartProfileReply.SerializeToString,
+            ),
+            'StopProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopProfile,
+                    request_deserializer=baton_dot_proto_dot_worker__pb2.StopProfileRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_worker__pb2.StopProfileReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -259,6 +292,60 @@ class Worker:
             '/baton.v1.Worker/Audit',
             baton_dot_proto_dot_worker__pb2.AuditRequest.SerializeToString,
             baton_dot_proto_dot_worker__pb2.AuditReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/StartProfile',
+            baton_dot_proto_dot_worker__pb2.StartProfileRequest.SerializeToString,
+            baton_dot_proto_dot_worker__pb2.StartProfileReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/StopProfile',
+            baton_dot_proto_dot_worker__pb2.StopProfileRequest.SerializeToString,
+            baton_dot_proto_dot_worker__pb2.StopProfileReply.FromString,
             options,
             channel_credentials,
             insecure,

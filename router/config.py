@@ -7,6 +7,7 @@ from baton.api.client_limits import ClientLimits
 from baton.api.http import MAX_BODY_BYTES
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
+from baton.router.dump.request_dump import DumpOptions
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
 from baton.rpc.server_certificate import CertificateFiles
@@ -44,6 +45,7 @@ class RouterConfig:
     client_tls: CertificateFiles | None = None  # of the ports for clients; None: in the clear
     limits: ClientLimits = field(default_factory=ClientLimits)  # of the ports for clients
     cache_scope: CacheScope = CacheScope.SHARED  # the requests that share cached prefixes
+    dump: DumpOptions | None = None  # where requests are recorded; None: nowhere
 
     def __post_init__(self) -> None:
         """Check the values. Raises ConfigError."""

@@ -21,12 +21,14 @@ from baton.api.native import native_routes
 from baton.api.text_service import TextService
 from baton.router.client_guard import ClientGuard
 from baton.router.config import RouterConfig
+from baton.router.dump.request_dump import RequestDump
 from baton.router.grpc_server import INFERENCE, GrpcServer
 from baton.router.health import watch_health
 from baton.router.http_server import HttpServer
 from baton.router.internal_server import InternalServer
 from baton.router.metrics import RouterMetrics
 from baton.router.model import read_model_info
+from baton.router.profiles import profile_routes
 from baton.router.rank_session import SessionOptions
 from baton.router.registry import RegistryServicer
 from baton.router.routes import router_routes
@@ -102,12 +104,14 @@ class RouterServer:
         guard = ClientGuard.make(config.limits, client_metrics)
         if tls is not None:
             metrics.certificate("clients", tls.seconds_left)
+        dump = self._request_dump(opening)
         backend = RouterBackend(
             config,
             read_model_info(config.model, config.model_id, tokenizer),
             table,
             SessionOptions(router_id, config.lease_s, self._clock, credentials),
             metrics,
+            dump,
         )
         served = backend if keys is None else CountedBackend(backend, keys.accounts)
         opening.push_async_callback(self._stop_tasks)
@@ -140,6 +144,7 @@ class RouterServer:
                         incremental=config.incremental_streaming_output,
                     ),
                     *router_routes(table, router_id),
+                    *profile_routes(table, credentials),
                 ],
                 browsers=BrowserPolicy.of_server(
                     config.host, config.allowed_hosts, config.cors_origins, keys=keys is not None
@@ -162,6 +167,15 @@ class RouterServer:
         return RouterStarted(
             f"{config.host}:{http.port}", f"{config.host}:{grpc_server.port}", internal_address
         )
+
+    def _request_dump(self, opening: contextlib.AsyncExitStack) -> RequestDump | None:
+        """Return the dump that the config asks for, or None. Raises ConfigError."""
+        config = self._config
+        if config.dump is None:
+            return None
+        dump = RequestDump.open(config.dump, config.model_id, self._clock)
+        opening.push_async_callback(asyncio.to_thread, dump.close)
+        return dump
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
         self._tasks.add(asyncio.create_task(work))

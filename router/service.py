@@ -16,6 +16,7 @@ from baton.router.answer_stream import AnswerStream
 from baton.router.cache_flush import flush_all
 from baton.router.cluster_info import engine_settings, worker_info
 from baton.router.config import RouterConfig
+from baton.router.dump.request_dump import RequestDump
 from baton.router.live_requests import LiveRequest, LiveRequests
 from baton.router.metrics import RouterMetrics
 from baton.router.notifier import Notifier
@@ -38,7 +39,9 @@ class RouterBackend:
         table: WorkerTable,
         options: SessionOptions,
         metrics: RouterMetrics,
+        dump: RequestDump | None = None,
     ) -> None:
+        """dump: where requests are recorded as they end; None: nowhere."""
         self._config = config
         self._model = model
         self._table = table
@@ -46,6 +49,7 @@ class RouterBackend:
         self._credentials = options.credentials
         self._clock = options.clock
         self._metrics = metrics
+        self._dump = dump
         self._started = options.clock()
         self._live = LiveRequests(config.max_queued)
         self.changed = Notifier()
@@ -263,6 +267,9 @@ class RouterBackend:
     def _end(self, live: LiveRequest) -> None:
         self._live.remove(live)
         self._metrics.ended(live.outcome, live.request.owner)
+        if self._dump is not None:
+            arrived, tokens = live.times.arrived, len(live.output_ids)
+            self._dump.ended(live.request, arrived, tokens, live.outcome)
         if self._live.closing:
             self.changed.notify()
 

@@ -17,6 +17,7 @@ from toy_tokenizer import save_folder
 from baton.core.role import Role
 from baton.proto import inference_pb2_grpc, worker_pb2_grpc
 from baton.proto.common_pb2 import (
+    CONFLICT,
     DECODE,
     LENGTH,
     PREFILL,
@@ -39,7 +40,11 @@ from baton.proto.worker_pb2 import (
     RegistryReply,
     RequestTokens,
     RouterMessage,
+    StartProfileReply,
+    StartProfileRequest,
     StartRequest,
+    StopProfileReply,
+    StopProfileRequest,
     WorkerReport,
     WorkerStatus,
 )
@@ -80,6 +85,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
         self.flushes: list[int] = []
         """The timeouts it was given, ms."""
         self.flush_error: Error | None = None
+        self.profiling: StartProfileRequest | None = None
+        """The profile that runs."""
+        self.profile_error: Error | None = None
         self.settings: dict[str, str] = {}
         self.replies: asyncio.Queue[RegistryReply | None] = asyncio.Queue()
         self.running = 0
@@ -158,6 +166,20 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
     async def FlushCache(self, request: FlushCacheRequest, context: object) -> FlushCacheReply:
         self.flushes.append(request.timeout_ms)
         return FlushCacheReply(error=self.flush_error)
+
+    async def StartProfile(
+        self, request: StartProfileRequest, context: object
+    ) -> StartProfileReply:
+        if self.profile_error is not None or self.profiling is not None:
+            return StartProfileReply(error=self.profile_error or Error(code=CONFLICT))
+        self.profiling = request
+        return StartProfileReply()
+
+    async def StopProfile(self, request: StopProfileRequest, context: object) -> StopProfileReply:
+        stopped, self.profiling = self.profiling, None
+        if self.profile_error is not None or stopped is None:
+            return StopProfileReply(error=self.profile_error or Error(code=CONFLICT))
+        return StopProfileReply(file=f"/traces/{self.worker_id}", steps=1, bytes=2)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         """More of them, for other roles."""

@@ -50,6 +50,7 @@ class WorkerConfig:
     verify: bool | None = None  # checksums of what travels; None: where they cost little
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF
+    profile_folder: Path | None = None  # for traces of profiles; None: no profile is made
 
     def __post_init__(self) -> None:
         if not self.worker_id:

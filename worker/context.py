@@ -17,6 +17,7 @@ from baton.worker.engine_port import EngineBatchHandler, EnginePort
 from baton.worker.grammars import Grammars
 from baton.worker.handoff_tracker import HandoffTracker
 from baton.worker.metrics import WorkerMetrics
+from baton.worker.profiler import Profiler
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class WorkerContext:
     metrics: WorkerMetrics
     handoffs: HandoffTracker
     poller: Poller
+    profiler: Profiler
     own_credentials: Credentials | None  # None: it stands alone and has no peers
     hub: LocalHub | None  # where the engines of this process meet; None: there is but one
 

@@ -55,7 +55,9 @@ class EnginePort:
         self._engine = engine
         self._handler: EngineBatchHandler | None = None
         self._on_load: Callable[[], None] = lambda: None
-        self._loop = EngineLoop(engine, self._events, self._failed, on_step)
+        self._on_step = on_step
+        self._step_watcher: Callable[[], None] | None = None
+        self._loop = EngineLoop(engine, self._events, self._failed, self._stepped)
 
     def start(self, handler: EngineBatchHandler, on_load: Callable[[], None]) -> None:
         """Start the engine's loop. on_load: called on the asyncio thread when the load may have
@@ -75,6 +77,10 @@ class EnginePort:
             self._asyncio.call_soon_threadsafe(on_layers, computed, time.monotonic())
 
         self._engine.listen(heard)
+
+    def watch_steps(self, watcher: Callable[[], None] | None) -> None:
+        """Call `watcher` after each step, on the engine's thread; None ends that."""
+        self._step_watcher = watcher
 
     def stop(self, timeout_s: float) -> None:
         """Stop the loop; block until the step under way has ended. Raises TimeoutError."""
@@ -125,6 +131,12 @@ class EnginePort:
         changes_load = any(isinstance(e, Scheduled | PrefillHeld | RequestFinished) for e in rare)
         batch = EventBatch(tuple(events), holdings, time.monotonic(), changes_load)
         self._asyncio.call_soon_threadsafe(self._deliver, batch)
+
+    def _stepped(self, seconds: float) -> None:
+        self._on_step(seconds)
+        watcher = self._step_watcher
+        if watcher is not None:
+            watcher()
 
     def _failed(self, error: Exception) -> None:
         self._asyncio.call_soon_threadsafe(self._deliver_failure, error)

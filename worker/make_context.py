@@ -21,6 +21,7 @@ from baton.worker.handoff_tracker import HandoffTracker
 from baton.worker.host_process import this_process
 from baton.worker.metrics import WorkerMetrics
 from baton.worker.model_identity import worker_fingerprint
+from baton.worker.profiler import Profiler
 
 # A worker of both roles joins no cluster, so nobody reads its role.
 ROLES = {
@@ -45,17 +46,20 @@ def make_context(
     metrics = WorkerMetrics(config.worker_id, config.role)
     metrics.memory.show(engine.plan)
     memory = EngineMemory(engine.states, engine.pages)
+    port = EnginePort(engine, metrics.observe_step)
+    device = torch.device(config.engine.device)
     return WorkerContext(
         config=config,
         engine=engine,
-        port=EnginePort(engine, metrics.observe_step),
+        port=port,
         grammars=Grammars(engine.grammars),
         memory=memory,
         hello=_hello(config, engine, incarnation, server.address, memory),
         metrics=metrics,
         handoffs=HandoffTracker(metrics.transfers),
         own_credentials=server.credentials,
-        poller=Poller("transfers", partial(use_device, torch.device(config.engine.device))),
+        poller=Poller("transfers", partial(use_device, device)),
+        profiler=Profiler(port, device, config.worker_id, config.profile_folder),
         hub=hub,
     )
 

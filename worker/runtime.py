@@ -106,6 +106,7 @@ class WorkerRuntime:
                     await asyncio.sleep(DRAIN_POLL_S)
         await self._role.close()
         await self._context.grammars.close()
+        await self._context.profiler.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -3,11 +3,13 @@
 from grpc import aio
 
 from baton.core.error_codes import ErrorCode
+from baton.core.errors import BatonError
 from baton.engine.engine import Engine
 from baton.proto import worker_pb2, worker_pb2_grpc
-from baton.rpc.errors import make_error
+from baton.rpc.errors import error_of, make_error
 from baton.worker.cache_flush import flush_when_idle
 from baton.worker.context import WorkerContext
+from baton.worker.engine_profile import ProfileLimits
 from baton.worker.reporter import Reporter
 
 
@@ -39,3 +41,26 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.AuditReply:
         findings = await self._context.port.call(Engine.audit)
         return worker_pb2.AuditReply(clean=not findings, findings=findings)
+
+    async def StartProfile(
+        self, request: worker_pb2.StartProfileRequest, context: aio.ServicerContext
+    ) -> worker_pb2.StartProfileReply:
+        seconds = request.timeout_ms / 1000
+        try:
+            limits = ProfileLimits(
+                request.steps, seconds, request.with_stack, request.record_shapes
+            )
+            await self._context.profiler.start(limits)
+        except BatonError as error:
+            return worker_pb2.StartProfileReply(error=error_of(error, self._context.worker_id))
+        return worker_pb2.StartProfileReply()
+
+    async def StopProfile(
+        self, request: worker_pb2.StopProfileRequest, context: aio.ServicerContext
+    ) -> worker_pb2.StopProfileReply:
+        """End the profile and write it; the reply comes when its file is complete."""
+        try:
+            made = await self._context.profiler.stop()
+        except BatonError as error:
+            return worker_pb2.StopProfileReply(error=error_of(error, self._context.worker_id))
+        return worker_pb2.StopProfileReply(file=str(made.file), steps=made.steps, bytes=made.size)

@@ -81,13 +81,18 @@ async def run(
 
 def measure(load: Load, answers: Sequence[StreamedAnswer]) -> dict[str, float]:
     """Return rates over the whole round and latencies over its tokens, by the contract's keys."""
+    return figures(answers, load.input_len * len(answers))
+
+
+def figures(answers: Sequence[StreamedAnswer], input_tokens: int) -> dict[str, float]:
+    """Return what `measure` does, of answers to prompts of `input_tokens` tokens in all."""
     seconds = max(a.ended for a in answers) - min(a.sent for a in answers)
     written = sum(len(a.token_ids) for a in answers)
     ttfts = [a.ttft * 1e3 for a in answers]
     itls = list(chain.from_iterable([gap * 1e3 for gap in a.itls] for a in answers)) or [0.0]
     return {
         "output_tok_s": written / seconds,
-        "total_tok_s": (written + load.input_len * len(answers)) / seconds,
+        "total_tok_s": (written + input_tokens) / seconds,
         "ttft_ms_p50": percentile(ttfts, 0.50),
         "ttft_ms_p99": percentile(ttfts, 0.99),
         "itl_ms_p50": percentile(itls, 0.50),

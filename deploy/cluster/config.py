@@ -12,6 +12,7 @@ from baton.deploy.cluster.member import Member
 from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig
 from baton.router.config import MAX_QUEUED, REQUEST_TIMEOUT_S, WORKER_WAIT_S
+from baton.router.dump.request_dump import DumpOptions
 from baton.rpc.lease import DEFAULT_LEASE_MS
 from baton.rpc.server_certificate import CertificateFiles
 from baton.transfer.channels.registry import AUTO
@@ -49,6 +50,8 @@ class ClusterConfig:
     cors_origins: tuple[str, ...] = ()  # origins of pages that may call from a browser
     limits: ClientLimits = field(default_factory=ClientLimits)  # of the ports for clients
     cache_scope: CacheScope = CacheScope.SHARED  # the requests that share cached prefixes
+    dump: DumpOptions | None = None  # where the router records requests; None: nowhere
+    profile_folder: Path | None = None  # for traces of workers; None: no profile is made
     http_port: int = 0  # 0: any free one
     grpc_port: int = 0
     internal_port: int = 0  # on loopback, where workers register

@@ -103,6 +103,7 @@ class Wiring:
             max_queued=config.max_queued,
             max_body_bytes=config.max_body_bytes,
             incremental_streaming_output=config.incremental_streaming_output,
+            dump=config.dump,
         )
 
     def worker(self, member: Member) -> WorkerConfig:
@@ -128,6 +129,7 @@ class Wiring:
             verify=self.config.verify,
             state_return=self.config.state_return,
             send_snapshots=self.config.send_snapshots,
+            profile_folder=self.config.profile_folder,
         )
 
     @property

@@ -40,6 +40,7 @@ from baton.deploy.options import (
 )
 from baton.deploy.process.interpreter import switch_often
 from baton.deploy.process.malloc_tuning import keep_freed_memory, keep_what_is_loaded
+from baton.deploy.record_options import profile_option
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.worker.config import WorkerConfig
@@ -77,6 +78,7 @@ from baton.worker.config import WorkerConfig
 @access_options
 @client_tls_options
 @limit_options
+@profile_option
 @insecure_option
 @click.option("--threads", type=click.IntRange(1), default=None,
               help="Compute threads; every core when left out.")  # fmt: skip
@@ -135,6 +137,7 @@ def _worker_config(
         nixl_interfaces=given["nixl_interfaces"],
         verify=verify_from(given["verify"]),
         credentials=given["credentials"],
+        profile_folder=given["profile_folder"].absolute(),
     )
 
 

@@ -21,7 +21,7 @@ HTTP_OF = {
     "INVALID_ARGUMENT": {400, 413}, "NOT_FOUND": {404}, "RESOURCE_EXHAUSTED": {429},
     "CANCELLED": {499}, "DEADLINE_EXCEEDED": {504}, "UNAVAILABLE": {503},
     "FAILED_PRECONDITION": {500}, "DATA_LOSS": {500}, "INTERNAL": {500},
-    "UNAUTHENTICATED": {401}, "PERMISSION_DENIED": {403},
+    "UNAUTHENTICATED": {401}, "PERMISSION_DENIED": {403}, "ABORTED": {409},
 }  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def test_a_client_repeats_only_what_another_worker_could_do_too() -> None:
     final = {code for code, row in ERROR_STATUS.items() if not row.replaceable}
     assert final == {
         ErrorCode.INVALID_REQUEST, ErrorCode.NOT_FOUND, ErrorCode.TOO_LARGE, ErrorCode.CANCELLED,
-        ErrorCode.UNAUTHENTICATED, ErrorCode.PERMISSION_DENIED,
+        ErrorCode.UNAUTHENTICATED, ErrorCode.PERMISSION_DENIED, ErrorCode.CONFLICT,
     }  # fmt: skip
 
 

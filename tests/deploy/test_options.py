@@ -22,6 +22,7 @@ from baton.deploy.options import cluster_options, config_from, engine_from, engi
 from baton.engine.cache.grids import Strategy
 from baton.engine.config import EngineConfig
 from baton.router.config import RouterConfig
+from baton.router.dump.request_dump import DumpOptions
 from baton.worker.config import SendSnapshots, StateReturn, WorkerConfig
 
 
@@ -175,6 +176,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--allowed-host", "models.example", "--cors-origin", "https://friend.example",
         "--api-keys", str(folder / "keys"), "--ssl-certfile", str(clients.certificate),
         "--ssl-keyfile", str(clients.key), "--cache-scope", "key",
+        "--dump-requests", str(folder / "dump"), "--profile-folder", str(folder / "profiles"),
         "--ray-address", "here", "--start-timeout", "9", "--page-size", "32",
         "--host", "0.0.0.0", "--http-port", "1", "--grpc-port", "2", "--drain", "3",
     )  # fmt: skip
@@ -212,6 +214,14 @@ def test_every_field_of_a_worker_can_be_set(tmp_path: Path) -> None:
     )  # fmt: skip
     assert isinstance(alone, WorkerConfig)
     assert unset(in_cluster) & unset(alone) == set()
+
+
+def test_a_dump_has_its_options_or_there_is_none(tmp_path: Path) -> None:
+    words = "--dump-requests", str(tmp_path), "--dump-prompts", "--dump-requests-mb", "2"
+    assert wired(parse_cluster(*words)).router().dump == DumpOptions(tmp_path, True, 2 << 20)
+    assert wired(parse_cluster()).router().dump is None
+    with pytest.raises(StartError, match="--dump-requests"):
+        parse_cluster("--dump-prompts")
 
 
 def test_router_and_workers_have_one_lease() -> None:

@@ -14,6 +14,7 @@ from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.router.dump.request_dump import DumpOptions
 from baton.worker.config import StateReturn
 
 CHECKPOINT = "granite_dense_nope"
@@ -39,9 +40,18 @@ def engine(engine_config: EngineConfig) -> Engine:
     return Engine.load(engine_config)
 
 
+@pytest.fixture(scope="session")
+def dump_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which the cluster's router records requests."""
+    return tmp_path_factory.mktemp("dump")
+
+
 @pytest.fixture(scope="session", params=["auto"])
 def running_cluster(
-    request: pytest.FixtureRequest, engine_config: EngineConfig
+    request: pytest.FixtureRequest,
+    engine_config: EngineConfig,
+    dump_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
     """Its parameter is the channel: `auto` (it finds NIXL) has one prefill worker, others two."""
     config = ClusterConfig(
@@ -50,6 +60,8 @@ def running_cluster(
         decode_dp=2,
         state_return=StateReturn.DEMAND,
         channel=request.param,
+        dump=DumpOptions(dump_folder),
+        profile_folder=tmp_path_factory.mktemp("profiles"),
     )
     with Cluster(config) as cluster:
         yield cluster

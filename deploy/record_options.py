@@ -1,0 +1,48 @@
+"""The options of what a cluster records when asked: request dumps and profiles."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from baton.deploy.errors import StartError
+from baton.router.dump.request_dump import DEFAULT_MB, DumpOptions
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_DUMP = (
+    click.option("--dump-requests", type=_FOLDER, default=None,
+                 help="Folder in which the router records each request that ended, for `baton "
+                 "replay`: lengths, shared beginnings, times and numeric parameters, but no "
+                 "prompt."),
+    click.option("--dump-prompts", is_flag=True,
+                 help="Record prompts and all parameters too."),
+    click.option("--dump-requests-mb", type=click.IntRange(1), default=DEFAULT_MB,
+                 show_default=True, help="Largest file of --dump-requests, in MiB; then it ends."),
+)  # fmt: skip
+
+
+def dump_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of request dumps; `dump_from` reads their values."""
+    for option in reversed(_DUMP):
+        command = option(command)
+    return command
+
+
+def dump_from(given: dict[str, Any]) -> DumpOptions | None:
+    """Return the options of the dump; None for no dump. Raises StartError."""
+    folder: Path | None = given["dump_requests"]
+    if folder is None:
+        if given["dump_prompts"]:
+            raise StartError("--dump-prompts needs --dump-requests FOLDER: it says where to")
+        return None
+    return DumpOptions(folder.absolute(), given["dump_prompts"], given["dump_requests_mb"] << 20)
+
+
+def profile_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option for the folder of profiles."""
+    return click.option(
+        "--profile-folder", type=_FOLDER, default=Path(click.get_app_dir("baton")) / "profiles",
+        help="Folder for the traces of /start_profile, on each worker's machine; made at the "
+        "first, in this user's folder for applications when left out.",
+    )(command)  # fmt: skip
