@@ -33,6 +33,7 @@ ROUTES: dict[str, KeyScope | None] = {
     "/get_model_info": KeyScope.INFER,
     "/metrics": KeyScope.METRICS,
     "/prometheus/targets": KeyScope.METRICS,
+    "/workers/{worker_id}/metrics": KeyScope.METRICS,
     "/server_info": KeyScope.METRICS,
     "/get_server_info": KeyScope.METRICS,
     "/flush_cache": KeyScope.ADMIN,

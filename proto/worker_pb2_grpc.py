@@ -144,6 +144,11 @@ class WorkerStub:
                 request_serializer=baton_dot_proto_dot_worker__pb2.StopProfileRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_worker__pb2.StopProfileReply.FromString,
                 _registered_method=True)
+        self.Metrics = channel.unary_unary(
+                '/baton.v1.Worker/Metrics',
+                request_serializer=baton_dot_proto_dot_worker__pb2.MetricsRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_worker__pb2.MetricsReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -181,6 +186,12 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Metrics(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -208,6 +219,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.StopProfile,
                     request_deserializer=baton_dot_proto_dot_worker__pb2.StopProfileRequest.FromString,
                     response_serializer=baton_dot_proto_dot_worker__pb2.StopProfileReply.SerializeToString,
+            ),
+            'Metrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.Metrics,
+                    request_deserializer=baton_dot_proto_dot_worker__pb2.MetricsRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_worker__pb2.MetricsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -346,6 +362,33 @@ class Worker:
             '/baton.v1.Worker/StopProfile',
             baton_dot_proto_dot_worker__pb2.StopProfileRequest.SerializeToString,
             baton_dot_proto_dot_worker__pb2.StopProfileReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Metrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/Metrics',
+            baton_dot_proto_dot_worker__pb2.MetricsRequest.SerializeToString,
+            baton_dot_proto_dot_worker__pb2.MetricsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,7 +42,7 @@ def worker_info(worker: Worker, *, ready: bool, placed: int, heard_s: float) -> 
         "heard_s": round(heard_s, 3),
         "lag_ms": status.lag_us / 1000,
         "pid": status.pid,
-        "metrics_address": status.metrics_address,
+        "metrics_path": metrics_path(worker.worker_id),
         "peers": [peer.worker_id for peer in status.peers],
         "channels": dict(sorted(status.channels.items())),
         "settings": {name: json.loads(value) for name, value in sorted(status.settings.items())},
@@ -68,28 +68,32 @@ def engine_settings(ranks: Sequence[Worker]) -> dict[str, object]:
     return {**(settings[0] if settings else {}), "dp_size": len(ranks), "internal_states": states}
 
 
-def router_target(router_id: str, address: str, scheme: str) -> dict[str, object]:
-    """Return the scrape target of the router, in the form of Prometheus' HTTP service discovery.
+def metrics_path(worker_id: str) -> str:
+    """Return the path at which the router serves a worker's metrics."""
+    return f"/workers/{worker_id}/metrics"
 
-    address: `host:port` of its HTTP server. scheme: http or https.
+
+def scrape_targets(
+    router_id: str, workers: Iterable[Worker], address: str, scheme: str
+) -> list[dict[str, object]]:
+    """Return the targets of the router and of its workers, in the form of Prometheus' HTTP service
+    discovery. All are served by the router's HTTP server.
+
+    address: its `host:port`. scheme: http or https.
     """
-    labels = {"baton_role": "router", "baton_router": router_id}
-    if scheme == "https":  # what Prometheus uses unless a label says otherwise is http
-        labels["__scheme__"] = scheme
-    return {"targets": [address], "labels": labels}
-
-
-def worker_targets(workers: Iterable[Worker]) -> list[dict[str, object]]:
-    """Return the scrape target of each worker that has reported where its metrics are."""
-    return [
-        {"targets": [worker.status.metrics_address], "labels": _labels(worker)}
-        for worker in workers
-        if worker.status.metrics_address
-    ]
+    router = {"baton_role": "router", "baton_router": router_id}
+    # What Prometheus uses unless a label says otherwise is http.
+    common = {"__scheme__": scheme} if scheme == "https" else {}
+    every = [router, *(_labels(worker) for worker in workers)]
+    return [{"targets": [address], "labels": labels | common} for labels in every]
 
 
 def _labels(worker: Worker) -> dict[str, str]:
-    labels = {"baton_worker": worker.worker_id, "baton_role": worker.role.value}
+    labels = {
+        "__metrics_path__": metrics_path(worker.worker_id),
+        "baton_worker": worker.worker_id,
+        "baton_role": worker.role.value,
+    }
     if worker.role is Role.DECODE:
         labels |= {"baton_dp_group": str(worker.group), "baton_dp_rank": str(worker.rank)}
     return labels

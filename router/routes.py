@@ -1,20 +1,36 @@
 """The HTTP endpoints that only a router has."""
 
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from baton.router.cluster_info import router_target, worker_targets
+from baton.router.cluster_info import metrics_path, scrape_targets
 from baton.router.worker_table import WorkerTable
 
 
-def router_routes(table: WorkerTable, router_id: str) -> list[BaseRoute]:
-    """Return the route of `/prometheus/targets`: Prometheus' HTTP service discovery."""
+def router_routes(
+    table: WorkerTable, router_id: str, page_of: Callable[[str], Awaitable[bytes]]
+) -> list[BaseRoute]:
+    """Return the routes of `/prometheus/targets`, which is Prometheus' HTTP service discovery, and
+    of the workers' metrics.
+
+    page_of: returns the metrics of a worker by its id. Raises ApiError.
+    """
 
     async def targets(request: Request) -> Response:
         # The address by which Prometheus reached this router: the one that it listens on may be
         # a wildcard such as 0.0.0.0.
-        router = router_target(router_id, request.url.netloc, request.url.scheme)
-        return JSONResponse([router, *worker_targets(table.workers())])
+        url = request.url
+        return JSONResponse(scrape_targets(router_id, table.workers(), url.netloc, url.scheme))
 
-    return [Route("/prometheus/targets", targets, methods=["GET"])]
+    async def page(request: Request) -> Response:
+        text = await page_of(request.path_params["worker_id"])
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    return [
+        Route("/prometheus/targets", targets, methods=["GET"]),
+        Route(metrics_path("{worker_id}"), page, methods=["GET"]),
+    ]

@@ -33,6 +33,7 @@ from baton.router.rank_session import SessionOptions
 from baton.router.registry import RegistryServicer
 from baton.router.routes import router_routes
 from baton.router.service import RouterBackend
+from baton.router.worker_pages import WorkerPages
 from baton.router.worker_table import WorkerTable
 from baton.rpc.client_tls import ClientTls
 from baton.rpc.credentials import Credentials
@@ -130,6 +131,8 @@ class RouterServer:
         internal = InternalServer(config, credentials)
         opening.push_async_callback(internal.stop)
         internal_address = await internal.start(registry, grpc_server.health)
+        pages = WorkerPages(table, credentials)
+        opening.push_async_callback(pages.close)
         http = HttpServer(
             make_app(
                 served,
@@ -143,7 +146,7 @@ class RouterServer:
                         max_body_bytes=config.max_body_bytes,
                         incremental=config.incremental_streaming_output,
                     ),
-                    *router_routes(table, router_id),
+                    *router_routes(table, router_id, pages.read),
                     *profile_routes(table, credentials),
                 ],
                 browsers=BrowserPolicy.of_server(

@@ -32,6 +32,7 @@ CALLERS: Mapping[str, frozenset[ProcessRole]] = {
     "/baton.v1.Worker/Audit": frozenset({_OPERATOR}),
     "/baton.v1.Worker/StartProfile": frozenset({_ROUTER, _OPERATOR}),
     "/baton.v1.Worker/StopProfile": frozenset({_ROUTER, _OPERATOR}),
+    "/baton.v1.Worker/Metrics": frozenset({_ROUTER}),
     "/grpc.health.v1.Health/Check": frozenset(ProcessRole),
     "/grpc.health.v1.Health/List": frozenset(ProcessRole),
     "/grpc.health.v1.Health/Watch": frozenset(ProcessRole),

@@ -1,4 +1,4 @@
-"""The connections over which a worker calls others now and then."""
+"""The connections over which a process calls workers now and then."""
 
 from dataclasses import dataclass
 
@@ -40,6 +40,12 @@ class PeerChannels:
         if found is not None:
             await found.channel.close()
         return made.channel
+
+    async def forget(self, worker_id: str) -> None:
+        """Close the channel to a worker that is gone, if there is one. Calls over it end."""
+        found = self._open.pop(worker_id, None)
+        if found is not None:
+            await found.channel.close()
 
     async def close(self) -> None:
         """Close all channels. Calls over them end."""

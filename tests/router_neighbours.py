@@ -35,6 +35,8 @@ from baton.proto.worker_pb2 import (
     CancelRequest,
     FlushCacheReply,
     FlushCacheRequest,
+    MetricsReply,
+    MetricsRequest,
     OwnerCount,
     RankMessage,
     RegistryReply,
@@ -89,6 +91,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
         """The profile that runs."""
         self.profile_error: Error | None = None
         self.settings: dict[str, str] = {}
+        self.page = f'of{{worker="{worker_id}"}} 1.0\n'.encode()
+        """Its metrics; nothing parses them."""
+        self.page_given = asyncio.Event()
+        self.page_given.set()
         self.replies: asyncio.Queue[RegistryReply | None] = asyncio.Queue()
         self.running = 0
         self.max_running = 4
@@ -145,7 +151,6 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
             max_running=self.max_running,
             max_model_len=self.max_model_len,
             pages=[OwnerCount(owner="free", count=7), OwnerCount(owner="live", count=2)],
-            metrics_address="127.0.0.1:1",
             settings=self.settings,
         )
 
@@ -180,6 +185,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
         if self.profile_error is not None or stopped is None:
             return StopProfileReply(error=self.profile_error or Error(code=CONFLICT))
         return StopProfileReply(file=f"/traces/{self.worker_id}", steps=1, bytes=2)
+
+    async def Metrics(self, request: MetricsRequest, context: object) -> MetricsReply:
+        await self.page_given.wait()
+        return MetricsReply(text=self.page)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         """More of them, for other roles."""

@@ -41,7 +41,6 @@ class WorkerConfig:
     dp_group: int = 0  # a decode rank's data-parallel group
     dp_rank: int = 0  # its number among the cluster's decode ranks: what routed_dp_rank names
     grpc_port: int = 0  # where its peers find it; 0: any free one
-    metrics_port: int = 0  # 0: any free one; `Status` and the router report it
     routers: tuple[str, ...] = ()  # host:port at which each router takes registrations
     credentials: Path | None = None  # the folder of its certificate; None: role `both` alone
     lease_ms: int = DEFAULT_LEASE_MS  # a peer that is silent for longer is lost

@@ -44,7 +44,9 @@ class WorkerServer:
         self.credentials = Credentials(config.credentials)
         _check_owner(config, self.credentials)
         access = AccessInterceptor(self.credentials)
-        self._server = aio.server(interceptors=[access], options=OPTIONS)
+        # Two workers must not share a port without noticing.
+        options = (*OPTIONS, ("grpc.so_reuseport", 0))
+        self._server = aio.server(interceptors=[access], options=options)
         self.address = f"{config.host}:{self._listen(self.credentials)}"
 
     def add_services(self, role: RoleService, worker: worker_pb2_grpc.WorkerServicer) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from prometheus_client import generate_latest
+
 from baton.core.role import Role
 from baton.engine.counters import Counters
 from baton.engine.status import EngineStatus
@@ -62,6 +64,10 @@ class WorkerMetrics:
         self.first_decode_step = make.histogram(
             "first_decode_step", "Duration of a request's first decode step."
         )
+
+    def page(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
 
     def count_request(self, outcome: str) -> None:
         self._requests.labels(**self._labels, outcome=outcome).inc()

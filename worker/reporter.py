@@ -34,10 +34,9 @@ class Reporter:
     the time since, because a router treats a silent worker as lost.
     """
 
-    def __init__(self, context: WorkerContext, role: RoleService, metrics_address: str) -> None:
+    def __init__(self, context: WorkerContext, role: RoleService) -> None:
         self._context = context
         self._role = role
-        self._metrics_address = metrics_address
         settings = engine_settings(context.config.engine, context.engine.plan)
         self._settings = {name: json.dumps(value) for name, value in settings.items()}
         self._model = model_name(context.config.engine.model)
@@ -122,7 +121,6 @@ class Reporter:
             memory_plan=self._memory_plan,
             handoffs=context.handoffs.counts,
             pid=os.getpid(),
-            metrics_address=self._metrics_address,
             peers=self._role.peers(),
             channels=self._role.channels(),
             settings=self._settings,

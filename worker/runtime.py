@@ -21,7 +21,6 @@ from baton.worker.context import RoleService, WorkerContext
 from baton.worker.engine_port import EventBatch
 from baton.worker.grpc_server import WorkerServer
 from baton.worker.make_context import make_context
-from baton.worker.metrics_server import MetricsServer
 from baton.worker.registration import Registration
 from baton.worker.reporter import Reporter
 from baton.worker.service import WorkerServicer
@@ -77,8 +76,7 @@ class WorkerRuntime:
             self._role = self._make_role(self._context)
         except ChannelError as error:
             raise ConfigError(str(error)) from error
-        metrics_address = f"{config.host}:{await self._serve_metrics()}"
-        self._reporter = Reporter(self._context, self._role, metrics_address)
+        self._reporter = Reporter(self._context, self._role)
         self._server.add_services(self._role, WorkerServicer(self._context, self._reporter))
         self._context.port.start(self, self._reporter.load_changed)
         await self._server.start()
@@ -86,10 +84,8 @@ class WorkerRuntime:
         self._register()
         await self._server.report_serving()
         address = self._server.address
-        log.info("serving", extra={"address": address, "metrics_address": metrics_address})
-        return WorkerStarted(
-            config.worker_id, self.incarnation, address, metrics_address, os.getpid()
-        )
+        log.info("serving", extra={"address": address})
+        return WorkerStarted(config.worker_id, self.incarnation, address, os.getpid())
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new requests, let those under way finish for `grace_s`, then end everything."""
@@ -113,7 +109,6 @@ class WorkerRuntime:
         await self._server.stop()
         await asyncio.to_thread(self._context.port.stop, ENGINE_STOP_S)
         await asyncio.to_thread(self._context.poller.stop)
-        await self._metrics_server.close()
 
     def _register(self) -> None:
         """Begin to register with every configured router."""
@@ -124,16 +119,6 @@ class WorkerRuntime:
             )
             self._registrations.append(registration)
             self._spawn(registration.run())
-
-    async def _serve_metrics(self) -> int:
-        self._metrics_server = MetricsServer(self._context.metrics.registry)
-        port = self._config.metrics_port
-        try:
-            return await self._metrics_server.start(self._config.host, port)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot serve metrics on port {port}: {error}; choose another, or 0 for any"
-            ) from error
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

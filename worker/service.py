@@ -64,3 +64,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         except BatonError as error:
             return worker_pb2.StopProfileReply(error=error_of(error, self._context.worker_id))
         return worker_pb2.StopProfileReply(file=str(made.file), steps=made.steps, bytes=made.size)
+
+    async def Metrics(
+        self, request: worker_pb2.MetricsRequest, context: aio.ServicerContext
+    ) -> worker_pb2.MetricsReply:
+        """Answer at once, also while the engine is in a long step."""
+        return worker_pb2.MetricsReply(text=self._context.metrics.page())

@@ -1,4 +1,4 @@
-"""The addresses that a worker reports once it serves."""
+"""What a worker reports once it serves."""
 
 from dataclasses import dataclass
 
@@ -8,5 +8,4 @@ class WorkerStarted:
     worker_id: str
     incarnation: int
     address: str  # host:port of its gRPC server
-    metrics_address: str  # host:port of /metrics
     pid: int

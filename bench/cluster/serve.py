@@ -144,11 +144,15 @@ def _bare(engine: BareEngine, shape: Load, prompts: list[list[int]]) -> dict[str
 
 
 def _ours(cluster: Cluster, shape: Load, prompts: list[list[int]]) -> dict[str, float]:
-    metrics = [started.metrics_address for started in cluster.workers.values()]
     cluster.router.flush_cache()
-    before = scrape.total(metrics, MOVED)
+    before = _bytes_moved(cluster)
     results = _round(cluster.address, shape, prompts)
-    return results | {"bytes_moved": scrape.total(metrics, MOVED) - before}
+    return results | {"bytes_moved": _bytes_moved(cluster) - before}
+
+
+def _bytes_moved(cluster: Cluster) -> float:
+    pages = map(cluster.router.metrics, cluster.workers)
+    return scrape.total(pages, MOVED)
 
 
 def _round(server: RouterAddress, shape: Load, prompts: list[list[int]]) -> dict[str, float]:

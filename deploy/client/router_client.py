@@ -34,6 +34,10 @@ class RouterClient:
             raise NotRunning(f"what answers at {self.url} is no router: {err}") from err
         return info
 
+    def metrics(self, worker_id: str = "") -> str:
+        """Return the metrics of a worker, or the router's own. Raises NotRunning."""
+        return self._call(f"/workers/{worker_id}/metrics" if worker_id else "/metrics").decode()
+
     def flush_cache(self) -> None:
         """Empty every worker's prefix cache once it is idle. Raises NotRunning on failure."""
         self._call("/flush_cache", method="POST")

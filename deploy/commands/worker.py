@@ -60,8 +60,6 @@ from baton.worker.config import WorkerConfig
 @click.option("--credentials", type=click.Path(file_okay=False, path_type=Path), default=None,
               help="Folder of this worker's certificate (tls.crt, tls.key, ca.crt), which names "
               "its role and --worker-id, for roles prefill and decode.")  # fmt: skip
-@click.option("--metrics-port", type=click.IntRange(0, 65535), default=0, show_default=True,
-              help="Port of the worker's own metrics page; 0: any.")  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True,
               help="Address to listen on, which peers also connect to.")  # fmt: skip
 @click.option("--router", "routers", multiple=True, metavar="HOST:PORT",
@@ -130,7 +128,6 @@ def _worker_config(
         engine,
         host="127.0.0.1" if role is Role.BOTH else host,  # a worker that stands alone has no peers
         grpc_port=given["peer_port"],
-        metrics_port=given["metrics_port"],
         routers=given["routers"],
         lease_ms=lease_ms_from(given["lease"]),
         channel=given["channel"],

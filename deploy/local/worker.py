@@ -49,8 +49,7 @@ class Addresses:
 
     http: str  # of clients
     grpc: str
-    peers: str  # of routers and other workers, over gRPC
-    metrics: str
+    peers: str  # of routers and other workers, over gRPC; empty for role `both`
 
 
 class LocalWorker:
@@ -144,7 +143,6 @@ class LocalWorker:
             f"{clients.host}:{http.port}",
             f"{clients.host}:{grpc_server.port}",
             started.address,
-            started.metrics_address,
         )
 
     def _http(
@@ -169,7 +167,7 @@ class LocalWorker:
         return HttpServer(app, clients.host, clients.http_port, tls, guard)
 
     def _metrics(self) -> MetricsPage:
-        """Return the page for clients. The worker's own page, which needs no key, names no keys."""
+        """Return the page for clients. The one that routers show to theirs names no keys."""
         pages = map(generate_latest, (self._context.metrics.registry, self._of_keys))
         return MetricsPage(b"".join(pages), CONTENT_TYPE_LATEST)
 

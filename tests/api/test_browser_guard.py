@@ -37,10 +37,11 @@ Open = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
 def make(backend: FakeBackend, text: TextService, policy: BrowserPolicy) -> Starlette:
-    more = [
-        *native_routes(backend, text),
-        *router_routes(WorkerTable(2.0, time.monotonic), "router-0"),
-    ]
+    async def page_of(worker_id: str) -> bytes:
+        return worker_id.encode()
+
+    table = WorkerTable(2.0, time.monotonic)
+    more = [*native_routes(backend, text), *router_routes(table, "router-0", page_of)]
     page = MetricsPage(b"baton_up 1\n", "text/plain")
     return make_app(backend, text, lambda: page, more_routes=more, browsers=policy)
 

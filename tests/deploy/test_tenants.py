@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.core.cache_salt import SHARED, CacheScope, make_salt
-from baton.core.role import Role
+from baton.core.role import ROUTED_ROLES
 from baton.deploy.local.config import LocalConfig
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer
@@ -29,7 +29,7 @@ class Tenants:
     """A cluster that asks for keys, and its clients."""
 
     def __init__(self, http: httpx.AsyncClient, workers: list[str]) -> None:
-        """workers: the addresses of their metrics."""
+        """workers: their ids."""
         self._http = http
         self._workers = workers
 
@@ -52,7 +52,7 @@ class Tenants:
     async def counted(self, name: str, **labels: str) -> float:
         """Return the sum of a counter over the processes, of the samples with these labels."""
         total = 0.0
-        for url in ("/metrics", *self._workers):
+        for url in ("/metrics", *(f"/workers/{each}/metrics" for each in self._workers)):
             page = (await self._http.get(url, headers={"x-api-key": TEXTS["ada"]})).text
             for family in text_string_to_metric_families(page):
                 for sample in family.samples:
@@ -102,7 +102,7 @@ async def tenants(model: Path, folder: Path, scope: CacheScope) -> AsyncIterator
                     mamba_track_interval=GRID,
                 )
             )
-            for role in (Role.PREFILL, Role.DECODE)
+            for role in ROUTED_ROLES
         ]
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=f"http://{started.http_address}", timeout=DEADLINE_S)
@@ -110,7 +110,7 @@ async def tenants(model: Path, folder: Path, scope: CacheScope) -> AsyncIterator
         async with asyncio.timeout(DEADLINE_S):
             while (await http.get("/health")).status_code != 200:
                 await asyncio.sleep(0.01)
-        yield Tenants(http, [f"http://{each.addresses.metrics}/metrics" for each in workers])
+        yield Tenants(http, [f"{role}-0" for role in ROUTED_ROLES])
         for worker in workers:
             assert not await findings(worker)
 

@@ -25,15 +25,13 @@ TRANSITIONS = {
 
 @dataclass(frozen=True)
 class Both:
-    """The router's client, and each worker's own metrics page."""
+    """The router's client."""
 
     client: Client
-    metrics: dict[Role, str]
 
     async def handoffs_into(self, role: Role, state: str) -> float:
         """Return the number of hand-offs that entered `state` on the worker of that role."""
-        async with httpx.AsyncClient(timeout=DEADLINE_S) as http:
-            page = (await http.get(self.metrics[role])).text
+        page = (await self.client.http.get(f"/workers/{role}-0/metrics")).text
         return sum(
             sample.value
             for family in text_string_to_metric_families(page)
@@ -58,11 +56,7 @@ async def cluster(folder: Path) -> AsyncIterator[Both]:
             async with asyncio.timeout(DEADLINE_S):
                 while (await http.get("/health")).status_code != 200:
                     await asyncio.sleep(0.01)
-            pages = {
-                role: f"http://{worker.addresses.metrics}/metrics"
-                for role, worker in ((Role.PREFILL, prefill), (Role.DECODE, decode))
-            }
-            yield Both(Client(http, started.grpc_address), pages)
+            yield Both(Client(http, started.grpc_address))
             assert not await findings(prefill)
             assert not await findings(decode)
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from certificates import router
 from click.testing import CliRunner
 from deploy.tiny_worker import DEADLINE_S, GRID, findings, make_worker, prompt
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -18,12 +19,20 @@ from https_certificates import TestAuthority
 
 from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.cli.main import baton
+from baton.core.role import Role
 from baton.deploy.errors import StartError
 from baton.deploy.local.config import LocalConfig
 from baton.deploy.local.worker import LocalWorker
-from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
+from baton.proto import (
+    common_pb2,
+    inference_pb2,
+    inference_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 from baton.router.grpc_server import INFERENCE
 from baton.rpc import followed
+from baton.rpc.channel_options import OPTIONS
 
 
 @dataclass(frozen=True)
@@ -185,7 +194,7 @@ async def test_a_worker_asks_for_the_key_of_each_endpoint(
 async def test_what_a_worker_serves_its_peers_is_not_on_its_clients_port(tiny: Path) -> None:
     async with make_worker(tiny) as worker:
         async with grpc.aio.insecure_channel(worker.addresses.grpc) as channel:
-            for method in ("Audit", "Status", "FlushCache"):
+            for method in ("Audit", "Status", "FlushCache", "Metrics"):
                 call = channel.unary_unary(f"/baton.v1.Worker/{method}")(b"", timeout=DEADLINE_S)
                 assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
 
@@ -215,14 +224,15 @@ def test_half_a_pair_and_a_bad_one_are_refused_before_anything_starts(tmp_path: 
         run("--ssl-certfile", str(files.certificate), "--ssl-keyfile", str(files.key))
 
 
-async def test_a_workers_caps_are_counted_where_strangers_do_not_read(
+async def test_a_workers_caps_are_counted_where_a_routers_clients_do_not_read(
     tiny: Path, tmp_path: Path, rng: random.Random
 ) -> None:
     text = new_key()
     path = tmp_path / "keys.json"
     scopes = frozenset({KeyScope.INFER, KeyScope.METRICS})
     write_keys(path, [Key("secretive", digest_of(text), scopes, max_n=1, tokens_per_minute=999)])
-    async with make_worker(tiny, clients=LocalConfig(api_keys=path)) as worker:
+    clients = LocalConfig(api_keys=path)
+    async with make_worker(tiny, Role.PREFILL, clients=clients) as worker:
         url, headers = f"http://{worker.addresses.http}", {"x-api-key": text}
         async with httpx.AsyncClient(timeout=DEADLINE_S, headers=headers) as client:
             body = {"prompt": prompt(rng, 5), "max_tokens": 2, "ignore_eos": True}
@@ -231,6 +241,10 @@ async def test_a_workers_caps_are_counted_where_strangers_do_not_read(
             answered = await client.post(f"{url}/v1/completions", json=body)
             assert answered.headers["x-ratelimit-limit-tokens"] == "999"
             own = (await client.get(f"{url}/metrics")).text
-            strangers = (await client.get(f"http://{worker.addresses.metrics}/metrics")).text
+        identity = worker._context.hello.worker
+        async with router().dial_worker(identity, OPTIONS) as channel:
+            stub = worker_pb2_grpc.WorkerStub(channel)
+            reply = await stub.Metrics(worker_pb2.MetricsRequest(), timeout=DEADLINE_S)
+        passed_on = reply.text.decode()
     assert 'baton_worker_key_refusals_total{cap="max_n",key="secretive"' in own
-    assert "baton_worker_refusals_total" in strangers and "secretive" not in strangers
+    assert "baton_worker_refusals_total" in passed_on and "secretive" not in passed_on

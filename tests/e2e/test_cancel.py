@@ -22,8 +22,10 @@ DEADLINE_S = 60.0
 def _ended(cluster: Cluster) -> float:
     """Requests that finished by themselves, on the decode ranks."""
     workers = cluster.router.server_info()["workers"]
-    decode = [w["metrics_address"] for w in workers if w["role"] == "decode"]
-    return total(decode, "baton_worker_requests_total", outcome="length")
+    decode = [w["worker_id"] for w in workers if w["role"] == "decode"]
+    return total(
+        map(cluster.router.metrics, decode), "baton_worker_requests_total", outcome="length"
+    )
 
 
 async def _start_and_leave(cluster: Cluster, prompt: list[int], tokens: int) -> None:

@@ -40,8 +40,7 @@ def _running(cluster: Cluster, worker_id: str) -> int:
 
 def _replaced(cluster: Cluster) -> float:
     """Requests that decode-1 lost and that went on elsewhere."""
-    router = [cluster.http_url.removeprefix("http://")]
-    return total(router, "baton_router_retries_total", worker="decode-1")
+    return total([cluster.router.metrics()], "baton_router_retries_total", worker="decode-1")
 
 
 async def _back(cluster: Cluster, worker_id: str, before: dict[str, int]) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import urllib.request
-from collections.abc import Iterable
 
 import pytest
 from e2e.clients import DEADLINE_S, http_greedy, prompts_of
@@ -31,69 +30,65 @@ OF_WORKER = {
 }  # fmt: skip
 
 
-def _page(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=DEADLINE_S) as reply:
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=DEADLINE_S) as reply:
         text: str = reply.read().decode()
     return text
 
 
-def _names(address: str) -> set[str]:
-    return {family.name for family in text_string_to_metric_families(_page(address))}
+def _names(page: str) -> set[str]:
+    return {family.name for family in text_string_to_metric_families(page)}
 
 
-def _worker_addresses(cluster: Cluster, role: str | None = None) -> list[str]:
-    workers = cluster.router.server_info()["workers"]
-    return [w["metrics_address"] for w in workers if role in (None, w["role"])]
-
-
-def _moved(addresses: Iterable[str], direction: str) -> float:
-    return total(addresses, f"baton_worker_{direction}_bytes_total")
+def _moved(cluster: Cluster, direction: str) -> float:
+    pages = map(cluster.router.metrics, cluster.workers)
+    return total(pages, f"baton_worker_{direction}_bytes_total")
 
 
 async def test_every_process_has_its_page(cluster: Cluster, rng: random.Random) -> None:
     await http_greedy(cluster, prompts_of(rng, [20, 30]), 4)
-    router = cluster.http_url.removeprefix("http://")
-    assert _names(router) >= OF_ROUTER
-    for address in _worker_addresses(cluster):
-        assert _names(address) >= OF_WORKER
+    assert _names(cluster.router.metrics()) >= OF_ROUTER
+    for worker_id in cluster.workers:
+        assert _names(cluster.router.metrics(worker_id)) >= OF_WORKER
 
 
 async def test_prometheus_finds_the_router_and_every_worker(cluster: Cluster) -> None:
-    url = f"{cluster.http_url}/prometheus/targets"
-    with urllib.request.urlopen(url, timeout=DEADLINE_S) as reply:
-        groups = json.load(reply)
-    router = cluster.http_url.removeprefix("http://")
-    found = {group["targets"][0]: group["labels"] for group in groups}
-    assert found.pop(router)["baton_role"] == "router"
-    assert _names(router) >= OF_ROUTER
-    assert set(found) == set(_worker_addresses(cluster))
-    assert {labels["baton_worker"] for labels in found.values()} == set(cluster.workers)
+    """What it does with each target: the path and the scheme are those of the labels."""
+    found = {}
+    for group in json.loads(_get(f"{cluster.http_url}/prometheus/targets")):
+        ((address,), labels) = group["targets"], group["labels"]
+        path = labels.get("__metrics_path__", "/metrics")
+        names = _names(_get(f"{labels.get('__scheme__', 'http')}://{address}{path}"))
+        assert names >= (OF_ROUTER if labels["baton_role"] == "router" else OF_WORKER)
+        found[labels.get("baton_worker", "")] = labels["baton_role"]
+    assert set(found) == {"", *cluster.workers}
+    assert found[""] == "router" and found["prefill-0"] == "prefill"
 
 
 async def test_what_moves_is_the_state_and_the_kv_to_the_token(
     cluster: Cluster, engine: Engine, rng: random.Random
 ) -> None:
     lengths = [40, 100, 250]
-    everyone = _worker_addresses(cluster)
-    before = {way: _moved(everyone, way) for way in ("sent", "received")}
+    before = {way: _moved(cluster, way) for way in ("sent", "received")}
     await http_greedy(cluster, prompts_of(rng, lengths), 4)
     needed = sum(handoff_bytes(engine.model_config, length) for length in lengths)
     for way, had in before.items():
         async with asyncio.timeout(DEADLINE_S):
-            while (moved := _moved(everyone, way) - had) < needed:  # counted once it is posted
+            while (moved := _moved(cluster, way) - had) < needed:  # counted once it is posted
                 await asyncio.sleep(0.02)
         assert moved <= 1.02 * needed, way
 
 
 async def test_latencies_and_tokens_are_counted(cluster: Cluster, rng: random.Random) -> None:
-    router = [cluster.http_url.removeprefix("http://")]
     counted = {
         "baton_router_ttft_seconds_count": 3,
         "baton_router_itl_seconds_count": 3 * 7,
         "baton_router_e2e_seconds_count": 3,
     }
-    before = {name: total(router, name) for name in counted}
-    output = total(router, "baton_router_tokens_total", kind="output")
+    page = [cluster.router.metrics()]
+    before = {name: total(page, name) for name in counted}
+    output = total(page, "baton_router_tokens_total", kind="output")
     await http_greedy(cluster, prompts_of(rng, [10, 20, 30]), 8)
-    assert {name: total(router, name) - had for name, had in before.items()} == counted
-    assert total(router, "baton_router_tokens_total", kind="output") - output == 24
+    page = [cluster.router.metrics()]
+    assert {name: total(page, name) - had for name, had in before.items()} == counted
+    assert total(page, "baton_router_tokens_total", kind="output") - output == 24

@@ -54,7 +54,7 @@ def _channels_of_prefills(cluster: Cluster) -> set[str]:
 
 
 def _counted(cluster: Cluster, name: str, worker: str) -> float:
-    return total([cluster.http_url.removeprefix("http://")], name, worker=worker)
+    return total([cluster.router.metrics()], name, worker=worker)
 
 
 @pytest_asyncio.fixture
@@ -187,14 +187,15 @@ async def test_a_pinned_request_is_decoded_by_its_rank(
     cluster: Cluster, engine: Engine, rng: random.Random
 ) -> None:
     prompts = prompts_of(rng, [20, 50])
-    pages = {w["dp_rank"]: w["metrics_address"] for w in cluster.router.server_info()["workers"]}
+    page = cluster.router.metrics
     for rank in (1, 0):
-        had = total([pages[rank]], "baton_worker_tokens_total", kind="output")
+        had = total([page(f"decode-{rank}")], "baton_worker_tokens_total", kind="output")
         assert await http_greedy(cluster, prompts, N, routed_dp_rank=rank) == _expected(
             engine, prompts, N
         )
         # The first of each is sampled by the prefill worker.
-        assert total([pages[rank]], "baton_worker_tokens_total", kind="output") == had + 2 * (N - 1)
+        has = total([page(f"decode-{rank}")], "baton_worker_tokens_total", kind="output")
+        assert has == had + 2 * (N - 1)
     async with httpx.AsyncClient(base_url=cluster.http_url, timeout=DEADLINE_S) as http:
         body = {"prompt": [5], "max_tokens": 1, "routed_dp_rank": 64}
         reply = await http.post("/v1/completions", json=body)

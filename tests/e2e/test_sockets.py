@@ -114,19 +114,15 @@ async def test_another_user_of_this_machine_is_refused(
         if each.port in of_clients(cluster):
             continue  # open to every user of this machine unless --api-keys is given
         kind = judged(each, answer)
-        if kind == "metrics" and each.process not in WORKERS:
+        if kind == "metrics" and each.process not in WORKERS:  # none of ours
             rays_metrics.add(each.port)
         elif kind == "ucx":
             ucx.add(each.port)
         else:
-            assert kind == "refused" or (kind, each.process) == WORKERS_PAGE, (each, answer)
+            assert kind == "refused", (each, answer)
     assert 0 < len(rays_metrics) <= 4, "Ray's metrics ports, which ask for no token"
     channels = used_channels(cluster)
     assert len(channels) == 1 and bool(ucx) == (channels == {"nixl"}), (ucx, channels)
-
-
-WORKERS_PAGE = ("metrics", "ray::WorkerHost")
-"""A worker's own metrics page, which is for every user of this machine too."""
 
 
 def judged(each: Listener, answer: dict[str, Any]) -> str:

@@ -162,14 +162,27 @@ async def test_prometheus_finds_the_router_and_every_worker(tmp_path: Path) -> N
         rank_labels = {"baton_dp_group": "0", "baton_dp_rank": "0"}
         assert workers == [
             {
-                "targets": ["127.0.0.1:1"],
-                "labels": {"baton_role": "decode", "baton_worker": "d0"} | rank_labels,
+                "targets": [address],
+                "labels": {
+                    "__metrics_path__": "/workers/d0/metrics",
+                    "baton_role": "decode",
+                    "baton_worker": "d0",
+                }
+                | rank_labels,
             },
             {
-                "targets": ["127.0.0.1:1"],
-                "labels": {"baton_role": "prefill", "baton_worker": "p0"},
+                "targets": [address],
+                "labels": {
+                    "__metrics_path__": "/workers/p0/metrics",
+                    "baton_role": "prefill",
+                    "baton_worker": "p0",
+                },
             },
         ]
+        for each in workers:
+            labels = each["labels"]
+            page = await http.get(f"http://{address}{labels['__metrics_path__']}")
+            assert f'worker="{labels["baton_worker"]}"' in page.text
 
 
 async def test_server_info_counts_the_queue(tmp_path: Path) -> None:

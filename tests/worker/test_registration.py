@@ -34,7 +34,6 @@ async def test_the_first_report_says_who_and_what_the_worker_is() -> None:
     assert first.hello.fingerprint["page_size"] == "8"
     assert not second.HasField("hello")
     assert first.status.worker.incarnation == worker.started.incarnation
-    assert first.status.metrics_address == worker.started.metrics_address
     assert {o.owner for o in first.status.slots} >= {"free", "live", "ticket"}
     assert first.status.max_running == 4
 

@@ -6,12 +6,19 @@ from pathlib import Path
 
 import grpc
 import pytest
-from certificates import operator
+from certificates import operator, router
 from engine.engines import greedy, make_engine
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from worker.cluster import DEADLINE_S, decode_worker, prefill_worker, running, session
+from worker.cluster import (
+    DEADLINE_S,
+    TestWorker,
+    decode_worker,
+    prefill_worker,
+    running,
+    session,
+)
 
 from baton.core.errors import ConfigError
 from baton.core.role import Role
@@ -20,14 +27,13 @@ from baton.rpc.channel_options import OPTIONS
 from baton.worker.config import WorkerConfig
 
 
-async def http(address: str, request: str) -> str:
-    host, _, port = address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, port)
-    writer.write(request.encode())
-    async with asyncio.timeout(DEADLINE_S):
-        reply = await reader.read()
-    writer.close()
-    return reply.decode()
+async def metrics_of(worker: TestWorker) -> str:
+    """Return a worker's metrics as its router gets them."""
+    async with router().dial_worker(worker.identity, OPTIONS) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        reply = await stub.Metrics(worker_pb2.MetricsRequest(), timeout=DEADLINE_S)
+    text: str = reply.text.decode()
+    return text
 
 
 async def test_status_audit_and_health_answer(seeded: random.Random) -> None:
@@ -79,15 +85,14 @@ async def test_flush_waits_for_idle_and_then_empties_the_cache() -> None:
                 assert late.error.code == common_pb2.DEADLINE_EXCEEDED
 
 
-async def test_metrics_are_served_over_http(seeded: random.Random) -> None:
+async def test_a_router_gets_the_metrics(seeded: random.Random) -> None:
     prefill, decode = prefill_worker(), decode_worker()
     async with running(prefill, decode), session(decode) as client:
         _, answer = await client.start((5, 6, 7), greedy(3), [prefill])
         await answer.end()
         await decode.clean()
         await prefill.clean()
-        text = await http(decode.started.metrics_address, "GET /metrics HTTP/1.1\r\n\r\n")
-        assert text.startswith("HTTP/1.1 200 OK")
+        text = await metrics_of(decode)
         for line in (
             'baton_worker_requests_total{outcome="length",role="decode",worker="d0"} 1.0',
             "baton_worker_incoming_handoff_transitions_total"
@@ -95,7 +100,7 @@ async def test_metrics_are_served_over_http(seeded: random.Random) -> None:
             'baton_worker_incoming_handoffs{role="decode",state="active",worker="d0"} 0.0',
         ):
             assert line in text
-        text = await http(prefill.started.metrics_address, "GET /metrics?x=1 HTTP/1.1\r\n\r\n")
+        text = await metrics_of(prefill)
         assert (
             'baton_worker_prefills_total{outcome="handed_over",role="prefill",worker="p0"} 1.0'
             in text
@@ -114,18 +119,27 @@ async def test_metrics_are_served_over_http(seeded: random.Random) -> None:
         name = "baton_worker_memory_planned_bytes"
         assert sum(planned(name, labels | {"part": part}) for part in parts) <= plan.budget_bytes
         assert planned("baton_worker_memory_used_bytes", labels) > 1 << 20
-        missing = await http(decode.started.metrics_address, "GET / HTTP/1.1\r\n\r\n")
-        assert missing.startswith("HTTP/1.1 404")
-        post = await http(decode.started.metrics_address, "POST /metrics HTTP/1.1\r\n\r\n")
-        assert post.startswith("HTTP/1.1 405")
+
+
+async def test_a_worker_in_a_long_step_still_shows_its_metrics() -> None:
+    prefill, decode = prefill_worker(), decode_worker()
+    async with running(prefill, decode), session(decode) as client:
+        prefill.model.gate.allow(0)
+        _, answer = await client.start((5, 6, 7), greedy(3), [prefill])
+        await prefill.blocked()
+        assert 'worker="p0"' in await metrics_of(prefill)
+        prefill.model.gate.open()
+        await answer.end()
+        await decode.clean()
+        await prefill.clean()
 
 
 async def test_a_port_that_is_taken_is_named() -> None:
     first = prefill_worker()
     async with running(first):
-        port = int(first.started.metrics_address.rpartition(":")[2])
+        port = int(first.started.address.rpartition(":")[2])
         second = prefill_worker("p1")
-        object.__setattr__(second.runtime._config, "metrics_port", port)
+        object.__setattr__(second.runtime._config, "grpc_port", port)
         with pytest.raises(ConfigError, match=str(port)):
             await second.runtime.start()
 
