@@ -1,8 +1,8 @@
 """The rules for which API key may call which endpoint: a table for HTTP and one for gRPC, both
 default deny."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -19,7 +19,7 @@ from baton.api.keys import Key, KeyScope
 from baton.api.replies import error_response
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, ConfigError
-from baton.rpc.errors import abort, error_to_proto
+from baton.rpc.errors import refuse
 
 ROUTES: dict[str, KeyScope | None] = {
     "/health": None,
@@ -137,18 +137,27 @@ def admit(request: Request, answers: Sequence[GenerateRequest]) -> None:
         call.admit(answers)
 
 
-@contextmanager
-def open_call(metadata: _Metadata, keys: KeyGate | None) -> Iterator[KeyCall | None]:
+@asynccontextmanager
+async def open_call(
+    context: grpc.aio.ServicerContext, keys: KeyGate | None
+) -> AsyncIterator[KeyCall | None]:
     """Count a gRPC call, and settle what it reserves at its end. None where no key is asked for.
 
-    Raises UNAUTHENTICATED, or OVERLOADED beyond the key's rate.
+    An ApiError inside ends the call with its status. Trailing metadata says what is left of the
+    key's caps, as the headers of HTTP's replies do.
     """
-    if keys is None:
-        yield None
-        return
-    with keys.accounts.call(keys.keyring.authenticate(_key_of_call(metadata))) as call:
-        call.begin()
-        yield call
+    call: KeyCall | None = None
+    try:
+        if keys is None:
+            yield None
+            return
+        text = _key_of_call(context.invocation_metadata())
+        with keys.accounts.call(keys.keyring.authenticate(text)) as call:
+            call.begin()
+            yield call
+        context.set_trailing_metadata(tuple(call.headers().items()))
+    except ApiError as error:
+        await refuse(context, error, None if call is None else call.headers())
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stubs
@@ -176,11 +185,11 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has n
     def _refusing(self, error: ApiError) -> grpc.RpcMethodHandler:
         """Return a handler that ends a call of any kind, before it reads a message."""
 
-        async def refuse(_: object, context: grpc.aio.ServicerContext) -> None:
+        async def end(_: object, context: grpc.aio.ServicerContext) -> None:
             told = self._keys.guesses.told(address_of_peer(context.peer()), error)
-            await abort(context, error_to_proto(told))
+            await refuse(context, told)
 
-        return grpc.stream_stream_rpc_method_handler(refuse)
+        return grpc.stream_stream_rpc_method_handler(end)
 
 
 def _key_of_call(metadata: _Metadata) -> str | None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import grpc
 
+from baton.api.busy_connections import BusyConnections
 from baton.api.client_limits import ClientLimits, Refusal
 from baton.api.client_metrics import ClientMetrics
-from baton.api.errors import RETRY_AFTER_S
+from baton.api.errors import too_many
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.rpc.errors import abort, error_to_proto
+from baton.rpc.errors import refuse
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 """The one method that is answered while a server sheds load."""
@@ -22,11 +23,13 @@ _Continue = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
 class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stubs
-    """An interceptor that bounds the open calls, and those of `Generate` in time."""
+    """An interceptor that bounds the open calls, one client's connections with calls, and the time
+    of `Generate`."""
 
-    def __init__(self, limits: ClientLimits, metrics: ClientMetrics) -> None:
+    def __init__(self, limits: ClientLimits, metrics: ClientMetrics, busy: BusyConnections) -> None:
         self._limits = limits
         self._metrics = metrics
+        self._busy = busy
         self._open = 0
 
     async def intercept_service(
@@ -35,14 +38,8 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
         method = handler_call_details.method
         if self._open >= self._limits.grpc_streams and method != HEALTH_CHECK:
             self._metrics.refused(Refusal.STREAMS)
-            return refusing(
-                ApiError(
-                    ErrorCode.OVERLOADED,
-                    f"{self._open} calls are open; send it again later",
-                    expected=f"at most {self._limits.grpc_streams} calls",
-                    retry_after_s=RETRY_AFTER_S,
-                )
-            )
+            found, most = f"{self._open} calls are open", f"{self._limits.grpc_streams} calls"
+            return refusing(too_many(ErrorCode.OVERLOADED, found, most))
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -52,7 +49,7 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
                 handler.request_deserializer,
                 handler.response_serializer,
             )
-        return self._bounded(handler)
+        return handler if method == HEALTH_CHECK else self._bounded(handler)
 
     def _timed(self, answer: Callable[..., Any]) -> Callable[..., Any]:
         """Return `answer`, a handler of one message and many replies, with deadlines.
@@ -61,12 +58,14 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
         """
 
         async def serve(_: object, context: grpc.aio.ServicerContext) -> None:
-            with self._counted():
-                refused = await self._serve(answer, context)
+            refused = self._of_client(context)
+            if refused is None:
+                with self._counted(context):
+                    refused = await self._serve(answer, context)
             if refused is not None:  # it may wait for ever for room, so it is counted no more
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._limits.write_s):
-                        await abort(context, error_to_proto(refused))
+                        await refuse(context, refused)
 
         return serve
 
@@ -106,26 +105,43 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
         )
         inner = getattr(handler, kind)
 
-        async def stream(request: object, context: object) -> AsyncIterator[object]:
-            with self._counted():
+        async def stream(request: object, context: Any) -> AsyncIterator[object]:
+            await self._admit(context)
+            with self._counted(context):
                 async with aclosing(inner(request, context)) as replies:
                     async for reply in replies:
                         yield reply
 
-        async def call(request: object, context: object) -> object:
-            with self._counted():
+        async def call(request: object, context: Any) -> object:
+            await self._admit(context)
+            with self._counted(context):
                 return await inner(request, context)
 
         outer = stream if inspect.isasyncgenfunction(inner) else call
         return handler._replace(**{kind: outer})
 
+    def _of_client(self, context: grpc.aio.ServicerContext) -> ApiError | None:
+        """Return the error for a call on one connection too many of its client, or None."""
+        refused = self._busy.refusal(context.peer())
+        if refused is not None:
+            self._metrics.refused(Refusal.CONNECTIONS_OF_CLIENT)
+        return refused
+
+    async def _admit(self, context: grpc.aio.ServicerContext) -> None:
+        refused = self._of_client(context)
+        if refused is not None:
+            await refuse(context, refused)
+
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self, context: grpc.aio.ServicerContext) -> Iterator[None]:
+        peer = context.peer()
+        self._busy.begin(peer)
         self._open += 1
         self._metrics.grpc_streams.set(self._open)
         try:
             yield
         finally:
+            self._busy.end(peer)
             self._open -= 1
             self._metrics.grpc_streams.set(self._open)
 
@@ -133,7 +149,7 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
 def refusing(error: ApiError) -> grpc.RpcMethodHandler:
     """Return a handler that ends a call of any kind with `error`, before it reads a message."""
 
-    async def refuse(_: object, context: grpc.aio.ServicerContext) -> None:
-        await abort(context, error_to_proto(error))
+    async def end(_: object, context: grpc.aio.ServicerContext) -> None:
+        await refuse(context, error)
 
-    return grpc.stream_stream_rpc_method_handler(refuse)
+    return grpc.stream_stream_rpc_method_handler(end)

@@ -39,16 +39,37 @@ class ClientLimits:
     write_s: float = 30.0  # a client may leave what was sent to it unread so long
     header_bytes: int = 32 << 10  # request line and headers; over gRPC, the metadata
     connections: int = 4096  # fewer where the process may not open so many files
-    client_connections: int | None = None  # HTTP, of one address; None: half of `connections`
+    client_connections: int | None = None  # of one address to a port; None: half of the port's
+    http_streams: int | None = None  # requests answered at once; None: one each connection
     grpc_streams: int = 1024  # calls that are open at once
     key_guesses_per_minute: int = 60  # refused keys of one address; then 429 instead of 401
+    # Proxies, addresses and networks with commas between, whose X-Forwarded-For is believed: it
+    # then is the address that key_guesses_per_minute counts. Empty: nobody's.
+    forwarded_allow_ips: str = ""
 
     def __post_init__(self) -> None:
         """Check the values. Raises ConfigError."""
         for each in fields(self):
             value = getattr(self, each.name)
-            if value is not None and not value > 0:
+            if isinstance(value, int | float) and not value > 0:
                 raise ConfigError(f"{each.name} is {value}; expected more than 0")
+        for proxy in filter(None, self.forwarded_allow_ips.split(",")):
+            _check_proxy(proxy.strip())
+
+    def of_client(self, most: int) -> int:
+        """Return the most connections of one address to a port. most: of all addresses to it."""
+        return min(self.client_connections or max(most // 2, 1), most)
+
+
+def _check_proxy(text: str) -> None:
+    """Raise ConfigError for what is neither an address nor a network."""
+    try:
+        ipaddress.ip_network(text)
+    except ValueError as err:
+        raise ConfigError(
+            f"--forwarded-allow-ips names {text!r}; expected addresses and networks of proxies, as "
+            "10.0.0.7 or 10.1.0.0/16, with commas between"
+        ) from err
 
 
 def client_of(address: str) -> str:

@@ -40,8 +40,12 @@ class ClientMetrics:
         connections = Gauge(
             f"baton_{component}_http_connections", "Open HTTP connections of clients.", **common
         )
+        answers = Gauge(
+            f"baton_{component}_http_streams", "HTTP requests that are being answered.", **common
+        )
         streams = Gauge(f"baton_{component}_grpc_streams", "Open gRPC calls of clients.", **common)
         self.connections = connections.labels(**own) if own else connections
+        self.http_streams = answers.labels(**own) if own else answers
         self.grpc_streams = streams.labels(**own) if own else streams
         self._refusals = {reason: refusals.labels(**own, reason=reason.value) for reason in Refusal}
 

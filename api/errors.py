@@ -29,6 +29,16 @@ def invalid(param: str, message: str, *, expected: str = "", actual: object = No
     )
 
 
+def too_many(code: ErrorCode, found: str, most: str) -> ApiError:
+    """Make an error of a server that is at a limit. found: what there is. most: what may be."""
+    return ApiError(
+        code,
+        f"{found}; send it again later",
+        expected=f"at most {most}",
+        retry_after_s=RETRY_AFTER_S,
+    )
+
+
 def shorten(text: str) -> str:
     """Cut a value to `SHOWN_CHARS` characters: a megabyte sent by mistake must not come back."""
     return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"

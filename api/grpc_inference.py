@@ -22,7 +22,6 @@ from baton.rpc.convert import (
     prompt_logprobs_to_proto,
     sampling_from_proto,
 )
-from baton.rpc.errors import abort, error_to_proto
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -37,18 +36,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateReply]:
-        try:
-            with open_call(context.invocation_metadata(), self._keys) as call:
-                wanted = await self._request(request, call.owner if call else None)
-                if call is not None:
-                    call.admit([wanted])
-                deltas = stream_answer(self._backend, self._text, wanted)
-                replies = _stream(wanted, deltas) if request.stream else _whole(wanted, deltas)
-                async with contextlib.aclosing(replies):
-                    async for reply in replies:
-                        yield reply
-        except ApiError as err:
-            await abort(context, error_to_proto(err))
+        async with open_call(context, self._keys) as call:
+            wanted = await self._request(request, call.owner if call else None)
+            if call is not None:
+                call.admit([wanted])
+            deltas = stream_answer(self._backend, self._text, wanted)
+            replies = _stream(wanted, deltas) if request.stream else _whole(wanted, deltas)
+            async with contextlib.aclosing(replies):
+                async for reply in replies:
+                    yield reply
 
     async def _request(
         self, request: inference_pb2.GenerateRequest, owner: str | None

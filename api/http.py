@@ -17,6 +17,7 @@ from baton.api.browser_guard import BrowserGuard, BrowserPolicy, JsonBodies
 from baton.api.chat import ChatEndpoint
 from baton.api.completions import CompletionsEndpoint
 from baton.api.disconnect import ClientGone
+from baton.api.key_accounts import RATE_LIMIT_HEADERS
 from baton.api.key_gate import KeyGate
 from baton.api.plain import PlainEndpoints
 from baton.api.replies import error_response
@@ -26,6 +27,10 @@ from baton.core.errors import ApiError
 
 MAX_BODY_BYTES = 32 << 20
 """A million tokens as text or as ids is under 8 MB."""
+
+
+EXPOSED = ["retry-after", "x-request-id", *RATE_LIMIT_HEADERS]
+"""The headers of replies that pages of `--cors-origin` may read."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ def _middleware(browsers: BrowserPolicy) -> list[Middleware]:
                 allow_origins=browsers.cors_origins,
                 allow_methods=["GET", "POST", "PUT"],
                 allow_headers=["*"],
-                expose_headers=["retry-after"],
+                expose_headers=EXPOSED,
             )
         )
     return [*layers, Middleware(JsonBodies)]

@@ -17,6 +17,13 @@ RESERVED_TOKENS = 1024
 """The most output tokens that are reserved for an answer. Those beyond are counted as they come.
 With a whole context reserved for each, few answers would be admitted, and most end early."""
 
+RATE_LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{part}-{what}"
+    for what in ("requests", "tokens")
+    for part in ("limit", "remaining", "reset")
+)
+"""OpenAI's headers, which a reply has for the caps of its key."""
+
 Count = Callable[[str, str], None]  # a key's name, and the cap that it reached
 
 

@@ -6,25 +6,21 @@ A key is 256 random bits, so its plain digest cannot be searched for; a slow has
 import hashlib
 import hmac
 import json
-import logging
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from baton.api.backend import MAX_PRIORITY
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, ConfigError
-
-log = logging.getLogger(__name__)
+from baton.rpc.followed import Followed
 
 PREFIX = "baton-"
-RECHECK_S = 1.0
-"""The least time between two looks at the file."""
 _CAPS = (
     "requests_per_minute", "tokens_per_minute", "concurrent_requests", "max_n", "max_priority",
 )  # fmt: skip
@@ -103,15 +99,12 @@ class Keyring:
     """The keys of a running server. It follows changes of their file."""
 
     def __init__(
-        self, path: Path, more: Sequence[Key] = (), clock: Callable[[], float] = time.monotonic
+        self, path: Path, more: Sequence[Key] = (), clock: Callable[[], float] = monotonic
     ) -> None:
         """more: keys that are in no file. Raises ConfigError as `read_keys` does."""
-        self._path = path
-        self._more = tuple(more)
-        self._clock = clock
-        self._looked = clock()
-        self._seen = self._look()
-        self._keys = (*read_keys(path), *self._more)
+        self._keys = Followed(
+            "the file of API keys", (path,), lambda: (*read_keys(path), *more), clock
+        )
 
     def admit(self, text: str | None, *scopes: KeyScope) -> Key:
         """Return the key with this text, which has one of `scopes`.
@@ -142,37 +135,11 @@ class Keyring:
 
     def _find(self, text: str) -> Key | None:
         """Compare with each key in constant time, so that the time tells nothing about any."""
-        self._follow()
         given, found = digest_of(text), None
-        for key in self._keys:
+        for key in self._keys.get():
             if hmac.compare_digest(given, key.sha256):
                 found = key
         return found
-
-    def _follow(self) -> None:
-        """Read the file again if it has changed. A broken one is logged and changes nothing."""
-        now = self._clock()
-        if now - self._looked < RECHECK_S:
-            return
-        self._looked = now
-        seen = self._look()
-        if seen == self._seen:
-            return
-        self._seen = seen
-        try:
-            self._keys = (*read_keys(self._path), *self._more)
-        except ConfigError as err:
-            log.error("the API keys of before stay in force: %s", err)
-        else:
-            log.info("read %d API keys from %s", len(self._keys) - len(self._more), self._path)
-
-    def _look(self) -> tuple[int, int, int] | None:
-        """Return what differs after every write of the file; None if it is gone."""
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _key_from(entry: dict[str, Any]) -> Key:

@@ -1,6 +1,5 @@
 """JSON replies that all endpoints share."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,13 +10,14 @@ from baton.api.errors import openai_error
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished
+from baton.rpc.errors import RETRY_AFTER, retry_after
 
 
 def error_response(err: ApiError) -> JSONResponse:
     """Return OpenAI's error body with the HTTP status of the error's code."""
     headers = {}
     if err.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, math.ceil(err.retry_after_s)))
+        headers[RETRY_AFTER] = str(retry_after(err.retry_after_s))
     if err.code is ErrorCode.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse(openai_error(err), err.status.http, headers)

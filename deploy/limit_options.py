@@ -6,6 +6,8 @@ from typing import Any
 import click
 
 from baton.api.client_limits import ClientLimits
+from baton.core.errors import ConfigError
+from baton.deploy.errors import StartError
 from baton.deploy.number_types import Seconds
 
 _DEFAULTS = ClientLimits()
@@ -36,8 +38,11 @@ _LIMITS = (
                  help="Most connections of clients, a quarter of them over gRPC; fewer where "
                  "`ulimit -n` allows fewer. Beyond, idle ones are closed, else the answer is 503."),
     click.option("--max-connections-per-client", type=click.IntRange(1), default=None,
-                 help="Most HTTP connections of one address; half of all when left out. Beyond, "
-                 "its idle ones are closed, else the answer is 429."),
+                 help="Most HTTP connections of one address, and most gRPC connections; half of "
+                 "all when left out. Beyond, its idle ones are closed, else the answer is 429."),
+    click.option("--max-http-streams", type=click.IntRange(1), default=None,
+                 help="Most HTTP requests that are answered at once; one each connection when "
+                 "left out. Then 429."),
     click.option("--max-grpc-streams", type=click.IntRange(1), default=_DEFAULTS.grpc_streams,
                  show_default=True,
                  help="Most gRPC calls that are open at once; then RESOURCE_EXHAUSTED."),
@@ -45,6 +50,10 @@ _LIMITS = (
                  default=_DEFAULTS.key_guesses_per_minute, show_default=True,
                  help="Most requests a minute with an unknown API key, or none, that one address "
                  "is told so; then 429."),
+    click.option("--forwarded-allow-ips", default=_DEFAULTS.forwarded_allow_ips, metavar="IPS",
+                 help="Addresses or networks of proxies, with commas between. From them alone, "
+                 "X-Forwarded-For says which address --max-key-guesses counts, and "
+                 "X-Forwarded-Proto how the client connected."),
 )  # fmt: skip
 
 
@@ -56,7 +65,14 @@ def limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def limits_from(given: dict[str, Any]) -> ClientLimits:
-    """Return the limits. given: the options' values by parameter name."""
+    """Return the limits. given: the options' values by parameter name. Raises StartError."""
+    try:
+        return _limits(given)
+    except ConfigError as err:
+        raise StartError(str(err)) from err
+
+
+def _limits(given: dict[str, Any]) -> ClientLimits:
     return ClientLimits(
         header_s=given["header_timeout"],
         body_s=given["body_timeout"],
@@ -66,6 +82,8 @@ def limits_from(given: dict[str, Any]) -> ClientLimits:
         header_bytes=given["max_header_kb"] << 10,
         connections=given["max_connections"],
         client_connections=given["max_connections_per_client"],
+        http_streams=given["max_http_streams"],
         grpc_streams=given["max_grpc_streams"],
         key_guesses_per_minute=given["max_key_guesses"],
+        forwarded_allow_ips=given["forwarded_allow_ips"],
     )

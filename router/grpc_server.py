@@ -1,17 +1,22 @@
 """The gRPC server that clients connect to."""
 
+import asyncio
+
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from baton.api.access import KeyInterceptor
+from baton.api.busy_connections import BusyConnections
 from baton.api.call_guard import CallGuard
 from baton.api.grpc_inference import InferenceServicer
 from baton.api.key_gate import KeyGate
+from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.proto import inference_pb2, inference_pb2_grpc
 from baton.router.client_guard import ClientGuard
+from baton.router.surplus_connections import SurplusConnections
 from baton.rpc.channel_options import public_server_options
 from baton.rpc.client_tls import ClientTls
 
@@ -39,7 +44,10 @@ class GrpcServer:
         default limits.
         """
         guard = guard or ClientGuard.make()
-        interceptors: list[grpc.aio.ServerInterceptor] = [CallGuard(guard.limits, guard.metrics)]
+        busy = BusyConnections(guard.limits.of_client(guard.grpc_connections))
+        interceptors: list[grpc.aio.ServerInterceptor] = [
+            CallGuard(guard.limits, guard.metrics, busy)
+        ]
         if keys is not None:
             interceptors.append(KeyInterceptor(keys))
         self.health = health_aio.HealthServicer()
@@ -53,17 +61,22 @@ class GrpcServer:
             (INFERENCE, HEALTH, reflection.SERVICE_NAME), self.server
         )
         self.port = self._listen(host, port, tls)
+        self._surplus = SurplusConnections(self.port, busy, guard.metrics)
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin to accept connections."""
         await self.server.start()
+        self._watching = asyncio.create_task(self._surplus.watch())
 
     async def stop(self, grace_s: float) -> None:
         """Stop accepting, give running calls `grace_s` to end, then close their connections."""
+        if self._watching is not None:
+            self._watching.cancel()
         await self.server.stop(grace_s)
 
     def _listen(self, host: str, port: int, tls: ClientTls | None) -> int:
-        address = f"{host}:{port}"
+        address = join_host_port(host, port)
         try:
             if tls is None:
                 bound: int = self.server.add_insecure_port(address)

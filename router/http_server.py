@@ -12,6 +12,7 @@ from baton.router.client_guard import ClientGuard
 from baton.router.http.acceptor import Acceptor
 from baton.router.http.connection_table import Connection, ConnectionTable
 from baton.router.http.protocol import GuardedHttp
+from baton.router.http.stream_limit import StreamLimit
 from baton.rpc.client_tls import ClientTls
 
 
@@ -40,7 +41,16 @@ class HttpServer:
         self._socket = _bind(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._server = uvicorn.Server(
-            uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, ws="none")
+            uvicorn.Config(
+                StreamLimit(app, guard.limits, guard.metrics),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                ws="none",
+                # uvicorn believes every client on loopback, which could choose its address.
+                proxy_headers=bool(guard.limits.forwarded_allow_ips),
+                forwarded_allow_ips=guard.limits.forwarded_allow_ips,
+            )
         )
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import unquote
 
 _MOST = 4096  # notes, before those of connections that have ended are dropped
 
@@ -30,7 +31,7 @@ class Connections:
         """Note that `name` is at `address`: `host:port`, or a peer as gRPC spells it."""
         with self._lock:
             if len(self._names) >= _MOST and address not in self._names:
-                present = {endpoint for endpoint, _ in _open_connections()}
+                present = {endpoint for endpoint, _, _ in open_connections()}
                 self._names = {
                     each: named
                     for each, named in self._names.items()
@@ -52,17 +53,26 @@ class Connections:
         if not found:
             return set()
         cut = set[str]()
-        for endpoint, connection in _open_connections():
+        for endpoint, _, connection in open_connections():
             if endpoint in found:
                 cut.add(found[endpoint])
                 connection.shutdown(socket.SHUT_RDWR)
         return cut
 
 
+def endpoint_of_caller(peer: str) -> Endpoint:
+    """Return the endpoint of a server's client as gRPC spells it: `ipv4:127.0.0.1:80`, or
+    `ipv6:%5B::1%5D:80`, also with brackets.
+    """
+    host, _, port = unquote(peer.partition(":")[2]).rpartition(":")
+    return _endpoint((host.strip("[]"), port))
+
+
 def _endpoints(address: str) -> list[Endpoint]:
     """Return the endpoints that an address names; none where it cannot be resolved."""
-    _, _, rest = address.partition(":")
-    host, _, port = (rest if address.startswith(_CALLER) else address).rpartition(":")
+    if address.startswith(_CALLER):
+        return [endpoint_of_caller(address)]
+    host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except OSError:
@@ -77,8 +87,10 @@ def _endpoint(name: tuple[Any, ...]) -> Endpoint:
     return str(mapped or found), int(name[1])
 
 
-def _open_connections() -> Iterator[tuple[Endpoint, socket.socket]]:
-    """Yield the other end of each TCP connection of this process, and a socket to use at once."""
+def open_connections() -> Iterator[tuple[Endpoint, int, socket.socket]]:
+    """Yield the other end of each TCP connection of this process, the port at this end, and a
+    socket to use at once.
+    """
     for name in os.listdir("/proc/self/fd"):
         try:
             # A copy, so that the number cannot come to mean another file meanwhile.
@@ -95,6 +107,6 @@ def _open_connections() -> Iterator[tuple[Endpoint, socket.socket]]:
                 continue
             try:
                 endpoint = _endpoint(connection.getpeername())
-                yield endpoint, connection
+                yield endpoint, connection.getsockname()[1], connection
             except OSError:  # it listens, or has ended
                 continue

@@ -1,5 +1,8 @@
 """Errors of `core` to `baton.v1.Error` and back, and both through gRPC's trailing metadata."""
 
+import math
+from collections.abc import Iterable, Mapping
+
 import grpc
 from grpc import aio
 
@@ -7,6 +10,9 @@ from baton.core.error_codes import ERROR_STATUS, ErrorCode
 from baton.core.errors import ApiError, BatonError
 from baton.proto import common_pb2
 
+RETRY_AFTER, PUSHBACK = "retry-after", "grpc-retry-pushback-ms"
+"""The keys under which a refusal for load says when to try again: as HTTP's header, in seconds, and
+as clients of gRPC with a retry policy read it (gRPC's proposal A6)."""
 ERROR_METADATA = "baton-error-bin"
 """The key of the trailing metadata under which a failed call carries its serialised Error."""
 
@@ -60,14 +66,37 @@ def code_from_proto(code: common_pb2.ErrorCode) -> ErrorCode:
     return known.get(code, ErrorCode.INTERNAL)
 
 
-async def abort(context: aio.ServicerContext, error: common_pb2.Error) -> None:
+async def abort(
+    context: aio.ServicerContext,
+    error: common_pb2.Error,
+    more: Iterable[tuple[str, str]] = (),
+) -> None:
     """End the call with the status of the error's code; `error_of_call` reads it whole.
 
-    Always raises.
+    more: further trailing metadata. Always raises.
     """
     status = grpc.StatusCode[ERROR_STATUS[code_from_proto(error.code)].grpc]
-    metadata = ((ERROR_METADATA, error.SerializeToString()),)
+    metadata = ((ERROR_METADATA, error.SerializeToString()), *more)
     await context.abort(status, error.message, trailing_metadata=metadata)
+
+
+async def refuse(
+    context: aio.ServicerContext, error: ApiError, headers: Mapping[str, str] | None = None
+) -> None:
+    """End a client's call with its error, and say when to try again where the error does.
+
+    headers: those that a reply over HTTP would have. Always raises.
+    """
+    more = dict(headers or {})
+    if error.retry_after_s is not None:
+        more[RETRY_AFTER] = str(retry_after(error.retry_after_s))
+        more[PUSHBACK] = str(math.ceil(1000 * error.retry_after_s))
+    await abort(context, error_to_proto(error), more.items())
+
+
+def retry_after(seconds: float) -> int:
+    """Return what the header `retry-after` says: whole seconds, at least one."""
+    return max(1, math.ceil(seconds))
 
 
 def error_of_call(failed: aio.AioRpcError, peer: str) -> common_pb2.Error:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from baton.api.client_limits import ClientLimits, Refusal, client_of
 from baton.api.client_metrics import ClientMetrics
-from baton.api.errors import RETRY_AFTER_S
+from baton.api.errors import too_many
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 
@@ -52,7 +52,7 @@ class ConnectionTable:
     def __init__(self, limits: ClientLimits, most: int, metrics: ClientMetrics) -> None:
         """most: connections at once; `limits.connections`, or fewer where files are scarce."""
         self._most = most
-        self._most_of_client = min(limits.client_connections or max(most // 2, 1), most)
+        self._most_of_client = limits.of_client(most)
         self._metrics = metrics
         self._open: set[Connection] = set()
         self._clients: dict[str, _Client] = {}
@@ -68,17 +68,17 @@ class ConnectionTable:
         if client.open >= self._most_of_client and not self._displace(
             client, Refusal.CONNECTIONS_OF_CLIENT
         ):
-            shed = _too_many(
+            shed = too_many(
                 ErrorCode.OVERLOADED,
                 f"this address has {client.open} connections with requests",
-                self._most_of_client,
+                f"{self._most_of_client} connections",
             )
             self.refused(Refusal.CONNECTIONS_OF_CLIENT)
         if len(self._open) >= self._most and shed is None and not self.make_room():
-            shed = _too_many(
+            shed = too_many(
                 ErrorCode.UNAVAILABLE,
                 f"the server has {len(self._open)} connections with requests",
-                self._most,
+                f"{self._most} connections",
             )
             self.refused(Refusal.CONNECTIONS)
         if len(self._open) >= self._most + SHED:
@@ -138,12 +138,3 @@ class ConnectionTable:
 
     def _count(self) -> None:
         self._metrics.connections.set(len(self._open))
-
-
-def _too_many(code: ErrorCode, found: str, most: int) -> ApiError:
-    return ApiError(
-        code,
-        f"{found}; send it again later",
-        expected=f"at most {most} connections",
-        retry_after_s=RETRY_AFTER_S,
-    )

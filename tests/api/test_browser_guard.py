@@ -209,6 +209,8 @@ async def test_an_origin_that_is_named_may_call(
             assert reply.status_code == 200, reply.text
             assert reply.headers["access-control-allow-origin"] == FRIEND
             assert "Origin" in reply.headers["vary"]
+        exposed = reply.headers["access-control-expose-headers"].split(", ")
+        assert {"retry-after", "x-request-id", "x-ratelimit-remaining-tokens"} <= set(exposed)
         reply = await client.options("/v1/completions", headers=preflight(FRIEND))
         assert reply.status_code == 200
         assert "POST" in reply.headers["access-control-allow-methods"]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from baton.api.keys import (
-    RECHECK_S,
     Key,
     Keyring,
     KeyScope,
@@ -20,6 +19,7 @@ from baton.api.keys import (
 )
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, ConfigError
+from baton.rpc.followed import RECHECK_S
 
 TEXT = new_key()
 KEY = Key("ada", digest_of(TEXT), frozenset({KeyScope.INFER, KeyScope.METRICS}), 6)
@@ -98,7 +98,7 @@ def test_a_broken_file_keeps_the_keys_of_before_and_is_logged_once(
             clock.now += 2 * RECHECK_S
             assert keys.admit(TEXT, KeyScope.METRICS).name == "ada"
     (record,) = caplog.records
-    assert "stay in force" in record.message and TEXT not in record.message
+    assert "stays in use" in record.message and TEXT not in record.message
     write_keys(path, [])
     clock.now += 2 * RECHECK_S
     assert refused(keys, TEXT, KeyScope.METRICS) is ErrorCode.UNAUTHENTICATED

@@ -279,12 +279,15 @@ def test_the_limits_of_the_client_ports_reach_the_router() -> None:
         "--max-header-kb": 5,
         "--max-connections": 60,
         "--max-connections-per-client": 7,
-        "--max-grpc-streams": 8,
-        "--max-key-guesses": 9,
+        "--max-http-streams": 8,
+        "--max-grpc-streams": 9,
+        "--max-key-guesses": 10,
+        "--forwarded-allow-ips": "10.0.0.7,10.1.0.0/16",
     }
     words = [str(word) for pair in given.items() for word in pair]
     limits = wired(parse_cluster(*words)).router().limits
-    assert limits == ClientLimits(1.5, 2.5, 3.5, 4, 4.5, 5 << 10, 60, 7, 8, 9)
+    proxies = "10.0.0.7,10.1.0.0/16"
+    assert limits == ClientLimits(1.5, 2.5, 3.5, 4, 4.5, 5 << 10, 60, 7, 8, 9, 10, proxies)
     default = ClientLimits()
     assert parse_cluster().limits == default
     assert all(getattr(limits, each.name) != getattr(default, each.name) for each in fields(limits))
@@ -293,3 +296,9 @@ def test_the_limits_of_the_client_ports_reach_the_router() -> None:
 def test_a_limit_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="header_s is 0; expected more than 0"):
         ClientLimits(header_s=0)
+
+
+@pytest.mark.parametrize("proxies", ["proxy.example", "10.0.0.7;10.0.0.8", "10.1.2.3/16", "*"])
+def test_a_proxy_that_is_no_address_is_refused(proxies: str) -> None:
+    with pytest.raises(StartError, match=r"--forwarded-allow-ips names .*10\.1\.0\.0/16"):
+        parse_cluster("--forwarded-allow-ips", proxies)

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from baton.api.client_limits import ClientLimits, Refusal
 from baton.api.client_metrics import ClientMetrics
 from baton.proto import inference_pb2, inference_pb2_grpc
+from baton.router import surplus_connections
 from baton.router.client_guard import ClientGuard
 from baton.router.grpc_server import INFERENCE, GrpcServer
 
@@ -22,6 +23,7 @@ DEADLINE_S = 60.0
 """The deadline of every wait; only a broken server reaches it."""
 SHORT_S = 0.3
 GENERATE = f"/{INFERENCE}/Generate"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 OWN = ("grpc.use_local_subchannel_pool", 1)
 
 
@@ -63,6 +65,17 @@ class Server:
         made = grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=[OWN, *options])
         return await self.open.enter_async_context(made)
 
+    async def idle(self, address: str) -> "asyncio.Task[bytes]":
+        """Open a connection from an address of loopback and call nothing on it. The task ends when
+        the server closes it.
+        """
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", self.port, local_addr=(address, 0)
+        )
+        self.open.callback(lambda: writer.transport.abort())  # it closes itself when forgotten
+        writer.write(PREFACE)
+        return asyncio.create_task(reader.read())
+
     async def is_healthy(self) -> bool:
         stub = health_pb2_grpc.HealthStub(await self.channel())
         reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE_S)
@@ -92,6 +105,12 @@ def generate(channel: grpc.aio.Channel) -> Any:
 async def code_of(call: Any) -> grpc.StatusCode:
     code: grpc.StatusCode = await asyncio.wait_for(call.code(), DEADLINE_S)
     return code
+
+
+async def wait_of(call: Any) -> tuple[str, str]:
+    """Return when a refusal says to try again: in seconds, and in milliseconds for gRPC."""
+    found = dict(await call.trailing_metadata())
+    return found["retry-after"], found["grpc-retry-pushback-ms"]
 
 
 async def until_read(calls: Iterable[Any]) -> None:
@@ -137,6 +156,7 @@ async def test_calls_beyond_the_limit_are_refused_but_for_health() -> None:
         for method in (GENERATE, "/grpc.health.v1.Health/Watch"):
             call = (await server.channel()).unary_stream(method)(b"", timeout=DEADLINE_S)
             assert await code_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED, method
+            assert await wait_of(call) == ("1", "1000"), method
         assert await server.is_healthy()
         assert server.refusals(Refusal.STREAMS) == 2
         for call in calls:
@@ -160,7 +180,7 @@ async def test_watches_of_health_count_as_calls() -> None:
 
 
 async def test_a_connection_beyond_the_limit_is_refused_and_a_half_open_one_closed() -> None:
-    async with serving(connections=2, header_s=SHORT_S) as server:
+    async with serving(connections=2, client_connections=2, header_s=SHORT_S) as server:
         with socket.create_connection(("127.0.0.1", server.port), DEADLINE_S) as half_open:
             while await asyncio.to_thread(half_open.recv, 1 << 16):
                 pass
@@ -170,6 +190,50 @@ async def test_a_connection_beyond_the_limit_is_refused_and_a_half_open_one_clos
         assert await code_of(third) is grpc.StatusCode.UNAVAILABLE
         for call in calls:
             call.cancel()
+
+
+async def test_calls_on_one_connection_too_many_of_an_address_are_refused_but_for_health() -> None:
+    async with serving(client_connections=2) as server:
+        channels = [await server.channel() for _ in range(2)]
+        calls = [generate(channel) for channel in (*channels, *channels)]
+        await until_read(calls)
+        for method in (GENERATE, "/grpc.health.v1.Health/Watch"):
+            third = (await server.channel()).unary_stream(method)(b"", timeout=DEADLINE_S)
+            assert await code_of(third) is grpc.StatusCode.RESOURCE_EXHAUSTED, method
+            assert "this address has 2 connections with calls" in await third.details()
+            assert await wait_of(third) == ("1", "1000")
+        assert await server.is_healthy()
+        assert server.refusals(Refusal.CONNECTIONS_OF_CLIENT) == 2
+        for call in calls[::2]:
+            call.cancel()
+        await until_read([calls[1]])
+        async with asyncio.timeout(DEADLINE_S):
+            while server.value("grpc_streams") > 2:
+                await asyncio.sleep(0.01)
+        again = generate(await server.channel())
+        await until_read([again])
+        for call in (again, *calls):
+            call.cancel()
+
+
+async def test_connections_without_calls_beyond_an_addresss_limit_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(surplus_connections, "LOOK_S", 0.01)
+    async with serving(client_connections=3) as server:
+        running = generate(await server.channel())
+        await until_read([running])
+        first = [await server.idle("127.0.0.1") for _ in range(4)]
+        second = [await server.idle("127.0.0.2") for _ in range(4)]
+        async with asyncio.timeout(DEADLINE_S):
+            while sum(task.done() for task in (*first, *second)) < 3:
+                await asyncio.sleep(0.01)
+        for _ in range(10):
+            await until_read([running])
+            await asyncio.sleep(0.01)
+        assert [sum(task.done() for task in each) for each in (first, second)] == [2, 1]
+        assert server.refusals(Refusal.CONNECTIONS_OF_CLIENT) == 3
+        running.cancel()
 
 
 async def test_metadata_beyond_the_limit_is_refused() -> None:
@@ -194,7 +258,6 @@ async def test_a_message_beyond_the_limit_is_refused() -> None:
         assert server.inference.begun == 0
 
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + bytes(8)
 
 

@@ -14,7 +14,6 @@ from certificates import authority, folder_of
 from https_certificates import TestAuthority
 from router_neighbours import DEADLINE_S, Cluster, FakeRank, FakeWorker, tokens_of, within
 
-from baton.api import keys as keys_module
 from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.proto import inference_pb2_grpc
 from baton.proto.inference_pb2 import GenerateRequest, TokenIds
@@ -79,7 +78,6 @@ class Client:
 
 async def test_none_of_64_answers_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followed, "RECHECK_S", 0.0)
-    monkeypatch.setattr(keys_module, "RECHECK_S", 0.0)
     old, new = TestAuthority.make("old"), TestAuthority.make("new")
     old_key, new_key_ = new_key(), new_key()
     keys = tmp_path / "keys.json"
