@@ -6,6 +6,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
+from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.proto import worker_pb2_grpc
 from baton.router.config import INTERNAL_HOST, RouterConfig
@@ -36,7 +37,9 @@ class InternalServer:
         worker_pb2_grpc.add_RegistryServicer_to_server(registry, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
         try:
-            port: int = self._server.add_secure_port(f"{host}:{wanted}", self._credentials.server())
+            port: int = self._server.add_secure_port(
+                join_host_port(host, wanted), self._credentials.server()
+            )
         except RuntimeError as error:
             raise ConfigError(
                 f"cannot listen for workers on {host} port {wanted}: {error}; name another port, "
@@ -44,7 +47,7 @@ class InternalServer:
             ) from error
         await self._server.start()
         self._watching = asyncio.create_task(self._credentials.watch())
-        return f"{host}:{port}"
+        return join_host_port(host, port)
 
     async def stop(self) -> None:
         if self._watching is not None:

@@ -19,6 +19,7 @@ from baton.api.key_gate import KeyGate
 from baton.api.keys import Key, KeyScope
 from baton.api.native import native_routes
 from baton.api.text_service import TextService
+from baton.core.address import join_host_port
 from baton.router.client_guard import ClientGuard
 from baton.router.config import RouterConfig
 from baton.router.dump.request_dump import RequestDump
@@ -168,7 +169,9 @@ class RouterServer:
         opening.push_async_callback(backend.stop)
         self._backend = backend
         return RouterStarted(
-            f"{config.host}:{http.port}", f"{config.host}:{grpc_server.port}", internal_address
+            join_host_port(config.host, http.port),
+            join_host_port(config.host, grpc_server.port),
+            internal_address,
         )
 
     def _request_dump(self, opening: contextlib.AsyncExitStack) -> RequestDump | None:

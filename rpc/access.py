@@ -15,7 +15,7 @@ from baton.core.errors import ApiError
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello
 from baton.rpc.credentials import Credentials
 from baton.rpc.errors import abort, error_to_proto
-from baton.rpc.identity import Identity, ProcessRole, identity_in
+from baton.rpc.identity import Identity, ProcessRole, identity_in, number_in
 
 _ROUTER, _OPERATOR = ProcessRole.ROUTER, ProcessRole.OPERATOR
 _PREFILL, _DECODE = ProcessRole.PREFILL, ProcessRole.DECODE
@@ -58,6 +58,7 @@ def check_claim(context: aio.ServicerContext, hello: Hello) -> None:
     worker = hello.worker
     if proven is not None and proven.role in _ROLES:
         claimed = (worker.worker_id, worker.role) == (proven.name, _ROLES[proven.role])
+        claimed &= proven.role is not _DECODE or worker.rank == number_in(proven.name)
     else:
         claimed = proven is not None and hello.router_id.split("/")[0] == proven.name
     if not claimed:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from baton.core.errors import ConfigError
 
 SUFFIX = "baton"
+_NUMBER = re.compile(r"(?<!\d)(?:0|[1-9]\d{0,8})$")
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
@@ -67,6 +68,14 @@ def identity_in(dns_names: list[str]) -> Identity | None:
     """Return the identity among a certificate's DNS names; None unless there is exactly one."""
     found = [identity for name in dns_names if (identity := Identity.parse(name)) is not None]
     return found[0] if len(found) == 1 else None
+
+
+def number_in(name: str) -> int | None:
+    """Return the number at a name's end: 3 for decode-3. None where there is none, or one of more
+    than nine digits or with a zero before it.
+    """
+    found = _NUMBER.search(name)
+    return None if found is None else int(found.group())
 
 
 def check_label(what: str, text: str) -> None:

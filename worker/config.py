@@ -7,6 +7,7 @@ from pathlib import Path
 from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.engine.config import EngineConfig
+from baton.rpc.identity import number_in
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
 from baton.transfer.channels import registry
 from baton.transfer.channels.trusted_network import TrustedNetwork
@@ -34,12 +35,11 @@ class SendSnapshots(StrEnum):
 class WorkerConfig:
     """The settings of one worker. Raises ConfigError for an option that cannot work."""
 
-    worker_id: str  # kept through restarts
+    worker_id: str  # kept through restarts; a decode rank's ends with its number
     role: Role
     engine: EngineConfig
     host: str = "127.0.0.1"  # what it listens on, and where its peers find it
     dp_group: int = 0  # a decode rank's data-parallel group
-    dp_rank: int = 0  # its number among the cluster's decode ranks: what routed_dp_rank names
     grpc_port: int = 0  # where its peers find it; 0: any free one
     routers: tuple[str, ...] = ()  # host:port at which each router takes registrations
     credentials: Path | None = None  # the folder of its certificate; None: role `both` alone
@@ -61,6 +61,11 @@ class WorkerConfig:
                 if self.credentials is None
                 else "a worker that stands alone has no peers to show a certificate to"
             )
+        if self.role is Role.DECODE and number_in(self.worker_id) is None:
+            raise ConfigError(
+                f"worker_id is {self.worker_id!r}; expected a decode worker's to end with its "
+                "number in the cluster, as decode-3"
+            )
         if self.channel not in CHANNELS:
             raise ConfigError(f"channel is {self.channel!r}; expected one of {CHANNELS}")
         if self.lease_ms < MIN_LEASE_MS:
@@ -76,6 +81,12 @@ class WorkerConfig:
                 "a prefill worker that state returns to needs at least one ticket, to take it in: "
                 f"engine.tickets is {self.engine.tickets}"
             )
+
+    @property
+    def dp_rank(self) -> int:
+        """The number among the cluster's decode ranks, which routed_dp_rank names; 0 for others."""
+        number = number_in(self.worker_id) if self.role is Role.DECODE else None
+        return number or 0
 
     def verifies(self, channel: str) -> bool:
         """Return True if segments sent by this channel carry checksums.

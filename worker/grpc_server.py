@@ -5,6 +5,7 @@ import asyncio
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.proto import handoff_pb2, worker_pb2, worker_pb2_grpc
@@ -47,7 +48,7 @@ class WorkerServer:
         # Two workers must not share a port without noticing.
         options = (*OPTIONS, ("grpc.so_reuseport", 0))
         self._server = aio.server(interceptors=[access], options=options)
-        self.address = f"{config.host}:{self._listen(self.credentials)}"
+        self.address = join_host_port(config.host, self._listen(self.credentials))
 
     def add_services(self, role: RoleService, worker: worker_pb2_grpc.WorkerServicer) -> None:
         """Add the services of the role and those of every worker."""
@@ -77,7 +78,7 @@ class WorkerServer:
         await self._server.stop(STOP_GRACE_S)
 
     def _listen(self, credentials: Credentials) -> int:
-        wanted = f"{self._config.host}:{self._config.grpc_port}"
+        wanted = join_host_port(self._config.host, self._config.grpc_port)
         try:
             port: int = self._server.add_secure_port(wanted, credentials.server())
         except RuntimeError as error:  # grpc raises it for every reason

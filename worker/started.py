@@ -1,4 +1,4 @@
-"""What a worker reports once it serves."""
+"""The report of a worker that serves."""
 
 from dataclasses import dataclass
 

@@ -28,6 +28,9 @@ from baton.deploy.cluster.start_watch import wait_for_all
 from baton.deploy.cluster.wiring import OPERATOR, Wiring
 from baton.deploy.errors import RayLostError, ScaleError, StartError
 from baton.router.actor import RouterActor
+from baton.rpc.followed import Followed
+from baton.rpc.identity import Identity
+from baton.rpc.revoked import REVOKED, read_revoked
 from baton.worker.started import WorkerStarted
 
 _READY_S = 30.0  # until the router has registered all workers that serve
@@ -55,6 +58,9 @@ class Cluster:
         tls = config.client_tls
         self._trust = None if tls is None else PinnedCertificate(tls.certificate)
         self._scaling = threading.Lock()
+        path = self.operator_folder / REVOKED
+        self._revoked = Followed("the list of revoked processes", (path,),
+                                 lambda: read_revoked(path))  # fmt: skip
 
     @property
     def http_url(self) -> str:
@@ -84,6 +90,12 @@ class Cluster:
     def workers(self) -> dict[str, WorkerStarted]:
         """Return the present members as they first started, by worker_id."""
         return self._fleet.started
+
+    @property
+    def revoked(self) -> frozenset[str]:
+        """Return the names of processes whose certificates were revoked; of workers, their ids."""
+        found = map(Identity.parse, self._revoked.get())
+        return frozenset(each.name for each in found if each is not None)
 
     def members(self, role: Role) -> list[Member]:
         """Return the present members of one role, ordered by number."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 import ray
-from ray._private import services
+from ray._private import services, worker
 from ray._private.authentication.authentication_token_setup import (
     AuthenticationTokenLoader,
     Config,
@@ -122,7 +122,17 @@ def _init(options: Mapping[str, Any]) -> None:
     # Ray has read both when it was imported.
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
+    worker.print_to_stdstream = _log_told
     ray.init(namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False, **options)
+
+
+def _log_told(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+    """Log what Ray would print. It tells of each worker that dies, in terms of its own; `serve`
+    says so in ours. That memory ran out is known to Ray alone.
+    """
+    for line in data["lines"]:
+        level = logging.WARNING if "memory pressure" in line else logging.DEBUG
+        _log.log(level, "Ray says: %s", line)
 
 
 def _new_token(folder: Path) -> Path:

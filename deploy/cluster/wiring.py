@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from baton.api.keys import digest_of, new_key
+from baton.core.address import join_host_port
 from baton.core.role import Role
 from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.certs.authority_folder import AuthorityFolder
@@ -65,11 +66,11 @@ class Wiring:
     @property
     def http_address(self) -> str:
         """Return host:port as this machine reaches it."""
-        return f"{self._reachable}:{self.http_port}"
+        return join_host_port(self._reachable, self.http_port)
 
     @property
     def grpc_address(self) -> str:
-        return f"{self._reachable}:{self.grpc_port}"
+        return join_host_port(self._reachable, self.grpc_port)
 
     def issue(self, member: Member) -> None:
         """Issue the certificate that this member's config names."""
@@ -120,8 +121,7 @@ class Wiring:
                 tickets=min(engine.max_running, MOST_TICKETS) if takes_in else 0,
             ),
             dp_group=self.config.group_of(member.number) if decodes else 0,
-            dp_rank=member.number if decodes else 0,
-            routers=(f"{INTERNAL_HOST}:{self.internal_port}",),
+            routers=(join_host_port(INTERNAL_HOST, self.internal_port),),
             credentials=self.credentials.folder_of(ProcessRole(member.role), member.worker_id),
             lease_ms=self.config.lease_ms,
             channel=self.config.channel,
@@ -135,7 +135,8 @@ class Wiring:
     @property
     def _reachable(self) -> str:
         """Return a host to connect to: loopback where the router listens on a wildcard."""
-        return "127.0.0.1" if self.config.host in ("0.0.0.0", "::") else self.config.host
+        wildcards = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+        return wildcards.get(self.config.host, self.config.host)
 
 
 def _issuer(authority: AuthorityFiles | Path | None, held: ExitStack) -> Issuer:

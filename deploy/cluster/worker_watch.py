@@ -24,7 +24,7 @@ def watch_workers(console: Console, cluster: Cluster) -> None:
             time.sleep(_LOOK_S)
             cluster.check_ray()
             now = _incarnations(cluster)
-            for line in changes(seen, now, cluster.workers):
+            for line in changes(seen, now, cluster.workers, cluster.revoked):
                 console.print(f"{time.strftime('%H:%M:%S')}  {line}", highlight=False)
             seen = now
     except StopWanted:
@@ -32,19 +32,16 @@ def watch_workers(console: Console, cluster: Cluster) -> None:
 
 
 def changes(
-    before: Mapping[str, int], after: Mapping[str, int], members: Collection[str]
+    before: Mapping[str, int],
+    after: Mapping[str, int],
+    members: Collection[str],
+    revoked: Collection[str] = (),
 ) -> list[str]:
     """Describe the changes between two looks at the incarnations by worker_id.
 
-    members: the workers that should be there.
+    members: the workers that should be there. revoked: those whose certificates count no more.
     """
-    gone = [
-        f"{name} is gone; Ray starts it again"
-        if name in members or name == ROUTER
-        else f"{name} has left"
-        for name in before
-        if name not in after
-    ]
+    gone = [_of_gone(name, members, revoked) for name in before if name not in after]
     back = [f"{name} is here" for name in after if name not in before]
     again = [
         f"{name} was started again"
@@ -52,6 +49,14 @@ def changes(
         if before[name] != after[name]
     ]
     return gone + back + again
+
+
+def _of_gone(name: str, members: Collection[str], revoked: Collection[str]) -> str:
+    if name in revoked:
+        return f"{name} is gone: its certificate was revoked. `baton scale` adds another worker"
+    if name in members or name == ROUTER:
+        return f"{name} is gone; if its process has died, Ray starts it again"
+    return f"{name} has left"
 
 
 def _incarnations(cluster: Cluster) -> dict[str, int]:

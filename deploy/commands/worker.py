@@ -67,7 +67,8 @@ from baton.worker.config import WorkerConfig
 @click.option(
     "--worker-id",
     default=None,
-    help="Kept through restarts; generated when left out.",
+    help="Kept through restarts; generated when left out. A decode worker's ends with its number, "
+    "as decode-3.",
 )
 @click.option("--served-model-name", default=None,
               help="Model name in requests; the folder's name when left out.")  # fmt: skip

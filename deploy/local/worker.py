@@ -18,6 +18,7 @@ from baton.api.http import MAX_BODY_BYTES, MetricsPage, make_app
 from baton.api.key_gate import KeyGate
 from baton.api.native import native_routes
 from baton.api.text_service import TextService
+from baton.core.address import join_host_port
 from baton.core.role import Role
 from baton.decode.service import DecodeService
 from baton.deploy.local.backend import LocalBackend
@@ -140,8 +141,8 @@ class LocalWorker:
         watching = asyncio.create_task(_report_health(grpc_server, lost))
         opening.callback(watching.cancel)
         self.addresses = Addresses(
-            f"{clients.host}:{http.port}",
-            f"{clients.host}:{grpc_server.port}",
+            join_host_port(clients.host, http.port),
+            join_host_port(clients.host, grpc_server.port),
             started.address,
         )
 

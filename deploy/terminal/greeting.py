@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.markup import escape
 
+from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.deploy.cluster.cluster import Cluster
 from baton.rpc.server_certificate import CertificateFiles, read_server_certificate
@@ -60,7 +61,7 @@ def _named(url: str, files: CertificateFiles) -> tuple[str, Path | None]:
     if names and host not in names:
         host = names[0]
     trusted = files.certificate if certificate.self_signed else None
-    return f"{found.scheme}://{host}:{found.port}", trusted
+    return f"{found.scheme}://{join_host_port(host, found.port or 0)}", trusted
 
 
 def curl_line(url: str, model: str, *, keys: bool, trusted: Path | None) -> str:

@@ -1,17 +1,20 @@
 """A Ray of our own that does not start at the first try. Ray itself is the neighbour here."""
 
 import inspect
+import logging
 import os
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import ray
-from ray._private import services
+from ray._private import services, worker
 
 from baton.deploy.cluster import ray_start
 from baton.deploy.cluster.ray_start import LOOPBACK, RayConfig
@@ -136,6 +139,41 @@ def test_joining_without_a_token_says_what_is_missing(
     with pytest.raises(StartError, match="RAY_AUTH_MODE is disabled"):
         ray_start.connect(RayConfig(address="127.0.0.1:6379"))
     assert not fake.calls
+
+
+class _Told:
+    """Ray's driver, to which these errors are told."""
+
+    def __init__(self, *messages: str) -> None:
+        self.current_job_id = ray.JobID.nil()
+        self.gcs_error_subscriber = self
+        self._left = list(messages)
+
+    def subscribe(self) -> None: ...
+
+    def poll(self) -> tuple[None, dict[str, Any]]:
+        if not self._left:
+            raise ConnectionError("Ray has ended")
+        return None, {"job_id": None, "error_message": self._left.pop(0)}
+
+
+def test_what_ray_tells_of_workers_is_not_printed_but_that_memory_ran_out(
+    fake: FailingRay,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)  # to restore it
+    fake.failures = 0
+    ray_start.connect(RayConfig(folder=tmp_path))
+    died = "A worker died or was killed while executing a task by an unexpected system error."
+    scarce = "1 Workers (tasks / actors) killed due to memory pressure (OOM)"
+    with caplog.at_level(logging.DEBUG):
+        worker.listen_error_messages(_Told(died, scarce), threading.Event())
+    assert "Worker" not in capfd.readouterr().out
+    found = {each.message.removeprefix("Ray says: "): each.levelno for each in caplog.records}
+    assert (found[died], found[scarce]) == (logging.DEBUG, logging.WARNING)
 
 
 def test_a_long_temporary_folder_is_not_used_for_rays_sockets(

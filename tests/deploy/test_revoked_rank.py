@@ -30,11 +30,8 @@ def make(folder: Path, role: Role, name: str, router: str) -> LocalWorker:
         folder, page_size=GRID, max_running=4, memory_bytes=64 << 20, threads=1,
         tickets=int(role is Role.DECODE),
     )  # fmt: skip
-    rank = int(name.removeprefix("decode-")) if role is Role.DECODE else 0
     certificate = folder_of(role.value, name, cluster=CLUSTER)
-    config = WorkerConfig(
-        name, role, engine, dp_rank=rank, routers=(router,), credentials=certificate
-    )
+    config = WorkerConfig(name, role, engine, routers=(router,), credentials=certificate)
     return LocalWorker(config, Engine.load(engine))
 
 

@@ -59,8 +59,11 @@ def test_workers_that_go_come_and_start_again_are_each_told_once() -> None:
     both = {"decode-0", "decode-1"}
     assert changes(before, before, both) == []
     assert changes(before, {"router": 0, "decode-0": 7}, both) == [
-        "decode-1 is gone; Ray starts it again",
+        "decode-1 is gone; if its process has died, Ray starts it again",
         "decode-0 was started again",
+    ]
+    assert changes(before, {"router": 0, "decode-0": 5}, both, {"decode-1"}) == [
+        "decode-1 is gone: its certificate was revoked. `baton scale` adds another worker"
     ]
     assert changes(before, {"router": 0, "decode-0": 5}, {"decode-0"}) == ["decode-1 has left"]
     assert changes({"router": 0}, before, both) == ["decode-0 is here", "decode-1 is here"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 from oracle.reference import Oracle
 
-from baton.bench.cluster.stream_client import complete
+from baton.bench.cluster.stream_client import exchange
 from baton.deploy.cluster.cluster import Cluster
 from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
 
@@ -28,8 +28,8 @@ async def http_greedy(
     """All at once; `n` tokens each, streamed."""
     greedy = {"temperature": 0, "max_tokens": n, "ignore_eos": True, "return_token_ids": True}
     bodies = [{"prompt": list(prompt)} | greedy | more for prompt in prompts]
-    each = [complete(cluster.http_url, body, DEADLINE_S) for body in bodies]
-    return [list(answer.token_ids) for answer in await asyncio.gather(*each)]
+    each = [exchange(cluster.address, body, DEADLINE_S) for body in bodies]
+    return [list(reply.answer().token_ids) for reply in await asyncio.gather(*each)]
 
 
 def assert_same_where_it_went_on(
@@ -54,7 +54,9 @@ async def grpc_replies(
 ) -> list[inference_pb2.GenerateReply]:
     async with grpc.aio.insecure_channel(cluster.grpc_address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
-        return [reply async for reply in stub.Generate(request, timeout=DEADLINE_S)]
+        key = (("x-api-key", cluster.address.api_key),)
+        call = stub.Generate(request, timeout=DEADLINE_S, metadata=key)
+        return [reply async for reply in call]
 
 
 def greedy_request(prompt: Sequence[int], n: int) -> inference_pb2.GenerateRequest:

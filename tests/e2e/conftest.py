@@ -10,6 +10,7 @@ import pytest
 from e2e.books import settled_findings
 from oracle.reference import Oracle
 
+from baton.api.keys import write_keys
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.engine.config import EngineConfig
@@ -53,10 +54,16 @@ def running_cluster(
     dump_folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
-    """Its parameter is the channel: `auto` (it finds NIXL) has one prefill worker, others two."""
+    """Its parameter is the channel: `auto` (it finds NIXL) has one prefill worker and serves
+    everybody; `grpc` has two, and asks for API keys.
+    """
+    usual = request.param == "auto"
+    keys = tmp_path_factory.mktemp("keys") / "keys.json"
+    write_keys(keys, [])  # the operator's is in no file
     config = ClusterConfig(
         engine_config,
-        prefill=1 if request.param == "auto" else 2,
+        prefill=1 if usual else 2,
+        api_keys=None if usual else keys,
         decode_dp=2,
         state_return=StateReturn.DEMAND,
         channel=request.param,

@@ -53,7 +53,7 @@ async def test_every_process_has_its_page(cluster: Cluster, rng: random.Random) 
 
 
 async def test_prometheus_finds_the_router_and_every_worker(cluster: Cluster) -> None:
-    """What it does with each target: the path and the scheme are those of the labels."""
+    """Scrape each target as Prometheus does, by the path and the scheme of its labels."""
     found = {}
     for group in json.loads(_get(f"{cluster.http_url}/prometheus/targets")):
         ((address,), labels) = group["targets"], group["labels"]

@@ -70,7 +70,8 @@ async def test_text_and_chat_through_the_openai_client(
     tokenizer = Tokenizer.from_folder(model)
     prompt = "Once upon a time there was a baton."
     expected = tokenizer.decode(_in_process(engine, [tokenizer.encode(prompt)], temperature=0)[0])
-    async with openai.AsyncOpenAI(base_url=f"{cluster.http_url}/v1", api_key="none") as client:
+    url, key = f"{cluster.http_url}/v1", cluster.address.api_key
+    async with openai.AsyncOpenAI(base_url=url, api_key=key) as client:
         name = (await client.models.list()).data[0].id
         more = {"ignore_eos": True}
         completion = await client.completions.create(

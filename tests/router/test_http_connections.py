@@ -1,4 +1,4 @@
-"""Who opens many HTTP connections or requests: what gives way, what is refused, who notices."""
+"""Attacks by many HTTP connections or requests: what gives way, what is refused, who notices."""
 
 import asyncio
 from contextlib import AsyncExitStack

@@ -83,6 +83,8 @@ async def register(cluster: Cluster, role: str, name: str, report: WorkerReport)
         ("prefill", "d0", {"worker_id": "d0", "incarnation": 99}),  # the name in another role
         ("decode", "d1", {"worker_id": "p0", "role": PREFILL, "incarnation": 99}),
         ("decode", "d1", {"worker_id": "d1", "role": PREFILL}),
+        ("decode", "d1", {"worker_id": "d1"}),  # d0's number, so what clients send to that rank
+        ("decode", "stranger", {"worker_id": "stranger"}),  # has none
     ],
 )
 async def test_a_worker_registers_as_itself_alone(
@@ -91,7 +93,7 @@ async def test_a_worker_registers_as_itself_alone(
     async with Cluster(tmp_path) as cluster:
         rank = FakeRank("d0")
         await cluster.add(FakeWorker("p0"), rank)
-        hello = rank.hello
+        hello = rank.hello  # of rank 0
         for field, value in claimed.items():
             setattr(hello.worker, field, value)
         hello.fingerprint["model"] = "wrong"  # which nobody is told who is not who he says

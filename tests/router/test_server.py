@@ -185,6 +185,17 @@ async def test_prometheus_finds_the_router_and_every_worker(tmp_path: Path) -> N
             assert f'worker="{labels["baton_worker"]}"' in page.text
 
 
+async def test_a_router_on_ipv6_is_reached_at_the_addresses_that_it_says(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, host="::1") as cluster, client(cluster) as http:
+        assert cluster.started.http_address.startswith("[::1]:")
+        rank = FakeRank("d0", answer=lambda start: [tokens_of(start, [20], last=True)])
+        await cluster.add(FakeWorker("p0"), rank)
+        assert (await http.get("/health")).status_code == 200
+        assert [r.token_ids for r in await within(replies_of(cluster.generate([11])))]
+        (target, *_) = (await http.get("/prometheus/targets")).json()
+        assert target["targets"] == [cluster.started.http_address]
+
+
 async def test_server_info_counts_the_queue(tmp_path: Path) -> None:
     async with Cluster(tmp_path) as cluster, client(cluster) as http:
         rank = FakeRank("d0")

@@ -160,8 +160,12 @@ class _Proven:
 @pytest.mark.parametrize(
     ("role", "name", "hello", "right"),
     [
-        ("decode", "d3", {"worker_id": "d3", "role": common_pb2.DECODE}, True),
-        ("decode", "d3", {"worker_id": "d4", "role": common_pb2.DECODE}, False),
+        ("decode", "d3", {"worker_id": "d3", "role": common_pb2.DECODE, "rank": 3}, True),
+        ("decode", "d3", {"worker_id": "d4", "role": common_pb2.DECODE, "rank": 3}, False),
+        ("decode", "d3", {"worker_id": "d3", "role": common_pb2.DECODE, "rank": 4}, False),
+        ("decode", "d3", {"worker_id": "d3", "role": common_pb2.DECODE}, False),
+        ("decode", "d", {"worker_id": "d", "role": common_pb2.DECODE}, False),
+        ("prefill", "p3", {"worker_id": "p3", "role": common_pb2.PREFILL}, True),
         ("decode", "d3", {"worker_id": "d3", "role": common_pb2.PREFILL}, False),
         ("prefill", "d3", {"worker_id": "d3", "role": common_pb2.DECODE}, False),
         ("decode", "d3", {}, False),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.errors import ConfigError
-from baton.rpc.identity import Identity, ProcessRole, identity_in
+from baton.rpc.identity import Identity, ProcessRole, identity_in, number_in
 
 LABELS = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", fullmatch=True)
 
@@ -45,6 +45,17 @@ def test_no_name_that_is_accepted_is_read_as_another_process(name: str) -> None:
 )
 def test_a_certificate_of_none_or_of_several_proves_nothing(names: list[str]) -> None:
     assert identity_in(names) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("decode-3", 3), ("d0", 0), ("decode-120", 120), ("2-decode-7", 7), ("7", 7),
+        ("decode", None), ("decode-3a", None), ("decode-03", None), ("decode-1234567890", None),
+    ],
+)  # fmt: skip
+def test_a_number_in_a_name_is_read_in_one_way(name: str, number: int | None) -> None:
+    assert number_in(name) == number
 
 
 def test_every_router_has_the_name_that_workers_dial() -> None:

@@ -55,11 +55,12 @@ class Process:
     ) -> AsyncIterator[aio.StreamStreamCall]:
         """A session with the rank at `address`, on a connection of its own.
 
-        wait: try again where a handshake fails, as it may on a slow machine.
+        wait: try again where a handshake fails, as it may on a slow machine. It has no deadline of
+        its own: a slow machine may take a minute for all that happens while it is open.
         """
         options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
         async with self.credentials.dial(address, RANK.dns_name, options) as channel:
-            call = channel.stream_stream(METHOD)(timeout=DEADLINE_S, wait_for_ready=wait)
+            call = channel.stream_stream(METHOD)(wait_for_ready=wait)
             try:
                 yield call
             finally:
@@ -119,9 +120,10 @@ class Sessions:
         """Return whether a new connection of a router's opens a session."""
         async with self.routers[number].calling(self.address) as call:
             try:
-                await call.write(b"new")
-                return bool(await call.read() == b"new")
-            except (aio.AioRpcError, asyncio.InvalidStateError):
+                async with asyncio.timeout(DEADLINE_S):
+                    await call.write(b"new")
+                    return bool(await call.read() == b"new")
+            except (aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
                 return False
 
 
@@ -165,8 +167,9 @@ async def test_a_rotation_loses_none_of_64_streams(authority: AuthorityFolder) -
         await all_.echo()
         assert await all_.may_call(1)
         async with late.calling(all_.address) as call:
-            await call.write(b"late")
-            assert await call.read() == b"late", "both authorities count until the last step"
+            async with asyncio.timeout(DEADLINE_S):
+                await call.write(b"late")
+                assert await call.read() == b"late", "both authorities count until the last step"
         assert authority.rotate() is None
         await all_.echo()
         assert await all_.may_call(2)

@@ -160,7 +160,7 @@ async def test_an_idle_worker_that_stops_has_been_heard_to_leave() -> None:
 async def test_two_lives_of_one_worker_are_told_apart(role: Role) -> None:
     incarnations = []
     for _ in range(2):
-        worker = TestWorker("w", role)
+        worker = TestWorker("w0", role)
         async with running(worker):
             incarnations.append(worker.started.incarnation)
     assert incarnations[0] < incarnations[1]

@@ -151,7 +151,8 @@ def test_options_that_cannot_work_are_refused() -> None:
         ({"worker_id": ""}, "worker_id"),
         ({"channel": "pigeon"}, "pigeon"),
         ({"lease_ms": 1}, "lease_ms"),
-        ({"role": Role.DECODE}, "ticket"),
+        ({"role": Role.DECODE, "worker_id": "w3"}, "ticket"),
+        ({"role": Role.DECODE}, "ends? with its number"),
         ({"credentials": None}, "certificate"),
         ({"role": Role.BOTH}, "stands alone"),
     ):
