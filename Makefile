@@ -55,11 +55,12 @@ protos: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I.types --python_out=.types --pyi_out=.types \
 		--grpc_python_out=.types .types/baton/proto/*.proto
 
-# The tables in docs/metrics.md and docs/options.md. tests/test_metrics.py and
-# tests/deploy/test_options_page.py fail when they are stale.
+# The tables in docs/metrics.md, docs/options.md and docs/requests.md. tests/test_metrics.py,
+# tests/deploy/test_options_page.py and tests/api/test_request_fields.py fail when they are stale.
 docs: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python tests/metrics_table.py
 	PYTHONPATH=tests $(BIN)/python tests/options_table.py
+	PYTHONPATH=tests $(BIN)/python tests/requests_table.py
 
 # The rules for Prometheus and the dashboards for Grafana. tests/monitoring fails when they are stale.
 monitoring: $(STAMP)

@@ -12,12 +12,14 @@ from baton.api.backend import Backend
 from baton.api.chat_choice import ChatChoices
 from baton.api.chat_schema import ChatBody
 from baton.api.disconnect import unless_disconnected
+from baton.api.errors import refused
 from baton.api.openai_stream import Envelope, chunks
-from baton.api.request_body import labels_of, read_body
+from baton.api.prompt_scores import prompt_scores
+from baton.api.request_body import BodyReader, labels_of
 from baton.api.requests import make_requests, new_request_id
-from baton.api.schema import parse_body, refused
 from baton.api.sse import EventStream
 from baton.api.text_service import ChatPrompt, TextService, room_for_answer, served_model
+from baton.api.truncation import truncated
 from baton.core.sampling_params import SamplingParams
 from baton.text.reply_parser import ReplyParser
 from baton.text.tool_calls import properties_of
@@ -29,10 +31,10 @@ class ChatEndpoint:
 
     backend: Backend
     text: TextService
-    max_body_bytes: int
+    bodies: BodyReader
 
     async def post(self, request: Request) -> Response:
-        body = parse_body(ChatBody, await read_body(request, self.max_body_bytes))
+        body = await self.bodies.read(request, ChatBody)
         body.check()
         await self.text.check_grammar(*body.wanted_grammar())
         model = served_model(body.model, await self.backend.models())
@@ -41,26 +43,29 @@ class ChatEndpoint:
             raise refused("tools", "this model's chat template knows no calls of tools")
         prompt = await self.text.encode_chat(
             body.template_messages(),
-            add_generation_prompt=body.add_generation_prompt,
+            add_generation_prompt=body.generation_prompt,
+            continue_final_message=body.continue_final_message,
+            add_special_tokens=body.add_special_tokens,
             tools=tools,
-            variables=body.chat_template_kwargs,
+            variables=body.variables(),
         )
+        ids = truncated(prompt.ids, body, model, body.answer_tokens)
         room = room_for_answer(
-            prompt.ids,
+            ids,
             body.answer_tokens,
             model,
             param="messages",
             limit_param=body.answer_tokens_field,
         )
-        requests = make_requests(
-            prompt.ids, _sampling(body, room), body.choices, labels_of(request, body)
-        )
+        sampling = _sampling(body, room)
+        self.text.check_sampling(sampling, model)
+        requests = make_requests(ids, sampling, body.choices, labels_of(request, body))
         admit(request, requests)
         deltas = stream_answers(
             self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens
         )
         parsers = [self._parser(body, prompt, tools) for _ in requests]
-        form = ChatChoices(self.text.table, parsers, bool(body.logprobs))
+        form = ChatChoices(self.text.table, parsers, bool(body.logprobs), body.parallel_tool_calls)
         reply_id = new_request_id()
         headers = {"x-request-id": reply_id}
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
@@ -71,7 +76,10 @@ class ChatEndpoint:
             return EventStream(chunks(envelope, form, deltas), headers)
         answers = await unless_disconnected(request.receive, collect(deltas, len(requests)))
         choices = [form.whole(i, answer) for i, answer in enumerate(answers)]
-        return JSONResponse(envelope.whole(choices, answers), headers=headers)
+        reply = envelope.whole(choices, answers)
+        if body.prompt_logprobs is not None:
+            reply["prompt_logprobs"] = prompt_scores(answers[0].prompt_logprobs, self.text.table)
+        return JSONResponse(reply, headers=headers)
 
     def _parser(
         self, body: ChatBody, prompt: ChatPrompt, tools: list[dict[str, Any]] | None
@@ -91,4 +99,10 @@ class ChatEndpoint:
 def _sampling(body: ChatBody, max_tokens: int) -> SamplingParams:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     names = {"max_tokens": body.answer_tokens_field, "logprobs": "top_logprobs"}
-    return body.sampling(max_tokens, names, logprobs=logprobs)
+    return body.sampling(
+        max_tokens,
+        names,
+        logprobs=logprobs,
+        prompt_logprobs_start=None if body.prompt_logprobs is None else 0,
+        prompt_logprobs=body.prompt_logprobs or 0,
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.api.answers import AnswerDelta, WholeAnswer
+from baton.api.replies import ending
 from baton.core.finish import Finished, FinishReason
 from baton.core.logprobs import TokenLogprob
 from baton.text.reply_parser import ReplyParser, TextPart
@@ -21,6 +22,7 @@ class ChatChoices:
     table: TokenTable
     parsers: Sequence[ReplyParser]
     want_logprobs: bool
+    parallel_calls: bool = True  # False: each choice has at most its first tool call
     _calls: Counter[int] = field(default_factory=Counter)  # tool calls so far, by choice
 
     def opening(self) -> Iterator[dict[str, Any]]:
@@ -37,18 +39,19 @@ class ChatChoices:
         if delta.finished is not None:
             parts += self.parsers[index].finish()
         for part in parts:
-            yield self._choice(index, self._delta(index, part), entries)
-            entries = ()
+            if self._wanted(index, part):
+                yield self._choice(index, self._delta(index, part), entries)
+                entries = ()
         if entries:
             yield self._choice(index, {"content": ""}, entries)
         if delta.finished is not None:
-            yield self._choice(index, {}, (), self._reason(index, delta.finished))
+            yield self._choice(index, {}, (), delta.finished)
 
     def whole(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
         """Return one choice of a reply that is not streamed."""
         parser = self.parsers[index]
         parts = parser.push(answer.text) + parser.finish()
-        deltas = [self._delta(index, part) for part in parts]
+        deltas = [self._delta(index, part) for part in parts if self._wanted(index, part)]
         thoughts = "".join(delta.get("reasoning_content", "") for delta in deltas)
         content = "".join(delta.get("content", "") for delta in deltas)
         calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
@@ -62,8 +65,10 @@ class ChatChoices:
             "index": index,
             "message": message,
             "logprobs": self._logprobs(answer.logprobs) if self.want_logprobs else None,
-            "finish_reason": self._reason(index, answer.finished),
-        }
+        } | ending(answer.finished, self._reason(index, answer.finished))
+
+    def _wanted(self, index: int, part: TextPart | ToolCall) -> bool:
+        return self.parallel_calls or isinstance(part, TextPart) or not self._calls[index]
 
     def _delta(self, index: int, part: TextPart | ToolCall) -> dict[str, Any]:
         """Return the message part of a chunk. A tool call is sent whole, once it is complete."""
@@ -86,10 +91,12 @@ class ChatChoices:
         index: int,
         delta: dict[str, Any],
         entries: Sequence[TokenLogprob],
-        reason: str | None = None,
+        finished: Finished | None = None,
     ) -> dict[str, Any]:
         logprobs = self._logprobs(entries) if entries and self.want_logprobs else None
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        reason = None if finished is None else self._reason(index, finished)
+        choice = {"index": index, "delta": delta, "logprobs": logprobs}
+        return choice | ending(finished, reason)
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         return {"content": [self._entry(entry) for entry in entries], "refusal": None}

@@ -1,11 +1,14 @@
 """The body of `POST /v1/chat/completions`."""
 
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from baton.api.schema import SamplingBody, refused
+from baton.api.errors import refused
+from baton.api.field_table import FieldPlace
+from baton.api.schema import SamplingBody
 
 
 def _text_content(value: Any) -> Any:
@@ -49,16 +52,22 @@ class Tool(BaseModel):
 class ChatBody(SamplingBody):
     """The fields of a chat request."""
 
+    place: ClassVar[FieldPlace | None] = FieldPlace.CHAT
+
     messages: list[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    functions: list[Any] | None = None
+    parallel_tool_calls: bool = True
     separate_reasoning: bool = True  # False: the reasoning stays in the content, with its marks
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None  # None: unless the last message is continued
+    continue_final_message: bool = False
+    add_special_tokens: bool = False  # the template has them
 
     def check(self) -> None:
         super().check()
@@ -66,8 +75,12 @@ class ChatBody(SamplingBody):
             raise refused("messages", "messages is empty; expected at least one message")
         if self.top_logprobs is not None and not self.logprobs:
             raise refused("top_logprobs", "top_logprobs needs logprobs to be true")
-        if self.functions:
-            raise refused("functions", "functions are not supported; give them as tools")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise refused(
+                "add_generation_prompt",
+                "add_generation_prompt begins a message, and continue_final_message goes on with "
+                "the last one; give one of them",
+            )
         if self.tool_choice not in (None, "auto", "none"):
             raise refused(
                 "tool_choice", f"tool_choice is {self.tool_choice!r}; expected 'auto' or 'none'"
@@ -96,6 +109,24 @@ class ChatBody(SamplingBody):
         if not self.tools or self.tool_choice == "none":
             return None
         return [tool.model_dump(exclude_unset=True) for tool in self.tools]
+
+    @property
+    def generation_prompt(self) -> bool:
+        """True if the prompt ends with the beginning of a new message of the model."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+    def variables(self) -> Mapping[str, Any]:
+        """Return what the template is given besides messages and tools."""
+        found: dict[str, Any] = {}
+        if self.documents is not None:
+            found["documents"] = self.documents
+        if self.reasoning_effort is not None:
+            found["reasoning_effort"] = self.reasoning_effort
+            # The names by which templates turn thinking off: DeepSeek's, and most others'.
+            found["thinking"] = found["enable_thinking"] = self.reasoning_effort != "none"
+        return found | (self.chat_template_kwargs or {})
 
     def template_messages(self) -> list[dict[str, Any]]:
         """Return the messages as templates read them. Fields that were left out stay out."""

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.api.answers import AnswerDelta, WholeAnswer
+from baton.api.prompt_scores import prompt_scores
+from baton.api.replies import ending
+from baton.core.finish import Finished
 from baton.core.logprobs import TokenLogprob
 from baton.text.token_table import TokenTable
 
@@ -17,6 +20,7 @@ class CompletionChoices:
     echoes: Sequence[str]
     want_logprobs: bool
     want_ids: bool = False
+    want_prompt: bool = False  # the prompt's log probabilities in vLLM's form
     _offsets: dict[int, int] = field(default_factory=dict)  # characters scored so far, by choice
     _to_echo: set[int] = field(default_factory=set)
     _prompts: dict[int, list[TokenLogprob]] = field(default_factory=dict)
@@ -40,26 +44,29 @@ class CompletionChoices:
             yield self._choice(delta.index, self.echoes[delta.index], prompt)
         wanted = (self.want_logprobs or self.want_ids) and bool(delta.token_ids)
         if delta.text or delta.finished is not None or wanted:
-            reason = None if delta.finished is None else delta.finished.reason.value
-            yield self._choice(delta.index, delta.text, delta.logprobs, reason, delta.token_ids)
+            ids = delta.token_ids
+            yield self._choice(delta.index, delta.text, delta.logprobs, delta.finished, ids)
 
     def whole(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
         """Return one choice of a reply that is not streamed."""
         text = self.echoes[index] + answer.text
-        entries = [*answer.prompt_logprobs, *answer.logprobs]
-        reason = answer.finished.reason.value
-        return self._choice(index, text, entries, reason, answer.token_ids)
+        echoed = answer.prompt_logprobs if self.echoes[index] else []
+        entries = [*echoed, *answer.logprobs]
+        choice = self._choice(index, text, entries, answer.finished, answer.token_ids)
+        if self.want_prompt:
+            choice["prompt_logprobs"] = prompt_scores(answer.prompt_logprobs, self.table)
+        return choice
 
     def _choice(
         self,
         index: int,
         text: str,
         entries: Sequence[TokenLogprob],
-        reason: str | None = None,
+        finished: Finished | None = None,
         ids: Sequence[int] = (),
     ) -> dict[str, Any]:
         logprobs = self._logprobs(index, entries) if self.want_logprobs else None
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        choice = {"index": index, "text": text, "logprobs": logprobs} | ending(finished)
         return choice | {"token_ids": ids} if self.want_ids else choice
 
     def _logprobs(self, index: int, entries: Sequence[TokenLogprob]) -> dict[str, Any]:

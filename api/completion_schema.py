@@ -1,10 +1,12 @@
 """The body of `POST /v1/completions`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
-from baton.api.schema import SamplingBody, refused
+from baton.api.errors import refused
+from baton.api.field_table import FieldPlace
+from baton.api.schema import SamplingBody
 
 MAX_PROMPTS = 256
 
@@ -29,11 +31,12 @@ Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts)]
 class CompletionBody(SamplingBody):
     """The fields of a completion request."""
 
+    place: ClassVar[FieldPlace | None] = FieldPlace.COMPLETIONS
+
     prompt: Prompts
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
-    suffix: str | None = None
     return_token_ids: bool = False  # every choice also has its token ids
     add_special_tokens: bool = True
 
@@ -41,8 +44,13 @@ class CompletionBody(SamplingBody):
         super().check()
         if self.best_of is not None and self.best_of != self.choices:
             raise refused("best_of", "best_of other than n is not supported; ask for n answers")
-        if self.suffix:
-            raise refused("suffix", "suffix is not supported; leave it out")
+        if self.echo and None not in (self.logprobs, self.prompt_logprobs):
+            if self.logprobs != self.prompt_logprobs:
+                raise refused(
+                    "prompt_logprobs",
+                    f"prompt_logprobs is {self.prompt_logprobs}, but the echoed prompt has "
+                    f"{self.logprobs} (logprobs); give the same",
+                )
         answers = len(self.prompt) * self.choices
         if answers > MAX_PROMPTS:
             raise refused(

@@ -12,11 +12,11 @@ from baton.api.completion_choice import CompletionChoices
 from baton.api.completion_schema import CompletionBody
 from baton.api.disconnect import unless_disconnected
 from baton.api.openai_stream import Envelope, chunks
-from baton.api.request_body import labels_of, read_body
+from baton.api.request_body import BodyReader, labels_of
 from baton.api.requests import RequestLabels, make_requests, new_request_id
-from baton.api.schema import parse_body
 from baton.api.sse import EventStream
 from baton.api.text_service import TextService, room_for_answer, served_model
+from baton.api.truncation import truncated
 from baton.core.sampling_params import SamplingParams
 
 
@@ -26,10 +26,10 @@ class CompletionsEndpoint:
 
     backend: Backend
     text: TextService
-    max_body_bytes: int
+    bodies: BodyReader
 
     async def post(self, request: Request) -> Response:
-        body = parse_body(CompletionBody, await read_body(request, self.max_body_bytes))
+        body = await self.bodies.read(request, CompletionBody)
         body.check()
         await self.text.check_grammar(*body.wanted_grammar())
         model = served_model(body.model, await self.backend.models())
@@ -42,7 +42,11 @@ class CompletionsEndpoint:
             requests += made
             echoes += [await self._echo(prompt, body)] * len(made)
         form = CompletionChoices(
-            self.text.table, echoes, body.logprobs is not None, body.return_token_ids
+            self.text.table,
+            echoes,
+            body.logprobs is not None,
+            body.return_token_ids,
+            body.prompt_logprobs is not None,
         )
         deltas = stream_answers(
             self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens
@@ -65,8 +69,10 @@ class CompletionsEndpoint:
             ids = await self.text.encode(prompt, add_special_tokens=body.add_special_tokens)
         else:
             ids = tuple(prompt)
+        ids = truncated(ids, body, model, body.answer_tokens)
         # max_tokens must be in range before it is compared with the context.
         sampling = _sampling(body)
+        self.text.check_sampling(sampling, model)
         room_for_answer(ids, sampling.max_tokens, model)
         return make_requests(ids, sampling, body.choices, labels)
 
@@ -77,11 +83,14 @@ class CompletionsEndpoint:
 
 
 def _sampling(body: CompletionBody) -> SamplingParams:
-    scored = bool(body.echo) and body.logprobs is not None
+    scores_echo = bool(body.echo) and body.logprobs is not None
+    top, names = body.prompt_logprobs, {}
+    if top is None and scores_echo:
+        top, names = body.logprobs, {"prompt_logprobs": "logprobs"}
     return body.sampling(
         body.answer_tokens,
-        {"prompt_logprobs": "logprobs"},
+        names,
         logprobs=body.logprobs,
-        prompt_logprobs_start=0 if scored else None,
-        prompt_logprobs=body.logprobs if scored else 0,
+        prompt_logprobs_start=None if top is None else 0,
+        prompt_logprobs=top or 0,
     )

@@ -39,6 +39,11 @@ def too_many(code: ErrorCode, found: str, most: str) -> ApiError:
     )
 
 
+def refused(param: str, message: str) -> ApiError:
+    """Make an INVALID_REQUEST about a field that is well typed but cannot be served."""
+    return ApiError(ErrorCode.INVALID_REQUEST, message, param=param)
+
+
 def shorten(text: str) -> str:
     """Cut a value to `SHOWN_CHARS` characters: a megabyte sent by mistake must not come back."""
     return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"

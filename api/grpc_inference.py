@@ -10,7 +10,7 @@ from baton.api.backend import Backend, GenerateRequest
 from baton.api.client_salt import client_salt
 from baton.api.key_gate import KeyGate
 from baton.api.requests import RequestLabels, make_requests, refusal
-from baton.api.text_service import TextService, check_ids, room_for_answer, served_model
+from baton.api.text_service import TextService, room_for_answer, served_model
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, RequestError
 from baton.core.logprobs import PromptLogprobs
@@ -61,7 +61,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             ids = tuple(request.token_ids.ids)
         sampling = _sampling(request.sampling, len(ids))
         room_for_answer(ids, sampling.max_tokens, model, param=kind)
-        check_ids(sampling.logprob_token_ids, model, "logprob_token_ids")
+        self._text.check_sampling(sampling, model)
         await self._text.check_grammar(sampling.grammar, "grammar")
         labels = RequestLabels(
             request.client_id or None,

@@ -21,6 +21,8 @@ from baton.api.key_accounts import RATE_LIMIT_HEADERS
 from baton.api.key_gate import KeyGate
 from baton.api.plain import PlainEndpoints
 from baton.api.replies import error_response
+from baton.api.request_body import BodyReader
+from baton.api.request_fields import UnknownFields
 from baton.api.text_service import TextService
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -47,6 +49,7 @@ def make_app(
     metrics: Callable[[], MetricsPage] | None = None,
     *,
     max_body_bytes: int = MAX_BODY_BYTES,
+    unknown_fields: UnknownFields = UnknownFields.REFUSE,
     more_routes: Sequence[BaseRoute] = (),
     browsers: BrowserPolicy | None = None,
     keys: KeyGate | None = None,
@@ -57,8 +60,9 @@ def make_app(
     in. browsers: which pages may call; None: those of the server's own address.
     keys: None serves everybody. Raises ConfigError for a route without a scope.
     """
-    completions = CompletionsEndpoint(backend, text, max_body_bytes)
-    chat = ChatEndpoint(backend, text, max_body_bytes)
+    bodies = BodyReader(max_body_bytes, unknown_fields)
+    completions = CompletionsEndpoint(backend, text, bodies)
+    chat = ChatEndpoint(backend, text, bodies)
     plain = PlainEndpoints(backend, details=keys is None)
     routes: list[BaseRoute] = [
         Route("/v1/completions", completions.post, methods=["POST"]),

@@ -9,6 +9,8 @@ from baton.api.backend import Backend
 from baton.api.http import MAX_BODY_BYTES
 from baton.api.native_admin import NativeAdmin
 from baton.api.native_generate import GenerateEndpoint
+from baton.api.request_body import BodyReader
+from baton.api.request_fields import UnknownFields
 from baton.api.text_service import TextService
 
 
@@ -17,6 +19,7 @@ def native_routes(
     text: TextService,
     *,
     max_body_bytes: int = MAX_BODY_BYTES,
+    unknown_fields: UnknownFields = UnknownFields.REFUSE,
     incremental: bool = False,
 ) -> list[BaseRoute]:
     """Return the routes, without `/health`, which every application has.
@@ -24,8 +27,9 @@ def native_routes(
     incremental: streams of `/generate` send new text only (SGLang's --incremental-streaming-
     output).
     """
-    generate = GenerateEndpoint(backend, text, max_body_bytes, incremental)
-    admin = NativeAdmin(backend, max_body_bytes, incremental)
+    bodies = BodyReader(max_body_bytes, unknown_fields)
+    generate = GenerateEndpoint(backend, text, bodies, incremental)
+    admin = NativeAdmin(backend, bodies, incremental)
     routes: list[BaseRoute] = [
         Route("/generate", generate.post, methods=["POST", "PUT"]),
         Route("/flush_cache", admin.flush_cache, methods=["GET", "POST"]),

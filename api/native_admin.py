@@ -5,17 +5,18 @@ import math
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, ClassVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from baton.api.access import abortable_by, owner_of
 from baton.api.backend import MAX_PRIORITY, Backend, GenerateRequest
-from baton.api.errors import invalid, shorten
-from baton.api.request_body import read_body
+from baton.api.body import Body
+from baton.api.errors import invalid, refused, shorten
+from baton.api.field_table import FieldPlace
+from baton.api.request_body import BodyReader
 from baton.api.requests import new_request_id
-from baton.api.schema import Body, parse_body, refused
 from baton.api.text_service import served_model
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -32,6 +33,8 @@ PROBE_TOKEN = 0
 
 
 class AbortBody(Body):
+    place: ClassVar[FieldPlace | None] = FieldPlace.ABORT
+
     rid: str | None = None
     abort_all: bool = False
 
@@ -39,7 +42,7 @@ class AbortBody(Body):
 @dataclass(frozen=True)
 class NativeAdmin:
     backend: Backend
-    max_body_bytes: int
+    bodies: BodyReader
     incremental: bool  # see `native_routes`
 
     async def flush_cache(self, request: Request) -> Response:
@@ -54,7 +57,7 @@ class NativeAdmin:
 
         A key without scope admin aborts its own alone. Unknown ids, and others', are no error.
         """
-        body = parse_body(AbortBody, await read_body(request, self.max_body_bytes))
+        body = await self.bodies.read(request, AbortBody)
         if not body.rid and not body.abort_all:
             raise refused("rid", "expected a rid, or abort_all to be true")
         name = None if body.abort_all else body.rid

@@ -14,12 +14,11 @@ from baton.api.backend import Backend, GenerateRequest, ModelInfo
 from baton.api.disconnect import unless_disconnected
 from baton.api.errors import invalid
 from baton.api.native_answer import NativeAnswer, until_aborted
-from baton.api.native_schema import DEFAULT_NEW_TOKENS, Asked, GenerateBody
-from baton.api.request_body import read_body
+from baton.api.native_schema import DEFAULT_NEW_TOKENS, NATIVE_NAMES, Asked, GenerateBody
+from baton.api.request_body import BodyReader
 from baton.api.requests import RequestLabels, make_requests
-from baton.api.schema import parse_body
 from baton.api.sse import EventStream
-from baton.api.text_service import TextService, check_ids, room_for_answer, served_model
+from baton.api.text_service import TextService, room_for_answer, served_model
 from baton.core.sampling_params import SamplingParams
 
 
@@ -38,11 +37,11 @@ class _Call:
 class GenerateEndpoint:
     backend: Backend
     text: TextService
-    max_body_bytes: int
+    bodies: BodyReader
     incremental: bool  # streams send new text only
 
     async def post(self, request: Request) -> Response:
-        body = parse_body(GenerateBody, await read_body(request, self.max_body_bytes))
+        body = await self.bodies.read(request, GenerateBody)
         model = served_model(None, await self.backend.models())
         call = _Call([], [], [])
         for asked in body.asked():
@@ -67,7 +66,9 @@ class GenerateEndpoint:
         )
         count = asked.sampling.n
         table = self.text.table if body.return_text_in_logprobs else None
-        requests = make_requests(ids, _sampling(asked, ids, model), count, labels)
+        sampling = _sampling(asked, ids, model)
+        self.text.check_sampling(sampling, model, NATIVE_NAMES)
+        requests = make_requests(ids, sampling, count, labels)
         admit(request, requests)
         for i, made in enumerate(requests):
             name = asked.reply_id or made.request_id
@@ -90,7 +91,6 @@ def _sampling(asked: Asked, prompt_ids: Sequence[int], model: ModelInfo) -> Samp
     limit_param = "sampling_params.max_new_tokens"
     wanted = asked.sampling.max_new_tokens
     room = room_for_answer(prompt_ids, wanted, model, param=asked.param, limit_param=limit_param)
-    check_ids(asked.logprobs.token_ids, model, "token_ids_logprob")
     start = asked.logprobs.start
     if start is not None and start > len(prompt_ids):
         raise invalid(

@@ -5,26 +5,25 @@ Source of names and defaults: SGLang's documentation, "Sampling Parameters" and 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
+from baton.api.body import Body
 from baton.api.client_salt import client_salt
 from baton.api.completion_schema import MAX_PROMPTS
-from baton.api.errors import invalid
+from baton.api.errors import invalid, refused
+from baton.api.field_table import FieldPlace
 from baton.api.requests import checked_sampling
-from baton.api.schema import MAX_CHOICES, Body, SamplingFields, refused
-from baton.api.structured import one_grammar
+from baton.api.schema import MAX_CHOICES, SamplingFields
+from baton.api.structured import grammar_of, json_grammar, one_grammar
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
 
 DEFAULT_NEW_TOKENS = 128
 T = TypeVar("T")
 
-_UNSERVED_SAMPLING = (
-    "stop_regex", "structural_tag", "logit_bias", "custom_params",
-)  # fmt: skip
-_NAMES = {name: f"sampling_params.{name}" for name in SamplingFields.model_fields} | {
+NATIVE_NAMES = {name: f"sampling_params.{name}" for name in SamplingFields.model_fields} | {
     "min_tokens": "sampling_params.min_new_tokens",
     "max_tokens": "sampling_params.max_new_tokens",
     "include_stop": "sampling_params.no_stop_trim",
@@ -33,39 +32,26 @@ _NAMES = {name: f"sampling_params.{name}" for name in SamplingFields.model_field
     "prompt_logprobs_start": "logprob_start_len",
     "logprob_token_ids": "token_ids_logprob",
 }
-_GRAMMARS = (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX, GrammarKind.EBNF)
-_UNSERVED = (
-    "input_embeds", "image_data", "audio_data", "video_data", "lora_path", "session_params",
-    "custom_logit_processor", "return_hidden_states",
-)  # fmt: skip
+"""The names of parameters in the body, by those in SamplingParams."""
 
 
 class NativeSampling(SamplingFields):
-    """The field `sampling_params`. Unknown names are refused, so that a typing error is noticed."""
+    """The field `sampling_params`."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    place: ClassVar[FieldPlace | None] = FieldPlace.SAMPLING
 
     max_new_tokens: int | None = None  # None: 128, or what the context leaves
     min_new_tokens: int = 0
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     sampling_seed: int | None = None
     skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True  # the tokenizer's own decoder decides
     no_stop_trim: bool = False
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
 
-    stop_regex: Any = None
-    structural_tag: Any = None
-    logit_bias: Any = None
-    custom_params: Any = None
-
     def check(self) -> None:
         """Check what the types alone do not express. Raises `ApiError`."""
-        for name in _UNSERVED_SAMPLING:
-            if self.__dict__[name]:
-                raise refused(f"sampling_params.{name}", f"{name} is not supported; leave it out")
         if None not in (self.seed, self.sampling_seed) and self.seed != self.sampling_seed:
             raise refused(
                 "sampling_params.sampling_seed",
@@ -74,11 +60,12 @@ class NativeSampling(SamplingFields):
 
     def wanted_grammar(self) -> tuple[Grammar | None, str]:
         """Return the grammar of the answer and the field that set it. Raises `ApiError`."""
-        given = {kind: self.__dict__[kind] for kind in _GRAMMARS}
+        schema = self.json_schema
         return one_grammar(
             {
-                f"sampling_params.{kind}": None if text is None else Grammar(kind, text)
-                for kind, text in given.items()
+                "sampling_params.json_schema": None if schema is None else json_grammar(schema),
+                "sampling_params.regex": grammar_of(GrammarKind.REGEX, self.regex),
+                "sampling_params.ebnf": grammar_of(GrammarKind.EBNF, self.ebnf),
             }
         )
 
@@ -88,7 +75,7 @@ class NativeSampling(SamplingFields):
         if self.seed is None and self.sampling_seed is not None:
             given["seed"] = self.sampling_seed
         return checked_sampling(
-            _NAMES,
+            NATIVE_NAMES,
             **given,
             include_stop=self.no_stop_trim,
             min_tokens=self.min_new_tokens,
@@ -125,6 +112,8 @@ class Asked:
 
 
 class GenerateBody(Body):
+    place: ClassVar[FieldPlace | None] = FieldPlace.GENERATE
+
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
     sampling_params: NativeSampling | list[NativeSampling] | None = None
@@ -141,15 +130,6 @@ class GenerateBody(Body):
     extra_key: str | list[str] | None = None  # only requests of the same one share cached prefixes
     cache_salt: str | list[str] | None = None  # the same by vLLM's name; both count
 
-    input_embeds: Any = None
-    image_data: Any = None
-    audio_data: Any = None
-    video_data: Any = None
-    lora_path: Any = None
-    session_params: Any = None
-    custom_logit_processor: Any = None
-    return_hidden_states: Any = None
-
     @property
     def dp_rank(self) -> int | None:
         return self.data_parallel_rank if self.routed_dp_rank is None else self.routed_dp_rank
@@ -164,7 +144,6 @@ class GenerateBody(Body):
         """Return one entry for each prompt. Raises `ApiError` for values that the types allow
         but that are wrong.
         """
-        self._check()
         prompts, param = self._prompts()
         count = len(prompts)
         samplings = _each("sampling_params", self.sampling_params, count, NativeSampling())
@@ -191,11 +170,6 @@ class GenerateBody(Body):
             )
             for i in range(count)
         ]
-
-    def _check(self) -> None:
-        for name in _UNSERVED:
-            if self.__dict__[name]:
-                raise refused(name, f"{name} is not supported; leave it out")
 
     def _salts(self, count: int) -> list[bytes]:
         """Return the cache salt of each prompt."""

@@ -36,6 +36,20 @@ def usage_json(prompts: Sequence[Sequence[Finished]]) -> dict[str, Any]:
     }
 
 
+def ending(finished: Finished | None, reason: str | None = None) -> dict[str, Any]:
+    """Return a choice's fields about its end; None: it goes on.
+
+    `matched_stop`, which SGLang's replies have too, is the string, expression or token id that
+    ended it. reason: where it is not the answer's own.
+    """
+    if finished is None:
+        return {"finish_reason": None, "matched_stop": None}
+    return {
+        "finish_reason": reason or finished.reason.value,
+        "matched_stop": finished.stop_string or finished.stop_token_id,
+    }
+
+
 def timings_json(finished: Finished) -> Mapping[str, int]:
     """Return the first answer's durations in microseconds. An extension of OpenAI's API."""
     return asdict(finished.timings)

@@ -1,12 +1,27 @@
 """Reading a request's body within a limit, and the labels in its headers."""
 
+from dataclasses import dataclass
+
 from starlette.requests import Request
 
 from baton.api.access import owner_of
+from baton.api.request_fields import UnknownFields
 from baton.api.requests import RequestLabels
-from baton.api.schema import SamplingBody
+from baton.api.schema import BodyT, SamplingBody, parse_body
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
+
+
+@dataclass(frozen=True)
+class BodyReader:
+    """The reader of all bodies of one server."""
+
+    max_bytes: int
+    unknown: UnknownFields = UnknownFields.REFUSE
+
+    async def read(self, request: Request, kind: type[BodyT]) -> BodyT:
+        """Return the body. Raises `ApiError` that names what is wrong with it."""
+        return parse_body(kind, await read_body(request, self.max_bytes), self.unknown)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -24,11 +39,9 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def labels_of(request: Request, body: SamplingBody) -> RequestLabels:
-    """Return the request's labels. The caller's own id is X-Request-Id, else the body's `user`."""
-    client_id = request.headers.get("x-request-id") or body.user
-    return RequestLabels(
-        client_id, body.priority or 0, body.routed_dp_rank, owner_of(request), body.salt
-    )
+    """Return the request's labels. The caller's own id is X-Request-Id, else the body's."""
+    client_id = request.headers.get("x-request-id") or body.client_id
+    return RequestLabels(client_id, body.priority or 0, body.dp_rank, owner_of(request), body.salt)
 
 
 def _too_large(limit: int) -> ApiError:

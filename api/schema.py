@@ -1,37 +1,39 @@
 """Common parts of request bodies: strict types, sampling fields and error messages."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
+from baton.api.body import Body
 from baton.api.client_salt import client_salt
-from baton.api.errors import shorten
+from baton.api.errors import refused, shorten
+from baton.api.field_table import FieldPlace
+from baton.api.request_fields import REFUSED, UnknownFields
 from baton.api.requests import checked_sampling
-from baton.api.structured import ResponseFormat, one_grammar
+from baton.api.structured import (
+    ResponseFormat,
+    StructuredOutputs,
+    grammar_of,
+    guided_grammars,
+    json_grammar,
+    one_grammar,
+)
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
 
 MAX_CHOICES = 128
-
-
-class Body(BaseModel):
-    """A request body. Unknown fields are ignored, as OpenAI's clients expect; known ones are
-    typed.
-    """
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
 BodyT = TypeVar("BodyT", bound=Body)
 
 
-def parse_body(kind: type[BodyT], raw: bytes) -> BodyT:
+def parse_body(
+    kind: type[BodyT], raw: bytes, unknown: UnknownFields = UnknownFields.REFUSE
+) -> BodyT:
     """Parse the body. Raises `ApiError` INVALID_REQUEST that names the field."""
     try:
-        return kind.model_validate_json(raw)
+        return kind.model_validate_json(raw, context=unknown)
     except ValidationError as err:
         raise _first_complaint(err) from err
 
@@ -40,8 +42,18 @@ def _first_complaint(err: ValidationError) -> ApiError:
     errors = err.errors(include_url=False)
     # If a field may have several types, the error with the longest location fits best.
     same = [error for error in errors if error["loc"][:1] == errors[0]["loc"][:1]]
-    first = max(same, key=lambda error: len(error["loc"]))
-    param = ".".join(str(part) for part in first["loc"] if not _is_type(part))
+    first = max(same, key=lambda error: (error["type"] == REFUSED, len(error["loc"])))
+    path = [str(part) for part in first["loc"] if not _is_type(part)]
+    if first["type"] == REFUSED:
+        said = first["ctx"]
+        param = ".".join([*path, said["field"]])
+        return ApiError(
+            ErrorCode.INVALID_REQUEST,
+            f"{param}: {said['why']}",
+            param=param,
+            expected=said["expected"],
+        )
+    param = ".".join(path)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "json_invalid":
         return ApiError(ErrorCode.INVALID_REQUEST, f"the body is not valid JSON: {message}")
@@ -80,7 +92,25 @@ def _one_or_many_strings(value: Any) -> Any:
 Strings = Annotated[tuple[str, ...], BeforeValidator(_one_or_many_strings)]
 
 
+def _by_token_id(value: Any) -> Any:
+    """Return a mapping of token ids, which JSON spells as texts."""
+    if not isinstance(value, dict):
+        raise ValueError("expected an object of token ids and numbers")
+    found: dict[int, Any] = {}
+    for name, bias in value.items():
+        if not (name.isascii() and name.isdigit() and len(name) <= _ID_DIGITS):
+            raise ValueError(f'expected token ids as names, such as {{"42": 1.5}}; {name[:20]!r}')
+        found[int(name)] = bias
+    return found
+
+
+_ID_DIGITS = 12  # more than any id has; SamplingParams has the limit
+Biases = Annotated[dict[int, float], BeforeValidator(_by_token_id)]
+
+
 class StreamOptions(Body):
+    place: ClassVar[FieldPlace | None] = FieldPlace.STREAM_OPTIONS
+
     include_usage: bool = False
 
 
@@ -99,7 +129,11 @@ class SamplingFields(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
+    logit_bias: Biases | None = None
+    allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+    bad_words: Strings = ()
     stop: Strings = ()
+    stop_regex: Strings = ()
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
 
@@ -110,27 +144,43 @@ class SamplingFields(Body):
 
 
 class SamplingBody(SamplingFields):
-    """The fields of both OpenAI endpoints: OpenAI's own, then those that engines commonly add."""
+    """The fields of both OpenAI endpoints: OpenAI's own, then those that engines commonly add.
+
+    Large because each is a name that clients send; `FIELDS` says what it is for.
+    """
 
     model: str | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
     max_tokens: int | None = None
-    logit_bias: dict[str, float] | None = None
 
     min_tokens: int = 0
     include_stop_str_in_output: bool = False
+    no_stop_trim: bool = False
     skip_special_tokens: bool = True
     priority: int | None = None  # a larger value goes first; None: 0
     routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None  # the older name of routed_dp_rank
     cache_salt: str | None = None  # only requests of the same salt share cached prefixes
     extra_key: str | None = None  # SGLang's name for it; where both are given, both count
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
 
     response_format: ResponseFormat | None = None
+    json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    rid: str | None = None
+    request_id: str | None = None
+    user: str | None = None
 
     def check(self) -> None:
         """Check what the types alone do not express. Raises `ApiError`."""
@@ -138,12 +188,21 @@ class SamplingBody(SamplingFields):
             raise refused("n", f"n is {self.n}; expected 1 to {MAX_CHOICES}")
         if self.stream_options is not None and not self.stream:
             raise refused("stream_options", "stream_options needs stream to be true")
-        if self.logit_bias:
-            raise refused("logit_bias", "logit_bias is not supported; leave it out")
+        if self.prompt_logprobs is not None and self.stream:
+            raise refused("prompt_logprobs", "prompt_logprobs are not sent in a stream")
 
     @property
     def choices(self) -> int:
         return 1 if self.n is None else self.n
+
+    @property
+    def client_id(self) -> str | None:
+        """The caller's own id of this request."""
+        return self.rid or self.request_id or self.user
+
+    @property
+    def dp_rank(self) -> int | None:
+        return self.data_parallel_rank if self.routed_dp_rank is None else self.routed_dp_rank
 
     @property
     def salt(self) -> bytes:
@@ -156,13 +215,22 @@ class SamplingBody(SamplingFields):
 
     def wanted_grammar(self) -> tuple[Grammar | None, str]:
         """Return the grammar of the answer and the field that set it. Raises `ApiError`."""
-        form = self.response_format
+        form, schema = self.response_format, self.json_schema
         return one_grammar(
             {
                 "response_format": None if form is None else form.grammar(),
-                "regex": None if self.regex is None else Grammar(GrammarKind.REGEX, self.regex),
-                "ebnf": None if self.ebnf is None else Grammar(GrammarKind.EBNF, self.ebnf),
+                "json_schema": None if schema is None else json_grammar(schema),
+                "regex": grammar_of(GrammarKind.REGEX, self.regex),
+                "ebnf": grammar_of(GrammarKind.EBNF, self.ebnf),
             }
+            | guided_grammars(
+                "guided_",
+                self.guided_json,
+                self.guided_regex,
+                self.guided_choice,
+                self.guided_grammar,
+            )
+            | ({} if self.structured_outputs is None else self.structured_outputs.grammars())
         )
 
     def sampling(
@@ -173,14 +241,9 @@ class SamplingBody(SamplingFields):
         return checked_sampling(
             {"include_stop": "include_stop_str_in_output"} | dict(names or {}),
             **self.given(),
-            include_stop=self.include_stop_str_in_output,
+            include_stop=self.include_stop_str_in_output or self.no_stop_trim,
             min_tokens=self.min_tokens,
             max_tokens=max_tokens,
             grammar=self.wanted_grammar()[0],
             **more,
         )
-
-
-def refused(param: str, message: str) -> ApiError:
-    """Return INVALID_REQUEST for a field that is well typed but not supported."""
-    return ApiError(ErrorCode.INVALID_REQUEST, message, param=param)

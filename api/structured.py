@@ -1,29 +1,33 @@
 """Constraints on an answer's form, as clients ask for them."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from baton.core.error_codes import ErrorCode
-from baton.core.errors import ApiError
+from baton.api.body import Body
+from baton.api.errors import refused
+from baton.api.field_table import FieldPlace
 from baton.core.grammar import Grammar, GrammarKind
 
 _ANY_OBJECT = {"type": "object"}
+_ANY_OBJECT_NAME = "$$ANY$$"
+"""SGLang's name for the schema of any JSON object."""
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(Body):
     """OpenAI's wrapper of a schema. The schema is enforced with `strict` or without it."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    place: ClassVar[FieldPlace | None] = FieldPlace.JSON_SCHEMA
 
-    name: str | None = None
     content: dict[str, Any] = Field(alias="schema")
 
 
-class ResponseFormat(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+class ResponseFormat(Body):
+    """OpenAI's way to ask for a form."""
+
+    place: ClassVar[FieldPlace | None] = FieldPlace.RESPONSE_FORMAT
 
     type: str
     json_schema: JsonSchema | None = None
@@ -37,17 +41,64 @@ class ResponseFormat(BaseModel):
                 return json_grammar(_ANY_OBJECT)
             case "json_schema":
                 if self.json_schema is None:
-                    raise _refused("response_format.json_schema", "expected json_schema.schema")
+                    raise refused("response_format.json_schema", "expected json_schema.schema")
                 return json_grammar(self.json_schema.content)
-        raise _refused(
+        raise refused(
             "response_format",
             f"response_format.type is {self.type!r}; expected text, json_object or json_schema",
         )
 
 
-def json_grammar(schema: Mapping[str, Any]) -> Grammar:
-    """Return the grammar of JSON answers that follow `schema`."""
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+class StructuredOutputs(Body):
+    """vLLM's way to ask for a form."""
+
+    place: ClassVar[FieldPlace | None] = FieldPlace.STRUCTURED
+
+    schema_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def grammars(self) -> dict[str, Grammar | None]:
+        """Return the grammar of each field that was given. Raises `ApiError`."""
+        found = guided_grammars(
+            "structured_outputs.", self.schema_, self.regex, self.choice, self.grammar
+        )
+        any_object = json_grammar(_ANY_OBJECT) if self.json_object else None
+        return found | {"structured_outputs.json_object": any_object}
+
+
+def guided_grammars(
+    prefix: str,
+    schema: Mapping[str, Any] | str | None,
+    regex: str | None,
+    choice: Sequence[str] | None,
+    grammar: str | None,
+) -> dict[str, Grammar | None]:
+    """Return the grammars of vLLM's four kinds of constraint, by the field's name after `prefix`.
+
+    Raises `ApiError`.
+    """
+    return {
+        f"{prefix}json": None if schema is None else json_grammar(schema),
+        f"{prefix}regex": grammar_of(GrammarKind.REGEX, regex),
+        f"{prefix}choice": None if choice is None else _choice_grammar(choice, f"{prefix}choice"),
+        f"{prefix}grammar": None if grammar is None else Grammar(_dialect(grammar), grammar),
+    }
+
+
+def grammar_of(kind: GrammarKind, text: str | None) -> Grammar | None:
+    """Return the grammar that a field gave, if it did."""
+    return None if text is None else Grammar(kind, text)
+
+
+def json_grammar(schema: Mapping[str, Any] | str) -> Grammar:
+    """Return the grammar of JSON answers that follow `schema`, an object or its text."""
+    if schema == _ANY_OBJECT_NAME:
+        schema = _ANY_OBJECT
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    return Grammar(GrammarKind.JSON_SCHEMA, text)
 
 
 def one_grammar(given: Mapping[str, Grammar | None]) -> tuple[Grammar | None, str]:
@@ -55,9 +106,18 @@ def one_grammar(given: Mapping[str, Grammar | None]) -> tuple[Grammar | None, st
     found = [(grammar, name) for name, grammar in given.items() if grammar is not None]
     if len(found) > 1:
         names = " and ".join(name for _, name in found)
-        raise _refused(found[1][1], f"{names} are given; expected one of them")
+        raise refused(found[1][1], f"{names} are given; expected one of them")
     return found[0] if found else (None, "")
 
 
-def _refused(param: str, message: str) -> ApiError:
-    return ApiError(ErrorCode.INVALID_REQUEST, message, param=param)
+def _choice_grammar(choice: Sequence[str], param: str) -> Grammar:
+    """Return the grammar of answers that are one of these texts."""
+    if not choice or not all(choice):
+        raise refused(param, f"{param} is {list(choice)!r:.80}; expected one or more texts")
+    texts = (json.dumps(each, ensure_ascii=False) for each in choice)
+    return Grammar(GrammarKind.LARK, "start: " + " | ".join(texts))
+
+
+def _dialect(grammar: str) -> GrammarKind:
+    """Return the language of a grammar, which vLLM's clients do not say: only EBNF has `::=`."""
+    return GrammarKind.EBNF if "::=" in grammar else GrammarKind.LARK

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from baton.api.backend import ModelInfo
 from baton.api.errors import RETRY_AFTER_S, invalid
+from baton.api.requests import refusal
 from baton.core.error_codes import ErrorCode
-from baton.core.errors import ApiError
+from baton.core.errors import ApiError, RequestError
 from baton.core.grammar import Grammar
 from baton.core.sampling_params import SamplingParams
 from baton.text.answer import AnswerText
@@ -21,11 +22,15 @@ from baton.text.chat_template import ChatTemplate
 from baton.text.errors import GrammarBusyError, TextError
 from baton.text.grammar import GrammarCompiler
 from baton.text.reply_parser import find_reasoning_format
+from baton.text.stop_regex import compile_stops
 from baton.text.token_table import TokenTable
 from baton.text.tokenizer import Tokenizer
 from baton.text.tool_calls import find_tool_format
 
 T = TypeVar("T")
+
+ANY_MODEL = "default"
+"""The name by which SGLang's clients ask for whatever model is served."""
 
 INLINE_CHARS = 2048
 """Shorter prompts take well under a millisecond: a thread costs more than it saves."""
@@ -75,6 +80,8 @@ class TextService:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
@@ -84,11 +91,12 @@ class TextService:
             prompt = self.template.render(
                 messages,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 tools=tools,
                 variables=variables,
             )
             thinking = self.reasoning is not None and self.reasoning.begun_in(prompt)
-            ids = self.tokenizer.encode(prompt, add_special_tokens=False)
+            ids = self.tokenizer.encode(prompt, add_special_tokens)
             return ChatPrompt(tuple(ids), thinking)
 
         # Tool calls and schemas can be far longer than the messages' text.
@@ -98,6 +106,21 @@ class TextService:
     async def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a prompt that was given as ids, for `echo`."""
         return await self._run(lambda: self.tokenizer.decode(ids), len(ids), "prompt")
+
+    def check_sampling(
+        self, sampling: SamplingParams, model: ModelInfo, names: Mapping[str, str] | None = None
+    ) -> None:
+        """Check what only the model can tell: token ids and expressions that end the answer.
+
+        names: as for `checked_sampling`. Raises INVALID_REQUEST that names the field.
+        """
+        try:
+            sampling.check_vocabulary(model.vocab_size)
+            compile_stops(sampling.stop_regex)
+        except RequestError as error:
+            raise refusal(error, names) from error
+        except TextError as error:
+            raise refusal(RequestError(str(error), "stop_regex"), names) from error
 
     async def check_grammar(self, grammar: Grammar | None, param: str) -> None:
         """Check that a grammar can be used.
@@ -124,6 +147,7 @@ class TextService:
         return AnswerText(
             self.tokenizer,
             params.stop,
+            stop_regex=params.stop_regex,
             include_stop=params.include_stop,
             min_tokens=params.min_tokens,
             skip_special_tokens=skip_special_tokens,
@@ -182,7 +206,7 @@ def check_ids(ids: Sequence[int], model: ModelInfo, param: str) -> None:
 
 
 def served_model(name: str | None, models: Sequence[ModelInfo]) -> ModelInfo:
-    """Return the model that a request names, or the first if it names none."""
+    """Return the model that a request names, or the first if it names none, or `ANY_MODEL`."""
     if not models:
         raise ApiError(ErrorCode.UNAVAILABLE, "no model is being served yet; try again soon")
     if not name:
@@ -190,6 +214,8 @@ def served_model(name: str | None, models: Sequence[ModelInfo]) -> ModelInfo:
     for model in models:
         if model.model_id == name:
             return model
+    if name == ANY_MODEL:
+        return models[0]
     known = ", ".join(model.model_id for model in models)
     raise ApiError(
         ErrorCode.NOT_FOUND,

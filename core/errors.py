@@ -18,6 +18,7 @@ BatonError                     INTERNAL
 ├── TextError                  INVALID_REQUEST    [text]
 │   ├── EncodingError          INVALID_REQUEST    text without token ids, or ids without text
 │   ├── ChatTemplateError      INVALID_REQUEST    messages that cannot be rendered
+│   ├── StopRegexError         INVALID_REQUEST    an unusable stop_regex
 │   ├── GrammarError           INVALID_REQUEST    an unusable grammar, or an answer that left it
 │   └── GrammarBusyError       OVERLOADED         too many grammars at once
 ├── TransferError              INTERNAL           [transfer]

@@ -5,7 +5,7 @@ default is None, None is legal.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -79,6 +79,30 @@ class TokenIds:
         ids = _sequence(name, value, "token ids")
         IntRange(0, self.most).checked(name, len(ids), f"number of {name}")
         return tuple(IntRange(0, MAX_INT32).checked(name, each) for each in ids)
+
+
+@dataclass(frozen=True)
+class TokenBiases:
+    """Up to `most` token ids, each with a number from -`largest` to `largest`."""
+
+    most: int
+    largest: float
+
+    def checked(self, name: str, value: object) -> tuple[tuple[int, float], ...]:
+        """Return (id, number) pairs by rising id, without those of 0. Raises RequestError.
+
+        value: a mapping of ids to numbers, or such pairs.
+        """
+        pairs = value.items() if isinstance(value, Mapping) else _sequence(name, value, "pairs")
+        IntRange(0, self.most).checked(name, len(pairs), f"number of entries of {name}")
+        given = dict(self._pair(name, each) for each in pairs)
+        return tuple((token, bias) for token, bias in sorted(given.items()) if bias)
+
+    def _pair(self, name: str, value: object) -> tuple[int, float]:
+        if not isinstance(value, tuple | list) or len(value) != 2:
+            raise refusal(name, value, "pairs of a token id and a number")
+        token = IntRange(0, MAX_INT32).checked(name, value[0], f"a token of {name}")
+        return token, FloatRange(-self.largest, self.largest).checked(name, value[1])
 
 
 @dataclass(frozen=True)

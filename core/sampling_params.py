@@ -6,12 +6,23 @@ from functools import cached_property
 
 from baton.core.errors import RequestError
 from baton.core.grammar import Grammar
-from baton.core.limits import MAX_INT32, FloatRange, IntRange, Rule, Texts, TokenIds, limited
+from baton.core.limits import (
+    MAX_INT32,
+    FloatRange,
+    IntRange,
+    Rule,
+    Texts,
+    TokenBiases,
+    TokenIds,
+    limited,
+)
 
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 128
 """Alternatives at one position, and tokens that a request may ask about."""
 MAX_STOP_TOKEN_IDS = 128
+MAX_BIASES = 1024
+MAX_ALLOWED_TOKEN_IDS = 4096
 GREEDY_BELOW = 1e-5
 """A temperature below this means greedy: dividing logits by it overflows float32."""
 
@@ -38,9 +49,15 @@ class SamplingParams:
     # None: the router draws one, and an engine alone takes 0. Kept as 64 unsigned bits; a negative
     # one, which OpenAI's clients may send, is read as its two's complement.
     seed: int | None = limited(None, IntRange(-(2**63), MAX_SEED))
+    # Added to logits, after the penalties: (token id, bias), by rising id. A mapping may be given.
+    logit_bias: tuple[tuple[int, float], ...] = limited((), TokenBiases(MAX_BIASES, 100))
+    allowed_token_ids: tuple[int, ...] = limited((), TokenIds(MAX_ALLOWED_TOKEN_IDS))  # (): any
+    # An answer never spells one by the tokens that the tokenizer makes of it.
+    bad_words: tuple[str, ...] = limited((), Texts(most=128, longest=256))
     stop_token_ids: tuple[int, ...] = limited((), TokenIds(MAX_STOP_TOKEN_IDS))
     # The lengths bound the automaton that finds them (text/stops.py) to about a megabyte.
     stop: tuple[str, ...] = limited((), Texts(most=16, longest=256))
+    stop_regex: tuple[str, ...] = limited((), Texts(most=8, longest=256))  # see text/stop_regex.py
     include_stop: bool = False
     ignore_eos: bool = False
     min_tokens: int = limited(0, IntRange(0, MAX_INT32))  # at most max_tokens
@@ -83,7 +100,8 @@ class SamplingParams:
     @cached_property
     def plain(self) -> bool:
         """True if tokens are the likeliest by the model, and nobody asks how likely."""
-        return self.greedy and not self.penalised and self.logprobs is None
+        changed = self.penalised or self.logit_bias
+        return self.greedy and not changed and self.logprobs is None
 
     def seeded(self) -> "SamplingParams":
         """Return these parameters with a seed: their own, or one drawn now."""
@@ -99,6 +117,22 @@ class SamplingParams:
                 f"at most {prompt_len}",
                 str(start),
             )
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise RequestError for a token id that the model does not have."""
+        for name, ids in (
+            ("stop_token_ids", self.stop_token_ids),
+            ("logit_bias", [token for token, _ in self.logit_bias]),
+            ("allowed_token_ids", self.allowed_token_ids),
+            ("logprob_token_ids", self.logprob_token_ids),
+        ):
+            if max(ids, default=0) >= vocab_size:
+                raise RequestError(
+                    f"{name} has token id {max(ids)}; expected 0 to {vocab_size - 1}",
+                    name,
+                    f"0 to {vocab_size - 1}",
+                    str(max(ids)),
+                )
 
     def _check_min_tokens(self) -> None:
         if self.min_tokens > self.max_tokens:

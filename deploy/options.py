@@ -8,6 +8,7 @@ import click
 import torch
 
 from baton.api.http import MAX_BODY_BYTES
+from baton.api.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
 from baton.deploy.access_options import (
@@ -185,6 +186,16 @@ def streaming_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)  # fmt: skip
 
 
+def unknown_fields_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option for fields of requests that nobody knows."""
+    return click.option(
+        "--unknown-fields", type=click.Choice([u.value for u in UnknownFields]),
+        default=UnknownFields.REFUSE.value, show_default=True,
+        help="Fields of an HTTP request that are not in docs/requests.md: answered with 400, "
+        "ignored with a line in the log, or ignored.",
+    )(command)  # fmt: skip
+
+
 def lease_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the option for the lease; `lease_ms_from` reads its value."""
     return click.option(
@@ -204,7 +215,8 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_ENGINE + _TRANSFER + _CLUSTER):
         command = option(command)
     command = client_tls_options(limit_options(dump_options(profile_option(command))))
-    return lease_option(streaming_option(access_options(command)))
+    command = unknown_fields_option(streaming_option(access_options(command)))
+    return lease_option(command)
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -300,6 +312,7 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         send_snapshots=SendSnapshots(given["send_snapshots"]),
         served_model_name=given["served_model_name"],
         incremental_streaming_output=given["incremental_streaming_output"],
+        unknown_fields=UnknownFields(given["unknown_fields"]),
         lease_ms=lease_ms_from(given["lease"]),
         request_timeout_s=given["request_timeout"],
         worker_wait_s=given["worker_wait"],

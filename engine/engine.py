@@ -372,9 +372,10 @@ class Engine:
         """Check the spec and make it a request. reservation: the one that the request adopts."""
         self._check_new(spec.request_id, reservation)
         self._admission.check(spec)
-        stopper, state = self._admission.stopper(spec), self._admission.grammar(spec, grammar)
+        stopper = self._admission.stopper(spec)
+        rules = self._admission.rules(spec, stopper, grammar)
         self._last_serial += 1
-        request = Request(spec, self._last_serial, stopper, state)
+        request = Request(spec, self._last_serial, stopper, rules)
         self._requests.add(request)
         return request
 
@@ -388,7 +389,7 @@ class Engine:
     def _end_if_given(self, request: Request) -> None:
         """End the request if the output that came with it has ended it already."""
         stop = request.stopper.replay(request.output)
-        if stop is None and request.grammar is not None and request.grammar.ended:
+        if stop is None and request.rules is not None and request.rules.ended:
             stop = request.stopper.end()
         if stop is not None:
             self._outbox.append(self._results.finish(request, stop))

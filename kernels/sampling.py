@@ -62,6 +62,15 @@ def mask_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
     logits.index_put_((rows[:, None], token_ids), never)
 
 
+def add_biases(logits: Tensor, rows: Tensor, token_ids: Tensor, biases: Tensor) -> None:
+    """Add to single logits, in place.
+
+    logits [R, V] float32; rows [n] int64 into R; token_ids [n] int64; biases [n] float32. No pair
+    of row and token occurs twice.
+    """
+    logits.index_put_((rows, token_ids), biases, accumulate=True)
+
+
 def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Rule out all but the likely tokens: min-p and top-k, then top-p of what they leave.
 

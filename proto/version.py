@@ -1,4 +1,6 @@
 """The protocol version, sent in every `Hello`. A peer with another major version is refused."""
 
-PROTOCOL_MAJOR = 4  # cache salts: a worker that ignores one would mix tenants
+# 5: logit_bias, bad_words, allowed_token_ids, stop_regex: a worker that ignores one writes other
+# tokens. 4: cache salts.
+PROTOCOL_MAJOR = 5
 PROTOCOL_MINOR = 0

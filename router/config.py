@@ -5,6 +5,7 @@ from pathlib import Path
 
 from baton.api.client_limits import ClientLimits
 from baton.api.http import MAX_BODY_BYTES
+from baton.api.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
 from baton.router.dump.request_dump import DumpOptions
@@ -35,6 +36,7 @@ class RouterConfig:
     lease_ms: int = DEFAULT_LEASE_MS  # a worker that is silent for longer counts as lost
     max_queued: int = MAX_QUEUED  # requests beyond the capacity of all decode ranks
     max_body_bytes: int = MAX_BODY_BYTES  # of one request, over HTTP or gRPC
+    unknown_fields: UnknownFields = UnknownFields.REFUSE  # in bodies of HTTP requests
     worker_wait_s: float = WORKER_WAIT_S  # a request waits so long for a missing role, then fails
     request_timeout_s: float = REQUEST_TIMEOUT_S  # from arrival to finish
     incremental_streaming_output: bool = False  # /generate streams send new text only

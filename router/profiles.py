@@ -9,8 +9,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from baton.api.body import Body
+from baton.api.errors import refused
 from baton.api.request_body import read_body
-from baton.api.schema import Body, parse_body, refused
+from baton.api.schema import parse_body
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.proto import worker_pb2_grpc

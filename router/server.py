@@ -140,11 +140,13 @@ class RouterServer:
                 text,
                 lambda: MetricsPage(metrics.page(), CONTENT_TYPE_LATEST),
                 max_body_bytes=config.max_body_bytes,
+                unknown_fields=config.unknown_fields,
                 more_routes=[
                     *native_routes(
                         served,
                         text,
                         max_body_bytes=config.max_body_bytes,
+                        unknown_fields=config.unknown_fields,
                         incremental=config.incremental_streaming_output,
                     ),
                     *router_routes(table, router_id, pages.read),

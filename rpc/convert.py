@@ -28,9 +28,11 @@ def sampling_to_proto(params: SamplingParams) -> common_pb2.SamplingParams:
     """Return the message with every parameter set that is not None."""
     given = {name: params.__dict__[name] for name in _SAMPLING_FIELDS}
     grammar = given.pop("grammar")
+    biases = dict(given.pop("logit_bias"))
     return common_pb2.SamplingParams(
         **{name: value for name, value in given.items() if value is not None},
         grammar=None if grammar is None else grammar_to_proto(grammar),
+        logit_bias=biases,
     )
 
 

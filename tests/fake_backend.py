@@ -79,6 +79,7 @@ class FakeBackend:
         text = AnswerText(
             self.tokenizer,
             params.stop,
+            stop_regex=params.stop_regex,
             include_stop=params.include_stop,
             min_tokens=params.min_tokens,
         )

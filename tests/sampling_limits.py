@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from baton.core.limits import MAX_INT32, FloatRange, IntRange, Texts, TokenIds, float32
+from baton.core.limits import (
+    MAX_INT32,
+    FloatRange,
+    IntRange,
+    Texts,
+    TokenBiases,
+    TokenIds,
+    float32,
+)
 from baton.core.sampling_params import SamplingParams
 
 WITHOUT_LIMITS = {"include_stop", "ignore_eos", "grammar"}
@@ -34,6 +42,10 @@ def boundary_values() -> list[tuple[str, Any, bool]]:
             case TokenIds(most):
                 legal = [(), (0,), (3,) * most]
                 wrong = [(3,) * (most + 1), (-1,), (MAX_INT32 + 1,)]
+            case TokenBiases(most, largest):
+                legal = [{}, {3: -largest, 4: largest}, dict.fromkeys(range(most), 1.0)]
+                wrong = [dict.fromkeys(range(most + 1), 1.0), {-1: 1.0}, {MAX_INT32 + 1: 1.0}]
+                wrong += [{3: next_float32(largest, math.inf)}, *({3: each} for each in NO_NUMBERS)]
             case Texts(most, longest):
                 legal = [(), ("x" * longest,), ("x",) * most]
                 wrong = [("",), ("x" * (longest + 1),), ("x",) * (most + 1)]

@@ -23,6 +23,7 @@ class AnswerText:
         tokenizer: Tokenizer,
         stops: Sequence[str] = (),
         *,
+        stop_regex: Sequence[str] = (),
         include_stop: bool = False,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
@@ -35,7 +36,7 @@ class AnswerText:
         self._end_ids = frozenset() if include_stop else frozenset(end_ids)
         self._newest: list[int] = []  # at most one of `end_ids`, not pushed yet
         self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens)
-        self._matcher = StopMatcher(stops, include_stop)
+        self._matcher = StopMatcher(stops, include_stop, stop_regex)
         self._unarmed = max(min_tokens - 1, 0)  # tokens that cannot end the answer
 
     @property

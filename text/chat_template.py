@@ -22,6 +22,8 @@ from baton.text.errors import ChatTemplateError, TokenizerFileError
 from baton.text.model_folder import read_json_object, read_text
 from baton.text.special_tokens import read_special_tokens
 
+_MARK = "\ue000\ue7c5\uf8ff"
+"""Characters of Unicode's private use: templates neither strip nor change them."""
 # What a template can raise when the messages lack what it reads.
 _RENDER_ERRORS = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
 
@@ -50,10 +52,15 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the prompt. It has its own special tokens: encode it without adding any."""
+        """Return the prompt. It has its own special tokens: encode it without adding any.
+
+        continue_final_message: the prompt ends with the last message's text, so that the answer
+        goes on with it. Raises ChatTemplateError.
+        """
         if self._template is None:
             raise ChatTemplateError(
                 "this model has no chat template (neither chat_template.jinja nor chat_template "
@@ -62,16 +69,32 @@ class ChatTemplate:
         names = {
             **self._special_tokens,
             **(variables or {}),
-            "messages": messages,
+            "messages": _with_mark(messages) if continue_final_message else messages,
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template.render(names)
+            prompt = self._template.render(names)
         except _RENDER_ERRORS as err:
             raise ChatTemplateError(
                 f"the chat template refused these messages: {type(err).__name__}: {err}"
             ) from err
+        return _up_to_mark(prompt) if continue_final_message else prompt
+
+
+def _with_mark(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the messages with a mark at the end of the last one's text."""
+    said = messages[-1].get("content") if messages else None
+    if not isinstance(said, str) or not said.strip():
+        raise ChatTemplateError("the last message has no text to continue; give it some content")
+    return [*messages[:-1], {**messages[-1], "content": said + _MARK}]
+
+
+def _up_to_mark(prompt: str) -> str:
+    end = prompt.rfind(_MARK)
+    if end < 0:
+        raise ChatTemplateError("the chat template changes the last message: nothing can follow it")
+    return prompt[:end]
 
 
 def _find_source(folder: Path) -> str | None:

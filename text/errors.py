@@ -22,6 +22,10 @@ class ChatTemplateError(TextError):
     """The messages cannot be rendered with this model's chat template."""
 
 
+class StopRegexError(TextError):
+    """A regular expression that should end an answer cannot be used."""
+
+
 class GrammarError(TextError):
     """A schema, regular expression or grammar cannot be used, or the answer has left it."""
 

@@ -14,10 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from baton.text.stop_regex import RegexWalk, compile_stops
+
 
 @dataclass(frozen=True)
 class StopMatch:
-    """The place of a stop string in the text, in characters from the text's start."""
+    """The place of a stop string in the text, in characters from the text's start. `stop` is the
+    expression where one matched."""
 
     stop: str
     start: int
@@ -58,14 +61,18 @@ def _step(node: _Node | None, char: str, root: _Node) -> _Node:
 
 
 class StopMatcher:
-    """A search for any of `stops` in the text of one answer.
+    """A search for any of `stops`, and of the expressions `regexes`, in the text of one answer.
 
     `include_stop` keeps the stop string in the text that is shown; then nothing is held back.
     """
 
-    def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
+    def __init__(
+        self, stops: Sequence[str], include_stop: bool = False, regexes: Sequence[str] = ()
+    ) -> None:
+        """Raises StopRegexError for an expression that cannot be used."""
         if not all(stops):
             raise ValueError("an empty stop string matches everywhere; leave it out")
+        self._regexes = RegexWalk(compile_stops(tuple(regexes))) if regexes else None
         self._root = _automaton(tuple(stops))
         self._node = self._root
         self._include = include_stop
@@ -81,7 +88,7 @@ class StopMatcher:
         length is not stopped, nor stopped later by what it said then. After a match nothing more
         comes; what was held is in `flush`.
         """
-        if not self._root.children:
+        if not self._root.children and self._regexes is None:
             self.shown += len(text)
             return text
         seen = self.shown + len(self._held)
@@ -90,8 +97,7 @@ class StopMatcher:
             self._walk(text, seen, armed)
         if self.match is not None:
             return self._release(self.keep)
-        held = 0 if self._include else self._node.undecided
-        return self._release(self.shown + len(self._held) - held)
+        return self._release(self.seen if self._include else self._decided)
 
     def hold(self, text: str) -> None:
         """Take the last piece, without a search. `flush` then says how much of it is shown."""
@@ -113,13 +119,24 @@ class StopMatcher:
             return self.seen
         return self.match.end if self._include else self.match.start
 
+    @property
+    def _decided(self) -> int:
+        """The number of characters that no match can begin in any more."""
+        decided = self.seen - self._node.undecided
+        return decided if self._regexes is None else min(decided, self._regexes.held_from(decided))
+
     def _walk(self, text: str, seen: int, armed: bool) -> None:
-        node = self._node
-        for i, char in enumerate(text, start=1):
+        node, regexes = self._node, self._regexes
+        for end, char in enumerate(text, start=seen + 1):
             node = _step(node, char, self._root)
+            by_regex = None if regexes is None else regexes.step(char, end - 1)
             if armed and node.stop is not None:
-                end = seen + i
                 self.match = StopMatch(node.stop, end - len(node.stop), end)
+            if armed and by_regex is not None:
+                stop, start = by_regex
+                if self.match is None or start < self.match.start:
+                    self.match = StopMatch(stop, start, end)
+            if self.match is not None:
                 break
         self._node = node
 

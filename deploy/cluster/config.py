@@ -5,6 +5,7 @@ from pathlib import Path
 
 from baton.api.client_limits import ClientLimits
 from baton.api.http import MAX_BODY_BYTES
+from baton.api.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.core.role import Role
 from baton.deploy.certs.authority import AuthorityFiles
@@ -38,6 +39,7 @@ class ClusterConfig:
     send_snapshots: SendSnapshots = SendSnapshots.OFF
     served_model_name: str | None = None  # None: the folder's name, or the id on the hub
     incremental_streaming_output: bool = False  # of /generate: only new text
+    unknown_fields: UnknownFields = UnknownFields.REFUSE  # in bodies of HTTP requests
     lease_ms: int = DEFAULT_LEASE_MS  # of router and workers: longer silence means lost
     request_timeout_s: float = REQUEST_TIMEOUT_S  # from arrival to finish
     worker_wait_s: float = WORKER_WAIT_S  # a request waits so long for a missing role

@@ -105,6 +105,7 @@ class Wiring:
             max_body_bytes=config.max_body_bytes,
             incremental_streaming_output=config.incremental_streaming_output,
             dump=config.dump,
+            unknown_fields=config.unknown_fields,
         )
 
     def worker(self, member: Member) -> WorkerConfig:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from baton.api.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
 from baton.core.role import Role
@@ -36,6 +37,7 @@ from baton.deploy.options import (
     lease_option,
     streaming_option,
     transfer_options,
+    unknown_fields_option,
     verify_from,
 )
 from baton.deploy.process.interpreter import switch_often
@@ -73,6 +75,7 @@ from baton.worker.config import WorkerConfig
 @click.option("--served-model-name", default=None,
               help="Model name in requests; the folder's name when left out.")  # fmt: skip
 @streaming_option
+@unknown_fields_option
 @lease_option
 @access_options
 @client_tls_options
@@ -147,6 +150,7 @@ def _local_config(host: str, given: dict[str, Any]) -> LocalConfig:
         grpc_port=given["grpc_port"],
         served_model_name=given["served_model_name"],
         incremental_streaming_output=given["incremental_streaming_output"],
+        unknown_fields=UnknownFields(given["unknown_fields"]),
         drain_s=given["drain"],
         api_keys=given["api_keys"],
         cache_scope=CacheScope(given["cache_scope"]),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from baton.api.browser_guard import BrowserPolicy
 from baton.api.client_limits import ClientLimits
+from baton.api.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.rpc.server_certificate import CertificateFiles
 
@@ -18,6 +19,7 @@ class LocalConfig:
     grpc_port: int = 0
     served_model_name: str | None = None  # None: the folder's name
     incremental_streaming_output: bool = False  # of /generate: only new text
+    unknown_fields: UnknownFields = UnknownFields.REFUSE  # in bodies of HTTP requests
     api_keys: Path | None = None  # the file of API keys; None: everybody may call
     cache_scope: CacheScope = CacheScope.SHARED  # the requests that share cached prefixes
     client_tls: CertificateFiles | None = None  # None: in the clear

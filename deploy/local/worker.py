@@ -159,8 +159,12 @@ class LocalWorker:
             served,
             text,
             self._metrics,
+            unknown_fields=clients.unknown_fields,
             more_routes=native_routes(
-                served, text, incremental=clients.incremental_streaming_output
+                served,
+                text,
+                unknown_fields=clients.unknown_fields,
+                incremental=clients.incremental_streaming_output,
             ),
             browsers=clients.browsers,
             keys=keys,

@@ -8,7 +8,7 @@ from torch import Tensor
 from baton.engine.forward.sampling_batch import PenalisedRows, RandomRows, SamplingBatch
 from baton.engine.memory.request_tables import RequestTables
 from baton.kernels.base import Kernels
-from baton.kernels.sampling import LogProbs, allow_tokens, log_probs, mask_tokens
+from baton.kernels.sampling import LogProbs, add_biases, allow_tokens, log_probs, mask_tokens
 from baton.kernels.torch_kernels import TORCH
 
 
@@ -59,6 +59,8 @@ def sample(
     raw = draws[batch.logprob_rows] if batch.logprob_rows is not None else None
     if batch.penalised is not None:
         _penalise(draws, batch.penalised, tables, kernels)
+    if batch.biases is not None:
+        add_biases(draws, *batch.biases)
     if batch.short is not None:
         rows, table_rows = batch.short
         mask_tokens(draws, rows, tables.stop_ids[table_rows])

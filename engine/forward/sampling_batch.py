@@ -1,5 +1,6 @@
 """The device tensors that sampling and scoring need beside the logits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
@@ -48,6 +49,8 @@ class SamplingBatch:
     draws: int
     random: RandomRows | None
     penalised: PenalisedRows | None
+    # What is added to single logits: rows [n] into draws, token ids [n], float32 [n].
+    biases: tuple[Tensor, Tensor, Tensor] | None
     short: tuple[Tensor, Tensor] | None  # rows [n] into draws below their minimum length, and
     # the rows [n] of the request tables that have their stop tokens
     allowed: tuple[Tensor, Tensor] | None  # rows [n] into draws and their masks [n, words]
@@ -64,6 +67,7 @@ def pack_sampling(batch: Batch, pack: HostPack) -> None:
     special = batch.special_draws
     _pack_random([each for each in special if not each[2].sampling.greedy], pack)
     _pack_penalised([each for each in special if each[2].sampling.penalised], pack)
+    _pack_biases(special, pack)
     short = [(i, row.table_row) for i, row, draw in special if draw.short]
     pack.ints("short_draws", [i for i, _ in short])
     pack.ints("short_rows", [row for _, row in short])
@@ -93,6 +97,7 @@ def bind_sampling(batch: Batch, packed: DevicePack) -> SamplingBatch:
         draws=len(batch.draws),
         random=_bind_random(draws, packed),
         penalised=_bind_penalised(draws, packed),
+        biases=_bind_biases(draws, packed),
         short=(packed.ints("short_draws"), packed.ints("short_rows")) if short else None,
         allowed=_bind_allowed(draws, packed),
         logprob_rows=packed.ints("logprob_rows") if logprobs else None,
@@ -112,6 +117,21 @@ def _pack_asked(name: str, asked: list[tuple[tuple[int, ...], int]], pack: HostP
     width = max((len(ids) for ids, _ in asked), default=0)
     padded = ((*ids, *repeat(0, width - len(ids))) for ids, rows in asked for _ in range(rows))
     pack.ints(name, chain.from_iterable(padded))
+
+
+def _pack_biases(special: Sequence[Special], pack: HostPack) -> None:
+    biases = [(i, *pair) for i, _, draw in special for pair in draw.sampling.logit_bias]
+    if not biases:
+        return
+    pack.ints("biased_rows", [row for row, _, _ in biases])
+    pack.ints("biased_tokens", [token for _, token, _ in biases])
+    pack.floats("biases", [bias for _, _, bias in biases])
+
+
+def _bind_biases(draws: list[Draw], packed: DevicePack) -> tuple[Tensor, Tensor, Tensor] | None:
+    if not any(draw.sampling.logit_bias for draw in draws):
+        return None
+    return packed.ints("biased_rows"), packed.ints("biased_tokens"), packed.floats("biases")
 
 
 def _bind_allowed(draws: list[Draw], packed: DevicePack) -> tuple[Tensor, Tensor] | None:

@@ -22,7 +22,7 @@ from baton.engine.schedule.request_memory import RequestMemory
 from baton.engine.schedule.request_table import RequestTable
 from baton.engine.schedule.scheduler import Scheduler
 from baton.text.errors import GrammarError
-from baton.text.grammar import GrammarState
+from baton.text.token_rules import TokenRules
 
 
 class ResultProcessor:
@@ -87,7 +87,7 @@ class ResultProcessor:
                 and not row.tracked
                 and request.slot
                 and request.resumes_from is None
-                and request.grammar is None
+                and request.rules is None
             ):
                 output, stopper = request.output, request.stopper
                 request.settled = row.end
@@ -182,22 +182,22 @@ class ResultProcessor:
         request.output.append(token)
         outbox.append(TokenSampled(request.request_id, position, token, logprob))
         stop = request.stopper.push(request.output)
-        if request.grammar is not None and (stop is None or stop.reason is FinishReason.LENGTH):
-            return self._constrained(request, request.grammar, token, stop)
+        if request.rules is not None and (stop is None or stop.reason is FinishReason.LENGTH):
+            return self._constrained(request, request.rules, token, stop)
         return self.finish(request, stop) if stop is not None else None
 
     def _constrained(
-        self, request: Request, grammar: GrammarState, token: int, stop: Stop | None
+        self, request: Request, rules: TokenRules, token: int, stop: Stop | None
     ) -> RequestFinished | None:
-        """End an answer whose grammar lets nothing follow. It fails where the grammar wants what
-        the model cannot say. The mask of the next token is kept for the next row.
+        """End an answer whose rules let nothing follow. It fails where they want what the model
+        cannot say. The mask of the next token is kept for the next row.
         """
         try:
-            grammar.push(token)
-            if grammar.ended:
+            rules.push(token)
+            if rules.ended:
                 stop = request.stopper.end()
             elif stop is None:
-                grammar.allowed()
+                rules.allowed()
         except GrammarError as error:
             return self.finish(request, Stop(FinishReason.ERROR), str(error))
         return self.finish(request, stop) if stop is not None else None

@@ -7,6 +7,7 @@ from baton.core.errors import RequestError
 from baton.core.finish import FinishReason
 from baton.core.sampling_params import SamplingParams
 from baton.text.answer import AnswerText
+from baton.text.errors import StopRegexError
 from baton.text.tokenizer import Tokenizer
 
 
@@ -36,11 +37,12 @@ class StopChecker:
     ) -> None:
         """max_output: output tokens that the context has room for. stop_ids: tokens that end the
         output."""
-        if sampling.stop and tokenizer is None:
+        searched = bool(sampling.stop or sampling.stop_regex)
+        if searched and tokenizer is None:
             raise RequestError(
                 "stop strings need a tokenizer, and this engine has none: use stop_token_ids, or "
                 "add tokenizer.json to the model folder",
-                "stop",
+                "stop" if sampling.stop else "stop_regex",
             )
         self.stop_ids = stop_ids
         self._sampling = sampling
@@ -48,13 +50,8 @@ class StopChecker:
         """Output tokens, at most."""
         self._tokenizer = tokenizer
         self._answer: AnswerText | None = None
-        if sampling.stop and tokenizer is not None:
-            self._answer = AnswerText(
-                tokenizer,
-                sampling.stop,
-                include_stop=sampling.include_stop,
-                min_tokens=sampling.min_tokens,
-            )
+        if searched and tokenizer is not None:
+            self._answer = _searched_text(tokenizer, sampling)
 
     @property
     def watches(self) -> bool:
@@ -118,3 +115,17 @@ class StopChecker:
         if tokenizer is None or not tokenizer.with_text(output[-1:]):
             return 0
         return max(0, len(tokenizer.decode(output)) - len(tokenizer.decode(output[:-1])))
+
+
+def _searched_text(tokenizer: Tokenizer, sampling: SamplingParams) -> AnswerText:
+    """Return the text of an answer that stop strings are searched in. Raises RequestError."""
+    try:
+        return AnswerText(
+            tokenizer,
+            sampling.stop,
+            stop_regex=sampling.stop_regex,
+            include_stop=sampling.include_stop,
+            min_tokens=sampling.min_tokens,
+        )
+    except StopRegexError as error:
+        raise RequestError(str(error), "stop_regex") from error

@@ -8,6 +8,7 @@ from baton.engine.output.stop_checker import StopChecker
 from baton.engine.schedule.request import RequestSpec
 from baton.text.errors import GrammarError
 from baton.text.grammar import CompiledGrammar, GrammarCompiler, GrammarState
+from baton.text.token_rules import TokenRules, banned_sequences, words_of
 from baton.text.tokenizer import Tokenizer
 
 
@@ -35,7 +36,7 @@ class AdmissionCheck:
             raise RequestError("the prompt is empty; expected at least one token", "prompt_ids")
         self._check_ids(spec.prompt_ids, "prompt_ids")
         self._check_ids(spec.output_ids, "output_ids")
-        self._check_ids(spec.sampling.logprob_token_ids, "logprob_token_ids")
+        spec.sampling.check_vocabulary(self._vocab_size)
         spec.sampling.check_prompt(len(spec.prompt_ids))
         if not is_salt(spec.cache_salt):
             raise RequestError(
@@ -61,28 +62,55 @@ class AdmissionCheck:
     def stopper(self, spec: RequestSpec) -> StopChecker:
         room = self._max_model_len - len(spec.prompt_ids)
         sampling = spec.sampling
-        stop_ids = {token for token in sampling.stop_token_ids if token < self._vocab_size}
+        stop_ids = set(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_ids |= self._eos_ids
         return StopChecker(sampling, room, frozenset(stop_ids), self._tokenizer)
 
-    def grammar(self, spec: RequestSpec, compiled: CompiledGrammar | None) -> GrammarState | None:
-        """Return the grammar's state of a constrained answer, after its given output. compiled: its
-        grammar, if that was compiled elsewhere. Raises RequestError.
+    def rules(
+        self, spec: RequestSpec, stopper: StopChecker, compiled: CompiledGrammar | None
+    ) -> TokenRules | None:
+        """Return what restricts the answer's tokens, after its given output; None: nothing does.
+
+        compiled: its grammar, if that was compiled elsewhere. Raises RequestError.
         """
+        sampling = spec.sampling
+        if sampling.grammar is not None:
+            field = "grammar"
+        elif sampling.allowed_token_ids or sampling.bad_words:
+            field = "bad_words" if sampling.bad_words else "allowed_token_ids"
+        else:
+            return None
+        try:
+            rules = TokenRules(
+                self._grammar(spec, compiled),
+                words_of(self._vocab_size),
+                given=spec.output_ids,
+                allowed_ids=sampling.allowed_token_ids,
+                banned=self._banned(sampling.bad_words),
+                end_ids=stopper.stop_ids,
+                min_tokens=sampling.min_tokens,
+            )
+            if not rules.ended:
+                rules.allowed()
+        except GrammarError as error:
+            raise RequestError(str(error), field) from error
+        return rules
+
+    def _grammar(self, spec: RequestSpec, compiled: CompiledGrammar | None) -> GrammarState | None:
         wanted = spec.sampling.grammar
         if wanted is None:
             return None
         if self.grammars is None:
-            raise RequestError(
-                "structured output needs a tokenizer, and this engine has none: add "
-                "tokenizer.json to the model folder",
-                "grammar",
-            )
-        try:
-            return (compiled or self.grammars.compile(wanted)).start(spec.output_ids)
-        except GrammarError as error:
-            raise RequestError(str(error), "grammar") from error
+            raise _needs_tokenizer("structured output", "grammar")
+        return (compiled or self.grammars.compile(wanted)).start(spec.output_ids)
+
+    def _banned(self, words: Sequence[str]) -> frozenset[tuple[int, ...]]:
+        if not words:
+            return frozenset()
+        if self._tokenizer is None:
+            raise _needs_tokenizer("bad_words", "bad_words")
+        return banned_sequences(self._tokenizer, words)
 
     def _check_ids(self, ids: Sequence[int], field: str) -> None:
         if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
@@ -91,3 +119,11 @@ class AdmissionCheck:
                 f"{field}[{position}] is {ids[position]}; expected 0 to {self._vocab_size - 1}",
                 field,
             )
+
+
+def _needs_tokenizer(what: str, field: str) -> RequestError:
+    return RequestError(
+        f"{what} needs a tokenizer, and this engine has none: add tokenizer.json to the model "
+        "folder",
+        field,
+    )

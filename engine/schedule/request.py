@@ -13,7 +13,7 @@ from baton.engine.memory.table_changes import History
 from baton.engine.output.stop_checker import StopChecker
 from baton.engine.schedule.batch import Draw
 from baton.engine.schedule.turns import turn_of
-from baton.text.grammar import GrammarState
+from baton.text.token_rules import TokenRules
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,6 @@ class Request:
         "branch",
         "cached_tokens",
         "computed",
-        "grammar",
         "node",
         "output",
         "owned",
@@ -105,6 +104,7 @@ class Request:
         "plain_end",
         "request_id",
         "resumes_from",
+        "rules",
         "scored",
         "serial",
         "settled",
@@ -122,12 +122,12 @@ class Request:
         spec: RequestSpec,
         serial: int,
         stopper: StopChecker,
-        grammar: GrammarState | None = None,
+        rules: TokenRules | None = None,
     ) -> None:
-        """grammar: as far as the output that is given with the spec."""
+        """rules: as far as the output that is given with the spec."""
         self.spec = spec
         self.request_id = spec.request_id
-        self.grammar = grammar
+        self.rules = rules
         self.serial = serial  # order of arrival; never used twice
         self.turn = turn_of(serial, spec.priority)  # its place in every order
         self.stopper = stopper
@@ -199,7 +199,7 @@ class Request:
         """True if its next mask depends on a token that is not known yet, so nothing can be
         planned.
         """
-        return self.grammar is not None and self.pending > 0
+        return self.rules is not None and self.rules.follows and self.pending > 0
 
     def token_ids(self, start: int, end: int) -> tuple[int, ...]:
         """Return tokens [start, end) of prompt and output, as far as they are known."""

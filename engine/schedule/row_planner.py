@@ -98,7 +98,7 @@ class RowPlanner:
 
     def _note_plain(self, request: Request) -> None:
         """Set where the plain rows that follow a decode row end."""
-        if request.grammar is not None or request.state_slot != request.slot:
+        if request.rules is not None or request.state_slot != request.slot:
             request.plain_end = 0
             return
         computed, drawn = request.computed, request.drawn
@@ -129,7 +129,7 @@ class RowPlanner:
     def _draw(self, request: Request) -> Draw:
         sampling = request.spec.sampling
         short = request.drawn < sampling.min_tokens and bool(request.stopper.stop_ids)
-        allowed = None if request.grammar is None else request.grammar.allowed()
+        allowed = None if request.rules is None else request.rules.allowed()
         return Draw(sampling, short, allowed)
 
     def _scores(self, request: Request, end: int) -> Scores | None:

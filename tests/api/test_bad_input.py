@@ -10,6 +10,9 @@ from fake_backend import CONTEXT, Connect, FakeBackend
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from baton.api.field_table import FieldPlace
+from baton.api.request_fields import BY_PLACE
+
 JSON = {"content-type": "application/json"}
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -64,7 +67,27 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "x", "stream_options": {}}, "stream_options", "needs stream"),
     ({"prompt": "x", "best_of": 3}, "best_of", "not supported"),
     ({"prompt": "x", "suffix": "y"}, "suffix", "not supported"),
-    ({"prompt": "x", "logit_bias": {"5": 1.0}}, "logit_bias", "not supported"),
+    ({"prompt": "x", "logit_bias": {"a": 1.0}}, "logit_bias", "expected token ids as names"),
+    ({"prompt": "x", "logit_bias": {"²": 1.0}}, "logit_bias", "expected token ids as names"),
+    ({"prompt": "x", "logit_bias": {"5": 101}}, "logit_bias", "is 101.0; expected -100 to 100"),
+    ({"prompt": "x", "logit_bias": {"9999": 1}}, "logit_bias", "token id 9999; expected 0 to"),
+    ({"prompt": "x", "allowed_token_ids": []}, "allowed_token_ids", "at least 1 item"),
+    ({"prompt": "x", "allowed_token_ids": [9999]}, "allowed_token_ids", "token id 9999"),
+    ({"prompt": "x", "stop_token_ids": [9999]}, "stop_token_ids", "token id 9999"),
+    ({"prompt": "x", "bad_words": [""]}, "bad_words", "length of a bad_words string is 0"),
+    ({"prompt": "x", "stop_regex": "(a"}, "stop_regex", "a ( without its )"),
+    ({"prompt": "x", "stop_regex": "a*"}, "stop_regex", "matches the empty text"),
+    ({"prompt": "x", "stop_regex": "(a{200}){200}"}, "stop_regex", "too large"),
+    ({"prompt": "x", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
+    (
+        {"prompt": "x", "prompt_logprobs": 1, "echo": True, "logprobs": 2},
+        "prompt_logprobs",
+        "give the same",
+    ),
+    ({"prompt": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "1 or more"),
+    ({"prompt": "x", "truncation_side": "middle"}, "truncation_side", "'left' or 'right'"),
+    ({"prompt": "x", "guided_choice": []}, "guided_choice", "one or more texts"),
+    ({"prompt": "x", "guided_regex": "a", "regex": "b"}, "guided_regex", "expected one of them"),
     ({"prompt": "x", "model": 5}, "model", "valid string"),
 ]
 BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
@@ -89,7 +112,17 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
         "knows no calls of tools",
     ),
     ({"messages": USER, "tool_choice": "required"}, "tool_choice", "expected 'auto' or 'none'"),
-    ({"messages": USER, "functions": [{"name": "f"}]}, "functions", "give them as tools"),
+    ({"messages": USER, "functions": [{"name": "f"}]}, "functions", "not supported"),
+    (
+        {"messages": USER, "continue_final_message": True, "add_generation_prompt": True},
+        "add_generation_prompt",
+        "give one of them",
+    ),
+    (
+        {"messages": [{"role": "assistant"}], "continue_final_message": True},
+        "messages",
+        "no text to continue",
+    ),
     (
         {
             "messages": USER,
@@ -161,7 +194,7 @@ async def test_a_bad_field_is_named_and_the_next_request_works(
 ) -> None:
     async with connect() as client:
         for path, body, param, complaint in CASES:
-            if stream and ("stream" in body or "stream_options" in body):
+            if stream and body.keys() & {"stream", "stream_options", "prompt_logprobs"}:
                 continue
             reply = await post(client, path, body | ({"stream": True} if stream else {}))
             error = reply.json()["error"]
@@ -246,8 +279,8 @@ async def test_an_unknown_model_path_or_method_is_an_error_in_openais_shape(
         await still_works(client)
 
 
-async def test_unknown_fields_and_nulls_are_ignored(connect: Connect) -> None:
-    body = {"prompt": "hello", "max_tokens": 40, "surprise": [1], "stop": None, "n": None}
+async def test_nulls_are_ignored(connect: Connect) -> None:
+    body = {"prompt": "hello", "max_tokens": 40, "ignore_eos": None, "stop": None, "n": None}
     body |= {"temperature": None, "seed": None, "logprobs": None, "stream": None, "top_p": None}
     async with connect() as client:
         reply = await client.post(COMPLETIONS, json=body)
@@ -274,12 +307,7 @@ json_values = st.recursive(
     ),
     max_leaves=5,
 )
-FIELDS = (
-    "model n temperature top_p presence_penalty frequency_penalty seed stop stream_options user "
-    "max_tokens logit_bias top_k min_p repetition_penalty ignore_eos min_tokens stop_token_ids "
-    "include_stop_str_in_output skip_special_tokens priority routed_dp_rank echo logprobs best_of "
-    "suffix prompt messages tools response_format chat_template_kwargs top_logprobs"
-).split()
+FIELDS = sorted({*BY_PLACE[FieldPlace.COMPLETIONS], *BY_PLACE[FieldPlace.CHAT]})
 
 
 # Collecting strings of all Unicode is slow the first time, and the app keeps no state.

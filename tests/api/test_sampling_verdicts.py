@@ -8,7 +8,9 @@ from dataclasses import dataclass, fields
 import grpc
 import pytest
 import pytest_asyncio
+import toy_tokenizer
 from engine.engines import make_engine
+from engine.hash_model import VOCAB
 from fake_backend import Connect, FakeBackend
 from sampling_limits import WITHOUT_LIMITS, boundary_values, together_with
 
@@ -25,8 +27,10 @@ JSON = {"content-type": "application/json"}
 PROMPT = (1, 2, 3)
 USER = [{"role": "user", "content": "hello"}]
 # The names of parameters that an endpoint calls otherwise, and those that it lacks.
-COMPLETIONS = {"prompt_logprobs_start": None, "prompt_logprobs": None, "logprob_token_ids": None}
+COMPLETIONS = {"prompt_logprobs_start": None, "logprob_token_ids": None}
 CHAT = COMPLETIONS | {"logprobs": "top_logprobs"}
+TOKENIZER_SIZE = toy_tokenizer.byte_level().get_vocab_size()
+OF_THE_VOCABULARY = {"stop_token_ids", "logprob_token_ids", "allowed_token_ids", "logit_bias"}
 NATIVE = {"min_tokens": "min_new_tokens", "max_tokens": "max_new_tokens"}
 NATIVE_SCORES = {
     "logprobs": "top_logprobs_num",
@@ -65,6 +69,10 @@ async def verdicts(
     async with connect() as client, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
 
+        def unsaid(name: str, value: object) -> bool:
+            """JSON can say that no token is allowed, and is refused; the others say any is."""
+            return name == "allowed_token_ids" and value == ()
+
         async def post(path: str, body: dict[str, object]) -> bool:
             reply = await client.post(path, content=json.dumps(body).encode(), headers=JSON)
             assert reply.status_code in (200, 400), reply.text
@@ -73,16 +81,22 @@ async def verdicts(
         async def completions(name: str, value: object) -> bool | None:
             field = COMPLETIONS.get(name, name)
             body = {"prompt": PROMPT, field: value} | together_with(name)
-            return None if field is None else await post("/v1/completions", body)
+            if field is None or unsaid(name, value):
+                return None
+            return await post("/v1/completions", body)
 
         async def chat(name: str, value: object) -> bool | None:
             field = CHAT.get(name, name)
             body = {"messages": USER, "max_tokens": 9, "logprobs": True, field: value}
-            return None if field is None else await post(CHAT_PATH, body | together_with(name))
+            if field is None or unsaid(name, value):
+                return None
+            return await post(CHAT_PATH, body | together_with(name))
 
         async def native(name: str, value: object) -> bool | None:
             if name == "prompt_logprobs_start" and value == -1:
                 return None  # SGLang's word for none
+            if unsaid(name, value):
+                return None
             body: dict[str, object] = {"input_ids": PROMPT, "return_logprob": True}
             if name in NATIVE_SCORES:
                 start = {"logprob_start_len": 0} if name == "prompt_logprobs" else {}
@@ -140,6 +154,11 @@ async def test_every_way_in_gives_the_same_verdict(verdicts: dict[str, Verdict],
     if name == "prompt_logprobs_start":  # it lies in the prompt: one more limit, on every way
         cases = [(value, legal and value <= len(PROMPT)) for value, legal in cases]
         cases += [(len(PROMPT), True), (len(PROMPT) + 1, False)]
+    if name in OF_THE_VOCABULARY:  # one more limit, on every way
+        cases = [(value, legal and max(value, default=0) < VOCAB) for value, legal in cases]
+        # The engine's vocabulary is smaller than the tokenizer's here.
+        for token, legal in ((VOCAB - 1, True), (TOKENIZER_SIZE, False)):
+            cases.append(({token: 1.0} if name == "logit_bias" else (token,), legal))
     for value, legal in cases:
         said = {way: await verdict(name, value) for way, verdict in verdicts.items()}
         others = {way: each for way, each in said.items() if each is not None and each != legal}

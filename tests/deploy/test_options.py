@@ -171,6 +171,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--prefill", "2", "--decode", "2", "--decode-dp", "2", "--threads", "3",
         "--policy", "least_load", "--state-return", "demand", "--send-snapshots", "last",
         "--served-model-name", "name", "--incremental-streaming-output",
+        "--unknown-fields", "warn",
         "--lease", "1.5", "--request-timeout", "60", "--worker-wait", "0",
         "--max-queued-requests", "7", "--max-body-mb", "1",
         "--allowed-host", "models.example", "--cors-origin", "https://friend.example",

@@ -64,6 +64,24 @@ async def test_seeded_samples_are_the_same_on_any_rank(
     assert answers == _in_process(engine, [prompt], **sampled) * 4
 
 
+async def test_biases_and_bans_act_from_the_first_token_on(
+    cluster: Cluster, engine: Engine, rng: random.Random
+) -> None:
+    """The prefill worker draws the first token, and the rank draws the others."""
+    prompt = prompts_of(rng, [40])[0]
+    (free,) = _in_process(engine, [prompt], temperature=0)
+    banned, wanted = free[0], next(token for token in range(5, 200) if token not in free)
+    biases = {banned: -100.0, wanted: 3.0}
+    (expected,) = _in_process(engine, [prompt], temperature=0, logit_bias=biases)
+    assert banned not in expected
+    more = {"logit_bias": {str(token): bias for token, bias in biases.items()}}
+    assert await http_greedy(cluster, [prompt], N, **more) == [expected]
+    allowed = {"allowed_token_ids": free[1:]}
+    answers = await http_greedy(cluster, [prompt], N, **allowed)
+    assert answers == _in_process(engine, [prompt], temperature=0, **allowed)
+    assert set(answers[0]) <= set(free[1:])
+
+
 async def test_text_and_chat_through_the_openai_client(
     cluster: Cluster, engine: Engine, model: Path
 ) -> None:

@@ -26,6 +26,7 @@ from baton.engine.schedule.request import RequestSpec
 
 def random_sampling(rng: random.Random, max_tokens: int) -> SamplingParams:
     """Every feature that shapes a draw, at random."""
+    biases = {rng.randrange(VOCAB): rng.uniform(-9, 9) for _ in range(4)}
     return SamplingParams(
         temperature=rng.choice([0.0, 0.3, 1.0, 2.5]),
         top_k=rng.choice([0, 0, 1, 5, 40]),
@@ -35,6 +36,8 @@ def random_sampling(rng: random.Random, max_tokens: int) -> SamplingParams:
         presence_penalty=rng.choice([0.0, 0.0, 0.5]),
         frequency_penalty=rng.choice([0.0, 0.0, -0.5, 0.7]),
         seed=rng.randrange(1 << 64),
+        logit_bias=rng.choice([(), (), tuple(biases.items())]),
+        allowed_token_ids=rng.choice([(), (), tuple(rng.sample(range(VOCAB), 30))]),
         stop_token_ids=(rng.randrange(VOCAB),),
         min_tokens=rng.choice([0, 0, max_tokens // 2]),
         max_tokens=max_tokens,

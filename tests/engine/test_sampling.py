@@ -32,8 +32,9 @@ from baton.kernels.torch_kernels import TORCH
 
 
 def naive(model: HashModel, prompt: tuple[int, ...], sampling: SamplingParams) -> list[int]:
-    """Greedy decoding under penalties and a minimum length, one plain loop."""
+    """Greedy decoding under penalties, biases and a minimum length, one plain loop."""
     output: list[int] = []
+    biases = dict(sampling.logit_bias)
     for index in range(sampling.max_tokens):
         logits = model_logits(model, [*prompt, *output])
         for token in range(VOCAB):
@@ -43,6 +44,9 @@ def naive(model: HashModel, prompt: tuple[int, ...], sampling: SamplingParams) -
                 logits[token] = logits[token] / factor if up else logits[token] * factor
             logits[token] -= sampling.frequency_penalty * output.count(token)
             logits[token] -= sampling.presence_penalty * (token in output)
+            logits[token] += biases.get(token, 0.0)
+            if sampling.allowed_token_ids and token not in sampling.allowed_token_ids:
+                logits[token] = -torch.inf
             if index < sampling.min_tokens and token in sampling.stop_token_ids:
                 logits[token] = -torch.inf
         output.append(int(logits.argmax()))
@@ -61,6 +65,8 @@ def test_penalties_and_bans_are_those_of_a_plain_loop(seeded: random.Random) -> 
             repetition_penalty=seeded.choice([1.0, 1.5, 0.8]),
             presence_penalty=seeded.choice([0.0, 1.0, -1.0]),
             frequency_penalty=seeded.choice([0.0, 0.9, -0.4]),
+            logit_bias={seeded.randrange(VOCAB): seeded.choice([-100.0, -1.0, 2.5, 100.0])},
+            allowed_token_ids=seeded.choice([(), tuple(seeded.sample(range(VOCAB), 40))]),
             stop_token_ids=tuple(seeded.sample(range(VOCAB), 10)),
             min_tokens=seeded.choice([0, 12]),
         )

@@ -147,8 +147,11 @@ async def test_a_priority_that_is_none_is_refused_by_every_protocol(tmp_path: Pa
         error = await failure(cluster.inference.Generate(message, timeout=DEADLINE_S))
         assert error.code == common_pb2.INVALID_REQUEST
         assert "priority is -1001; expected -1000 to 1000" in error.message
-        for path, wrong in (("/generate", 10**20), ("/v1/completions", "urgent")):
-            body = {"text": "a", "prompt": "a", "priority": wrong}
+        for path, prompt, wrong in (
+            ("/generate", "text", 10**20),
+            ("/v1/completions", "prompt", "urgent"),
+        ):
+            body = {prompt: "a", "priority": wrong}
             reply = await http.post(path, json=body)
             assert reply.status_code == 400 and reply.json()["error"]["param"] == "priority"
 

@@ -49,6 +49,10 @@ GIVEN = {
     "prompt_logprobs": 3,
     "logprob_token_ids": (9, 0),
     "grammar": Grammar(GrammarKind.REGEX, "a+"),
+    "logit_bias": {4: -0.5, 5: 100.0},
+    "bad_words": ("c", "d e"),
+    "allowed_token_ids": (4, 5),
+    "stop_regex": ("a+b",),
 }
 MESSAGE = GIVEN | {"grammar": common_pb2.Grammar(kind="regex", text="a+")}
 

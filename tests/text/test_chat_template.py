@@ -83,3 +83,27 @@ def test_no_template_says_what_to_do(tmp_path: Path) -> None:
 def test_a_template_that_does_not_compile_is_refused_at_start() -> None:
     with pytest.raises(TokenizerFileError, match="does not compile: line 2"):
         ChatTemplate("fine\n{% if %}")
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [("so far", "so far"), ("so far \n", "so far \n"), ("  so far ", "so far "), ("x", "x")],
+)
+def test_a_last_message_can_be_continued(said: str, kept: str) -> None:
+    source = "{% for m in messages %}<{{ m.role }}>{{ m.content.lstrip() }}</s>{% endfor %}<x>"
+    messages = [{"role": "user", "content": "so far x"}, {"role": "assistant", "content": said}]
+    prompt = ChatTemplate(source).render(messages, continue_final_message=True)
+    assert prompt == f"<user>so far x</s><assistant>{kept}"
+
+
+def test_a_template_that_strips_messages_keeps_the_space_that_the_answer_follows() -> None:
+    source = "{% for m in messages %}[{{ m.content.strip() }}]{% endfor %}"
+    messages = [{"role": "assistant", "content": " so far "}]
+    assert ChatTemplate(source).render(messages, continue_final_message=True) == "[so far "
+
+
+@pytest.mark.parametrize("said", [None, "", " ", "HELLO"])
+def test_a_last_message_without_text_or_one_that_is_changed_cannot_be(said: str | None) -> None:
+    template = ChatTemplate("{{ messages[-1].content[:5] }}")
+    with pytest.raises(ChatTemplateError, match="last message"):
+        template.render([{"role": "assistant", "content": said}], continue_final_message=True)

@@ -1,0 +1,213 @@
+"""The fields of request bodies that are known, and what becomes of each: one row a field.
+
+The union of what OpenAI's, vLLM's and SGLang's clients send. Bodies are checked against it as they
+are parsed; docs/requests.md and the tests are made from it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FieldPlace(StrEnum):
+    """An object of a request that has fields of its own. The value is how documents name it."""
+
+    COMPLETIONS = "/v1/completions"
+    CHAT = "/v1/chat/completions"
+    GENERATE = "/generate"
+    SAMPLING = "/generate: sampling_params"
+    STREAM_OPTIONS = "stream_options"
+    RESPONSE_FORMAT = "response_format"
+    JSON_SCHEMA = "response_format.json_schema"
+    STRUCTURED = "structured_outputs"
+    ABORT = "/abort_request"
+
+
+class FieldClass(StrEnum):
+    """The use that the server makes of a field that it knows."""
+
+    WORKS = "works"
+    LABEL = "label"  # accepted with any value that is listed, or any at all; changes no token
+    NEUTRAL = "neutral"  # only the values that ask for nothing; any other is refused
+
+
+@dataclass(frozen=True)
+class RequestField:
+    """One row. `values`: what a LABEL or NEUTRAL field may say; none for a LABEL: anything."""
+
+    name: str
+    places: tuple[FieldPlace, ...]
+    kind: FieldClass
+    goes: str
+    values: tuple[object, ...] = ()
+
+    def takes(self, value: object) -> bool:
+        """Return True if a field of class LABEL or NEUTRAL may have this value."""
+        if self.kind is FieldClass.LABEL:
+            return not self.values or value in self.values
+        return value in self.values or value in ("", [], {})
+
+
+_CHAT = (FieldPlace.CHAT,)
+_COMPLETIONS = (FieldPlace.COMPLETIONS,)
+_OPENAI = (FieldPlace.COMPLETIONS, FieldPlace.CHAT)
+_GENERATE = (FieldPlace.GENERATE,)
+_SAMPLING = (FieldPlace.SAMPLING,)
+_EVERY_SAMPLING = (*_OPENAI, FieldPlace.SAMPLING)
+_EVERY_REQUEST = (*_OPENAI, FieldPlace.GENERATE)
+
+
+def _works(places: tuple[FieldPlace, ...], names: str, goes: str) -> Iterator[RequestField]:
+    for name in names.split():
+        yield RequestField(name, places, FieldClass.WORKS, goes)
+
+
+def _label(
+    places: tuple[FieldPlace, ...], names: str, goes: str, *values: object
+) -> Iterator[RequestField]:
+    for name in names.split():
+        yield RequestField(name, places, FieldClass.LABEL, goes, values)
+
+
+def _neutral(places: tuple[FieldPlace, ...], names: str, *values: object) -> Iterator[RequestField]:
+    for name in names.split():
+        yield RequestField(name, places, FieldClass.NEUTRAL, "not supported", values)
+
+
+FIELDS: tuple[RequestField, ...] = (
+    # The prompt.
+    *_works(_COMPLETIONS, "prompt", "one prompt or several, as text or token ids"),
+    *_works(_CHAT, "messages", "the chat template, unchanged"),
+    *_works(_CHAT, "tools", "the chat template, unchanged; calls are found in the answer"),
+    *_works(_CHAT, "tool_choice", "whether the template is given the tools"),
+    *_works(_CHAT, "parallel_tool_calls", "false: the answer has at most its first call"),
+    *_works(_CHAT, "chat_template_kwargs documents", "variables of the chat template"),
+    *_works(_CHAT, "reasoning_effort", "variable of the chat template; none: thinking is off"),
+    *_works(_CHAT, "add_generation_prompt", "variable of the chat template"),
+    *_works(_CHAT, "continue_final_message", "the answer continues the last message"),
+    *_works(_CHAT, "separate_reasoning", "false: the reasoning stays in the content"),
+    *_works(_GENERATE, "text input_ids", "one prompt or several"),
+    *_works(_GENERATE, "sampling_params", "one object, or one for each prompt"),
+    *_works(_OPENAI, "model", "the served name; default and an empty one are any"),
+    *_works(_OPENAI, "add_special_tokens", "the tokenizer; a chat's default is false"),
+    *_works(_OPENAI, "truncate_prompt_tokens", "most prompt tokens; -1: what the context leaves"),
+    *_works(_OPENAI, "truncation_side", "left (the default) or right: the side that is cut"),
+    # Tokens.
+    *_works(_EVERY_SAMPLING, "temperature top_k top_p min_p", "sampling"),
+    *_works(
+        _EVERY_SAMPLING,
+        "repetition_penalty presence_penalty frequency_penalty",
+        "sampling, before the temperature",
+    ),
+    *_works(_EVERY_SAMPLING, "seed", "the noise of sampling"),
+    *_works(_SAMPLING, "sampling_seed", "as seed"),
+    *_works(_EVERY_SAMPLING, "logit_bias", "added to logits, after the penalties"),
+    *_works(_EVERY_SAMPLING, "allowed_token_ids", "no other token comes, an end token included"),
+    *_works(_EVERY_SAMPLING, "bad_words", "never spelt by the tokens that they are made of"),
+    *_works(_EVERY_SAMPLING, "n", "answers to each prompt"),
+    *_works(_COMPLETIONS, "best_of", "as n, which it must equal"),
+    # The end.
+    *_works(_OPENAI, "max_tokens min_tokens", "most and fewest tokens of an answer"),
+    *_works(_CHAT, "max_completion_tokens", "as max_tokens"),
+    *_works(_SAMPLING, "max_new_tokens min_new_tokens", "most and fewest tokens of an answer"),
+    *_works(_EVERY_SAMPLING, "stop stop_token_ids", "ends the answer"),
+    *_works(_EVERY_SAMPLING, "stop_regex", "ends the answer; no anchors, no looking around"),
+    *_works(_EVERY_SAMPLING, "ignore_eos", "true: the end token does not end the answer"),
+    *_works(_OPENAI, "include_stop_str_in_output", "true: a stop string stays in the text"),
+    *_works((*_OPENAI, FieldPlace.SAMPLING), "no_stop_trim", "as include_stop_str_in_output"),
+    *_works(_EVERY_SAMPLING, "skip_special_tokens", "false: special tokens are shown"),
+    # The form.
+    *_works(_OPENAI, "response_format", "a grammar"),
+    *_works(_EVERY_SAMPLING, "json_schema regex ebnf", "a grammar"),
+    *_works(_OPENAI, "guided_json guided_regex guided_choice guided_grammar", "a grammar"),
+    *_works(_OPENAI, "structured_outputs", "a grammar"),
+    *_label(_OPENAI, "guided_decoding_backend", "llguidance compiles every grammar"),
+    *_works((FieldPlace.RESPONSE_FORMAT,), "type json_schema", "a grammar"),
+    *_works((FieldPlace.JSON_SCHEMA,), "schema", "a grammar"),
+    *_label((FieldPlace.JSON_SCHEMA,), "name description", "changes no answer"),
+    *_label((FieldPlace.JSON_SCHEMA,), "strict", "the schema is enforced with it or without"),
+    *_works((FieldPlace.STRUCTURED,), "json regex choice grammar json_object", "a grammar"),
+    *_label(
+        (FieldPlace.STRUCTURED,), "disable_any_whitespace", "JSON is compact with it or without"
+    ),
+    *_label((FieldPlace.STRUCTURED,), "disable_fallback", "there is one compiler of grammars"),
+    *_neutral((FieldPlace.STRUCTURED,), "disable_additional_properties", False),
+    *_neutral((FieldPlace.STRUCTURED,), "whitespace_pattern structural_tag"),
+    # The reply.
+    *_works(_EVERY_REQUEST, "stream", "the reply comes in parts"),
+    *_works(_OPENAI, "stream_options", "what a stream has besides its parts"),
+    *_works((FieldPlace.STREAM_OPTIONS,), "include_usage", "the numbers of tokens, at the end"),
+    *_label(
+        (FieldPlace.STREAM_OPTIONS,),
+        "include_obfuscation continuous_usage_stats",
+        "changes no part",
+    ),
+    *_works(_OPENAI, "logprobs", "log probabilities of the answer"),
+    *_works(_OPENAI, "prompt_logprobs", "alternatives at each token of the prompt"),
+    *_works(_CHAT, "top_logprobs", "alternatives at each token of the answer"),
+    *_works(_COMPLETIONS, "echo", "the reply begins with the prompt"),
+    *_works(_COMPLETIONS, "return_token_ids", "the reply has the answer's token ids"),
+    *_works(_GENERATE, "return_logprob logprob_start_len", "log probabilities, from where on"),
+    *_works(_GENERATE, "top_logprobs_num token_ids_logprob", "which log probabilities"),
+    *_works(_GENERATE, "return_text_in_logprobs", "the text of each scored token"),
+    # Placement and order.
+    *_works(_EVERY_REQUEST, "priority", "a larger one goes first wherever requests wait"),
+    *_works(_EVERY_REQUEST, "routed_dp_rank data_parallel_rank", "the decode rank to use"),
+    *_works(_EVERY_REQUEST, "cache_salt extra_key", "who shares cached prefixes"),
+    *_works(_EVERY_REQUEST, "rid", "the id that /abort_request takes"),
+    *_works((FieldPlace.ABORT,), "rid abort_all", "which requests"),
+    *_label((FieldPlace.ABORT,), "abort_message", "changes nothing"),
+    # Labels.
+    *_label(_OPENAI, "user request_id", "the id that /abort_request takes, if there is no rid"),
+    *_label(
+        _OPENAI,
+        "metadata store safety_identifier prompt_cache_key prompt_cache_retention "
+        "prompt_cache_options verbosity",
+        "changes no answer",
+    ),
+    *_label(_OPENAI, "service_tier", "changes no answer", "auto", "default"),
+    *_label(_EVERY_REQUEST, "session_id custom_labels", "changes no answer"),
+    *_label(_GENERATE, "conversation_id routing_key no_logs", "changes no answer"),
+    *_label(_GENERATE, "external_trace_header received_time", "changes no answer"),
+    *_label(_EVERY_SAMPLING, "spaces_between_special_tokens", "fast tokenizers have one way"),
+    *_label(_EVERY_SAMPLING, "stream_interval", "each token is sent when it is there"),
+    *_label(_OPENAI, "return_mm_kwargs", "no reply has any"),
+    # What this server lacks.
+    *_neutral(_COMPLETIONS, "suffix prompt_embeds"),
+    *_neutral(_CHAT, "modalities", ["text"]),
+    *_neutral(_CHAT, "audio prediction web_search_options moderation functions task chat_template"),
+    *_neutral(_CHAT, "function_call", "auto", "none"),
+    *_neutral(_CHAT, "input_ids max_dynamic_patch min_dynamic_patch reasoning"),
+    *_neutral(_CHAT, "echo use_audio_in_video return_token_ids return_meta_info", False),
+    *_neutral(_CHAT, "include_reasoning stream_reasoning", True),
+    *_neutral(_CHAT, "mm_processor_kwargs media_io_kwargs return_prompt_text", False),
+    *_neutral(_OPENAI, "use_beam_search watermarking return_tokens_as_token_ids", False),
+    *_neutral(_OPENAI, "return_token_offsets return_cached_tokens_details", False),
+    *_neutral(_OPENAI, "length_penalty", 1),
+    *_neutral(_OPENAI, "thinking_token_budget", -1),
+    *_neutral(_OPENAI, "routed_experts_prompt_start", 0),
+    *_neutral(_OPENAI, "logprob_token_ids repetition_detection guided_whitespace_pattern"),
+    *_neutral(_OPENAI, "kv_transfer_params ec_transfer_params vllm_xargs structural_tag"),
+    *_neutral(_OPENAI, "ngram_corpus_id"),
+    *_neutral((*_OPENAI, FieldPlace.SAMPLING), "custom_params"),
+    *_neutral(_SAMPLING, "structural_tag"),
+    *_neutral(_EVERY_SAMPLING, "beam_width", 1),
+    *_neutral(_EVERY_REQUEST, "return_hidden_states return_routed_experts", False),
+    *_neutral(_EVERY_REQUEST, "return_prompt_token_ids", False),
+    *_neutral(_EVERY_REQUEST, "routed_experts_start_len", 0),
+    *_neutral(_EVERY_REQUEST, "lora_path session_params custom_logit_processor images_config"),
+    *_neutral(_EVERY_REQUEST, "bootstrap_host bootstrap_port bootstrap_room"),
+    *_neutral(_EVERY_REQUEST, "disagg_prefill_dp_rank"),
+    *_neutral(_GENERATE, "input_embeds image_data audio_data video_data mm_hashes"),
+    *_neutral(_GENERATE, "mm_content_hashes video_config modalities lora_id"),
+    *_neutral(_GENERATE, "positional_embed_overrides bootstrap_pair_key decode_tp_size"),
+    *_neutral(_GENERATE, "kv_router_hint http_worker_ipc max_thinking_tokens encoder_urls"),
+    *_neutral(_GENERATE, "num_items_assigned max_dynamic_patch min_dynamic_patch"),
+    *_neutral(_GENERATE, "image_max_dynamic_patch video_max_dynamic_patch"),
+    *_neutral(_GENERATE, "multi_item_delimiter_indices"),
+    *_neutral(_GENERATE, "use_audio_in_video return_sampling_mask background", False),
+    *_neutral(_GENERATE, "return_flat_raw_top_logprobs return_flat_raw_top_logprobs_b64", False),
+    *_neutral(_GENERATE, "return_indexer_topk require_reasoning return_bytes", False),
+    *_neutral(_GENERATE, "return_entropy need_wait_for_mm_inputs", False),
+    *_neutral(_GENERATE, "log_metrics", True),
+)

@@ -1,0 +1,30 @@
+"""Prompts that are cut to a length that their client names, as vLLM cuts them."""
+
+from baton.api.backend import ModelInfo
+from baton.api.errors import invalid
+from baton.api.schema import SamplingBody
+
+ALL_THAT_FITS = -1
+
+
+def truncated(
+    ids: tuple[int, ...], body: SamplingBody, model: ModelInfo, max_tokens: int | None
+) -> tuple[int, ...]:
+    """Return the tokens of a prompt that `truncate_prompt_tokens` leaves: the last, or the first.
+
+    max_tokens: of the answer; None: one at least. Raises INVALID_REQUEST.
+    """
+    most = body.truncate_prompt_tokens
+    if most is None:
+        return ids
+    if most == ALL_THAT_FITS:
+        most = max(1, model.max_model_len - (1 if max_tokens is None else max_tokens))
+    if most < 1:
+        raise invalid(
+            "truncate_prompt_tokens",
+            f"truncate_prompt_tokens is {most}; expected 1 or more, or {ALL_THAT_FITS} for what "
+            "the context leaves",
+            expected=f"{ALL_THAT_FITS}, or 1 or more",
+            actual=most,
+        )
+    return ids[-most:] if body.truncation_side == "left" else ids[:most]

@@ -1,0 +1,250 @@
+"""Every field that clients of OpenAI, vLLM and SGLang send works, is a label, or is refused."""
+
+import json
+import logging
+from typing import Any
+
+import httpx
+import pytest
+from api.known_fields import KNOWN
+from fake_backend import Connect, FakeBackend
+from requests_table import PAGE, with_tables
+
+from baton.api.body import Body
+from baton.api.chat_schema import ChatBody
+from baton.api.completion_schema import CompletionBody
+from baton.api.field_table import FIELDS, FieldClass, FieldPlace, RequestField
+from baton.api.http import make_app
+from baton.api.native import native_routes
+from baton.api.native_admin import AbortBody
+from baton.api.native_schema import GenerateBody, NativeSampling
+from baton.api.request_fields import BY_PLACE, UnknownFields
+from baton.api.schema import StreamOptions
+from baton.api.structured import JsonSchema, ResponseFormat, StructuredOutputs
+from baton.api.text_service import TextService
+
+BODIES: dict[FieldPlace, type[Body]] = {
+    FieldPlace.COMPLETIONS: CompletionBody,
+    FieldPlace.CHAT: ChatBody,
+    FieldPlace.GENERATE: GenerateBody,
+    FieldPlace.SAMPLING: NativeSampling,
+    FieldPlace.STREAM_OPTIONS: StreamOptions,
+    FieldPlace.RESPONSE_FORMAT: ResponseFormat,
+    FieldPlace.JSON_SCHEMA: JsonSchema,
+    FieldPlace.STRUCTURED: StructuredOutputs,
+    FieldPlace.ABORT: AbortBody,
+}
+SCHEMA = {"type": "object"}
+EBNF = 'root ::= "a"'
+# A legal value of each field that works. Those that need others beside them are in WITH.
+EXAMPLES: dict[str, Any] = {
+    "prompt": "hello", "messages": [{"role": "user", "content": "hi"}], "model": "default",
+    "tools": [], "tool_choice": "none", "parallel_tool_calls": False,
+    "chat_template_kwargs": {"a": 1}, "documents": [{"title": "a", "text": "b"}],
+    "reasoning_effort": "none", "add_generation_prompt": False, "continue_final_message": True,
+    "separate_reasoning": False, "text": "hello", "input_ids": [1, 2],
+    "sampling_params": {"n": 2}, "add_special_tokens": False, "truncate_prompt_tokens": 2,
+    "truncation_side": "right", "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
+    "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1, "seed": 7,
+    "sampling_seed": 7, "logit_bias": {"5": 1.5}, "allowed_token_ids": [5, 6],
+    "bad_words": ["hello"], "n": 2, "best_of": 1, "max_tokens": 3, "min_tokens": 0,
+    "max_completion_tokens": 3, "max_new_tokens": 3, "min_new_tokens": 0, "stop": "x",
+    "stop_token_ids": [5], "stop_regex": "a+", "ignore_eos": True,
+    "include_stop_str_in_output": True, "no_stop_trim": True, "skip_special_tokens": False,
+    "response_format": {"type": "json_object"}, "regex": "a", "ebnf": EBNF,
+    "json_schema": json.dumps(SCHEMA), "guided_json": SCHEMA, "guided_regex": "a",
+    "guided_choice": ["a", "b"], "guided_grammar": EBNF, "structured_outputs": {"regex": "a"},
+    "stream": False, "stream_options": {"include_usage": True}, "logprobs": 1, "top_logprobs": 1,
+    "prompt_logprobs": 1, "echo": True, "return_token_ids": True, "return_logprob": True,
+    "logprob_start_len": 0, "top_logprobs_num": 1, "token_ids_logprob": [5],
+    "return_text_in_logprobs": True, "priority": 1, "routed_dp_rank": 0, "data_parallel_rank": 0,
+    "cache_salt": "s", "extra_key": "s", "rid": "r", "abort_all": True,
+    "type": "text", "schema": SCHEMA, "json": SCHEMA, "choice": ["a"], "grammar": EBNF,
+    "json_object": True, "include_usage": True,
+}  # fmt: skip
+WITH: dict[str, dict[str, Any]] = {
+    "stream_options": {"stream": True},
+    "top_logprobs": {"logprobs": True},
+}
+
+NEEDED = {
+    (FieldPlace.COMPLETIONS, "prompt"),
+    (FieldPlace.CHAT, "messages"),
+    (FieldPlace.GENERATE, "text"),
+    (FieldPlace.RESPONSE_FORMAT, "type"),
+    (FieldPlace.JSON_SCHEMA, "schema"),
+    (FieldPlace.ABORT, "rid"),
+}
+
+
+def body_of(place: FieldPlace, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the path and body of a request that has `fields` at this place."""
+    completion = {"prompt": "hello", "max_tokens": 2}
+    match place:
+        case FieldPlace.COMPLETIONS:
+            return place.value, completion | fields
+        case FieldPlace.CHAT:
+            if "logprobs" in fields:
+                fields = fields | {"logprobs": True}
+            return place.value, {"messages": EXAMPLES["messages"], "max_tokens": 2} | fields
+        case FieldPlace.GENERATE:
+            prompt = {} if fields.get("input_ids") else {"text": "hello"}
+            return "/generate", prompt | {"sampling_params": {"max_new_tokens": 2}} | fields
+        case FieldPlace.SAMPLING:
+            return "/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 2} | fields}
+        case FieldPlace.STREAM_OPTIONS:
+            inner = {"stream": True, "stream_options": fields}
+        case FieldPlace.RESPONSE_FORMAT:
+            schema = {"json_schema": {"schema": SCHEMA}, "type": "json_schema"}
+            inner = {"response_format": (schema | fields if "type" not in fields else fields)}
+            if "json_schema" in fields:
+                inner = {"response_format": schema}
+        case FieldPlace.JSON_SCHEMA:
+            form = {"type": "json_schema", "json_schema": {"schema": SCHEMA} | fields}
+            inner = {"response_format": form}
+        case FieldPlace.STRUCTURED:
+            only = {} if set(fields) <= {"json", "choice", "grammar", "json_object"} else None
+            inner = {"structured_outputs": ({"regex": "a"} if only is None else {}) | fields}
+        case FieldPlace.ABORT:
+            return place.value, {"rid": "none"} | fields
+    return FieldPlace.COMPLETIONS.value, completion | inner
+
+
+@pytest.fixture
+def backend(tokenizer: Any) -> FakeBackend:
+    return FakeBackend(tokenizer, says="ab")
+
+
+def test_the_table_knows_every_field_of_the_three() -> None:
+    for place, names in KNOWN.items():
+        assert not names - BY_PLACE[place].keys(), place
+
+
+def test_the_table_says_of_each_body_what_its_class_reads() -> None:
+    assert set(BODIES) == set(FieldPlace)
+    for place, kind in BODIES.items():
+        read = {field.alias or name for name, field in kind.model_fields.items()}
+        works = {n for n, field in BY_PLACE[place].items() if field.kind is FieldClass.WORKS}
+        labels = {n for n, field in BY_PLACE[place].items() if field.kind is FieldClass.LABEL}
+        assert kind.place is place
+        assert works <= read <= works | labels, place
+
+
+def test_no_field_has_two_rows_at_one_place() -> None:
+    pairs = [(field.name, place) for field in FIELDS for place in field.places]
+    assert len(pairs) == len(set(pairs)), sorted({p for p in pairs if pairs.count(p) > 1})
+
+
+def test_the_page_of_fields_is_that_of_the_table() -> None:
+    assert PAGE.read_text() == with_tables(PAGE.read_text()), "run `make docs`"
+
+
+async def post(
+    client: httpx.AsyncClient, place: FieldPlace, fields: dict[str, Any]
+) -> httpx.Response:
+    path, body = body_of(place, fields)
+    return await client.post(path, json=body)
+
+
+@pytest.mark.parametrize("place", list(FieldPlace))
+async def test_each_field_works_or_is_accepted_or_refused(
+    place: FieldPlace, connect: Connect
+) -> None:
+    async with connect() as client:
+        for field in BY_PLACE[place].values():
+            for value, legal in values_of(field):
+                more = WITH.get(field.name, {}) if field.kind is FieldClass.WORKS else {}
+                reply = await post(client, place, more | {field.name: value})
+                where = f"{place} {field.name} = {value!r}: {reply.text}"
+                assert reply.status_code == (200 if legal else 400), where
+                if not legal:
+                    error = reply.json()["error"]
+                    assert error["param"].split(".")[-1] == field.name, where
+                    assert field.kind is FieldClass.LABEL or "not supported" in error["message"]
+            reply = await post(client, place, {field.name: None})
+            missing = (place, field.name) in NEEDED
+            assert reply.status_code == (400 if missing else 200), f"{field.name}: {reply.text}"
+
+
+def values_of(field: RequestField) -> list[tuple[object, bool]]:
+    """Return values of a field, and whether they are accepted."""
+    if field.kind is FieldClass.WORKS:
+        return [(EXAMPLES[field.name], True)]
+    if field.kind is FieldClass.LABEL and not field.values:
+        return [("anything", True)]
+    listed = [(value, True) for value in field.values]
+    return [*listed, ("something else", False), ({"a": 1}, False)]
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param", "said"),
+    [
+        ("/v1/completions", {"max_token": 5}, "max_token", "did you mean max_tokens?"),
+        ("/v1/completions", {"temprature": 5}, "temprature", "did you mean temperature?"),
+        ("/v1/completions", {"temprature": None}, "temprature", "did you mean temperature?"),
+        ("/v1/completions", {"zz": 5}, "zz", "docs/requests.md"),
+        ("/v1/completions", {"z" * 10**4: 5}, "z" * 79 + "…", "unknown field"),
+        ("/v1/completions", {"messages": []}, "messages", "it is one of /v1/chat/completions"),
+        (
+            "/v1/completions",
+            {"stream": True, "stream_options": {"include_usag": True}},
+            "stream_options.include_usag",
+            "did you mean include_usage?",
+        ),
+        (
+            "/v1/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"shema": {}}}},
+            "response_format.json_schema.shema",
+            "did you mean schema?",
+        ),
+        ("/generate", {"temperature": 0}, "temperature", "/generate: sampling_params"),
+        ("/generate", {"sampling_params": {"top_q": 1}}, "sampling_params.top_q", "top_"),
+        ("/generate", {"sampling_params": [{"top_q": 1}]}, "sampling_params.0.top_q", "top_"),
+        ("/abort_request", {"rids": "x"}, "rids", "did you mean rid?"),
+    ],
+)
+async def test_an_unknown_field_is_refused_with_the_nearest_that_is_known(
+    path: str, more: dict[str, Any], param: str, said: str, connect: Connect
+) -> None:
+    needed = {"/v1/completions": {"prompt": "x"}, "/generate": {"text": "x"}}.get(path, {})
+    async with connect() as client:
+        reply = await client.post(path, json=needed | more)
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["param"] == param
+    assert said in error["message"]
+    assert len(error["message"]) < 400
+
+
+@pytest.mark.parametrize("policy", [UnknownFields.WARN, UnknownFields.IGNORE])
+async def test_unknown_fields_can_be_let_through(
+    policy: UnknownFields,
+    backend: FakeBackend,
+    text: TextService,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    routes = native_routes(backend, text, unknown_fields=policy)
+    app = make_app(backend, text, unknown_fields=policy, more_routes=routes)
+    transport = httpx.ASGITransport(app)
+    name = f"never_seen_{policy}"
+    caplog.set_level(logging.WARNING)
+    async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
+        for path, body in (("/v1/completions", {"prompt": "x"}), ("/generate", {"text": "x"})):
+            reply = await client.post(path, json=body | {name: 5, "lora_path": ""})
+            assert reply.status_code == 200, reply.text
+            refused = await client.post(path, json=body | {"lora_path": "x"})
+            assert refused.status_code == 400, "what is known and not supported is refused still"
+    lines = [record for record in caplog.records if name in record.getMessage()]
+    assert len(lines) == (1 if policy is UnknownFields.WARN else 0)
+
+
+async def test_the_prompt_and_schemas_pass_through(connect: Connect, backend: FakeBackend) -> None:
+    message = {"role": "user", "content": "hi", "name": "ada", "cache_control": {"a": None}}
+    schema = {"type": "object", "properties": {"max_token": {"type": "integer"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    body = {"messages": [message], "response_format": form}
+    async with connect() as client:
+        reply = await client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    grammar = backend.seen[0].sampling.grammar
+    assert grammar is not None and json.loads(grammar.text) == schema
