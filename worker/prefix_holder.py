@@ -134,15 +134,16 @@ class PrefixHolder(handoff_pb2_grpc.PrefixesServicer):
         lent = handoff_pb2.LentPrefix(
             tokens=loan.tokens, slot=loan.slot, pages=loan.pages, segment_bytes=limit
         )
+        if lender.verify:
+            lent.checksums.extend(await asyncio.to_thread(self._checksums, segments, loan))
         try:
             lent.endpoint = await lender.endpoint()
         except ChannelError as error:
             log.warning("cannot lend prefixes: %s", error)
+            del lent.checksums[:]
             await context.write(lent)
             return
-        if lender.verify:
-            lent.checksums.extend(await asyncio.to_thread(self._checksums, segments, loan))
-        with lender.lend():
+        with lender.lend():  # at once: a loan keeps the agent that the endpoint names
             await context.write(lent)
             async for _ in messages:
                 pass

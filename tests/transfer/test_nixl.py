@@ -174,6 +174,19 @@ async def test_a_loan_that_ends_early_takes_its_agent_along() -> None:
         assert await lender.endpoint() == again
 
 
+async def test_an_agent_is_kept_until_the_last_read_by_it_has_ended() -> None:
+    async with lending(Clock()) as (lender, _):
+        endpoint = await lender.endpoint()
+        agent = lender._agent.agent
+        with lender.lend():
+            with pytest.raises(TimeoutError), lender.lend():
+                raise TimeoutError
+            await until(lambda: lender._agent is None)
+            assert await lender.endpoint() != endpoint
+            assert agent.metadata  # that reads may go on by
+        await until(lambda: agent._agent is None)
+
+
 async def test_a_lender_that_was_suspended_while_it_lent_does_not_poll_its_agent() -> None:
     clock = Clock()
     async with lending(clock) as (lender, poller):

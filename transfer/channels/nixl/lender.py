@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.nixl.agent import NixlAgent
@@ -21,6 +22,15 @@ LONGEST_PAUSE = 1 / 4
 that paused for longer is not polled again."""
 
 
+@dataclass(eq=False)
+class _LendingAgent:
+    """An agent by which readers read, and the number of loans that they read under."""
+
+    agent: NixlAgent
+    loans: int = 0  # changed on the loop's thread
+    retired: bool = False  # set on the poller's thread
+
+
 class NixlLender:
     """One agent for all readers, made when the first reader asks.
 
@@ -28,9 +38,13 @@ class NixlLender:
     progress on this side.
 
     UCX over TCP aborts the process (`ucp_request.inl: Fatal: unexpected error`) where it answers a
-    read whose reader has closed its sockets. Such reads are found in two cases, and in both the
-    agent is destroyed instead of polled: a loan ended before its reader said that it had read all,
-    or this process was suspended while it lent. Readers connect again, to the next agent.
+    read whose reader has closed its sockets. Such reads are found in two cases: a loan ended before
+    its reader said that it had read all, or this process was suspended while it lent. In both the
+    agent is retired: it is not polled again, and later readers connect to the next one.
+
+    A retired agent is destroyed when its last loan has ended. UCX aborts a reader
+    (`arbiter.c: Assertion ucs_arbiter_group_is_empty`) whose peer closes its sockets while a read
+    by the kernel's copies is under way.
     """
 
     def __init__(
@@ -48,7 +62,8 @@ class NixlLender:
         self._longest_pause_s = context.lease_s * LONGEST_PAUSE
         self._polled_s = clock()
         self._lent = 0
-        self._agent: NixlAgent | None = None
+        self._agent: _LendingAgent | None = None
+        self._retired: set[_LendingAgent] = set()  # the poller's thread has it
         self._making: asyncio.Task[bytes] | None = None
 
     async def endpoint(self) -> bytes:
@@ -68,14 +83,18 @@ class NixlLender:
             self._polled_s = self._clock()
         self._lent += 1
         self._context.poller.wake(self)
-        agent, whole = self._agent, False
+        lending, whole = self._agent, False
+        if lending is not None:
+            lending.loans += 1
         try:
             yield
             whole = True
         finally:
             self._lent -= 1
-            if not whole:
-                self._context.poller.call(lambda: self._abandon(agent))
+            if lending is not None:
+                lending.loans -= 1
+                if not whole or lending.retired:
+                    self._context.poller.call(lambda: self._retire(lending))
 
     def count(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
@@ -84,11 +103,12 @@ class NixlLender:
     async def close(self) -> None:
         if self._making is not None:
             await asyncio.wait([self._making])
-        await self._context.poller.run(self._drop)
+        await self._context.poller.run(self._destroy_all)
 
     def poll(self) -> Work:
         """Answer readers. Called on the poller's thread."""
-        if self._agent is None:
+        lending = self._agent
+        if lending is None:
             return Work.NONE
         now = self._clock()
         if self._lent and now - self._polled_s > self._longest_pause_s:
@@ -97,28 +117,36 @@ class NixlLender:
                 "connect again",
                 now - self._polled_s,
             )
-            self._drop()
+            self._retire(lending)
             return Work.NONE
         self._polled_s = now
         try:
-            self._agent.notes()  # readers' probes arrive here; they need no answer
+            lending.agent.notes()  # readers' probes arrive here; they need no answer
         except ChannelError as error:
             log.warning("%s", error)
             return Work.NONE
         return Work.WAITING if self._lent else Work.NONE
 
-    def _abandon(self, agent: NixlAgent | None) -> None:
-        """Destroy `agent` if it is still the lender's. Called on the poller's thread."""
-        if self._agent is agent:
-            self._drop()
+    def _retire(self, lending: _LendingAgent) -> None:
+        """Take no more loans on the agent, and destroy it once it has none. Called on the poller's
+        thread."""
+        if self._agent is lending:
+            self._agent = self._making = None
+        lending.retired = True
+        self._retired.add(lending)
+        if not lending.loans:
+            self._retired.discard(lending)
+            lending.agent.close()
 
-    def _drop(self) -> None:
-        """Destroy the agent. Called on the poller's thread."""
-        agent, self._agent, self._making = self._agent, None, None
-        if agent is not None:
-            agent.close()
+    def _destroy_all(self) -> None:
+        """Destroy the agent and those retired. Called on the poller's thread."""
+        lending, self._agent, self._making = self._agent, None, None
+        for one in (*self._retired, *([lending] if lending else ())):
+            one.agent.close()
+        self._retired.clear()
 
     async def _make(self) -> bytes:
         spans, devices = self._context.memory.spans, self._context.network.devices
-        self._agent = agent = await asyncio.to_thread(NixlAgent, self._name(), spans, devices)
+        agent = await asyncio.to_thread(NixlAgent, self._name(), spans, devices)
+        self._agent = _LendingAgent(agent)
         return encode_endpoint(agent, spans)
