@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import grpc
 from starlette.requests import Request
@@ -42,7 +42,8 @@ class ProfileBody(Body):
     timeout_s: float = 10.0
     with_stack: bool = False
     record_shapes: bool = False
-    workers: tuple[str, ...] | None = None  # worker ids; None: all
+    workers: list[str] | None = None  # worker ids; None: all
+    activities: list[Literal["CPU", "GPU"]] | None = None  # SGLang's; all that there are, always
     output_dir: str | None = None
 
 

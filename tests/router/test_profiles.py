@@ -37,7 +37,8 @@ async def test_every_worker_is_profiled_within_the_bounds_that_are_asked(tmp_pat
             "/traces/p0",
         ]
         assert (await http.post("/stop_profile")).status_code == 409
-        asked = {"num_steps": 7, "timeout_s": 2.5, "with_stack": True, "workers": ["d0"]}
+        asked = {"num_steps": 7, "timeout_s": 2.5, "with_stack": True, "workers": ["d0"],
+                 "activities": ["CPU", "GPU"]}  # fmt: skip
         reply = await http.post("/start_profile", json=asked)
         assert reply.json() == {"workers": ["d0"]} and prefill.profiling is None
         started = rank.profiling
