@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from grpc import aio
 
@@ -14,6 +14,10 @@ from baton.rpc.streams import first_of
 
 log = logging.getLogger(__name__)
 
+LEAST_GAP_S = 0.002
+"""Seconds between two messages. A message costs router and rank about 0.3 ms of CPU time, however
+few tokens it has; steps that are shorter than this share one. Longer steps wait for nothing."""
+
 Begin = Callable[[worker_pb2.StartRequest, "RouterSession"], RankRequest]
 Introduced = Callable[[common_pb2.WorkerIdentity], None]
 
@@ -22,12 +26,18 @@ class RouterSession:
     """One router's stream and the requests that came over it. They end with the stream."""
 
     def __init__(
-        self, router_id: str, lease_s: float, begin: Begin, introduced: Introduced
+        self,
+        router_id: str,
+        lease_s: float,
+        begin: Begin,
+        introduced: Introduced,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """begin: makes the request for a StartRequest.
 
         introduced: called with prefill workers that requests may name later.
         """
+        self._sleep = sleep
         self._begin = begin
         self._introduced = introduced
         self._lease = Lease(f"router {router_id}", lease_s)
@@ -41,7 +51,7 @@ class RouterSession:
         """Add an empty part to the next message, for the caller to fill at once.
 
         One message carries all that is added before the writer's next turn: the tokens of all
-        requests of a step, and of several steps if the router reads slowly.
+        requests of a step, and of several steps if they are short or the router reads slowly.
         """
         if self._ended:
             return worker_pb2.RequestTokens()
@@ -96,8 +106,13 @@ class RouterSession:
                     self._due.set()
 
     async def _write(self, context: aio.ServicerContext) -> None:
+        clock = asyncio.get_running_loop().time
+        earliest = clock()
         while True:
             await self._due.wait()
+            if (early_s := earliest - clock()) > 0:
+                await self._sleep(early_s)
+            earliest = clock() + LEAST_GAP_S
             self._due.clear()
             message, self._pending = self._pending, worker_pb2.RankMessage()
             await context.write(message)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from baton.decode import router_session
 from baton.decode.router_session import RouterSession
 from baton.proto import worker_pb2
 from baton.proto.common_pb2 import Heartbeat
@@ -82,6 +83,35 @@ async def test_a_steps_tokens_are_one_message_and_a_slow_router_gets_several_ste
     if not second.HasField("heartbeat"):
         second = await wire.begun()
     assert second.heartbeat.sequence == 5
+    wire.to_rank.put_nowait(None)
+    await asyncio.wait_for(serving, DEADLINE_S)
+
+
+async def test_steps_that_follow_closely_share_a_message(
+    names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_session, "LEAST_GAP_S", 3600.0)
+    waits: asyncio.Queue[float] = asyncio.Queue()
+    go_on = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        waits.put_nowait(seconds)
+        await go_on.wait()
+
+    wire = Wire()
+    session = RouterSession("r", 600.0, never, print, sleep)  # type: ignore[arg-type]
+    serving = asyncio.ensure_future(session.serve(wire.messages(), wire))  # type: ignore[arg-type]
+    step(session, names, 0)
+    assert len((await wire.begun()).requests) == len(names)
+    assert waits.empty(), "the first message waits for nothing"
+    wire.read()
+    step(session, names, 1)
+    assert 0 < await asyncio.wait_for(waits.get(), DEADLINE_S) <= 3600
+    step(session, names, 2)
+    go_on.set()
+    both = await wire.begun()
+    assert [tokens.first_index for tokens in both.requests] == [1] * len(names) + [2] * len(names)
+    wire.read()
     wire.to_rank.put_nowait(None)
     await asyncio.wait_for(serving, DEADLINE_S)
 
