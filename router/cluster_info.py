@@ -37,7 +37,7 @@ def worker_info(worker: Worker, *, ready: bool, placed: int, heard_s: float) -> 
         "page_size": status.page_size,
         "handoffs": dict(sorted(status.handoffs.items())),
         "shortages": {pool: round(share, 3) for pool, share in sorted(status.shortages.items())},
-        "memory_plan": dict(sorted(status.memory_plan.items())),
+        "memory_plan": {part.name: part.text for part in status.memory_plan},
         "uptime_s": status.uptime_s,
         "heard_s": round(heard_s, 3),
         "lag_ms": status.lag_us / 1000,

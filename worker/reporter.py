@@ -118,7 +118,10 @@ class Reporter:
             pages=_owners(status.pages),
             page_size=config.page_size,
             uptime_s=time.monotonic() - self._began,
-            memory_plan=self._memory_plan,
+            memory_plan=(
+                worker_pb2.PlanPart(name=name, text=text)
+                for name, text in self._memory_plan.items()
+            ),
             handoffs=context.handoffs.counts,
             pid=os.getpid(),
             peers=self._role.peers(),

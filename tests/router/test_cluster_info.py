@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from baton.proto.common_pb2 import DECODE, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR
-from baton.proto.worker_pb2 import WorkerStatus
+from baton.proto.worker_pb2 import PlanPart, WorkerStatus
 from baton.router.cluster_info import worker_info
 from baton.router.worker_table import WorkerTable
 
@@ -18,12 +18,14 @@ def test_a_workers_fields_come_in_one_order_however_they_were_reported() -> None
     names = [f"field {number}" for number in range(20)]
     random.shuffle(names)
     status = WorkerStatus(
-        memory_plan=dict.fromkeys(names, "1 GiB"),
+        memory_plan=[PlanPart(name=name, text="1 GiB") for name in names],
         handoffs=dict.fromkeys(names, 1),
         channels=dict.fromkeys(names, "grpc"),
         settings=dict.fromkeys(names, "1"),
     )
     info = worker_info(replace(worker, status=status), ready=True, placed=0, heard_s=0.0)
-    for part in ("memory_plan", "handoffs", "channels", "settings"):
+    for part in ("handoffs", "channels", "settings"):
         found = info[part]
         assert isinstance(found, dict) and list(found) == sorted(names), part
+    plan = info["memory_plan"]
+    assert isinstance(plan, dict) and list(plan) == names, "as the worker planned"

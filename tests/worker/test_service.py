@@ -49,7 +49,8 @@ async def test_status_audit_and_health_answer(seeded: random.Random) -> None:
                 assert status.worker == worker.identity
                 assert (status.running, status.waiting) == (0, 0)
                 assert status.pid == worker.started.pid
-                assert status.memory_plan["pages"]
+                plan = {part.name: part.text for part in status.memory_plan}
+                assert list(plan)[:2] == ["budget", "weights"] and plan["pages"]
                 other = decode if worker is prefill else prefill
                 assert [p.worker_id for p in status.peers] == [other.context.worker_id]
                 audit = await stub.Audit(worker_pb2.AuditRequest())
