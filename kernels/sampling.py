@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from baton.kernels.native import signatures
+from baton.kernels.native.recorder import Native
 from baton.kernels.philox import vocabulary_uniform
 
 IN_PROMPT = 1 << 30
@@ -111,6 +113,51 @@ def sample_tokens(
     # -log1p(-u) is exponential noise that keeps its precision near zero, where the winners are.
     gumbel = uniform.neg_().log1p_().neg_().log_().neg_()
     return tokens.index_copy_(0, rows, (scaled + gumbel).argmax(dim=-1))
+
+
+def sample_tokens_native(
+    native: Native,
+    logits: Tensor,
+    rows: Tensor,
+    temperature: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    filters: tuple[Tensor, Tensor, Tensor] | None,
+) -> Tensor:
+    """Implement `Kernels.sample_tokens` natively, without a sort: filters look once at the whole
+    vocabulary and then at the tokens beside their edge.
+
+    A draw is torch's but for rounding: of the noise, by about 1e-7, and of the sum of probabilities
+    at the edge of top_p.
+    """
+    count, vocab = rows.shape[0], logits.shape[1]
+    if count < logits.shape[0]:
+        tokens = logits.argmax(dim=-1)
+    else:
+        tokens = torch.empty(count, dtype=torch.int64)
+    if not count:
+        return tokens
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    rows, temperature = rows.contiguous(), temperature.contiguous()
+    seeds, positions = seeds.contiguous(), positions.contiguous()
+    top_k, top_p, min_p = (each.contiguous() for each in filters) if filters else (None,) * 3
+    arguments = signatures.SampleTokensArguments(
+        logits=logits,
+        rows=rows,
+        temperature=temperature,
+        seeds=seeds,
+        positions=positions,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        tokens=tokens,
+        count=count,
+        vocab=vocab,
+        stride=logits.stride(0),
+    )
+    native.call(arguments, small=count == 1)
+    return tokens
 
 
 def allow_tokens(logits: Tensor, rows: Tensor, masks: Tensor) -> None:

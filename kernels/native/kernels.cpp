@@ -29,6 +29,7 @@
 #include "packed.h"
 #include "past_cache.h"
 #include "rows.h"
+#include "sampling.h"
 #include "team.h"
 
 extern "C" {
@@ -112,6 +113,10 @@ OPERATION(mamba2_prefill, Mamba2Prefill,
           row_snapshots, snapshot_ends, snapshot_slots, convolved, scores, y, rows, tokens,
           chunks, chunk, stride, heads, head_dim, groups, d_state, width, conv_stride, ssm_stride,
           conv_dtype, ssm_dtype, gate_last, dt_low, dt_high, eps)
+
+OPERATION(sample_tokens, SampleTokens,
+          logits, rows, temperature, seeds, positions, top_k, top_p, min_p, tokens, count, vocab,
+          stride)
 
 struct Operation {
   void (*run)(const void*, void*);

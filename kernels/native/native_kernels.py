@@ -59,21 +59,21 @@ from baton.kernels.moe import (
 from baton.kernels.native.recorder import Native
 from baton.kernels.norm import rms_norm_native
 from baton.kernels.rope import apply_rope_native
+from baton.kernels.sampling import sample_tokens_native
 from baton.kernels.torch_kernels import TorchKernels
 
 
 class NativeKernels(Kernels):
     """The kernels in C++. While the library records, they append to the recording.
 
-    What is left to torch, sampling, runs outside of recorded steps.
+    Sampling, some of which is left to torch, runs outside of recorded steps.
     It has more than 25 methods because it has one method a kernel.
     """
 
-    LEFT_TO_TORCH = frozenset({"add_token_counts", "apply_penalties", "sample_tokens"})
+    LEFT_TO_TORCH = frozenset({"add_token_counts", "apply_penalties"})
 
     add_token_counts = staticmethod(TorchKernels.add_token_counts)
     apply_penalties = staticmethod(TorchKernels.apply_penalties)
-    sample_tokens = staticmethod(TorchKernels.sample_tokens)
 
     def __init__(self, native: Native) -> None:
         self._native = native
@@ -352,4 +352,17 @@ class NativeKernels(Kernels):
     ) -> HostPlan[DeltaRows]:
         return plan_delta_prefill_native(
             self._native, cu_seqlens_host, prefix_lens_host, width, snapshots
+        )
+
+    def sample_tokens(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        temperature: Tensor,
+        seeds: Tensor,
+        positions: Tensor,
+        filters: tuple[Tensor, Tensor, Tensor] | None,
+    ) -> Tensor:
+        return sample_tokens_native(
+            self._native, logits, rows, temperature, seeds, positions, filters
         )

@@ -120,6 +120,14 @@ class RopeArguments(Arguments):
     _fields_ = _fields("x cache positions out", "rows heads head_dim rotary x_stride")
 
 
+class SampleTokensArguments(Arguments):
+    operation = "sample_tokens"
+    optional = frozenset({"top_k", "top_p", "min_p"})
+    _fields_ = _fields(
+        "logits rows temperature seeds positions top_k top_p min_p tokens", "count vocab stride"
+    )
+
+
 class KvWriteArguments(Arguments):
     operation = "kv_write"
     _fields_ = _fields(
@@ -310,6 +318,7 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     SigmoidGatedArguments,
     AddScaledArguments,
     SelectRowsArguments,
+    SampleTokensArguments,
     RopeArguments,
     KvWriteArguments,
     AttnDecodeArguments,

@@ -1,5 +1,6 @@
 """The steps from logits to tokens on a GPU, without a sort; see baton.kernels.sampling."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -10,6 +11,7 @@ from baton.kernels.triton.philox import uniform
 from baton.kernels.triton.shapes import block, packed
 
 _TOKENS = 8192  # logits of one row that are looked at together
+_LIKELY, _PLACES = 1024, 2048  # tokens that filters should gather, at least, and have room for
 _PENALISED = 1024
 
 
@@ -79,14 +81,20 @@ def sample_tokens(
     filters: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Tensor:
     """Implement `Kernels.sample_tokens`. A row's filters are thresholds, each found by
-    halving the range of float32 sixteen times into quarters."""
+    halving the range of float32 sixteen times into quarters: among the likeliest tokens, which are
+    gathered first, or where these are too few, among all of them.
+    """
     tokens = logits.argmax(dim=-1)
     vocab = logits.shape[1]
     top_k, top_p, min_p = filters if filters is not None else (None, None, None)
     if rows.shape[0]:
+        places = _PLACES if filters is not None else 0
+        values = logits.new_empty((rows.shape[0], places))
+        ids = torch.empty_like(values, dtype=torch.int32)
         _sample[(rows.shape[0],)](
-            packed(logits), rows, temperature, seeds, positions, top_k, top_p, min_p, tokens,
-            logits.stride(0), vocab, BLOCK=min(_TOKENS, block(vocab)), num_warps=16,
+            packed(logits), rows, temperature, seeds, positions, top_k, top_p, min_p, values, ids,
+            tokens, logits.stride(0), vocab, BLOCK=min(_TOKENS, block(vocab)), LIKELY=_LIKELY,
+            PLACES=places, num_warps=16,
         )  # fmt: skip
     return tokens
 
@@ -181,6 +189,51 @@ def _nucleus(
 
 
 @triton.jit
+def _likeliest(row, vocab, temperature, wanted, BLOCK: tl.constexpr):
+    """Return the largest logit, and an order that at least `wanted` tokens reach, or all of them;
+    hardly more do. One look at the vocabulary: of BLOCK classes of tokens, the `wanted`-th largest
+    of their largest.
+    """
+    largest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    for first in range(0, vocab, BLOCK):
+        _, x = _row_block(row, first, vocab, temperature, BLOCK)
+        largest = tl.maximum(largest, x)
+    orders = _order(largest)
+    found = tl.zeros((), tl.int64)
+    for step in range(16):
+        quarter = tl.full((), 1, tl.int64) << (30 - 2 * step)
+        for _ in tl.static_range(3):
+            reached = tl.sum((orders >= found + quarter).to(tl.int32), axis=0)
+            found += tl.where(reached >= wanted, quarter, 0)
+    return tl.max(largest, axis=0), found
+
+
+@triton.jit
+def _gather(
+    row, vocab, temperature, best, floor, likely, values, ids, BLOCK: tl.constexpr,
+    PLACES: tl.constexpr,
+):  # fmt: skip
+    """Put the logits of order `likely` or above, and their token ids, one behind the other, PLACES
+    of them at most. Return how many there are, the mass exp(x - best) of all tokens that are at
+    least `floor`, and that of these.
+    """
+    number = tl.zeros((), tl.int32)
+    whole = tl.zeros((BLOCK,), tl.float32)
+    mass = whole
+    for first in range(0, vocab, BLOCK):
+        token, x = _row_block(row, first, vocab, temperature, BLOCK)
+        chosen = (_order(x) >= likely) & (token < vocab)
+        place = number + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
+        tl.store(values + place, x, mask=chosen & (place < PLACES))
+        tl.store(ids + place, token, mask=chosen & (place < PLACES))
+        number += tl.sum(chosen.to(tl.int32), axis=0)
+        weight = tl.where(x >= floor, tl.exp(x - best), 0.0)
+        whole += weight
+        mass += tl.where(chosen, weight, 0.0)
+    return number, tl.sum(whole, axis=0), tl.sum(mass, axis=0)
+
+
+@triton.jit
 def _float_of(order):
     """Return the float32 that has this order."""
     bits = (order - 2147483648).to(tl.int32)
@@ -197,13 +250,20 @@ def _sample(
     top_ks,
     top_ps,
     min_ps,
+    values,
+    ids,
     tokens,
     stride,
     vocab,
     BLOCK: tl.constexpr,
+    LIKELY: tl.constexpr,
+    PLACES: tl.constexpr,
 ):
     """Sample one row: find its thresholds, then the largest sum of logit and noise that they
-    leave."""
+    leave.
+
+    values [n, PLACES] float32, ids [n, PLACES] int32: room for each row's likeliest tokens.
+    """
     n = tl.program_id(0)
     which = tl.load(rows + n)
     row = logits + which * stride
@@ -213,45 +273,65 @@ def _sample(
     cut = tl.full((), -1, tl.int64)  # orders above it are kept, and `ties` of those equal to it
     ties = tl.full((), 0, tl.int32)
     floor = tl.full((), float("-inf"), tl.float32)
+    count = vocab + ties  # tokens among which those that are kept are
+    gathered = tl.full((), 0, tl.int32)  # these are the likeliest, put together
+    values += n * PLACES
+    ids += n * PLACES
     if top_ks is not None:
-        largest = tl.full((BLOCK,), float("-inf"), tl.float32)
-        for first in range(0, vocab, BLOCK):
-            _, x = _row_block(row, first, vocab, temperature, BLOCK)
-            largest = tl.maximum(largest, x)
-        best = tl.max(largest, axis=0)
         share = tl.load(min_ps + n)
-        if share > 0.0:
-            floor = tl.minimum(best + tl.log(share), best)
         k, p = tl.load(top_ks + n).to(tl.int32), tl.load(top_ps + n)
-        tied = 0.0
-        if (k > 0) & (k < vocab):
-            cut = _kth_largest(row, vocab, temperature, k, BLOCK)
-            more, _, _ = _count_from(row, vocab, temperature, cut + 1, cut + 1, cut + 1, BLOCK)
-            ties = k - more
-            value = _float_of(cut)
-            tied = tl.where(value >= floor, tl.exp(value - best) * ties, 0.0)
-        if p < 1.0:
-            kth = cut
-            whole, _, _ = _mass_above(row, vocab, temperature, best, floor, kth, kth, kth, BLOCK)
+        if (k > 0) | (p < 1.0) | (share > 0.0):
+            wanted = tl.minimum(tl.maximum(k, LIKELY), vocab)
+            best, likely = _likeliest(row, vocab, temperature, wanted, BLOCK)
+            if share > 0.0:
+                floor = tl.minimum(best + tl.log(share), best)
+            number, whole, mass = _gather(
+                row, vocab, temperature, best, floor, likely, values, ids, BLOCK, PLACES
+            )
+            tl.debug_barrier()  # the program's threads read what others of them have put there
             # No probability at all still keeps the likeliest token.
-            wanted = tl.maximum(p, 1e-20) * (whole + tied)
-            last, mass = _nucleus(row, vocab, temperature, best, floor, kth, tied, wanted, BLOCK)
-            if last >= kth:
-                each = tl.exp(_float_of(last) - best)
-                room = tl.ceil((wanted - mass) / each).to(tl.int32)
-                ties = tl.where(last == kth, tl.minimum(ties, room), room)
-                cut = last
+            p = tl.maximum(p, 1e-20)
+            by_k = (k > 0) & (k <= number)
+            by_p = (p < 1.0) & ((k <= 0) | (k >= vocab)) & (mass >= p * whole)
+            if (number <= PLACES) & (by_k | by_p | (floor >= _float_of(likely))):
+                row, count, gathered = values, number, gathered + 1
+                temperature = temperature / temperature
+            tied = 0.0
+            if (k > 0) & (k < count):
+                cut = _kth_largest(row, count, temperature, k, BLOCK)
+                more, _, _ = _count_from(row, count, temperature, cut + 1, cut + 1, cut + 1, BLOCK)
+                ties = k - more
+                value = _float_of(cut)
+                tied = tl.where(value >= floor, tl.exp(value - best) * ties, 0.0)
+            if p < 1.0:
+                kth = cut
+                if kth >= 0:
+                    whole, _, _ = _mass_above(
+                        row, count, temperature, best, floor, kth, kth, kth, BLOCK
+                    )
+                wanted_mass = p * (whole + tied)
+                last, mass = _nucleus(
+                    row, count, temperature, best, floor, kth, tied, wanted_mass, BLOCK
+                )
+                if last >= kth:
+                    each = tl.exp(_float_of(last) - best)
+                    room = tl.ceil((wanted_mass - mass) / each).to(tl.int32)
+                    ties = tl.where(last == kth, tl.minimum(ties, room), room)
+                    cut = last
 
     winner = tl.full((), float("-inf"), tl.float32)
     chosen = tl.zeros((), tl.int32)
     passed = tl.full((), 0, tl.int32)  # tokens of order `cut` so far
-    for first in range(0, vocab, BLOCK):
-        token, x = _row_block(row, first, vocab, temperature, BLOCK)
+    for first in range(0, count, BLOCK):
+        token, x = _row_block(row, first, count, temperature, BLOCK)
+        inside = token < count
+        if gathered > 0:
+            token = tl.load(ids + token, mask=inside, other=0)
         order = _order(x)
         tie = (order == cut).to(tl.int32)
         before = passed + tl.cumsum(tie, axis=0) - tie
         passed += tl.sum(tie, axis=0)
-        kept = ((order > cut) | ((tie > 0) & (before < ties))) & (x >= floor) & (token < vocab)
+        kept = ((order > cut) | ((tie > 0) & (before < ties))) & (x >= floor) & inside
         # -log1p(-u) is exponential noise that keeps its precision near zero, where winners are.
         noise = -tl.log(-log1p(-uniform(seed, position, token)))
         value = tl.where(kept, x + noise, float("-inf"))

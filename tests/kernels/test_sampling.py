@@ -15,6 +15,7 @@ from baton.kernels.sampling import (
     log_probs,
     mask_tokens,
     sample_tokens,
+    sample_tokens_native,
 )
 
 ONES = 0xFFFFFFFF
@@ -218,3 +219,97 @@ def test_log_probabilities_are_of_the_raw_distribution(top_n):
     assert torch.equal(result.top_ids, ids)
     others = expected.gather(1, asked)
     torch.testing.assert_close(result.asked.double(), others, atol=1e-5, rtol=1e-5)
+
+
+def wide_draws(rng, rows, vocab, tied):
+    """Filters of every kind, alone and together, over logits like a model's; `tied`: on a grid."""
+    logits = torch.randn(rows, vocab) * 3
+    logits = (logits * 2).round() / 2 if tied else logits
+    logits[:, rng.randrange(vocab) :: 7] = -torch.inf  # ruled out before
+    some = [
+        (rng.choice([0, 1, 7, 50, vocab - 3, 2 * vocab]), rng.choice([0.02, 0.5, 0.95, 0.999, 1.0]),
+         rng.choice([0.0, 0.0, 0.05, 1.0]))
+        for _ in range(rows)
+    ]  # fmt: skip
+    top_k, top_p, min_p = zip(*some, strict=True)
+    seeds = torch.randint(-(2**62), 2**62, (rows,))
+    positions = torch.randint(0, 2**40, (rows,))
+    filters = torch.tensor(top_k), torch.tensor(top_p), torch.tensor(min_p)
+    return logits, torch.rand(rows) * 2 + 0.3, seeds, positions, filters
+
+
+@pytest.mark.parametrize("vocab", [2, 15, 333, 5000])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_native_draws_are_torchs(native, vocab, tied, filtered):
+    """Some rows are greedy. A token may differ only where the two round noise, or the sum of
+    probabilities at the edge of top-p, to different sides."""
+    rng = seeded(vocab + tied)
+    count = 60
+    logits, temperature, seeds, positions, filters = wide_draws(rng, 2 * count, vocab, tied)
+    rows = torch.tensor(rng.sample(range(2 * count), count))
+    drawn = (rows, temperature[rows], seeds[rows], positions[rows])
+    filters = tuple(each[rows] for each in filters) if filtered else None
+    strided = torch.full((2 * count, vocab + 3), torch.nan)
+    strided[:, :vocab] = logits
+    tokens = sample_tokens_native(native, strided[:, :vocab], *drawn, filters)
+    expected = sample_tokens(logits, *drawn, filters)
+    assert (tokens != expected).sum() <= (1 if filtered else 0)
+    greedy = torch.ones(2 * count, dtype=torch.bool)
+    greedy[rows] = False
+    assert torch.equal(tokens[greedy], logits.argmax(dim=-1)[greedy])
+
+
+def test_native_filters_keep_what_their_definitions_keep(native):
+    """Many draws find every likely token that is kept, and no token that is not."""
+    rng = seeded(21)
+    n, vocab = 3000, 33
+    for _ in range(12):
+        logits = (torch.randn(vocab) * 4).round() / 2
+        top_k, top_p, min_p = (
+            rng.choice([0, 1, 5]),
+            rng.choice([0.3, 0.8, 1.0]),
+            rng.choice([0, 0.1]),
+        )
+        filters = torch.full((n,), top_k), torch.full((n,), top_p), torch.full((n,), float(min_p))
+        each = torch.arange(n)
+        ones, zeros = torch.ones(n), torch.zeros(n, dtype=torch.int64)
+        tokens = sample_tokens_native(
+            native, logits.expand(n, vocab), each, ones, each, zeros, filters
+        )
+        kept = reference_filter(logits.tolist(), top_k, top_p, min_p)
+        found = set(tokens.tolist())
+        likely = {v for v in kept if logits[v] > logits.max() - 4}
+        assert likely <= found <= kept
+
+
+def test_a_native_draw_is_the_same_in_every_batch(native):
+    rng = seeded(22)
+    logits, *others, filters = wide_draws(rng, 20, 777, tied=False)
+    rows = torch.arange(20)
+    together = sample_tokens_native(native, logits, rows, *others, filters)
+    for row in range(20):
+        alone = slice(row, row + 1)
+        some = tuple(each[alone] for each in filters)
+        one = [each[alone] for each in others]
+        token = sample_tokens_native(native, logits[alone], torch.tensor([0]), *one, some)
+        assert token.tolist() == together[alone].tolist()
+
+
+def test_native_noise_is_the_same_bits(native):
+    """A vocabulary whose logits are all alike is sampled by its noise alone."""
+    rng = seeded(23)
+    seeds = torch.tensor([-5, 2**63 - 1, 12, rng.randrange(2**62)])
+    positions = torch.tensor([0, 2**33 + 1, 7, 1])
+    noise = vocabulary_uniform(seeds, positions, 4001)
+    arguments = (torch.zeros(4, 4001), torch.arange(4), torch.ones(4), seeds, positions, None)
+    assert torch.equal(sample_tokens_native(native, *arguments), noise.argmin(dim=1))
+
+
+def test_native_draws_survive_logits_that_are_no_numbers(native):
+    logits = torch.full((2, 50), torch.nan)
+    logits[1] = -torch.inf
+    filters = torch.tensor([5, 5]), torch.tensor([0.5, 0.5]), torch.tensor([0.1, 0.1])
+    each = torch.arange(2)
+    tokens = sample_tokens_native(native, logits, each, torch.ones(2), each, each, filters)
+    assert all(0 <= token < 50 for token in tokens.tolist())

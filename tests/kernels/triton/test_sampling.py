@@ -29,10 +29,15 @@ def test_without_filters_tokens_are_torchs_and_other_rows_are_greedy():
     assert torch.equal(tokens, expected)
 
 
+@pytest.mark.parametrize("likely, places", [(1024, 2048), (8, 64), (8, 9)])
 @pytest.mark.parametrize("seed", range(2))
-def test_filtered_tokens_are_torchs(seed):
+def test_filtered_tokens_are_torchs(seed, likely, places, monkeypatch):
     """Logits on a coarse grid have ties everywhere; a token may differ only where the two sum
-    probabilities to different sides of top-p."""
+    probabilities to different sides of top-p. The likeliest tokens are all of them, some, or, with
+    ties, too many for their places."""
+    monkeypatch.setattr(sampling, "_LIKELY", likely)
+    monkeypatch.setattr(sampling, "_PLACES", places)
+    monkeypatch.setattr(sampling, "_TOKENS", 128)
     seeded(seed)
     logits = (torch.randn(ROWS, VOCAB) * 4).round() / 2 if seed % 2 else torch.randn(ROWS, VOCAB)
     logits[:, 7:20] = -torch.inf  # ruled out before
