@@ -4,9 +4,15 @@ from dataclasses import dataclass
 from math import prod
 
 from baton.engine.config import ModelConfig
-from baton.engine.memory.layout import LatentShape
+from baton.engine.memory.layout import AttentionShape, LatentShape
 from baton.engine.replay.batch_sizes import kept_bytes
-from baton.kernels.scratch import EXPANDED_ON_CPU, EXPANDED_ON_GPU, parts_bytes
+from baton.kernels.scratch import (
+    EXPANDED_ON_CPU,
+    EXPANDED_ON_GPU,
+    HEADS_OF_LATENT,
+    most_parts,
+    parts_bytes,
+)
 
 SCORED_ROWS = 256  # rows of logits for prompt scores that a step may want beside its draws
 _COPIES_OF_LOGITS = 3  # raw, for log probabilities; penalised; and what a kernel makes of them
@@ -56,12 +62,15 @@ class StepMemory:
         no parts. Captured steps and others have memory of their own."""
         if not self._on_gpu:
             return 0
-        widths = [
-            shape.width if isinstance(shape, LatentShape) else shape.head_dim
-            for shape in self.model.attention
-        ]
-        heads, widest = self.model.query_heads, max(widths, default=0)
-        return 2 * parts_bytes(self.running, heads, widest, self.context)
+        return 2 * max(map(self._parts_bytes, set(self.model.attention)), default=0)
+
+    def _parts_bytes(self, shape: AttentionShape | LatentShape) -> int:
+        heads = self.model.query_heads
+        if isinstance(shape, LatentShape):
+            width, groups = shape.width, -(-heads // HEADS_OF_LATENT)
+        else:
+            width, groups = shape.head_dim, shape.kv_heads
+        return parts_bytes(self.running, heads, width, self.context, most_parts(groups))
 
     @property
     def latents(self) -> int:

@@ -12,13 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.scratch import LEAST_PART, MOST_PARTS, parts_of
+from baton.kernels.scratch import LEAST_PART, most_parts, parts_of
 from baton.kernels.triton.arithmetic import dot, narrow
 from baton.kernels.triton.attention_prefill import LOG2_E
 from baton.kernels.triton.paging import page_places
-from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
+from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed, processors
 
 _KEYS = 64  # of one product; half as many in float32
+MERGED = 16  # parts that are read together
 
 
 def paged_attn_decode(
@@ -35,7 +36,8 @@ def paged_attn_decode(
     rows, heads, width = q.shape
     page_size, kv_heads = k_pool.shape[1:3]
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    parts = parts_of(block_tables.shape[1] * page_size)
+    most = most_parts(kv_heads, processors(q.device))
+    parts = parts_of(block_tables.shape[1] * page_size, most)
     per_kv_head = heads // kv_heads
     means = q.new_empty((rows, heads, parts, width), dtype=torch.float32)
     sums = q.new_empty((rows, heads, parts, 2), dtype=torch.float32)
@@ -47,12 +49,12 @@ def paged_attn_decode(
         scale, q.stride(0), k_pool.stride(0), v_pool.stride(0),
         block_tables.stride(0), heads, parts, PAGE_SIZE=page_size,
         KV_HEADS=kv_heads, PER_KV_HEAD=per_kv_head, HEADS=block(per_kv_head, SMALLEST_DOT),
-        KEYS=_KEYS if q.dtype != torch.float32 else _KEYS // 2, LEAST=LEAST_PART, MOST=MOST_PARTS,
+        KEYS=_KEYS if q.dtype != torch.float32 else _KEYS // 2, LEAST=LEAST_PART, MOST=most,
         **widths, num_warps=4, num_stages=3,
     )  # fmt: skip
     merge_parts[(heads, rows)](
-        means, sums, kv_lens, out, heads, parts, LEAST=LEAST_PART, MOST=MOST_PARTS, QUERIES=1,
-        **widths, num_warps=4,
+        means, sums, kv_lens, out, heads, parts, LEAST=LEAST_PART, MOST=most, QUERIES=1,
+        MERGED=MERGED, **widths, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -155,11 +157,12 @@ def merge_parts(
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
     QUERIES: tl.constexpr,
+    MERGED: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """Merge the parts of one head of one row, weighted by their sums; zeros for a row without
-    tokens.
+    tokens. MERGED parts are read together: one after the other, each would wait for the last.
 
     means: [rows, heads, parts, WIDTH], not yet divided; sums: [rows, heads, parts, 2], the largest
     exponent (of two) and the sum of weights; out: [rows, heads, WIDTH]
@@ -172,14 +175,21 @@ def merge_parts(
     best = tl.full((), -1e30, tl.float32)
     total = tl.zeros((), tl.float32)
     mean = tl.zeros((BLOCK_D,), tl.float32)
-    for part in range(0, used):
+    for first in range(0, used, MERGED):
+        part = first + tl.arange(0, MERGED)
+        there = part < used
         place = (row * heads + head) * parts + part
-        top, weight = tl.load(sums + place * 2), tl.load(sums + place * 2 + 1)
-        better = tl.maximum(best, top)
+        top = tl.load(sums + place * 2, mask=there, other=-1e30)
+        weight = tl.load(sums + place * 2 + 1, mask=there, other=0.0)
+        better = tl.maximum(best, tl.max(top, axis=0))
         faded, share = tl.exp2(best - better), tl.exp2(top - better)
-        value = tl.load(means + place * WIDTH + d, mask=in_d, other=0.0)
-        total = total * faded + weight * share
-        mean = mean * faded + value * share
+        value = tl.load(
+            means + place[:, None] * WIDTH + d[None, :],
+            mask=there[:, None] & in_d[None, :],
+            other=0.0,
+        )
+        total = total * faded + tl.sum(weight * share, axis=0)
+        mean = mean * faded + tl.sum(value * share[:, None], axis=0)
         best = better
     mean = mean / tl.where(total > 0.0, total, 1.0)
     tl.store(out + (row * heads + head) * WIDTH + d, mean, mask=in_d)

@@ -7,14 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.scratch import LEAST_PART, MOST_PARTS, parts_of
+from baton.kernels.scratch import HEADS_OF_LATENT, LEAST_PART, most_parts, parts_of
 from baton.kernels.triton.arithmetic import dot, narrow
-from baton.kernels.triton.attention_decode import merge_parts, part_length
+from baton.kernels.triton.attention_decode import MERGED, merge_parts, part_length
 from baton.kernels.triton.attention_prefill import LOG2_E
 from baton.kernels.triton.paging import page_places
-from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
+from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed, processors
 
-_HEADS = 16  # of one program
 _KEYS = 32  # of one product
 
 
@@ -32,23 +31,25 @@ def mla_decode(
     """Implement `Kernels.mla_decode`, without a look at the host's lengths."""
     rows, queries, heads, width = q.shape
     page_size = pool.shape[1]
-    parts = parts_of(block_tables.shape[1] * page_size)
+    groups = triton.cdiv(heads, HEADS_OF_LATENT)
+    most = most_parts(groups, processors(q.device))
+    parts = parts_of(block_tables.shape[1] * page_size, most)
     out = q.new_empty((rows, queries, heads, rank))
     means = q.new_empty((rows * queries, heads, parts, rank), dtype=torch.float32)
     sums = q.new_empty((rows * queries, heads, parts, 2), dtype=torch.float32)
     if not out.numel():
         return out
-    _attend_latents[(parts, triton.cdiv(heads, _HEADS), rows * queries)](
+    _attend_latents[(parts, groups, rows * queries)](
         q.contiguous(), packed(pool), block_tables, table_rows, kv_lens,
         None if tree is None else tree.contiguous(), means, sums,
         scale, pool.stride(0), block_tables.stride(0), heads, parts, queries,
         PAGE_SIZE=page_size, RANK=rank, WIDTH=width, BLOCK_R=block(rank, SMALLEST_DOT),
-        BLOCK_T=block(width - rank, SMALLEST_DOT), HEADS=_HEADS, KEYS=_KEYS,
-        LEAST=LEAST_PART, MOST=MOST_PARTS, num_warps=4, num_stages=2,
+        BLOCK_T=block(width - rank, SMALLEST_DOT), HEADS=HEADS_OF_LATENT, KEYS=_KEYS,
+        LEAST=LEAST_PART, MOST=most, num_warps=4, num_stages=2,
     )  # fmt: skip
     merge_parts[(heads, rows * queries)](
-        means, sums, kv_lens, out, heads, parts, LEAST=LEAST_PART, MOST=MOST_PARTS,
-        QUERIES=queries, WIDTH=rank, BLOCK_D=block(rank), num_warps=4,
+        means, sums, kv_lens, out, heads, parts, LEAST=LEAST_PART, MOST=most,
+        QUERIES=queries, MERGED=MERGED, WIDTH=rank, BLOCK_D=block(rank), num_warps=4,
     )  # fmt: skip
     return out
 

@@ -1,6 +1,11 @@
 """Block sizes, and what kernels ask of the memory that they are given."""
 
+from functools import cache
+
+import torch
 from torch import Tensor
+
+from baton.kernels.scratch import PROCESSORS
 
 # The smallest side of a block that tensor cores multiply.
 SMALLEST_DOT = 16
@@ -25,3 +30,12 @@ def packed(tensor: Tensor) -> Tensor:
             )
         expected *= size
     return tensor
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU; an H200's for the devices that stand in for
+    one, under the interpreter and in ahead-of-time compilation."""
+    if device.type != "cuda":
+        return PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -76,11 +76,11 @@ FALCON_34B = {
 # Before: with a track slot for each request, and without memory for graphs and parts of attention.
 TABLE = [
     # model, bf16 GB, fraction, before, largest
-    ("Granite-4.0-H-Tiny", GRANITE_TINY, 13.9, 0.8, 410, 727),
+    ("Granite-4.0-H-Tiny", GRANITE_TINY, 13.9, 0.8, 410, 723),
     ("Nemotron-Nano-9B-v2", NEMOTRON_9B, 17.8, 0.8, 146, 261),
-    ("Qwen3.5-9B", QWEN_9B, 18.0, 0.8, 390, 616),
+    ("Qwen3.5-9B", QWEN_9B, 18.0, 0.8, 390, 606),
     ("Qwen3.5-27B", QWEN_27B, 53.9, 0.8, 23, 40),
-    ("Qwen3.5-27B", QWEN_27B, 53.9, 0.95, 61, 106),
+    ("Qwen3.5-27B", QWEN_27B, 53.9, 0.95, 61, 105),
     ("Granite-4.0-H-Small", GRANITE_SMALL, 64.4, 0.95, 30, 53),
     ("Falcon-H1-34B", FALCON_34B, 67.4, 0.95, 9, 16),
 ]

@@ -9,12 +9,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton_device import BOUND, assert_near, here
 
+from baton.kernels import scratch
 from baton.kernels.attention import paged_attn_ref
 from baton.kernels.norm import gated_rms_norm as torch_gated_rms_norm
 from baton.kernels.norm import rms_norm as torch_rms_norm
 from baton.kernels.rope import apply_rope as torch_apply_rope
 from baton.kernels.rope import rope_cache
-from baton.kernels.scratch import parts_bytes, parts_of
+from baton.kernels.scratch import most_parts, parts_bytes, parts_of
+from baton.kernels.triton import attention_decode
 from baton.kernels.triton.attention_decode import paged_attn_decode
 from baton.kernels.triton.attention_prefill import paged_attn_prefill
 from baton.kernels.triton.kv_write import kv_write, latent_write
@@ -166,5 +168,24 @@ def test_parts_take_the_memory_that_is_planned_for_them():
     capacity = batch.block_tables.shape[1] * 4
     with Allocated() as allocated:
         paged_attn_decode(**here(batch).decode_arguments(), scale=0.3)
-    assert allocated.nbytes == parts_bytes(3, 4, 16, capacity)
-    assert parts_of(capacity) == 3
+    assert allocated.nbytes == parts_bytes(3, 4, 16, capacity, most_parts(2))
+    assert parts_of(capacity, most_parts(2)) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_parts_of_one_kv_head_match_the_reference(dtype, monkeypatch):
+    """Parts of 64 tokens: 37 of them, more than a row of eight KV heads may have, 16 and 1."""
+    for module in (scratch, attention_decode):
+        monkeypatch.setattr(module, "LEAST_PART", 64)
+    rng = seeded(13)
+    batch = paged_batch([1] * 3, [2339, 1023, 5], 3, 1, 16, 64, dtype, rng)
+    assert parts_of(2340, most_parts(1)) == 37 and parts_of(2340, most_parts(8)) == 32
+    out = paged_attn_decode(**here(batch).decode_arguments(), scale=0.3)
+    expected = paged_attn_ref(**vars(batch), scale=0.3)
+    assert_near(out, expected, BOUND[dtype])
+
+
+def test_few_heads_or_many_processors_make_more_parts():
+    by_groups = [most_parts(groups, 132) for groups in (1, 2, 4, 8, 64)]
+    assert by_groups == [128, 128, 64, 32, 32]
+    assert [most_parts(2, processors) for processors in (8, 58, 108, 1 << 20)] == [32, 32, 64, 128]
