@@ -217,7 +217,7 @@ class Engine:
         if batch is None:
             raise error
         self._results.begin(batch)
-        for row in batch.rows:
+        for row in batch.all_rows:
             self._donations.drop(row.tracked)
             request = self._requests.at(row.serial)
             if request is not None:
@@ -316,7 +316,7 @@ class Engine:
         """Describe every slot and page that is not free or owned exactly once. [] when all
         is well.
         """
-        return audit(
+        return self._scheduler.check() + audit(
             self.states.ids,
             self.pages.ids,
             self._pools.rows,

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate, chain, repeat
-from operator import sub
 
+import numpy as np
 import torch
 
 from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
@@ -13,8 +12,11 @@ from baton.engine.forward.layer_progress import LayerProgress
 from baton.engine.forward.recurrent_index import RecurrentIndex
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.models.base import Model
-from baton.engine.schedule.batch import Batch, Row
+from baton.engine.schedule.batch import Batch
+from baton.engine.schedule.plain_rows import Ints
 from baton.kernels.chunks import SnapshotPlan
+
+_ZERO = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True)
@@ -28,30 +30,34 @@ class PackedForward:
 
 def pack_forward(batch: Batch, model: Model, pack: HostPack) -> PackedForward:
     """Put the fields of the step's ForwardBatch, and what the model plans, into `pack`."""
-    rows = batch.rows
-    columns = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
-    lengths = map(sub, columns["end"], columns["start"])
+    starts, ends, read_slots, write_slots, table_rows = batch.columns
+    lengths, decoding = ends - starts, batch.decode_rows
+    cu_seqlens = np.concatenate((_ZERO, np.cumsum(lengths)))
     host = HostLengths(
-        cu_seqlens=(0, *accumulate(lengths)),
-        prefix_lens=columns["start"],
-        kv_lens=columns["end"] if model.needs_cpu_seq_lens else (),
-        has_initial=tuple(map(bool, columns["start"])),
+        cu_seqlens=tuple(cu_seqlens.tolist()),
+        prefix_lens=tuple(starts.tolist()),
+        kv_lens=tuple(ends.tolist()) if model.needs_cpu_seq_lens else (),
+        has_initial=tuple((starts > 0).tolist()),
     )
-    decoding, chunks = columns["start"][: batch.decode_rows], rows[batch.decode_rows :]
-    runs = (range(row.start, row.end) for row in chunks)
-    pack.ints("positions", chain(decoding, *runs))
-    pack.ints("cu_seqlens", host.cu_seqlens)
-    pack.ints("kv_lens", columns["end"])
-    pack.ints("read_slots", columns["read_slot"])
-    pack.ints("write_slots", columns["write_slot"])
-    pack.ints("has_initial", host.has_initial)
-    pack.ints("table_rows", columns["table_row"])
-    repeated = (repeat(row.table_row, row.end - row.start) for row in chunks)
-    pack.ints("token_rows", chain(columns["table_row"][: batch.decode_rows], *repeated))
-    pack.ints("logit_tokens", _logit_tokens(batch, host.cu_seqlens))
-    drawing = [index for index, _ in batch.draws]
-    pack.ints("draw_rows", map(columns["table_row"].__getitem__, drawing))
-    pack.ints("draw_ends", map(columns["end"].__getitem__, drawing))
+    runs = (np.arange(row.start, row.end) for row in batch.prompts)
+    pack.ints("positions", np.concatenate((starts[:decoding], *runs)))
+    pack.ints("cu_seqlens", cu_seqlens)
+    pack.ints("kv_lens", ends)
+    pack.ints("read_slots", read_slots)
+    pack.ints("write_slots", write_slots)
+    pack.ints("has_initial", starts > 0)
+    pack.ints("table_rows", table_rows)
+    draws = batch.draws
+    if batch.prompts:
+        pack.ints("token_rows", np.repeat(table_rows, lengths))
+        pack.ints("logit_tokens", _logit_tokens(batch, cu_seqlens))
+        pack.ints("draw_rows", draws.table_rows)
+        pack.ints("draw_ends", draws.ends)
+    else:  # each row has one token, and samples the next
+        pack.same("token_rows", "table_rows")
+        pack.ints("logit_tokens", cu_seqlens[:-1])
+        pack.same("draw_rows", "table_rows")
+        pack.same("draw_ends", "kv_lens")
     snapshots = _snapshots(batch)
     index = pack.plan(model.plan(host, batch.decode_rows, snapshots))
     return PackedForward(host, snapshots, index)
@@ -105,7 +111,7 @@ def _snapshots(batch: Batch) -> SnapshotPlan | None:
     """Return the snapshots of the prefill rows, which count from 0."""
     found = [
         (index, tracked.depth, tracked.slot)
-        for index, row in enumerate(batch.rows[batch.decode_rows :])
+        for index, row in enumerate(batch.prompts)
         for tracked in row.tracked
     ]
     if not found:
@@ -114,10 +120,10 @@ def _snapshots(batch: Batch) -> SnapshotPlan | None:
     return SnapshotPlan(rows, depths, slots)
 
 
-def _logit_tokens(batch: Batch, cu_seqlens: tuple[int, ...]) -> list[int]:
+def _logit_tokens(batch: Batch, cu_seqlens: Ints) -> Ints:
     """Return flat token indices: first each draw's, then each scored row's in order of position."""
-    wanted = [cu_seqlens[index + 1] - 1 for index, _ in batch.draws]
+    wanted = [cu_seqlens[batch.draws.rows + 1] - 1]
     for index, scores in batch.scores:
-        first = cu_seqlens[index] + scores.first_logit - batch.rows[index].start
-        wanted += range(first, first + scores.logits)
-    return wanted
+        first = cu_seqlens[index] + scores.first_logit - batch.columns[0, index]
+        wanted.append(np.arange(first, first + scores.logits))
+    return np.concatenate(wanted)

@@ -4,6 +4,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,15 +23,22 @@ class HostPack:
         self._lengths: dict[str, int] = {}  # of fields of int32
 
     def ints(self, name: str, values: Iterable[int]) -> None:
-        """Add a field of int64."""
+        """Add a field of int64. values: an array of any integers, or other integers."""
         start = len(self._buffer)
-        self._buffer.extend(values)
+        if isinstance(values, np.ndarray):
+            self._buffer.frombytes(values.astype(np.int64).tobytes())
+        else:
+            self._buffer.extend(values)
         self._fields[name] = slice(start, len(self._buffer))
 
-    def floats(self, name: str, values: Iterable[float]) -> None:
+    def same(self, name: str, other: str) -> None:
+        """Let field `name` be field `other`, which is there already."""
+        self._fields[name] = self._fields[other]
+
+    def floats(self, name: str, values: npt.ArrayLike) -> None:
         """Add a field of float64; its bits travel among the integers."""
         start = len(self._buffer)
-        self._buffer.frombytes(array("d", values).tobytes())
+        self._buffer.frombytes(np.asarray(values, np.float64).tobytes())
         self._fields[name] = slice(start, len(self._buffer))
 
     def int32s(self, name: str, values: bytes) -> None:

@@ -143,11 +143,10 @@ class ModelRunner:
         scored = _token_logprobs(sampled.scores)
         logprobs: list[TokenLogprob | None] = [None] * len(tokens)
         drawn = _token_logprobs(sampled.logprobs)
-        for index, _, draw in batch.special_draws:
-            wanted = draw.sampling.logprobs
+        for index, draw in batch.draws.asking:
             asked = len(draw.sampling.logprob_token_ids)
-            if wanted is not None:
-                logprobs[index] = next(drawn).entry(tokens[index], wanted, asked)
+            top = draw.sampling.logprobs or 0
+            logprobs[index] = next(drawn).entry(tokens[index], top, asked)
         scores: list[tuple[TokenLogprob, ...]] = []
         for _, row in batch.scores:
             unscored = row.targets[: len(row.targets) - row.logits]

@@ -1,17 +1,14 @@
 """The device tensors that sampling and scoring need beside the logits."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
+import numpy as np
 from torch import Tensor
 
 from baton.engine.forward.host_pack import DevicePack, HostPack
-from baton.engine.schedule.batch import Batch, Draw, Row
-
-SIGN = 1 << 63
-Special = tuple[int, Row, Draw]
-"""An index among the draws, its row and its draw: see `Batch.special_draws`."""
+from baton.engine.schedule.batch import Batch, Draws
+from baton.engine.schedule.draw import DrawRecords
 
 
 @dataclass(frozen=True)
@@ -64,19 +61,23 @@ class SamplingBatch:
 
 def pack_sampling(batch: Batch, pack: HostPack) -> None:
     """Put the fields of the step's SamplingBatch into `pack`."""
-    special = batch.special_draws
-    _pack_random([each for each in special if not each[2].sampling.greedy], pack)
-    _pack_penalised([each for each in special if each[2].sampling.penalised], pack)
-    _pack_biases(special, pack)
-    short = [(i, row.table_row) for i, row, draw in special if draw.short]
-    pack.ints("short_draws", [i for i, _ in short])
-    pack.ints("short_rows", [row for _, row in short])
-    masked = [(i, draw.allowed) for i, _, draw in special if draw.allowed is not None]
-    pack.ints("allowed_rows", [i for i, _ in masked])
-    pack.ints("allowed", chain.from_iterable(mask for _, mask in masked))
-    wanted = [(i, draw.sampling) for i, _, draw in special if draw.sampling.logprobs is not None]
-    pack.ints("logprob_rows", [i for i, _ in wanted])
-    _pack_asked("logprob_asked", [(s.logprob_token_ids, 1) for _, s in wanted], pack)
+    draws = batch.draws
+    records = draws.records
+    if records["special"].any():
+        _pack_random(draws, pack)
+        _pack_penalised(draws, pack)
+        _pack_biases(draws, pack)
+        short = np.flatnonzero(records["short"])
+        pack.ints("short_draws", short)
+        pack.ints("short_rows", draws.table_rows[short])
+        masks = [
+            (i, draws.each[i].allowed or ()) for i in np.flatnonzero(records["masked"]).tolist()
+        ]
+        pack.ints("allowed_rows", [i for i, _ in masks])
+        pack.ints("allowed", chain.from_iterable(mask for _, mask in masks))
+    pack.ints("logprob_rows", [i for i, _ in draws.asking])
+    wanted = [draw.sampling.logprob_token_ids for _, draw in draws.asking]
+    _pack_asked("logprob_asked", [(asked, 1) for asked in wanted], pack)
     targets = [scores.targets[-scores.logits :] for _, scores in batch.scores if scores.logits]
     pack.ints("score_targets", [token for run in targets for token in run])
     asked = [(scores.asked, scores.logits) for _, scores in batch.scores if scores.logits]
@@ -85,24 +86,24 @@ def pack_sampling(batch: Batch, pack: HostPack) -> None:
 
 def bind_sampling(batch: Batch, packed: DevicePack) -> SamplingBatch:
     """Return the SamplingBatch over the packed copy. Parts that the step does not need are None."""
-    draws = [draw for _, _, draw in batch.special_draws]
-    asking = [draw.sampling for draw in draws if draw.sampling.logprobs is not None]
-    logprobs = [sampling.logprobs for sampling in asking if sampling.logprobs is not None]
+    draws = batch.draws
+    records = draws.records
+    asking = [draw.sampling for _, draw in draws.asking]
     asked = max((len(sampling.logprob_token_ids) for sampling in asking), default=0)
     scored = [scores.top for _, scores in batch.scores if scores.logits]
     score_asked = max((len(s.asked) for _, s in batch.scores if s.logits), default=0)
     score_targets = packed.ints("score_targets")
-    short = any(draw.short for draw in draws)
+    short = records["short"].any()
     return SamplingBatch(
-        draws=len(batch.draws),
-        random=_bind_random(draws, packed),
-        penalised=_bind_penalised(draws, packed),
-        biases=_bind_biases(draws, packed),
+        draws=len(draws.each),
+        random=_bind_random(records, packed) if records["random"].any() else None,
+        penalised=_bind_penalised(packed) if records["penalised"].any() else None,
+        biases=_bind_biases(packed) if records["biased"].any() else None,
         short=(packed.ints("short_draws"), packed.ints("short_rows")) if short else None,
-        allowed=_bind_allowed(draws, packed),
-        logprob_rows=packed.ints("logprob_rows") if logprobs else None,
-        logprob_top=max(logprobs, default=0),
-        logprob_asked=packed.ints("logprob_asked").view(len(logprobs), asked),
+        allowed=_bind_allowed(packed) if records["masked"].any() else None,
+        logprob_rows=packed.ints("logprob_rows") if asking else None,
+        logprob_top=max((sampling.logprobs or 0 for sampling in asking), default=0),
+        logprob_asked=packed.ints("logprob_asked").view(len(asking), asked),
         score_targets=score_targets if scored else None,
         score_top=max(scored, default=0),
         score_asked=packed.ints("score_asked").view(score_targets.shape[0], score_asked),
@@ -119,66 +120,57 @@ def _pack_asked(name: str, asked: list[tuple[tuple[int, ...], int]], pack: HostP
     pack.ints(name, chain.from_iterable(padded))
 
 
-def _pack_biases(special: Sequence[Special], pack: HostPack) -> None:
-    biases = [(i, *pair) for i, _, draw in special for pair in draw.sampling.logit_bias]
-    if not biases:
-        return
+def _pack_biases(draws: Draws, pack: HostPack) -> None:
+    rows = np.flatnonzero(draws.records["biased"]).tolist()
+    biases = [(i, *pair) for i in rows for pair in draws.each[i].sampling.logit_bias]
     pack.ints("biased_rows", [row for row, _, _ in biases])
     pack.ints("biased_tokens", [token for _, token, _ in biases])
     pack.floats("biases", [bias for _, _, bias in biases])
 
 
-def _bind_biases(draws: list[Draw], packed: DevicePack) -> tuple[Tensor, Tensor, Tensor] | None:
-    if not any(draw.sampling.logit_bias for draw in draws):
-        return None
+def _bind_biases(packed: DevicePack) -> tuple[Tensor, Tensor, Tensor]:
     return packed.ints("biased_rows"), packed.ints("biased_tokens"), packed.floats("biases")
 
 
-def _bind_allowed(draws: list[Draw], packed: DevicePack) -> tuple[Tensor, Tensor] | None:
-    masks = [draw.allowed for draw in draws if draw.allowed is not None]
-    if not masks:
-        return None
-    return packed.ints("allowed_rows"), packed.ints("allowed").view(len(masks), -1)
+def _bind_allowed(packed: DevicePack) -> tuple[Tensor, Tensor]:
+    rows = packed.ints("allowed_rows")
+    return rows, packed.ints("allowed").view(rows.shape[0], -1)
 
 
-def _pack_random(rows: list[Special], pack: HostPack) -> None:
-    pack.ints("random_rows", [i for i, _, _ in rows])
-    seeds = (draw.sampling.seed or 0 for _, _, draw in rows)
-    pack.ints("seeds", [seed - 2 * SIGN if seed >= SIGN else seed for seed in seeds])
-    pack.ints("draw_positions", [row.position for _, row, _ in rows])
-    pack.floats("temperature", [draw.sampling.temperature for _, _, draw in rows])
-    pack.ints("top_k", [draw.sampling.top_k for _, _, draw in rows])
-    pack.floats("top_p", [draw.sampling.top_p for _, _, draw in rows])
-    pack.floats("min_p", [draw.sampling.min_p for _, _, draw in rows])
+def _pack_random(draws: Draws, pack: HostPack) -> None:
+    rows = np.flatnonzero(draws.records["random"])
+    records = draws.records[rows]
+    pack.ints("random_rows", rows)
+    pack.ints("seeds", records["seed"])
+    pack.ints("draw_positions", draws.positions[rows])
+    pack.floats("temperature", records["temperature"])
+    pack.ints("top_k", records["top_k"])
+    pack.floats("top_p", records["top_p"])
+    pack.floats("min_p", records["min_p"])
 
 
-def _bind_random(draws: list[Draw], packed: DevicePack) -> RandomRows | None:
-    random = [draw.sampling for draw in draws if not draw.sampling.greedy]
-    if not random:
-        return None
-    filtered = any(s.top_k or s.top_p < 1.0 or s.min_p for s in random)
+def _bind_random(records: DrawRecords, packed: DevicePack) -> RandomRows:
     filters = packed.ints("top_k"), packed.floats("top_p"), packed.floats("min_p")
     return RandomRows(
         rows=packed.ints("random_rows"),
         seeds=packed.ints("seeds"),
         positions=packed.ints("draw_positions"),
         temperature=packed.floats("temperature"),
-        filters=filters if filtered else None,
+        filters=filters if (records["random"] & records["filtered"]).any() else None,
     )
 
 
-def _pack_penalised(rows: list[Special], pack: HostPack) -> None:
-    pack.ints("penalised_rows", [i for i, _, _ in rows])
-    pack.ints("penalised_table_rows", [row.table_row for _, row, _ in rows])
-    each = [draw.sampling for _, _, draw in rows]
-    pack.floats("repetition", [sampling.repetition_penalty for sampling in each])
-    pack.floats("presence", [sampling.presence_penalty for sampling in each])
-    pack.floats("frequency", [sampling.frequency_penalty for sampling in each])
+def _pack_penalised(draws: Draws, pack: HostPack) -> None:
+    rows = np.flatnonzero(draws.records["penalised"])
+    records = draws.records[rows]
+    pack.ints("penalised_rows", rows)
+    pack.ints("penalised_table_rows", draws.table_rows[rows])
+    pack.floats("repetition", records["repetition"])
+    pack.floats("presence", records["presence"])
+    pack.floats("frequency", records["frequency"])
 
 
-def _bind_penalised(draws: list[Draw], packed: DevicePack) -> PenalisedRows | None:
-    if not any(draw.sampling.penalised for draw in draws):
-        return None
+def _bind_penalised(packed: DevicePack) -> PenalisedRows:
     return PenalisedRows(
         rows=packed.ints("penalised_rows"),
         table_rows=packed.ints("penalised_table_rows"),

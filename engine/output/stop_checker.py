@@ -52,11 +52,8 @@ class StopChecker:
         self._answer: AnswerText | None = None
         if searched and tokenizer is not None:
             self._answer = _searched_text(tokenizer, sampling)
-
-    @property
-    def watches(self) -> bool:
-        """True if it must see the text of every token."""
-        return self._answer is not None
+        self.watches = self._answer is not None
+        """It must see the text of every token."""
 
     def replay(self, output: Sequence[int]) -> Stop | None:
         """Take the output ids that were given with the request."""

@@ -4,26 +4,15 @@ Results are processed from what is recorded here, never from fields of a request
 request may have gone on, stopped, or been preempted.
 """
 
-from array import array
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from baton.core.sampling_params import SamplingParams
+import numpy as np
+
 from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
-
-
-class Draw(NamedTuple):
-    """The sampling of a token from the logits of its row's last token."""
-
-    sampling: SamplingParams
-    short: bool  # its stop tokens must not come yet (min_tokens)
-    allowed: "array[int] | None"  # a mask of the tokens that may come, 64 a word; None: all
-
-    @property
-    def plain(self) -> bool:
-        """True if it takes the likeliest token of the logits as they are, and no more is asked."""
-        return self.sampling.plain and not self.short and self.allowed is None
+from baton.engine.schedule.draw import DRAW_RECORD, Draw, DrawRecords
+from baton.engine.schedule.plain_rows import NO_PLAIN, Ints, PlainRows
 
 
 class Scores(NamedTuple):
@@ -74,32 +63,98 @@ class Row(NamedTuple):
     position: int = 0  # among the output, of the token that it samples
 
 
+class Draws(NamedTuple):
+    """The D tokens that a step samples, in the order of its rows, by columns."""
+
+    rows: Ints  # [D], of the step
+    table_rows: Ints  # [D], rows of the request tables
+    ends: Ints  # [D], tokens of the sequence before the one that is sampled
+    positions: Ints  # [D], of the sampled tokens among the output
+    records: DrawRecords  # [D]
+    each: tuple[Draw, ...]
+    asking: tuple[tuple[int, Draw], ...]  # (index, draw) of those that want log probabilities
+
+
 @dataclass(frozen=True)
 class Batch:
-    """The rows of one step, those that decode first. Made by the scheduler."""
+    """The rows of one step: plain ones, others that decode, then prompts. Made by the scheduler."""
 
     sequence: int  # of this forward: 1, 2, 3 ...
-    rows: tuple[Row, ...]
-    decode_rows: int
+    rows: tuple[Row, ...]  # all but the plain ones; those that decode first
+    decode_rows: int  # the plain ones included
     entries: TableEntries = NO_ENTRIES  # of request tables, changed since these rows' last steps
+    plain: PlainRows = NO_PLAIN
+
+    @property
+    def decoding(self) -> tuple[Row, ...]:
+        """The rows that decode and are not plain."""
+        return self.rows[: self.decode_rows - len(self.plain)]
+
+    @property
+    def prompts(self) -> tuple[Row, ...]:
+        """The rows that do not decode, the last of the step."""
+        return self.rows[self.decode_rows - len(self.plain) :]
 
     @cached_property
-    def draws(self) -> tuple[tuple[int, Draw], ...]:
-        """(row index, draw) of each row that samples."""
-        return tuple((i, row.draw) for i, row in enumerate(self.rows) if row.draw is not None)
+    def columns(self) -> Ints:
+        """[5, rows] of all rows: start, end, read slot, write slot, row of the request tables."""
+        plain = self.plain
+        columns = np.stack(
+            (plain.starts, plain.starts + 1, plain.slots, plain.slots, plain.table_rows)
+        )
+        if not self.rows:
+            return columns
+        others = [(r.start, r.end, r.read_slot, r.write_slot, r.table_row) for r in self.rows]
+        return np.concatenate((columns, np.array(others, np.int64).T), axis=1)
 
     @cached_property
-    def special_draws(self) -> tuple[tuple[int, Row, Draw], ...]:
-        """(index among the draws, row, draw) of each draw that is not plain."""
-        rows = self.rows
-        return tuple((i, rows[index], d) for i, (index, d) in enumerate(self.draws) if not d.plain)
+    def draws(self) -> Draws:
+        """The tokens that the step samples; each plain row samples one."""
+        plain, first = self.plain, len(self.plain)
+        found = [(first + i, row) for i, row in enumerate(self.rows) if row.draw is not None]
+        others = [(index, row.table_row, row.end, row.position) for index, row in found]
+        drawn = tuple(row.draw for _, row in found if row.draw is not None)
+        columns = np.stack((np.arange(first), plain.table_rows, plain.starts + 1, plain.positions))
+        records = plain.records
+        if others:
+            columns = np.concatenate((columns, np.array(others, np.int64).T), axis=1)
+            more = np.array([draw.record for draw in drawn], DRAW_RECORD)
+            records = np.concatenate((records, more))
+        each = (*plain.draws, *drawn)
+        asking = [(index, each[index]) for index in np.flatnonzero(records["asks"]).tolist()]
+        rows, table_rows, ends, positions = columns
+        return Draws(rows, table_rows, ends, positions, records, each, tuple(asking))
+
+    @cached_property
+    def all_rows(self) -> tuple[Row, ...]:
+        """The rows of the step one by one, in order: for those who look at each."""
+        return (*map(self.plain_row, range(len(self.plain))), *self.rows)
+
+    def plain_row(self, index: int) -> Row:
+        """Return a plain row by itself."""
+        plain = self.plain
+        request, start, slot = plain.requests[index], int(plain.starts[index]), plain.slots[index]
+        return Row(
+            serial=request.serial,
+            admission=int(plain.admissions[index]),
+            start=start,
+            end=start + 1,
+            read_slot=int(slot),
+            write_slot=int(slot),
+            table_row=int(plain.table_rows[index]),
+            reaches_target=True,
+            draw=plain.draws[index],
+            scores=None,
+            position=int(plain.positions[index]),
+        )
 
     @property
     def last_chunks(self) -> tuple[Row, ...]:
         """Rows whose state a hand-off waits for."""
-        return tuple(row for row in self.rows[self.decode_rows :] if row.held)
+        return tuple(row for row in self.prompts if row.held)
 
     @cached_property
     def scores(self) -> tuple[tuple[int, Scores], ...]:
-        """(row index, scores) of each row that scores its prompt."""
-        return tuple((i, row.scores) for i, row in enumerate(self.rows) if row.scores is not None)
+        """(index in the step, scores) of each row that scores its prompt."""
+        found = enumerate(self.rows, len(self.plain))
+        return tuple((i, row.scores) for i, row in found if row.scores is not None)

@@ -11,7 +11,6 @@ from baton.engine.cache.token_key import TOKEN_BYTES, token_key
 from baton.engine.memory.owners import Owner
 from baton.engine.memory.table_changes import History
 from baton.engine.output.stop_checker import StopChecker
-from baton.engine.schedule.batch import Draw
 from baton.engine.schedule.turns import turn_of
 from baton.text.token_rules import TokenRules
 
@@ -100,8 +99,7 @@ class Request:
         "owned",
         "pages",
         "pending",
-        "plain_draw",
-        "plain_end",
+        "plain_place",
         "request_id",
         "resumes_from",
         "rules",
@@ -152,10 +150,7 @@ class Request:
         self.settled = 0  # tokens whose KV and state are known to be there: their step is over
         self.scored = 0  # prompt positions below this were scored; set by the planner
         self.announced = False  # Scheduled went out
-        # Decode rows that begin below `plain_end` differ in their position alone: no page is
-        # lacking, no snapshot is due, and all sample by `plain_draw`. Set by the planner.
-        self.plain_end = 0
-        self.plain_draw: Draw | None = None
+        self.plain_place = -1  # among the requests whose next row is plain; -1: it is not
         self._prompt_key: bytes | None = None  # made once: it costs more than a look-up with it
 
     @property

@@ -131,5 +131,5 @@ class RequestMemory:
         request.owned.clear()
         request.slot = request.state_slot = 0
         request.pages = []
-        request.computed = request.settled = request.plain_end = 0
+        request.computed = request.settled = 0
         request.branch = None

@@ -7,6 +7,7 @@ from baton.engine.output.events import Event, Scheduled
 from baton.engine.schedule.batch import Batch, Row
 from baton.engine.schedule.chunking import chunk_end
 from baton.engine.schedule.donations import Donations
+from baton.engine.schedule.plain_rows import PlainRows
 from baton.engine.schedule.request import Request, RequestState
 from baton.engine.schedule.request_memory import RequestMemory
 from baton.engine.schedule.row_planner import RowPlanner
@@ -67,6 +68,7 @@ class Scheduler:
 
     def hold(self, request: Request) -> None:
         request.move(RequestState.HELD)
+        self._planner.plain.discard(request)
         self.running.remove(request)
         self.held[request.serial] = request
 
@@ -77,6 +79,7 @@ class Scheduler:
     def drop(self, request: Request) -> None:
         """End `request`, wherever it stands, and free all that it owns."""
         self.destined(request)
+        self._planner.plain.discard(request)
         if request.state is RequestState.WAITING:
             self.waiting.remove(request)
         elif request.state is RequestState.RUNNING:
@@ -97,13 +100,17 @@ class Scheduler:
         promised = sum(
             self._memory.missing_pages(request, request.target)
             for request in self.running
-            if not request.decodes
+            if request.plain_place < 0 and not request.decodes
         )
         return promised + len(self.running)
 
     def preempted_before(self, turn: Turn) -> bool:
         """Return true if a preempted request waits for memory and its turn comes before `turn`."""
         return any(request.admissions and request.turn < turn for request in self.waiting)
+
+    def check(self) -> list[str]:
+        """Describe what is wrong in the table of plain rows. [] when all is well."""
+        return self._planner.plain.check()
 
     def plan(self, outbox: list[Event]) -> Batch | None:
         """Plan the next step; None when nothing can run. Moves ids and lengths, touches no
@@ -115,32 +122,47 @@ class Scheduler:
         budget = self._plan_running(decode, prefill, outbox)
         if budget:
             self._plan_waiting(prefill, budget, outbox)
-        if not decode and not prefill:
+        # The last, because what goes before may preempt some of them.
+        plain = self._planner.plain_rows()
+        if not decode and not prefill and not plain:
             return None
         self._sequence += 1
         self._pools.launch(self._sequence)
         rows = (*decode, *prefill)
-        return Batch(self._sequence, rows, len(decode), self._entries(rows))
+        entries = self._entries(rows, plain)
+        return Batch(self._sequence, rows, len(plain) + len(decode), entries, plain)
 
-    def _entries(self, rows: tuple[Row, ...]) -> TableEntries:
+    def _entries(self, rows: tuple[Row, ...], plain: PlainRows) -> TableEntries:
         changes = self._pools.table_changes
-        return changes.take({row.table_row for row in rows}) if changes else NO_ENTRIES
+        if not changes:
+            return NO_ENTRIES
+        return changes.take({*plain.table_rows.tolist(), *(row.table_row for row in rows)})
+
+    def _one_by_one(self) -> list[Request]:
+        """Return the running requests, in the order of their turns, whose rows are not plain. Where
+        too many run, plain rows are for those that go first.
+        """
+        running, table = self.running, self._planner.plain
+        for request in running[self._max_running :]:
+            table.discard(request)
+        if len(table) == len(running):
+            return []
+        return [request for request in running if request.plain_place < 0]
 
     def _plan_running(self, decode: list[Row], prefill: list[Row], outbox: list[Event]) -> int:
-        """Add the rows of running requests; return what is left of the budget of prompt tokens."""
+        """Add the rows of running requests that are planned one by one; return what is left of the
+        budget of prompt tokens.
+        """
         budget = self._chunk
-        running, most = _RUNNING, self._max_running
-        plain_row = self._planner.plain_row
+        running = _RUNNING
         # A victim's turn comes after that of the request that needs its pages, so the victim
         # has no row in this step yet.
-        for request in tuple(self.running):
-            if request.computed < request.plain_end and len(decode) < most:
-                decode.append(plain_row(request))
-                continue
+        for request in self._one_by_one():
             if request.state is not running:
                 continue
             if request.decodes:
-                if request.exhausted or request.awaits_token or len(decode) == most:
+                most = self._max_running - len(self._planner.plain)
+                if request.exhausted or request.awaits_token or len(decode) >= most:
                     continue
                 if self._make_room(request, request.computed + 1):
                     decode.append(self._planner.decode_row(request))
@@ -241,6 +263,7 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
+        self._planner.plain.discard(request)
         self.running.remove(request)
         request.move(RequestState.WAITING)
         self._donations.share_pages(request)

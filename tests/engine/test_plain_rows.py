@@ -8,6 +8,7 @@ from engine.hash_model import VOCAB, HashModel, expected_tokens
 from engine.test_sampling import naive
 
 from baton.engine.engine import Engine
+from baton.engine.schedule.draw import Draw
 from baton.engine.schedule.request import Request, RequestSpec
 from baton.engine.schedule.row_planner import RowPlanner
 
@@ -61,13 +62,12 @@ def test_a_minimum_length_ends_in_the_middle_of_a_page(
 def test_plain_rows_past_their_pages_are_noticed(
     monkeypatch: pytest.MonkeyPatch, late: int
 ) -> None:
-    note = RowPlanner._note_plain
+    plain_end = RowPlanner._plain_end
 
-    def too_long(self: RowPlanner, request: Request) -> None:
-        note(self, request)
-        request.plain_end += late
+    def too_long(self: RowPlanner, request: Request, draw: Draw) -> int:
+        return plain_end(self, request, draw) + late
 
-    monkeypatch.setattr(RowPlanner, "_note_plain", too_long)
+    monkeypatch.setattr(RowPlanner, "_plain_end", too_long)
     engine = make_engine(prefix_caching=False)
     engine.submit(RequestSpec("a", (5,) * 3, greedy(40)))
     with pytest.raises(AssertionError, match=r"padding page|has computed"):

@@ -24,7 +24,8 @@ from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.memory.table_changes import History, TableEntries
 from baton.engine.output.stop_checker import StopChecker
-from baton.engine.schedule.batch import Batch, Draw, Row, Scores
+from baton.engine.schedule.batch import Batch, Row, Scores
+from baton.engine.schedule.draw import Draw
 from baton.engine.schedule.request import Request, RequestSpec
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
