@@ -50,9 +50,9 @@ class Prometheus:
         return [Sample(each["metric"], float(each["value"][1])) for each in got]
 
     def value(self, expr: str) -> float:
-        """Return the one sample of an expression."""
-        (sample,) = self.query(expr)
-        return sample.value
+        """Return the one sample of an expression; NaN while a scrape is missing."""
+        found = self.query(expr)
+        return found[0].value if len(found) == 1 else math.nan
 
     def series(self, expr: str, seconds: float, step: float) -> list[dict[str, Any]]:
         """Return what a graph of the last `seconds` would draw."""
@@ -99,8 +99,8 @@ def prometheus(
     router: str,
     *,
     speed: float,
-    interval_ms: int = 250,
-    scheme: str = "http",
+    interval_ms: int = 500,
+    scheme: str = "http",  # of the list of targets, which names the scheme of each
     api_key: str = "",
     goals: Objectives | None = None,
 ) -> Iterator[Prometheus]:
@@ -113,7 +113,7 @@ def prometheus(
         (folder / name).write_text(text)
     access: dict[str, object] = {"tls_config": {"insecure_skip_verify": True}}
     if api_key:
-        access["authorization"] = {"credentials": api_key}
+        access["authorization"] = {"type": "Bearer", "credentials": api_key}
     discovery = {"url": f"{scheme}://{router}/prometheus/targets", "refresh_interval": "1s"}
     config = {
         "global": {
@@ -125,7 +125,6 @@ def prometheus(
         "scrape_configs": [
             {
                 "job_name": "baton",
-                "scheme": scheme,
                 "http_sd_configs": [discovery | access],
                 **access,
             }

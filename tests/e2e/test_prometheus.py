@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import math
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -89,17 +90,30 @@ async def test_numbers_are_those_of_status_and_of_the_bench(
     } | {
         kind: f'sum(baton_router_tokens_total{{kind="{kind}"}})' for kind in ("prompt", "output")
     }  # fmt: skip
-    before = {name: server.value(expr) for name, expr in counted.items()}
+    before = await _values(server, counted)
     shape = load.Load(requests=6, concurrency=6, input_len=120, output_len=20)
     answers = await asyncio.to_thread(load.play, cluster.address, shape, shape.draw(rng, 320))
     await _settled(cluster, server)
-    more = {name: server.value(expr) - before[name] for name, expr in counted.items()}
+    after = await _values(server, counted)
+    more = {name: after[name] - before[name] for name in counted}
     assert (more["prompt"], more["output"]) == (6 * 120, 6 * 20)
     assert more["baton_router_ttft_seconds_count"] == 6
     assert more["baton_router_itl_seconds_count"] == 6 * 19
     assert more["baton_router_prefill_placements_total"] == 6
     assert more["baton_worker_sent_bytes_total"] == more["baton_worker_received_bytes_total"] > 0
     assert 0 < more["baton_router_ttft_seconds_sum"] <= sum(answer.ttft for answer in answers)
+
+
+async def _values(server: Prometheus, exprs: Mapping[str, str]) -> dict[str, float]:
+    """Return the value of each expression, once no scrape is missing."""
+    found: dict[str, float] = {}
+
+    def whole() -> bool:
+        found.update({name: server.value(expr) for name, expr in exprs.items()})
+        return not any(math.isnan(value) for value in found.values())
+
+    await server.until(whole, DEADLINE_S, "a scrape of every process")
+    return found
 
 
 async def _settled(cluster: Cluster, server: Prometheus) -> None:
