@@ -19,7 +19,7 @@ from baton.api.request_body import BodyReader, labels_of
 from baton.api.requests import make_requests, new_request_id
 from baton.api.sse import EventStream
 from baton.api.text_service import ChatPrompt, TextService, room_for_answer, served_model
-from baton.api.truncation import truncated
+from baton.api.truncation import most_tokens, truncated
 from baton.core.sampling_params import SamplingParams
 from baton.text.reply_parser import ReplyParser
 from baton.text.tool_calls import properties_of
@@ -48,6 +48,7 @@ class ChatEndpoint:
             add_special_tokens=body.add_special_tokens,
             tools=tools,
             variables=body.variables(),
+            most=most_tokens(body, model),
         )
         ids = truncated(prompt.ids, body, model, body.answer_tokens)
         room = room_for_answer(

@@ -16,7 +16,7 @@ from baton.api.request_body import BodyReader, labels_of
 from baton.api.requests import RequestLabels, make_requests, new_request_id
 from baton.api.sse import EventStream
 from baton.api.text_service import TextService, room_for_answer, served_model
-from baton.api.truncation import truncated
+from baton.api.truncation import most_tokens, truncated
 from baton.core.sampling_params import SamplingParams
 
 
@@ -66,7 +66,11 @@ class CompletionsEndpoint:
         self, prompt: str | list[int], body: CompletionBody, model: ModelInfo, labels: RequestLabels
     ) -> list[GenerateRequest]:
         if isinstance(prompt, str):
-            ids = await self.text.encode(prompt, add_special_tokens=body.add_special_tokens)
+            ids = await self.text.encode(
+                prompt,
+                add_special_tokens=body.add_special_tokens,
+                most=most_tokens(body, model),
+            )
         else:
             ids = tuple(prompt)
         ids = truncated(ids, body, model, body.answer_tokens)

@@ -56,7 +56,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 ErrorCode.INVALID_REQUEST, "the request has no prompt; set text or token_ids"
             )
         if kind == "text":
-            ids = await self._text.encode(request.text, param="text")
+            ids = await self._text.encode(request.text, param="text", most=model.max_model_len)
         else:
             ids = tuple(request.token_ids.ids)
         sampling = _sampling(request.sampling, len(ids))

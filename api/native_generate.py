@@ -57,7 +57,7 @@ class GenerateEndpoint:
         self, call: _Call, asked: Asked, body: GenerateBody, model: ModelInfo, request: Request
     ) -> None:
         if isinstance(asked.prompt, str):
-            ids = await self.text.encode(asked.prompt, param="text")
+            ids = await self.text.encode(asked.prompt, param="text", most=model.max_model_len)
         else:
             ids = tuple(asked.prompt)
         await self.text.check_grammar(*asked.sampling.wanted_grammar())

@@ -1,6 +1,8 @@
 """Reading a request's body within a limit, and the labels in its headers."""
 
-from dataclasses import dataclass
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
@@ -11,6 +13,9 @@ from baton.api.schema import BodyT, SamplingBody, parse_body
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 
+INLINE_BYTES = 1 << 16
+"""Larger bodies are parsed on a thread, where others can run between its parts."""
+
 
 @dataclass(frozen=True)
 class BodyReader:
@@ -18,10 +23,18 @@ class BodyReader:
 
     max_bytes: int
     unknown: UnknownFields = UnknownFields.REFUSE
+    # One thread: many would take the interpreter lock from the event loop in turns.
+    parser: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="parse")
+    )
 
     async def read(self, request: Request, kind: type[BodyT]) -> BodyT:
         """Return the body. Raises `ApiError` that names what is wrong with it."""
-        return parse_body(kind, await read_body(request, self.max_bytes), self.unknown)
+        raw = await read_body(request, self.max_bytes)
+        if len(raw) <= INLINE_BYTES:
+            return parse_body(kind, raw, self.unknown)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.parser, parse_body, kind, raw, self.unknown)
 
 
 async def read_body(request: Request, limit: int) -> bytes:

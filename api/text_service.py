@@ -19,8 +19,9 @@ from baton.core.sampling_params import SamplingParams
 from baton.text.answer import AnswerText
 from baton.text.async_grammar_compiler import AsyncGrammarCompiler
 from baton.text.chat_template import ChatTemplate
-from baton.text.errors import GrammarBusyError, TextError
+from baton.text.errors import GrammarBusyError, LongTextError, TextError
 from baton.text.grammar import GrammarCompiler
+from baton.text.long_text_process import LongTextProcess
 from baton.text.reply_parser import find_reasoning_format
 from baton.text.stop_regex import compile_stops
 from baton.text.token_table import TokenTable
@@ -34,6 +35,11 @@ ANY_MODEL = "default"
 
 INLINE_CHARS = 2048
 """Shorter prompts take well under a millisecond: a thread costs more than it saves."""
+LONG_CHARS = 1 << 17
+"""Longer ones go to a process of their own: what the tokenizer made of them takes 5 ms to drop, and
+it holds the interpreter lock meanwhile."""
+MOST_TOKENS = 1 << 24
+"""The most tokens of a prompt that will be cut: more than any body has room for."""
 
 
 @dataclass(frozen=True)
@@ -55,25 +61,57 @@ class TextService:
             GrammarCompiler(tokenizer, tokenizer.vocab_size, tokenizer.stop_ids)
         )
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        folder = tokenizer.folder
+        self._long_texts = None if folder is None else LongTextProcess(folder)
 
     def close(self) -> None:
-        """End the threads once their work is complete."""
+        """End the threads once their work is complete, and the process of long texts at once."""
         self._threads.shutdown(wait=False)
+        if self._long_texts is not None:
+            self._long_texts.close()
         self._grammars.close()
 
     async def encode(
-        self, text: str, *, add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        most: int | None = None,
     ) -> tuple[int, ...]:
-        """Return a prompt's token ids. Raises INVALID_REQUEST naming `param` for text that has
-        none.
+        """Return a prompt's token ids.
+
+        most: tokens that the context has room for; None: any number may come. Raises
+        INVALID_REQUEST naming `param` for text that has no ids, or more than `most`.
         """
         if not text:
             raise invalid(param, f"{param} is empty; expected some text", expected="text")
-
-        def work() -> tuple[int, ...]:
-            return tuple(self.tokenizer.encode(text, add_special_tokens))
-
-        return await self._run(work, len(text), param)
+        bound = MOST_TOKENS if most is None else most
+        longest = self.tokenizer.longest_token
+        if longest is not None and len(text) > bound * longest:
+            raise _too_long(param, f"at least {-(-len(text) // longest)}", bound)
+        if len(text) > LONG_CHARS and self._long_texts is not None:
+            try:
+                found = await self._long_texts.encode(text, bound, add_special_tokens)
+            except LongTextError as err:
+                raise ApiError(
+                    err.code, f"{param}: {err}", param=param, retry_after_s=RETRY_AFTER_S
+                ) from err
+            except TextError as err:
+                raise invalid(param, f"{param}: {err}") from err
+        elif len(text) > INLINE_CHARS:
+            found = await self._run(
+                lambda: _tuple(self.tokenizer.encode_upto(text, bound, add_special_tokens)),
+                len(text),
+                param,
+            )
+        else:
+            found = await self._run(
+                lambda: tuple(self.tokenizer.encode(text, add_special_tokens)), len(text), param
+            )
+        if isinstance(found, int):
+            raise _too_long(param, str(found), bound)
+        return found
 
     async def encode_chat(
         self,
@@ -84,10 +122,14 @@ class TextService:
         add_special_tokens: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        most: int | None = None,
     ) -> ChatPrompt:
-        """Return the token ids of a conversation, rendered by the model's chat template."""
+        """Return the token ids of a conversation, rendered by the model's chat template.
 
-        def work() -> ChatPrompt:
+        most: as for `encode`.
+        """
+
+        def render() -> tuple[str, bool]:
             prompt = self.template.render(
                 messages,
                 add_generation_prompt=add_generation_prompt,
@@ -95,17 +137,20 @@ class TextService:
                 tools=tools,
                 variables=variables,
             )
-            thinking = self.reasoning is not None and self.reasoning.begun_in(prompt)
-            ids = self.tokenizer.encode(prompt, add_special_tokens)
-            return ChatPrompt(tuple(ids), thinking)
+            return prompt, self.reasoning is not None and self.reasoning.begun_in(prompt)
 
-        # Tool calls and schemas can be far longer than the messages' text.
-        size = sum(len(str(part)) for part in (messages, tools, variables))
-        return await self._run(work, size, "messages")
+        size = size_of((messages, tools, variables), INLINE_CHARS)
+        prompt, thinking = await self._run(render, size, "messages")
+        if not prompt:
+            raise invalid("messages", "messages make an empty prompt by the chat template")
+        ids = await self.encode(
+            prompt, add_special_tokens=add_special_tokens, param="messages", most=most
+        )
+        return ChatPrompt(ids, thinking)
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a prompt that was given as ids, for `echo`."""
-        return await self._run(lambda: self.tokenizer.decode(ids), len(ids), "prompt")
+        return await self._run(lambda: self.tokenizer.decode_long(ids), len(ids), "prompt")
 
     def check_sampling(
         self, sampling: SamplingParams, model: ModelInfo, names: Mapping[str, str] | None = None
@@ -163,6 +208,36 @@ class TextService:
             raise invalid(param, f"{param}: {err}") from err
 
 
+def size_of(values: object, enough: int) -> int:
+    """Return the characters of all texts in nested lists and objects, as soon as there are more
+    than `enough`."""
+    size, stack = 0, [values]
+    while stack and size <= enough:
+        value = stack.pop()
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, Mapping):
+            size += len(value)
+            stack += [*value.keys(), *value.values()]
+        elif isinstance(value, Sequence):
+            size += len(value)
+            stack += value[:enough]
+    return size
+
+
+def _tuple(found: list[int] | int) -> tuple[int, ...] | int:
+    return found if isinstance(found, int) else tuple(found)
+
+
+def _too_long(param: str, tokens: str, most: int) -> ApiError:
+    return invalid(
+        param,
+        f"the prompt has {tokens} tokens, but this model's context is {most}; shorten the prompt",
+        expected=f"at most {most} tokens",
+        actual=tokens,
+    )
+
+
 def room_for_answer(
     prompt_ids: Sequence[int],
     max_tokens: int | None,
@@ -181,7 +256,8 @@ def room_for_answer(
     length, context = len(prompt_ids), model.max_model_len
     if not length:
         raise invalid(param, f"{param} has no tokens; expected at least one", expected="1 token")
-    check_ids(prompt_ids, model, param)
+    if length < context:  # else it is refused below, however many they are
+        check_ids(prompt_ids, model, param)
     wanted = 1 if max_tokens is None else max_tokens
     if length + wanted > context:
         raise invalid(

@@ -7,6 +7,11 @@ from baton.api.schema import SamplingBody
 ALL_THAT_FITS = -1
 
 
+def most_tokens(body: SamplingBody, model: ModelInfo) -> int | None:
+    """Return how many tokens a prompt may have before it is cut; None: any number."""
+    return model.max_model_len if body.truncate_prompt_tokens is None else None
+
+
 def truncated(
     ids: tuple[int, ...], body: SamplingBody, model: ModelInfo, max_tokens: int | None
 ) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from baton.text.byte_table import ByteTable
 from baton.text.errors import EncodingError, TokenizerFileError
 from baton.text.model_folder import read_text
 from baton.text.special_tokens import SpecialTokens, read_special_tokens
+from baton.text.token_bytes import longest_token
 
 
 class Tokenizer:
@@ -19,12 +20,18 @@ class Tokenizer:
     generation_config.json (else config.json) and the tokenizer's own eos token.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special: SpecialTokens, folder: Path | None = None
+    ) -> None:
+        """folder: where its files are, for other processes that need it too."""
         # Files saved after training often carry the training run's truncation
         # and padding; a server that obeys them answers another prompt.
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self.folder = folder
+        self.longest_token = longest_token(backend)
+        """The most bytes of text that one token can stand for; None: any number."""
         self.special = special
         vocab = backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
@@ -60,17 +67,28 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_str(source)
         except Exception as err:  # the library raises bare Exception for every bad file
             raise TokenizerFileError(f"{path} is not a tokenizer file: {err}") from err
-        return cls(backend, read_special_tokens(folder))
+        return cls(backend, read_special_tokens(folder), folder)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the text's token ids. Raises EncodingError for text that is not Unicode."""
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as err:
-            raise EncodingError(
-                f"the text has a lone surrogate at character {err.start}; expected valid Unicode"
-            ) from err
+        """Return the text's token ids. Raises EncodingError for text that is not Unicode.
+
+        It holds the interpreter lock: for long texts call `encode_upto` on another thread.
+        """
+        _check_unicode(text)
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_upto(self, text: str, most: int, add_special_tokens: bool = True) -> list[int] | int:
+        """Return the text's token ids, or their number if there are more than `most`.
+
+        Other threads run Python while it works. Raises EncodingError.
+        """
+        _check_unicode(text)
+        # Of the library's calls, those for batches alone release the lock.
+        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        if len(found) > most:
+            return len(found)
+        ids: list[int] = found.ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -79,6 +97,11 @@ class Tokenizer:
             self.with_text(ids, skip_special_tokens), skip_special_tokens=False
         )
         return text
+
+    def decode_long(self, ids: Sequence[int]) -> str:
+        """Return what `decode` does. Other threads run Python while it works."""
+        (text,) = self._backend.decode_batch([self.with_text(ids)], skip_special_tokens=False)
+        return str(text)
 
     def with_text(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:
         """Return those of `ids` that have text, in order."""
@@ -102,6 +125,15 @@ class Tokenizer:
             return None
         token_id: int | None = self._backend.token_to_id(text)
         return token_id
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as err:
+        raise EncodingError(
+            f"the text has a lone surrogate at character {err.start}; expected valid Unicode"
+        ) from err
 
 
 def _byte_fallback_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:

@@ -27,6 +27,10 @@ class WatchedTokenizer(Tokenizer):
         self.threads.append(threading.current_thread())
         return super().encode(text, add_special_tokens)
 
+    def encode_upto(self, text: str, most: int, add_special_tokens: bool = True) -> list[int] | int:
+        self.threads.append(threading.current_thread())
+        return super().encode_upto(text, most, add_special_tokens)
+
 
 async def test_long_prompts_are_tokenised_off_the_event_loop_and_short_ones_on_it() -> None:
     tokenizer = WatchedTokenizer()
