@@ -106,3 +106,14 @@ def seed_option(command: Callable[..., None]) -> Callable[..., None]:
     """Add `--seed`; a new seed is drawn if it is left out."""
     text = "For the inputs; drawn afresh, and printed, when left out."
     return click.option("--seed", type=int, default=None, help=text)(command)
+
+
+def numbers_option(text: str, option: str, more: Sequence[int] = ()) -> list[int]:
+    """Return ascending numbers from `1,4,16`, and `more`. Raises click.BadParameter."""
+    try:
+        numbers = {int(part) for part in text.split(",")}
+    except ValueError:
+        numbers = set()
+    if not numbers or min(numbers) < 1:
+        raise click.BadParameter(f"{text!r}; expected numbers such as 1,4,16", param_hint=option)
+    return sorted(numbers | {*more})

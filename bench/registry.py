@@ -9,6 +9,10 @@ BENCHES = {
         "baton.bench.cluster.scale:scale",
         "Decode ranks, one and several, against as many bare engine processes.",
     ),
+    "sessions": (
+        "baton.bench.sessions.sessions:sessions",
+        "A router's CPU time a token with many ranks of canned tokens, and routers for 64 ranks.",
+    ),
     "decode": (
         "baton.bench.one_engine.decode:decode",
         "One engine's decode steps by batch size, against memory, arithmetic and transformers.",

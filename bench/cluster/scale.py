@@ -2,7 +2,7 @@
 
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +12,12 @@ import click
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.bench.cluster import load
 from baton.bench.cluster.bare_process import BareProcess, bare_processes, output_rate
+from baton.bench.cluster.cpu import CLIENT, RANK, REST, ROUTER, ClusterCpu
 from baton.bench.cluster.load import Load
 from baton.bench.contract import (
     Report,
     json_option,
+    numbers_option,
     repeats_option,
     seed_option,
     show,
@@ -28,12 +30,16 @@ from baton.deploy.cluster.preflight import check_model
 from baton.engine.config import EngineConfig
 from baton.engine.models.family_table import read_config
 
+MEMORY = 1 << 29
+"""Bytes of each engine."""
+
 
 @click.command("scale")
 @click.option("--model", type=click.Path(path_type=Path), default=None,
               help="A Hugging Face model folder; the small Granite of random weights when left "
               "out.")  # fmt: skip
-@click.option("--ranks", type=click.IntRange(2), default=2, show_default=True)
+@click.option("--ranks", default="1,2,4", show_default=True,
+              help="Numbers of ranks; one is always measured.")  # fmt: skip
 @click.option("--requests", type=click.IntRange(1), default=8, show_default=True,
               help="Concurrent requests on each rank.")  # fmt: skip
 @click.option("--input-len", type=click.IntRange(1), default=32, show_default=True)
@@ -43,7 +49,7 @@ from baton.engine.models.family_table import read_config
 @json_option
 def scale(
     model: Path | None,
-    ranks: int,
+    ranks: str,
     requests: int,
     input_len: int,
     output_len: int,
@@ -54,19 +60,21 @@ def scale(
     """Measure output tokens a second of one decode rank and of several, with one thread each.
 
     efficiency_N: the speed-up from 1 to N ranks, divided by the speed-up from 1 to N bare engine
-    processes on the same machine while the cluster is up and idle.
+    processes on the same machine while the cluster is up and idle. router_us_token_N and the like:
+    the CPU time a token of the router, the ranks, this client, and the rest (prefill, Ray).
+    bare_us_token_N: of the bare engines.
     """
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")
+    counts = numbers_option(ranks, "--ranks", more=(1,))
     shape = Load(requests, requests, input_len, output_len)
     with _folder(model) as folder:
-        engine = EngineConfig(folder, max_running=requests, threads=1, memory_bytes=1 << 30)
+        engine = EngineConfig(folder, max_running=requests, threads=1, memory_bytes=MEMORY)
         check_model(engine)
-        rounds = _Rounds(engine, ranks, shape, random.Random(seed)).measured(repeats)
-    names = (f"tok_s_{ranks}", "tok_s_1", f"efficiency_{ranks}")
+        rounds = _Rounds(engine, counts, shape, random.Random(seed)).measured(repeats)
     numbers = summarise(rounds)
-    ours = {k: v for k, v in numbers.items() if k.removesuffix("_spread") in names}
-    limits = {k: v for k, v in numbers.items() if k not in ours}
+    limits = {k: v for k, v in numbers.items() if k.startswith("bare_")}
+    ours = {k: v for k, v in numbers.items() if k not in limits}
     settings = {
         "model": "granite_small" if model is None else str(model),
         "requests_a_rank": requests,
@@ -75,7 +83,7 @@ def scale(
         "repeats": repeats,
         "seed": seed,
     }
-    show(Report("scale", settings, {"ranks": ranks} | ours, limits), json_wanted)
+    show(Report("scale", settings, {"ranks": counts[-1]} | ours, limits), json_wanted)
 
 
 @contextmanager
@@ -89,31 +97,40 @@ def _folder(model: Path | None) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Rounds:
-    """Results of one rank, all ranks, one bare engine and all bare engines, measured in turn."""
+    """Results of each number of ranks, and of as many bare engines, measured in turn."""
 
     engine: EngineConfig
-    ranks: int
+    counts: Sequence[int]
     shape: Load
     rng: random.Random
 
     def measured(self, repeats: int) -> list[dict[str, float]]:
-        config = ClusterConfig(self.engine, decode_dp=self.ranks, threads=1)
-        with Cluster(config) as cluster, bare_processes(self.engine, self.ranks) as bare:
-            self._served(cluster.address, 1)
-            self._served(cluster.address, self.ranks)
+        most = self.counts[-1]
+        config = ClusterConfig(self.engine, decode_dp=most, threads=1)
+        with Cluster(config) as cluster, bare_processes(self.engine, most) as bare:
+            for count in (1, most):
+                self._served(cluster.address, count)
             return [self._round(cluster, bare) for _ in range(repeats)]
 
     def _round(self, cluster: Cluster, bare: list[BareProcess]) -> dict[str, float]:
-        cluster.router.flush_cache()
-        one, all_ = self._served(cluster.address, 1), self._served(cluster.address, self.ranks)
-        bare_one, bare_all = self._bare(bare[:1]), self._bare(bare)
-        return {
-            "tok_s_1": one,
-            f"tok_s_{self.ranks}": all_,
-            "bare_tok_s_1": bare_one,
-            f"bare_tok_s_{self.ranks}": bare_all,
-            f"efficiency_{self.ranks}": (all_ / one) / (bare_all / bare_one),
-        }
+        found: dict[str, float] = {}
+        for count in self.counts:
+            cluster.router.flush_cache()
+            cpu = ClusterCpu(cluster)
+            before = cpu.seconds()
+            found[f"tok_s_{count}"] = self._served(cluster.address, count)
+            between = cpu.seconds()
+            found[f"bare_tok_s_{count}"] = self._bare(bare[:count])
+            after = cpu.seconds()
+            us = 1e6 / (count * self.shape.requests * self.shape.output_len)
+            for part in (ROUTER, RANK, CLIENT, REST):
+                found[f"{part}_us_token_{count}"] = (between[part] - before[part]) * us
+            found[f"bare_us_token_{count}"] = (after[REST] - between[REST]) * us
+        for count in self.counts[1:]:
+            ours = found[f"tok_s_{count}"] / found["tok_s_1"]
+            theirs = found[f"bare_tok_s_{count}"] / found["bare_tok_s_1"]
+            found[f"efficiency_{count}"] = ours / theirs
+        return found
 
     def _served(self, server: RouterAddress, ranks: int) -> float:
         """Measure the cluster, with an equal share of the requests pinned to each rank."""
