@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 from fake_backend import FakeBackend
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from baton.api.client_limits import ClientLimits, Refusal
 from baton.api.client_metrics import ClientMetrics
 from baton.api.counted_backend import CountedBackend
+from baton.api.grpc_inference import InferenceServicer
 from baton.api.http import make_app
 from baton.api.key_accounts import KeyAccounts
 from baton.api.key_gate import KeyGate
@@ -20,6 +22,7 @@ from baton.api.key_guesses import KeyGuesses, address_of_peer
 from baton.api.keys import Key, Keyring, KeyScope, digest_of, new_key, write_keys
 from baton.api.native import native_routes
 from baton.api.text_service import TextService
+from baton.proto import inference_pb2, inference_pb2_grpc
 
 TEXTS = {name: new_key() for name in ("ada", "ben", "root")}
 DEADLINE_S = 60.0
@@ -45,6 +48,7 @@ class Server:
         accounts = KeyAccounts(lambda: 0.0, metrics.key_refused)  # nothing fills up meanwhile
         keys = KeyGate(Keyring(path), accounts, KeyGuesses(limits, metrics, lambda: 0.0))
         counted = CountedBackend(backend, keys.accounts)
+        self.inference = InferenceServicer(counted, text, keys)
         self.app = make_app(counted, text, more_routes=native_routes(counted, text), keys=keys)
 
     @asynccontextmanager
@@ -57,6 +61,17 @@ class Server:
             transport=transport, base_url="http://toy", headers=headers
         ) as client:
             yield client
+
+    @asynccontextmanager
+    async def stub(self) -> AsyncIterator[inference_pb2_grpc.InferenceStub]:
+        """A client over gRPC, at a server without interceptors."""
+        server = grpc.aio.server()
+        inference_pb2_grpc.add_InferenceServicer_to_server(self.inference, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield inference_pb2_grpc.InferenceStub(channel)
+        await server.stop(None)
 
     def value(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(f"baton_router_{name}", labels) or 0.0
@@ -87,6 +102,29 @@ async def test_a_reply_says_what_is_left(
     async with server.client("ben") as client:
         reply = await client.post("/v1/completions", json=SHORT)
     assert "x-ratelimit-limit-requests" not in reply.headers
+
+
+async def test_a_call_over_grpc_says_what_is_left_and_when_to_try_again(
+    backend: FakeBackend, text: TextService, path: Path
+) -> None:
+    server = Server(backend, text, path, requests_per_minute=2)
+    found = []
+    async with server.stub() as stub:
+        for _ in range(3):
+            call = stub.Generate(
+                inference_pb2.GenerateRequest(text="hi"),
+                metadata=(("x-api-key", TEXTS["ada"]),),
+                timeout=DEADLINE_S,
+            )
+            with suppress(grpc.aio.AioRpcError):  # the third is refused
+                assert [reply async for reply in call]
+            found.append((await call.code(), dict(await call.trailing_metadata())))
+    codes, said = zip(*found, strict=True)
+    ok, exhausted = grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert codes == (ok, ok, exhausted)
+    assert [each["x-ratelimit-remaining-requests"] for each in said] == ["1", "0", "0"]
+    assert "retry-after" not in said[1]
+    assert (said[2]["retry-after"], said[2]["grpc-retry-pushback-ms"]) == ("30", "30000")
 
 
 @pytest.mark.parametrize(

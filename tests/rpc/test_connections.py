@@ -20,7 +20,7 @@ def pair(family: int = socket.AF_INET, host: str = "127.0.0.1") -> tuple[socket.
 
 def peer_of(ours: socket.socket) -> str:
     host, port = ours.getpeername()[:2]
-    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+    return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 @pytest.mark.parametrize(
