@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from baton.core.grammar import Grammar, GrammarKind
 from baton.text.errors import GrammarError
+from baton.text.grammar_limits import check_limits
 from baton.text.token_table import TokenTable
 from baton.text.tokenizer import Tokenizer
 
@@ -23,6 +24,7 @@ MAX_GRAMMAR_CHARS = 1 << 16
 MAX_SYMBOLS = 60_000
 """Symbols of a compiled grammar. llguidance 1.9 panics past 65,525, after a second of work."""
 WORD_BITS = 64
+_ALL_BITS = (1 << WORD_BITS) - 1
 _KEPT = 16  # compiled grammars, and those that could not be
 _MARK = "\x02"  # in no word: what follows it is not at the beginning of a text
 
@@ -107,8 +109,28 @@ class GrammarCompiler:
             why, _, _ = matcher.get_error().partition("\n<backtrace>")
             raise GrammarError(f"the {grammar.kind} cannot be used: {why.strip()}")
         compiled = CompiledGrammar(matcher, self.words)
-        compiled.start()
+        self._check_start(compiled, grammar)
         return compiled
+
+    def _check_start(self, compiled: CompiledGrammar, grammar: Grammar) -> None:
+        """Raise GrammarError for a grammar that no answer fits, or the empty one alone."""
+        try:
+            state = compiled.start()
+            mask = None if state.ended else state.allowed()
+        except GrammarError as error:
+            raise GrammarError(
+                f"the {grammar.kind} cannot be used: no text fits it, or no token of this model "
+                f"begins one ({error})"
+            ) from error
+        ends = {token // WORD_BITS: 0 for token in self._end_ids}
+        for token in self._end_ids:
+            ends[token // WORD_BITS] |= 1 << token % WORD_BITS
+        if mask is None or not any(
+            word & ~ends.get(at, 0) & _ALL_BITS for at, word in enumerate(mask)
+        ):
+            raise GrammarError(
+                f"the {grammar.kind} cannot be used: no answer but the empty one fits it"
+            )
 
     def _tokens(self) -> "LLTokenizer":
         """Return the vocabulary in llguidance's form, which is made once."""
@@ -208,12 +230,13 @@ class _Tokens:
 def _source(grammar: Grammar) -> str:
     """Return the grammar in llguidance's own form. Raises GrammarError."""
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if len(grammar.text) > MAX_GRAMMAR_CHARS:
         raise GrammarError(
             f"the {grammar.kind} has {len(grammar.text)} characters; at most {MAX_GRAMMAR_CHARS}"
         )
+    check_limits(grammar)
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             # Compact: white space without end would be in its grammar, and fill the answer.
@@ -229,5 +252,5 @@ def _source(grammar: Grammar) -> str:
         case GrammarKind.EBNF:
             try:
                 return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text))
-            except (GbnfToLarkError, RecursionError) as error:
+            except Exception as error:  # it raises bare Exception for rules that are not there
                 raise GrammarError(f"the ebnf cannot be used: {error}") from error
