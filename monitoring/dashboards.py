@@ -281,7 +281,7 @@ DECODE_RANKS = Dashboard(
                       f"  / {rate('baton_engine_steps_total', DECODE, by='worker')}", "{{worker}}")
             ]),
             Panel("First decode step", "s",
-                  [percentile_by("baton_worker_first_decode_step_seconds", "worker", 0.5)]),
+                  [percentile_by("baton_worker_first_decode_step_seconds", "worker", 0.5, DECODE)]),
         ]),
         Row("Balance", [
             Panel("Placements by group", "ops", rate_by("baton_router_placements_total",
