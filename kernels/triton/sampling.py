@@ -10,7 +10,7 @@ from baton.kernels.triton.arithmetic import log1p
 from baton.kernels.triton.philox import uniform
 from baton.kernels.triton.shapes import block, packed
 
-_TOKENS = 8192  # logits of one row that are looked at together
+_TOKENS = 8192  # logits of one row that are looked at together; half as many by filters
 _LIKELY, _PLACES = 1024, 2048  # tokens that filters should gather, at least, and have room for
 _PENALISED = 1024
 
@@ -88,12 +88,12 @@ def sample_tokens(
     vocab = logits.shape[1]
     top_k, top_p, min_p = filters if filters is not None else (None, None, None)
     if rows.shape[0]:
-        places = _PLACES if filters is not None else 0
+        places, together = (_PLACES, _TOKENS // 2) if filters is not None else (0, _TOKENS)
         values = logits.new_empty((rows.shape[0], places))
         ids = torch.empty_like(values, dtype=torch.int32)
         _sample[(rows.shape[0],)](
             packed(logits), rows, temperature, seeds, positions, top_k, top_p, min_p, values, ids,
-            tokens, logits.stride(0), vocab, BLOCK=min(_TOKENS, block(vocab)), LIKELY=_LIKELY,
+            tokens, logits.stride(0), vocab, BLOCK=min(together, block(vocab)), LIKELY=_LIKELY,
             PLACES=places, num_warps=16,
         )  # fmt: skip
     return tokens

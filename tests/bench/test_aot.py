@@ -27,7 +27,14 @@ pytestmark = pytest.mark.skipif(
 MAKE = Maker(torch.device("meta"), torch.bfloat16)
 # Compiled with every other test: one of each kind.
 FEW = {
-    NEMOTRON_9B: {"mamba2_step", "mamba2_prefill", "attn_decode", "attn_prefill", "sample"},
+    NEMOTRON_9B: {
+        "mamba2_step",
+        "mamba2_prefill",
+        "attn_decode",
+        "attn_prefill",
+        "sample",
+        "sample_filtered",
+    },  # fmt: skip
     QWEN3_NEXT: {"delta_step", "delta_prefill", "moe_decode"},
     KIMI_LINEAR: {"mla_decode", "mla_prefill"},
     LFM2: {"conv_prefill"},
