@@ -7,6 +7,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.loading.weights import Checkpoint
 from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import check_weights, planned_memory
+from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 from baton.transfer.channels import registry
 from baton.transfer.channels.trusted_network import TrustedNetwork
@@ -15,7 +16,7 @@ from baton.worker.config import StateReturn
 
 
 def check_model(config: EngineConfig) -> None:
-    """Check a model's folder, config, tensor names and shapes, and tokenizer.
+    """Check a model's folder, config, tensor names and shapes, tokenizer and chat template.
 
     Reads headers, not weights. Raises StartError.
     """
@@ -29,6 +30,7 @@ def check_model(config: EngineConfig) -> None:
         model = read_config(folder, config.dtype, config.ssm_dtype)
         check_weights(model, Checkpoint(folder))
         Tokenizer.from_folder(folder)
+        ChatTemplate.from_folder(folder)
     except ConfigError as err:
         raise StartError(f"--model {folder}: {err}") from err
 

@@ -58,6 +58,14 @@ def test_weights_that_were_cut_short(
     assert "model.safetensors" in said
 
 
+def test_a_chat_template_that_does_not_compile(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}")
+    said = _fails(capfd, monkeypatch, "serve", "--model", str(model))
+    assert f"--model {model}" in said and "chat template does not compile" in said
+
+
 def test_a_port_that_is_in_use(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:
