@@ -34,7 +34,7 @@ FEW = {
         "attn_prefill",
         "sample",
         "sample_filtered",
-    },  # fmt: skip
+    },
     QWEN3_NEXT: {"delta_step", "delta_prefill", "moe_decode"},
     KIMI_LINEAR: {"mla_decode", "mla_prefill"},
     LFM2: {"conv_prefill"},
