@@ -70,6 +70,7 @@ class Health:
 
     ready: bool
     detail: str = ""
+    alive: bool = True  # False: this server will never answer again; start another
 
 
 class Backend(Protocol):

@@ -88,7 +88,7 @@ class BrowserGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._policy.refusal(Headers(scope=scope)) if scope["type"] == "http" else None
-        reply = self._app if error is None else error_response(error)
+        reply = self._app if error is None else error_response(error, scope["path"])
         await reply(scope, receive, send)
 
 
@@ -107,7 +107,7 @@ class JsonBodies:
             headers = Headers(scope=scope)
             given = headers.get("content-type", "")
             if _has_body(headers) and given.partition(";")[0].strip().lower() != JSON:
-                reply = error_response(_not_json(given))
+                reply = error_response(_not_json(given), scope["path"])
                 reply.status_code = 415
         await reply(scope, receive, send)
 

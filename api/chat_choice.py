@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.api.answers import AnswerDelta, WholeAnswer
+from baton.api.chat_turn import AnswerParser
 from baton.api.replies import ending
 from baton.core.finish import Finished, FinishReason
 from baton.core.logprobs import TokenLogprob
-from baton.text.reply_parser import ReplyParser, TextPart
+from baton.text.reply_parser import TextPart
 from baton.text.token_table import TokenTable
 from baton.text.tool_calls import ToolCall
 
@@ -20,7 +21,7 @@ class ChatChoices:
     """The formatter of one request, with one choice for each of `parsers`."""
 
     table: TokenTable
-    parsers: Sequence[ReplyParser]
+    parsers: Sequence[AnswerParser]
     want_logprobs: bool
     parallel_calls: bool = True  # False: each choice has at most its first tool call
     _calls: Counter[int] = field(default_factory=Counter)  # tool calls so far, by choice

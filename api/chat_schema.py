@@ -4,11 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 from baton.api.errors import refused
 from baton.api.field_table import FieldPlace
 from baton.api.schema import SamplingBody
+from baton.api.tool_choice import ToolRule, tool_rule
 
 
 def _text_content(value: Any) -> Any:
@@ -26,13 +27,21 @@ def _text_content(value: Any) -> Any:
     return "".join(texts)
 
 
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": _PART}]}
+
+
 class Message(BaseModel):
     """A chat message. Other fields (`name`, `tool_call_id`, ...) reach the template unchanged."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
     role: str
-    content: Annotated[str | None, BeforeValidator(_text_content)] = None
+    content: Annotated[str | None, BeforeValidator(_text_content), WithJsonSchema(_CONTENT)] = None
 
 
 class ToolFunction(BaseModel):
@@ -81,15 +90,6 @@ class ChatBody(SamplingBody):
                 "add_generation_prompt begins a message, and continue_final_message goes on with "
                 "the last one; give one of them",
             )
-        if self.tool_choice not in (None, "auto", "none"):
-            raise refused(
-                "tool_choice", f"tool_choice is {self.tool_choice!r}; expected 'auto' or 'none'"
-            )
-        if self.offered_tools is not None and self.wanted_grammar()[0] is not None:
-            raise refused(
-                "tools",
-                f"tools and {self.wanted_grammar()[1]} are given; an answer is one or the other",
-            )
 
     @property
     def answer_tokens(self) -> int | None:
@@ -103,12 +103,10 @@ class ChatBody(SamplingBody):
         """Return the name of the field that set the limit of answer tokens."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
-    @property
-    def offered_tools(self) -> list[dict[str, Any]] | None:
-        """Return the tools as templates read them; None if the model may call none."""
-        if not self.tools or self.tool_choice == "none":
-            return None
-        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
+    def tool_rule(self) -> ToolRule | None:
+        """Return what the answer may call; None: no tool. Raises `ApiError`."""
+        tools = [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
+        return tool_rule(tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def generation_prompt(self) -> bool:
@@ -130,10 +128,10 @@ class ChatBody(SamplingBody):
 
     def template_messages(self) -> list[dict[str, Any]]:
         """Return the messages as templates read them. Fields that were left out stay out."""
-        return [_template_message(message) for message in self.messages]
+        return [template_message(message) for message in self.messages]
 
 
-def _template_message(message: Message) -> dict[str, Any]:
+def template_message(message: Message) -> dict[str, Any]:
     """Return a message for the template, with the arguments of tool calls parsed from JSON text."""
     found = message.model_dump(exclude_unset=True)
     calls = found.get("tool_calls")

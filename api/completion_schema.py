@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, WithJsonSchema
 
 from baton.api.errors import refused
 from baton.api.field_table import FieldPlace
-from baton.api.schema import SamplingBody
+from baton.api.schema import MAX_CHOICES, SamplingBody
 
 MAX_PROMPTS = 256
 
@@ -25,7 +25,13 @@ def _prompts(value: Any) -> Any:
     raise ValueError("expected a string, a list of strings, token ids, or a list of token ids")
 
 
-Prompts = Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+_IDS = {"type": "array", "items": {"type": "integer"}}
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+Prompts = Annotated[
+    list[str | list[int]],
+    BeforeValidator(_prompts),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}),
+]
 
 
 class CompletionBody(SamplingBody):
@@ -42,8 +48,12 @@ class CompletionBody(SamplingBody):
 
     def check(self) -> None:
         super().check()
-        if self.best_of is not None and self.best_of != self.choices:
-            raise refused("best_of", "best_of other than n is not supported; ask for n answers")
+        if not self.choices <= self.computed <= MAX_CHOICES:
+            raise refused(
+                "best_of", f"best_of is {self.best_of}; expected n to {MAX_CHOICES}, n included"
+            )
+        if self.stream and self.computed != self.choices:
+            raise refused("best_of", "best_of cannot be streamed; set stream to false, or n alone")
         if self.echo and None not in (self.logprobs, self.prompt_logprobs):
             if self.logprobs != self.prompt_logprobs:
                 raise refused(
@@ -51,11 +61,16 @@ class CompletionBody(SamplingBody):
                     f"prompt_logprobs is {self.prompt_logprobs}, but the echoed prompt has "
                     f"{self.logprobs} (logprobs); give the same",
                 )
-        answers = len(self.prompt) * self.choices
+        answers = len(self.prompt) * self.computed
         if answers > MAX_PROMPTS:
             raise refused(
                 "prompt", f"{answers} answers in one request; expected at most {MAX_PROMPTS}"
             )
+
+    @property
+    def computed(self) -> int:
+        """Return the number of answers to each prompt of which `choices` are returned."""
+        return self.choices if self.best_of is None else self.best_of
 
     @property
     def answer_tokens(self) -> int:

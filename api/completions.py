@@ -1,12 +1,13 @@
 """The endpoint `POST /v1/completions`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from baton.api.access import admit
-from baton.api.answers import collect, stream_answers
+from baton.api.answers import WholeAnswer, collect, stream_answers
 from baton.api.backend import Backend, GenerateRequest, ModelInfo
 from baton.api.completion_choice import CompletionChoices
 from baton.api.completion_schema import CompletionBody
@@ -52,15 +53,15 @@ class CompletionsEndpoint:
             self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens
         )
         reply_id = new_request_id()
-        headers = {"x-request-id": reply_id}
         envelope = Envelope(
-            f"cmpl-{reply_id}", "text_completion", model.model_id, body.choices, body.include_usage
+            f"cmpl-{reply_id}", "text_completion", model.model_id, body.computed, body.include_usage
         )
         if body.stream:
-            return EventStream(chunks(envelope, form, deltas), headers)
+            return EventStream(chunks(envelope, form, deltas))
         answers = await unless_disconnected(request.receive, collect(deltas, len(requests)))
-        choices = [form.whole(i, answer) for i, answer in enumerate(answers)]
-        return JSONResponse(envelope.whole(choices, answers), headers=headers)
+        best = best_of(answers, body.computed, body.choices)
+        choices = [form.whole(i, answers[i]) | {"index": n} for n, i in enumerate(best)]
+        return JSONResponse(envelope.whole(choices, answers))
 
     async def _requests(
         self, prompt: str | list[int], body: CompletionBody, model: ModelInfo, labels: RequestLabels
@@ -78,12 +79,28 @@ class CompletionsEndpoint:
         sampling = _sampling(body)
         self.text.check_sampling(sampling, model)
         room_for_answer(ids, sampling.max_tokens, model)
-        return make_requests(ids, sampling, body.choices, labels)
+        return make_requests(ids, sampling, body.computed, labels)
 
     async def _echo(self, prompt: str | list[int], body: CompletionBody) -> str:
         if not body.echo:
             return ""
         return prompt if isinstance(prompt, str) else await self.text.decode(prompt)
+
+
+def best_of(answers: Sequence[WholeAnswer], computed: int, wanted: int) -> list[int]:
+    """Return the places of the `wanted` best of each prompt's `computed` answers, best first.
+
+    The best has the highest mean log probability of its tokens, as in OpenAI's API.
+    """
+    if computed == wanted:
+        return list(range(len(answers)))
+
+    def score(place: int) -> float:
+        found = [entry.logprob or 0.0 for entry in answers[place].logprobs]
+        return sum(found) / max(1, len(found))
+
+    groups = (range(at, at + computed) for at in range(0, len(answers), computed))
+    return [i for group in groups for i in sorted(group, key=score, reverse=True)[:wanted]]
 
 
 def _sampling(body: CompletionBody) -> SamplingParams:
@@ -94,7 +111,7 @@ def _sampling(body: CompletionBody) -> SamplingParams:
     return body.sampling(
         body.answer_tokens,
         names,
-        logprobs=body.logprobs,
+        logprobs=0 if body.logprobs is None and body.computed > body.choices else body.logprobs,
         prompt_logprobs_start=None if top is None else 0,
         prompt_logprobs=top or 0,
     )

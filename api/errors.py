@@ -1,4 +1,6 @@
-"""Errors as OpenAI's API shows them, and how requests are refused."""
+"""Errors as OpenAI's and Anthropic's APIs show them, and how requests are refused."""
+
+from typing import Any
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -7,6 +9,35 @@ SHOWN_CHARS = 80
 RETRY_AFTER_S = 1.0
 """Sent to clients whose request is refused for load. A place is free as soon as any request ends: a
 longer wait would leave it empty, and HTTP's header cannot say a shorter one, in whole seconds."""
+
+
+ANTHROPIC_PATH = "/v1/messages"
+"""Endpoints at this path and below speak Anthropic's API, errors too."""
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""The type of an error by HTTP status; any other is `api_error`."""
+
+
+def error_body(error: ApiError, path: str = "") -> dict[str, Any]:
+    """Make the JSON body of an error in the form of the API that `path` belongs to."""
+    if path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/"):
+        return anthropic_error(error)
+    return openai_error(error)
+
+
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    """Make the JSON body that Anthropic's API answers with."""
+    kind = _ANTHROPIC_TYPES.get(error.status.http, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 def openai_error(error: ApiError) -> dict[str, dict[str, str | None]]:

@@ -79,7 +79,7 @@ FIELDS: tuple[RequestField, ...] = (
     *_works(_COMPLETIONS, "prompt", "one prompt or several, as text or token ids"),
     *_works(_CHAT, "messages", "the chat template, unchanged"),
     *_works(_CHAT, "tools", "the chat template, unchanged; calls are found in the answer"),
-    *_works(_CHAT, "tool_choice", "whether the template is given the tools"),
+    *_works(_CHAT, "tool_choice", "which tools the template is given; a grammar that forces calls"),
     *_works(_CHAT, "parallel_tool_calls", "false: the answer has at most its first call"),
     *_works(_CHAT, "chat_template_kwargs documents", "variables of the chat template"),
     *_works(_CHAT, "reasoning_effort", "variable of the chat template; none: thinking is off"),
@@ -105,7 +105,7 @@ FIELDS: tuple[RequestField, ...] = (
     *_works(_EVERY_SAMPLING, "allowed_token_ids", "no other token comes, an end token included"),
     *_works(_EVERY_SAMPLING, "bad_words", "never spelt by the tokens that they are made of"),
     *_works(_EVERY_SAMPLING, "n", "answers to each prompt"),
-    *_works(_COMPLETIONS, "best_of", "as n, which it must equal"),
+    *_works(_COMPLETIONS, "best_of", "answers computed to each prompt, of which the n best come"),
     # The end.
     *_works(_OPENAI, "max_tokens min_tokens", "most and fewest tokens of an answer"),
     *_works(_CHAT, "max_completion_tokens", "as max_tokens"),

@@ -12,18 +12,24 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from baton.api.access import guard_routes
+from baton.api.anthropic.endpoint import MessagesEndpoint
 from baton.api.backend import Backend
 from baton.api.browser_guard import BrowserGuard, BrowserPolicy, JsonBodies
 from baton.api.chat import ChatEndpoint
+from baton.api.chat_turn import ChatTurns
 from baton.api.completions import CompletionsEndpoint
 from baton.api.disconnect import ClientGone
 from baton.api.key_accounts import RATE_LIMIT_HEADERS
 from baton.api.key_gate import KeyGate
 from baton.api.plain import PlainEndpoints
+from baton.api.reference import reference_routes
 from baton.api.replies import error_response
 from baton.api.request_body import BodyReader
 from baton.api.request_fields import UnknownFields
+from baton.api.request_ids import HEADER, RequestIds, request_id_of
+from baton.api.responses.endpoint import ResponsesEndpoint
 from baton.api.text_service import TextService
+from baton.api.tokens import TokenEndpoints
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 
@@ -31,7 +37,7 @@ MAX_BODY_BYTES = 32 << 20
 """A million tokens as text or as ids is under 8 MB."""
 
 
-EXPOSED = ["retry-after", "x-request-id", *RATE_LIMIT_HEADERS]
+EXPOSED = ["retry-after", HEADER, *RATE_LIMIT_HEADERS]
 """The headers of replies that pages of `--cors-origin` may read."""
 
 
@@ -62,18 +68,30 @@ def make_app(
     """
     bodies = BodyReader(max_body_bytes, unknown_fields)
     completions = CompletionsEndpoint(backend, text, bodies)
-    chat = ChatEndpoint(backend, text, bodies)
+    turns = ChatTurns(backend, text)
+    chat = ChatEndpoint(turns, bodies)
+    responses = ResponsesEndpoint(turns, bodies)
+    messages = MessagesEndpoint(turns, bodies)
+    tokens = TokenEndpoints(backend, text, bodies)
     plain = PlainEndpoints(backend, details=keys is None)
     routes: list[BaseRoute] = [
         Route("/v1/completions", completions.post, methods=["POST"]),
         Route("/v1/chat/completions", chat.post, methods=["POST"]),
+        Route("/v1/responses", responses.post, methods=["POST"]),
+        Route("/v1/messages", messages.post, methods=["POST"]),
+        Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
         Route("/v1/models", plain.models, methods=["GET"]),
         Route("/v1/models/{model_id:path}", plain.model, methods=["GET"]),
         Route("/health", plain.health, methods=["GET"]),
+        Route("/ready", plain.ready, methods=["GET"]),
+        Route("/version", plain.version, methods=["GET"]),
+        Route("/tokenize", tokens.tokenize, methods=["POST"]),
+        Route("/detokenize", tokens.detokenize, methods=["POST"]),
     ]
     if metrics is not None:
         routes.append(_metrics_route(metrics))
     routes += more_routes
+    routes += reference_routes(routes)
     if keys is not None:
         guard_routes(routes, keys)
     return Starlette(
@@ -91,7 +109,7 @@ def make_app(
 
 def _middleware(browsers: BrowserPolicy) -> list[Middleware]:
     """Return what each request passes first, in order."""
-    layers = [Middleware(BrowserGuard, browsers)]
+    layers = [Middleware(RequestIds), Middleware(BrowserGuard, browsers)]
     if browsers.cors_origins:
         layers.append(
             Middleware(
@@ -113,9 +131,9 @@ def _metrics_route(metrics: Callable[[], MetricsPage]) -> Route:
     return Route("/metrics", page, methods=["GET"])
 
 
-async def _on_api_error(_: Request, err: Exception) -> Response:
+async def _on_api_error(request: Request, err: Exception) -> Response:
     assert isinstance(err, ApiError)
-    return error_response(err)
+    return error_response(err, request.url.path)
 
 
 async def _on_http_error(request: Request, err: Exception) -> Response:
@@ -123,7 +141,7 @@ async def _on_http_error(request: Request, err: Exception) -> Response:
     assert isinstance(err, HTTPException)
     message = f"{request.method} {request.url.path}: {err.detail}"
     code = ErrorCode.NOT_FOUND if err.status_code == 404 else ErrorCode.INVALID_REQUEST
-    response = error_response(ApiError(code, message))
+    response = error_response(ApiError(code, message), request.url.path)
     response.status_code = err.status_code
     response.headers.update(err.headers or {})
     return response
@@ -134,8 +152,12 @@ async def _on_client_gone(_: Request, __: Exception) -> Response:
     return error_response(ApiError(ErrorCode.CANCELLED, "the client closed its connection"))
 
 
-async def _on_fault(_: Request, __: Exception) -> Response:
+async def _on_fault(request: Request, _: Exception) -> Response:
     """Answer after a bug. Starlette raises the error again for the log; the client sees no
     internals.
     """
-    return error_response(ApiError(ErrorCode.INTERNAL, "a fault of the server; its log says more"))
+    fault = ApiError(ErrorCode.INTERNAL, "a fault of the server; its log says more")
+    response = error_response(fault, request.url.path)
+    # Starlette sends this one past all middleware.
+    response.headers[HEADER] = request_id_of(request.scope)
+    return response

@@ -48,7 +48,7 @@ class GenerateEndpoint:
             await self._add(call, asked, body, model, request)
         several = body.batched or len(call.answers) > 1
         if body.stream:
-            return EventStream(_chunks(call, several, self.incremental), {})
+            return EventStream(_chunks(call, several, self.incremental))
         await unless_disconnected(request.receive, _collect(call))
         replies = [answer.json() for answer in call.answers]
         return JSONResponse(replies if several else replies[0])

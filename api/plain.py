@@ -1,12 +1,13 @@
 """The endpoints for models and health."""
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from baton.api.backend import Backend, ModelInfo
+from baton.api.backend import Backend, Health, ModelInfo
 from baton.api.replies import error_response
 from baton.api.text_service import served_model
 from baton.core.error_codes import ErrorCode
@@ -16,7 +17,7 @@ from baton.core.errors import ApiError
 @dataclass(frozen=True)
 class PlainEndpoints:
     backend: Backend
-    details: bool = True  # `/health` says why the server is not ready
+    details: bool = True  # `/health` and `/ready` say why the server is not ready
 
     async def models(self, _: Request) -> Response:
         served = await self.backend.models()
@@ -27,10 +28,24 @@ class PlainEndpoints:
         return JSONResponse(_model_json(served_model(name, await self.backend.models())))
 
     async def health(self, _: Request) -> Response:
+        """Return 200 while this server works, and 503 once only a new start would help.
+
+        A router without workers is healthy but not ready.
+        """
+        health = await self.backend.health()
+        return self._status(health.alive, health)
+
+    async def ready(self, _: Request) -> Response:
         """Return 200 if a request sent now could be answered, else 503 with the reason."""
         health = await self.backend.health()
+        return self._status(health.ready, health)
+
+    async def version(self, _: Request) -> Response:
+        return JSONResponse({"version": version("baton")})
+
+    def _status(self, good: bool, health: Health) -> Response:
         detail = health.detail if self.details else ""
-        if health.ready:
+        if good:
             return JSONResponse({"status": "ok", "detail": detail})
         return error_response(ApiError(ErrorCode.UNAVAILABLE, detail or "not ready"))
 

@@ -6,21 +6,24 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from baton.api.errors import openai_error
+from baton.api.errors import error_body
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished
 from baton.rpc.errors import RETRY_AFTER, retry_after
 
 
-def error_response(err: ApiError) -> JSONResponse:
-    """Return OpenAI's error body with the HTTP status of the error's code."""
+def error_response(err: ApiError, path: str = "") -> JSONResponse:
+    """Return an error body with the HTTP status of the error's code.
+
+    path: the request's; its API decides the form of the body. '': OpenAI's.
+    """
     headers = {}
     if err.retry_after_s is not None:
         headers[RETRY_AFTER] = str(retry_after(err.retry_after_s))
     if err.code is ErrorCode.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse(openai_error(err), err.status.http, headers)
+    return JSONResponse(error_body(err, path), err.status.http, headers)
 
 
 def usage_json(prompts: Sequence[Sequence[Finished]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from baton.api.access import owner_of
 from baton.api.request_fields import UnknownFields
+from baton.api.request_ids import HEADER
 from baton.api.requests import RequestLabels
 from baton.api.schema import BodyT, SamplingBody, parse_body
 from baton.core.error_codes import ErrorCode
@@ -53,7 +54,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 def labels_of(request: Request, body: SamplingBody) -> RequestLabels:
     """Return the request's labels. The caller's own id is X-Request-Id, else the body's."""
-    client_id = request.headers.get("x-request-id") or body.client_id
+    client_id = request.headers.get(HEADER) or body.client_id
     return RequestLabels(client_id, body.priority or 0, body.dp_rank, owner_of(request), body.salt)
 
 

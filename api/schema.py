@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 
 from baton.api.body import Body
 from baton.api.client_salt import client_salt
@@ -34,6 +34,14 @@ def parse_body(
     """Parse the body. Raises `ApiError` INVALID_REQUEST that names the field."""
     try:
         return kind.model_validate_json(raw, context=unknown)
+    except ValidationError as err:
+        raise _first_complaint(err) from err
+
+
+def make_body(kind: type[BodyT], fields: Mapping[str, Any]) -> BodyT:
+    """Make a body of another endpoint's request. Raises `ApiError` as `parse_body` does."""
+    try:
+        return kind.model_validate(fields)
     except ValidationError as err:
         raise _first_complaint(err) from err
 
@@ -89,7 +97,10 @@ def _one_or_many_strings(value: Any) -> Any:
     raise ValueError("expected a string or a list of strings")
 
 
-Strings = Annotated[tuple[str, ...], BeforeValidator(_one_or_many_strings)]
+_STRINGS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+Strings = Annotated[
+    tuple[str, ...], BeforeValidator(_one_or_many_strings), WithJsonSchema(_STRINGS)
+]
 
 
 def _by_token_id(value: Any) -> Any:
@@ -105,7 +116,8 @@ def _by_token_id(value: Any) -> Any:
 
 
 _ID_DIGITS = 12  # more than any id has; SamplingParams has the limit
-Biases = Annotated[dict[int, float], BeforeValidator(_by_token_id)]
+_BIASES = {"type": "object", "additionalProperties": {"type": "number"}}
+Biases = Annotated[dict[int, float], BeforeValidator(_by_token_id), WithJsonSchema(_BIASES)]
 
 
 class StreamOptions(Body):

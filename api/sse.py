@@ -1,6 +1,6 @@
-"""Server-sent events as OpenAI's clients read them."""
+"""Server-sent events as OpenAI's and Anthropic's clients read them."""
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -13,26 +13,46 @@ from baton.api.errors import openai_error
 from baton.core.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
+Encode = Callable[[Mapping[str, Any]], bytes]
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """Return one `data:` event. JSON has no raw newline, so one line is enough."""
+    return b"data: %b\n\n" % orjson.dumps(data)
+
+
+def named_event(data: Mapping[str, Any]) -> bytes:
+    """Return one event that `data`'s `type` names."""
+    return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), orjson.dumps(data))
 
 
 class EventStream(Response):
-    """A response that sends each chunk as an event, and then `[DONE]`.
+    """A response that sends each chunk as an event, and then `last`.
 
     Nothing is sent before the first chunk exists. An error before that is raised, and the
-    application gives it an HTTP status. A later error is sent as an event with OpenAI's error
-    body.
+    application gives it an HTTP status. A later error is sent as an event with the body that
+    `of_error` makes.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, chunks: AsyncGenerator[Mapping[str, Any], None], headers: Mapping[str, str]
+        self,
+        chunks: AsyncGenerator[Mapping[str, Any], None],
+        *,
+        encode: Encode = event,
+        of_error: Callable[[ApiError], Mapping[str, Any]] = openai_error,
+        last: bytes = DONE,
     ) -> None:
+        """encode: makes an event's bytes."""
         # Proxies that buffer or rewrite a stream would spoil its timing.
         quiet = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(headers={**headers, **quiet})
+        super().__init__(headers=quiet)
         del self.headers["content-length"]
         self._chunks = chunks
+        self._encode = encode
+        self._of_error = of_error
+        self._last = last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -45,18 +65,13 @@ class EventStream(Response):
             first = await anext(chunks)
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
-            await _send_part(send, event(first))
+            await _send_part(send, self._encode(first))
             try:
                 async for chunk in chunks:
-                    await _send_part(send, event(chunk))
+                    await _send_part(send, self._encode(chunk))
             except ApiError as err:
-                await _send_part(send, event(openai_error(err)))
-            await _send_part(send, DONE, last=True)
-
-
-def event(data: Mapping[str, Any]) -> bytes:
-    """Return one `data:` event. JSON has no raw newline, so one line is enough."""
-    return b"data: %b\n\n" % orjson.dumps(data)
+                await _send_part(send, self._encode(self._of_error(err)))
+            await _send_part(send, self._last, last=True)
 
 
 async def _send_part(send: Send, body: bytes, last: bool = False) -> None:

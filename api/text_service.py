@@ -148,9 +148,11 @@ class TextService:
         )
         return ChatPrompt(ids, thinking)
 
-    async def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of a prompt that was given as ids, for `echo`."""
-        return await self._run(lambda: self.tokenizer.decode_long(ids), len(ids), "prompt")
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids."""
+        return await self._run(
+            lambda: self.tokenizer.decode_long(ids, skip_special_tokens), len(ids), "prompt"
+        )
 
     def check_sampling(
         self, sampling: SamplingParams, model: ModelInfo, names: Mapping[str, str] | None = None

@@ -33,6 +33,7 @@ class FakeBackend:
     failure: ApiError | None = None
     hold_after: int | None = None  # tokens, then wait for a cancel
     ready: bool = True
+    alive: bool = True
     seen: list[GenerateRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     holding: asyncio.Event = field(default_factory=asyncio.Event)
@@ -132,7 +133,7 @@ class FakeBackend:
         return {"workers": 0}
 
     async def health(self) -> Health:
-        return Health(self.ready, "" if self.ready else "no decode rank has registered")
+        return Health(self.ready, "" if self.ready else "no decode rank has registered", self.alive)
 
     async def flush_cache(self, timeout_s: float) -> None:
         self.flushed.append(timeout_s)

@@ -98,9 +98,10 @@ class Tokenizer:
         )
         return text
 
-    def decode_long(self, ids: Sequence[int]) -> str:
+    def decode_long(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return what `decode` does. Other threads run Python while it works."""
-        (text,) = self._backend.decode_batch([self.with_text(ids)], skip_special_tokens=False)
+        shown = self.with_text(ids, skip_special_tokens)
+        (text,) = self._backend.decode_batch([shown], skip_special_tokens=False)
         return str(text)
 
     def with_text(self, ids: Sequence[int], skip_special_tokens: bool = True) -> list[int]:

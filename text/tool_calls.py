@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, NoReturn
 
 Properties = Mapping[str, Mapping[str, Any]]
@@ -20,6 +21,14 @@ class ToolCall:
     arguments: str  # a JSON object
 
 
+class JsonInside(Enum):
+    """The JSON that a grammar may write between a format's marks."""
+
+    CALL = auto()  # one call, on a line of its own
+    CALLS = auto()  # a list of calls
+    NONE = auto()  # what stands there is more than JSON
+
+
 @dataclass(frozen=True)
 class ToolFormat:
     """The marks round one call, or round all calls, of an answer."""
@@ -27,6 +36,7 @@ class ToolFormat:
     begin: str
     end: str
     read: Callable[[str, Properties], list[ToolCall]]
+    inside: JsonInside
 
 
 def properties_of(tools: Sequence[Mapping[str, Any]]) -> Properties:
@@ -45,7 +55,11 @@ def find_tool_format(template: str) -> ToolFormat | None:
 
 
 def _read_json(body: str, _: Properties) -> list[ToolCall]:
-    """Read one call or a list of calls: {"name": ..., "arguments": {...}}."""
+    return read_calls(body)
+
+
+def read_calls(body: str) -> list[ToolCall]:
+    """Read one call or a list of calls: {"name": ..., "arguments": {...}}. Raises ValueError."""
     found = _loads(body)
     calls = found if isinstance(found, list) else [found]
     return [_call(entry) for entry in calls]
@@ -53,7 +67,7 @@ def _read_json(body: str, _: Properties) -> list[ToolCall]:
 
 def _call(entry: Any) -> ToolCall:
     name = entry.get("name") if isinstance(entry, dict) else None
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not _is_unicode(name):
         raise ValueError("a call needs a name")
     arguments = entry.get("arguments", entry.get("parameters", {}))
     if isinstance(arguments, str):
@@ -78,7 +92,17 @@ def _no_number(name: str) -> NoReturn:
 
 def _dumps(arguments: Mapping[str, Any]) -> str:
     """Write JSON. Raises ValueError for numbers that JSON lacks."""
-    return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    # Half of a surrogate pair, which JSON can escape, has no UTF-8.
+    return text if _is_unicode(text) else json.dumps(arguments, allow_nan=False)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
@@ -130,8 +154,8 @@ def _read_deepseek(body: str, _: Properties) -> list[ToolCall]:
 
 
 _FORMATS = (
-    ToolFormat("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _read_deepseek),
-    ToolFormat("<TOOLCALL>", "</TOOLCALL>", _read_json),
-    ToolFormat("<|tool_call|>", "", _read_json),
-    ToolFormat("<tool_call>", "</tool_call>", _read_json_or_tags),
+    ToolFormat("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", _read_deepseek, JsonInside.NONE),
+    ToolFormat("<TOOLCALL>", "</TOOLCALL>", _read_json, JsonInside.CALLS),
+    ToolFormat("<|tool_call|>", "", _read_json, JsonInside.CALLS),
+    ToolFormat("<tool_call>", "</tool_call>", _read_json_or_tags, JsonInside.CALL),
 )

@@ -117,7 +117,8 @@ class LocalBackend:
 
     async def health(self) -> Health:
         failure = self._failure
-        return Health(failure is None, "" if failure is None else failure.message)
+        alive = failure is None
+        return Health(alive, "" if failure is None else failure.message, alive)
 
     async def flush_cache(self, timeout_s: float) -> None:
         if not await flush_when_idle(self._context.port, timeout_s):

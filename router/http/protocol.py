@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from baton.api.client_limits import HEALTH, ClientLimits, Refusal
 from baton.api.replies import error_response
+from baton.api.request_ids import HEADER, id_in_headers
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.router.http.connection_table import Connection, ConnectionTable
@@ -212,7 +213,8 @@ class GuardedHttp(HttpToolsProtocol):
             self._abort(reason)
             return
         self._table.refused(reason)
-        self.transport.write(_reply(error, status))
+        path = self.url.partition(b"?")[0] if self.headers is not None else b""
+        self.transport.write(_reply(error, status, path, self.headers))
         if self._reading is _Reading.BODY:
             self.cycle.disconnected = True  # its application hears that the client is gone
             self.cycle.message_event.set()
@@ -239,7 +241,10 @@ class _Shedding:
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply: ASGIApp = self._app if scope["path"] == HEALTH else error_response(self._error)
+        reply: ASGIApp = self._app
+        if scope["path"] != HEALTH:
+            reply = error_response(self._error, scope["path"])
+            reply.headers[HEADER] = id_in_headers(scope["headers"])
         await reply(scope, receive, send)
 
 
@@ -260,9 +265,12 @@ def _late(reason: Refusal, part: str, limit_s: float) -> tuple[Refusal, ApiError
     return reason, error, 408
 
 
-def _reply(error: ApiError, status: int) -> bytes:
-    """Return a whole HTTP response."""
-    response = error_response(error)
+def _reply(
+    error: ApiError, status: int, path: bytes, headers: list[tuple[bytes, bytes]] | None
+) -> bytes:
+    """Return a whole HTTP response to a request whose path and headers were read so far."""
+    response = error_response(error, path.decode("ascii", "replace"))
+    response.headers[HEADER] = id_in_headers(headers)
     lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
     return b"".join(
         [STATUS_LINE[status], *lines, b"connection: close\r\n\r\n", bytes(response.body)]

@@ -29,8 +29,13 @@ FOREIGN = ("https://evil.example", "null", "http://127.0.0.1:1", "http://localho
 BODIES = {
     "/v1/completions": {"prompt": "hello", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
     "/generate": {"text": "hello", "sampling_params": {"max_new_tokens": 2}},
     "/abort_request": {"rid": "nobody"},
+    "/tokenize": {"prompt": "hello"},
+    "/detokenize": {"tokens": [40, 41]},
     "/flush_cache": None,
 }
 Open = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
@@ -89,6 +94,13 @@ def check(reply: httpx.Response, status: int, code: str, words: str) -> None:
     where = f"{reply.request.method} {reply.request.url} {reply.text}"
     assert reply.status_code == status, where
     error: dict[str, Any] = reply.json()["error"]
+    if reply.request.url.path.startswith("/v1/messages"):  # Anthropic's form has a type alone
+        types = {
+            "permission_denied": "permission_error",
+            "invalid_request": "invalid_request_error",
+        }
+        assert error["type"] == types[code] and words in error["message"], where
+        return
     assert error["code"] == code and words in error["message"], where
 
 

@@ -108,7 +108,7 @@ async def tenants(model: Path, folder: Path, scope: CacheScope) -> AsyncIterator
             httpx.AsyncClient(base_url=f"http://{started.http_address}", timeout=DEADLINE_S)
         )
         async with asyncio.timeout(DEADLINE_S):
-            while (await http.get("/health")).status_code != 200:
+            while (await http.get("/ready")).status_code != 200:
                 await asyncio.sleep(0.01)
         yield Tenants(http, [f"{role}-0" for role in ROUTED_ROLES])
         for worker in workers:

@@ -54,7 +54,7 @@ async def cluster(folder: Path) -> AsyncIterator[Both]:
             httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http,
         ):
             async with asyncio.timeout(DEADLINE_S):
-                while (await http.get("/health")).status_code != 200:
+                while (await http.get("/ready")).status_code != 200:
                     await asyncio.sleep(0.01)
             yield Both(Client(http, started.grpc_address))
             assert not await findings(prefill)

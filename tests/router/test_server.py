@@ -73,11 +73,12 @@ async def test_without_workers_http_says_503_and_why(tmp_path: Path) -> None:
     async with Cluster(tmp_path, worker_wait_s=0) as cluster, client(cluster) as http:
         for response in (
             await http.post("/v1/completions", json={"prompt": "hello"}),
-            await http.get("/health"),
+            await http.get("/ready"),
         ):
             assert response.status_code == 503
             message = response.json()["error"]["message"]
             assert "no prefill and no decode worker is ready" in message
+        assert (await http.get("/health")).status_code == 200
 
 
 async def test_health_follows_the_workers_over_grpc(tmp_path: Path) -> None:

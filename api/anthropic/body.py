@@ -1,0 +1,152 @@
+"""The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from baton.api.anthropic.conversation import conversation_of
+from baton.api.body import Body
+from baton.api.chat_schema import ChatBody
+from baton.api.errors import refused, shorten
+from baton.api.schema import make_body
+
+
+class MessagesTool(Body):
+    """A tool of the client's. Other types are Anthropic's own services."""
+
+    name: str
+    type: str | None = None  # None, "custom"
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    cache_control: dict[str, Any] | None = None
+    eager_input_streaming: bool | None = None
+
+
+class MessagesToolChoice(Body):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    content: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
+class Thinking(Body):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class MessagesMetadata(Body):
+    user_id: str | None = None
+
+
+class ConversationBody(Body):
+    """The fields that the prompt is made of."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[MessagesTool] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def chat_body(self, **more: Any) -> ChatBody:
+        """Return the same conversation as a body of chat completions. Raises `ApiError`.
+
+        more: further fields of that body.
+        """
+        choice = self.tool_choice
+        parallel = None if choice is None else not choice.disable_parallel_tool_use
+        return make_body(
+            ChatBody,
+            {
+                "model": self.model,
+                "messages": conversation_of(self.system, self.messages),
+                "tools": [_chat_tool(i, tool) for i, tool in enumerate(self.tools or ())] or None,
+                "tool_choice": _chat_choice(choice),
+                "parallel_tool_calls": parallel,
+                "response_format": self._format(),
+                "chat_template_kwargs": self._variables(),
+                **more,
+            },
+        )
+
+    def _format(self) -> dict[str, Any] | None:
+        form = None if self.output_config is None else self.output_config.format
+        if form is None:
+            return None
+        return {"type": "json_schema", "json_schema": {"schema": form.content}}
+
+    def _variables(self) -> dict[str, Any] | None:
+        """Return the template's variables. Families name the switch of their thinking
+        differently."""
+        if self.thinking is None:
+            return self.chat_template_kwargs
+        on = self.thinking.type != "disabled"
+        return {"enable_thinking": on, "thinking": on} | (self.chat_template_kwargs or {})
+
+
+class MessagesBody(ConversationBody):
+    """Anthropic's fields, then Baton's own of the other endpoints."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: MessagesMetadata | None = None
+    service_tier: str | None = None
+
+    min_p: float | None = None
+    seed: int | None = None
+    priority: int | None = None  # a larger value goes first; None: 0
+    routed_dp_rank: int | None = None
+    cache_salt: str | None = None  # only requests of the same salt share cached prefixes
+
+    def whole_chat_body(self) -> ChatBody:
+        """Return the same request to chat completions. Raises `ApiError`."""
+        alike = (
+            "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "priority",
+            "routed_dp_rank", "cache_salt",
+        )  # fmt: skip
+        return self.chat_body(
+            **{name: self.__dict__[name] for name in alike},
+            stop=list(self.stop_sequences or ()),
+            user=None if self.metadata is None else self.metadata.user_id,
+        )
+
+
+def _chat_tool(number: int, tool: MessagesTool) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        raise refused(
+            f"tools.{number}.type",
+            f"tools.{number} has type {shorten(repr(tool.type))}; expected 'custom': this server "
+            "runs no tools of its own",
+        )
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.input_schema is not None:
+        function["parameters"] = tool.input_schema
+    return {"type": "function", "function": function}
+
+
+def _chat_choice(choice: MessagesToolChoice | None) -> str | dict[str, Any] | None:
+    if choice is None:
+        return None
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name}}
+    return "required" if choice.type == "any" else choice.type

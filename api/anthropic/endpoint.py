@@ -1,0 +1,64 @@
+"""The endpoints `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from baton.api.anthropic.body import ConversationBody, MessagesBody
+from baton.api.anthropic.writer import MessageWriter
+from baton.api.chat_turn import ChatTurn, ChatTurns
+from baton.api.disconnect import unless_disconnected
+from baton.api.errors import anthropic_error
+from baton.api.request_body import BodyReader
+from baton.api.sse import EventStream, named_event
+from baton.api.text_service import served_model
+
+
+@dataclass(frozen=True)
+class MessagesEndpoint:
+    """The handlers. Errors have Anthropic's body, because `error_body` knows the path."""
+
+    turns: ChatTurns
+    bodies: BodyReader
+
+    async def post(self, request: Request) -> Response:
+        body = await self.bodies.read(request, MessagesBody)
+        turn = await self.turns.begin(request, body.whole_chat_body())
+        writer = MessageWriter(turn.model.model_id, turn.prompt_tokens)
+        if body.stream:
+            events = _events(turn, writer)
+            return EventStream(events, encode=named_event, of_error=anthropic_error, last=b"")
+        await unless_disconnected(request.receive, _collect(turn, writer))
+        return JSONResponse(writer.message)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Return the number of the prompt's tokens."""
+        body = await self.bodies.read(request, ConversationBody)
+        chat = body.chat_body()
+        chat.check()
+        model = served_model(chat.model, await self.turns.backend.models())
+        prompt = await self.turns.encode(chat, chat.tool_rule(), model)
+        return JSONResponse({"input_tokens": len(prompt.ids)})
+
+
+async def _events(turn: ChatTurn, writer: MessageWriter) -> AsyncGenerator[dict[str, Any], None]:
+    begun = False
+    async with aclosing(turn.parts()) as parts:
+        async for each in parts:
+            if not begun:
+                begun = True
+                for event in writer.begin():
+                    yield event
+            for event in writer.push(each):
+                yield event
+
+
+async def _collect(turn: ChatTurn, writer: MessageWriter) -> None:
+    async with aclosing(turn.parts()) as parts:
+        async for each in parts:
+            for _ in writer.push(each):
+                pass

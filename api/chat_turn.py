@@ -1,0 +1,154 @@
+"""The model's turn in a conversation: what all chat endpoints do before they format an answer."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from starlette.requests import Request
+
+from baton.api.access import admit
+from baton.api.answers import AnswerDelta, stream_answers
+from baton.api.backend import Backend, ModelInfo
+from baton.api.chat_schema import ChatBody
+from baton.api.errors import refused
+from baton.api.request_body import labels_of
+from baton.api.requests import make_requests
+from baton.api.text_service import ChatPrompt, TextService, room_for_answer, served_model
+from baton.api.tool_choice import ToolRule
+from baton.api.truncation import most_tokens, truncated
+from baton.core.finish import Finished
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.logprobs import TokenLogprob
+from baton.core.sampling_params import SamplingParams
+from baton.text.forced_calls import ForcedCallParser
+from baton.text.reply_parser import ReplyParser, TextPart
+from baton.text.tool_calls import ToolCall, properties_of
+
+AnswerParser = ReplyParser | ForcedCallParser
+
+
+class TurnParts(NamedTuple):
+    """The parts that one delta adds to an answer."""
+
+    parts: list[TextPart | ToolCall]
+    logprobs: tuple[TokenLogprob, ...]
+    finished: Finished | None  # set on the last
+
+
+@dataclass(frozen=True)
+class ChatTurn:
+    """The answers to one conversation, about to be made."""
+
+    model: ModelInfo
+    prompt_tokens: int
+    parsers: list[AnswerParser]  # one for each answer
+    deltas: AsyncGenerator[AnswerDelta, None]
+    parallel_calls: bool  # False: the answer has at most its first tool call
+
+    async def parts(self) -> AsyncGenerator[TurnParts, None]:
+        """Yield the parts of the only answer, an entry for each delta, maybe an empty one."""
+        (parser,) = self.parsers
+        calls = 0
+        async with aclosing(self.deltas):
+            async for delta in self.deltas:
+                found = parser.push(delta.text)
+                if delta.finished is not None:
+                    found += parser.finish()
+                kept: list[TextPart | ToolCall] = []
+                for part in found:
+                    calls += isinstance(part, ToolCall)
+                    if self.parallel_calls or calls <= 1 or isinstance(part, TextPart):
+                        kept.append(part)
+                yield TurnParts(kept, delta.logprobs, delta.finished)
+
+
+@dataclass(frozen=True)
+class ChatTurns:
+    """Begins turns."""
+
+    backend: Backend
+    text: TextService
+
+    async def begin(self, request: Request, body: ChatBody) -> ChatTurn:
+        """Return a turn whose answers begin when its deltas are read. Raises `ApiError`."""
+        body.check()
+        rule = body.tool_rule()
+        grammar, field = self._grammar(body, rule)
+        await self.text.check_grammar(grammar, field)
+        model = served_model(body.model, await self.backend.models())
+        prompt = await self.encode(body, rule, model)
+        ids = truncated(prompt.ids, body, model, body.answer_tokens)
+        room = room_for_answer(
+            ids,
+            body.answer_tokens,
+            model,
+            param="messages",
+            limit_param=body.answer_tokens_field,
+        )
+        sampling = replace(_sampling(body, room), grammar=grammar)
+        self.text.check_sampling(sampling, model)
+        requests = make_requests(ids, sampling, body.choices, labels_of(request, body))
+        admit(request, requests)
+        deltas = stream_answers(
+            self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens
+        )
+        parsers = [self._parser(body, rule, prompt, grammar) for _ in requests]
+        return ChatTurn(model, len(ids), parsers, deltas, body.parallel_tool_calls)
+
+    async def encode(self, body: ChatBody, rule: ToolRule | None, model: ModelInfo) -> ChatPrompt:
+        """Return the conversation's token ids. Raises `ApiError`."""
+        if rule is not None and not rule.forced and self.text.tools is None:
+            raise refused(
+                "tools",
+                "this model's chat template knows no calls of tools; set tool_choice to required, "
+                "which forces them",
+            )
+        return await self.text.encode_chat(
+            body.template_messages(),
+            add_generation_prompt=body.generation_prompt,
+            continue_final_message=body.continue_final_message,
+            add_special_tokens=body.add_special_tokens,
+            tools=None if rule is None else rule.offered,
+            variables=body.variables(),
+            most=most_tokens(body, model),
+        )
+
+    def _grammar(self, body: ChatBody, rule: ToolRule | None) -> tuple[Grammar | None, str]:
+        """Return the grammar of the answer, and the field to name if it cannot be used."""
+        wanted, field = body.wanted_grammar()
+        if rule is None or (wanted is None and not rule.forced):
+            return wanted, field
+        if wanted is not None and wanted.kind is not GrammarKind.JSON_SCHEMA:
+            raise refused("tools", f"tools and {field} are given; an answer is one or the other")
+        if rule.forced:
+            return rule.calls_grammar(), "tools"
+        if wanted is None or self.text.tools is None:
+            return wanted, field  # `encode` refuses the latter
+        return rule.grammar_beside(wanted, self.text.tools), field
+
+    def _parser(
+        self, body: ChatBody, rule: ToolRule | None, prompt: ChatPrompt, grammar: Grammar | None
+    ) -> AnswerParser:
+        """Return a reply parser. Answers that follow a grammar have no reasoning."""
+        if rule is not None and rule.forced:
+            return ForcedCallParser()
+        free = grammar is None
+        return ReplyParser(
+            self.text.reasoning if free and body.separate_reasoning else None,
+            self.text.tools if rule is not None else None,
+            thinking=prompt.thinking and free and body.separate_reasoning,
+            properties=properties_of(rule.offered if rule is not None else []),
+        )
+
+
+def _sampling(body: ChatBody, max_tokens: int) -> SamplingParams:
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    names = {"max_tokens": body.answer_tokens_field, "logprobs": "top_logprobs"}
+    return body.sampling(
+        max_tokens,
+        names,
+        logprobs=logprobs,
+        prompt_logprobs_start=None if body.prompt_logprobs is None else 0,
+        prompt_logprobs=body.prompt_logprobs or 0,
+    )

@@ -1,0 +1,182 @@
+"""The body of `POST /v1/responses`."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from baton.api.body import Body
+from baton.api.chat_schema import ChatBody
+from baton.api.errors import refused, shorten
+from baton.api.responses.input_items import messages_of
+from baton.api.schema import SamplingFields, make_body
+
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class ResponseTool(BaseModel):
+    """A function. Other types of tool are OpenAI's own services."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    content: dict[str, Any] | None = Field(default=None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(Body):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponseStreamOptions(Body):
+    include_obfuscation: bool | None = None
+
+
+class _ResponseChat(ChatBody):
+    """A body of chat completions whose errors name this endpoint's field."""
+
+    @property
+    def answer_tokens_field(self) -> str:
+        return "max_output_tokens"
+
+
+class ResponsesBody(SamplingFields):
+    """OpenAI's fields, then Baton's own of the other endpoints.
+
+    Large because each field is a name of OpenAI's API.
+    """
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    truncation: str | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    prompt: dict[str, Any] | None = None
+
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    service_tier: str | None = None
+    max_tool_calls: int | None = None
+
+    min_tokens: int = 0
+    priority: int | None = None  # a larger value goes first; None: 0
+    routed_dp_rank: int | None = None
+    cache_salt: str | None = None  # only requests of the same salt share cached prefixes
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        """Refuse what this server lacks. Raises `ApiError`."""
+        if self.previous_response_id is not None:
+            raise refused(
+                "previous_response_id",
+                "responses are not stored here; leave previous_response_id out, and send the whole "
+                "conversation in input",
+            )
+        for name in ("conversation", "prompt", "background"):
+            if self.__dict__[name]:
+                raise refused(name, f"{name} is not supported; leave it out")
+        if self.truncation not in (None, "disabled"):
+            raise refused("truncation", "truncation is not supported; expected 'disabled'")
+        for number, tool in enumerate(self.tools or ()):
+            if tool.type != "function" or tool.name is None:
+                raise refused(
+                    f"tools.{number}",
+                    f"tools.{number} has type {shorten(repr(tool.type))}; expected a function with "
+                    "a name: this server runs no tools of its own",
+                )
+
+    def chat_body(self) -> ChatBody:
+        """Return the same request to chat completions. Raises `ApiError`."""
+        self.check()
+        logprobs = _LOGPROBS in (self.include or ()) or self.top_logprobs is not None
+        own = ("min_tokens", "priority", "routed_dp_rank", "cache_salt", "chat_template_kwargs")
+        fields: dict[str, Any] = {
+            **{name: self.__dict__[name] for name in own},
+            **{name: _as_sent(value) for name, value in self.given().items()},
+            "model": self.model,
+            "messages": messages_of(self.input, self.instructions),
+            "max_completion_tokens": self.max_output_tokens,
+            "user": self.user,
+            "logprobs": logprobs or None,
+            "top_logprobs": self.top_logprobs,
+            "tools": [_chat_tool(tool) for tool in self.tools or ()] or None,
+            "tool_choice": _chat_choice(self.tool_choice),
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            "response_format": self._format(),
+        }
+        return make_body(_ResponseChat, fields)
+
+    def _format(self) -> dict[str, Any] | None:
+        form = None if self.text is None else self.text.format
+        if form is None or form.type == "text":
+            return None
+        if form.type == "json_object":
+            return {"type": "json_object"}
+        if form.content is None:
+            raise refused("text.format.schema", "text.format: expected a schema")
+        schema = {"name": form.name, "schema": form.content}
+        return {"type": "json_schema", "json_schema": schema}
+
+
+def _as_sent(value: Any) -> Any:
+    """Return a parsed value in the form that JSON has."""
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, dict):
+        return {str(name): each for name, each in value.items()}
+    return value
+
+
+def _chat_tool(tool: ResponseTool) -> dict[str, Any]:
+    function = tool.model_dump(exclude_unset=True, exclude={"type"})
+    return {"type": "function", "function": function}
+
+
+def _chat_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    """Return a choice in the form of chat completions, which puts names one level deeper."""
+    if not isinstance(choice, dict):
+        return choice
+    kind = choice.get("type")
+    if kind == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
+        names = [each.get("name") if isinstance(each, dict) else None for each in choice["tools"]]
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        allowed = {"mode": choice.get("mode"), "tools": tools}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice

@@ -1,0 +1,69 @@
+"""The endpoint `POST /v1/responses`: OpenAI's Responses API, without stored state."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from baton.api.chat_turn import ChatTurn, ChatTurns
+from baton.api.disconnect import unless_disconnected
+from baton.api.request_body import BodyReader
+from baton.api.responses.body import ResponsesBody
+from baton.api.responses.writer import ResponseWriter
+from baton.api.sse import EventStream, named_event
+from baton.core.errors import ApiError
+
+_FIELDS = {
+    "messages": "input",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format.schema",
+}
+"""Fields of chat completions that have another name here."""
+
+
+@dataclass(frozen=True)
+class ResponsesEndpoint:
+    """The handler of `POST /v1/responses`."""
+
+    turns: ChatTurns
+    bodies: BodyReader
+
+    async def post(self, request: Request) -> Response:
+        body = await self.bodies.read(request, ResponsesBody)
+        try:
+            turn = await self.turns.begin(request, body.chat_body())
+        except ApiError as error:
+            error.param = _FIELDS.get(error.param or "", error.param)
+            raise
+        writer = ResponseWriter(body, turn.model.model_id, self.turns.text.table)
+        if body.stream:
+            return EventStream(_events(turn, writer), encode=named_event, last=b"")
+        await unless_disconnected(request.receive, _collect(turn, writer))
+        return JSONResponse(writer.response)
+
+
+async def _events(turn: ChatTurn, writer: ResponseWriter) -> AsyncGenerator[dict[str, Any], None]:
+    begun = False
+    try:
+        async with aclosing(turn.parts()) as parts:
+            async for each in parts:
+                if not begun:
+                    begun = True
+                    for event in writer.begin():
+                        yield event
+                for event in writer.push(each):
+                    yield event
+    except ApiError as error:
+        if not begun:
+            raise
+        yield writer.fail(error)
+
+
+async def _collect(turn: ChatTurn, writer: ResponseWriter) -> None:
+    async with aclosing(turn.parts()) as parts:
+        async for each in parts:
+            for _ in writer.push(each):
+                pass
