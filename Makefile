@@ -32,6 +32,7 @@ chaos-faults: $(STAMP)
 chaos-load: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos --ignore tests/chaos
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos tests/chaos/test_soak.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/client -k any_messages --fuzz 20000 --timeout 1800
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_races.py --race-mixes 200 --timeout 1800
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_recall_modes.py --recall-prompts 1000 --timeout 1800
 

@@ -23,10 +23,19 @@ from baton.rpc.errors import refuse
 
 ROUTES: dict[str, KeyScope | None] = {
     "/health": None,
+    "/ready": None,
     "/v1/completions": KeyScope.INFER,
     "/v1/chat/completions": KeyScope.INFER,
+    "/v1/responses": KeyScope.INFER,
+    "/v1/messages": KeyScope.INFER,
+    "/v1/messages/count_tokens": KeyScope.INFER,
     "/v1/models": KeyScope.INFER,
     "/v1/models/{model_id:path}": KeyScope.INFER,
+    "/tokenize": KeyScope.INFER,
+    "/detokenize": KeyScope.INFER,
+    "/version": KeyScope.INFER,
+    "/openapi.json": KeyScope.INFER,
+    "/docs": KeyScope.INFER,
     "/generate": KeyScope.INFER,
     "/health_generate": KeyScope.INFER,
     "/model_info": KeyScope.INFER,
@@ -45,6 +54,11 @@ ROUTES: dict[str, KeyScope | None] = {
 
 RPCS: dict[str, KeyScope | None] = {
     "/baton.v1.Inference/Generate": KeyScope.INFER,
+    "/baton.v1.Inference/GenerateBatch": KeyScope.INFER,
+    "/baton.v1.Inference/Tokenize": KeyScope.INFER,
+    "/baton.v1.Inference/Detokenize": KeyScope.INFER,
+    "/baton.v1.Inference/ListModels": KeyScope.INFER,
+    "/baton.v1.Inference/Abort": KeyScope.ADMIN,
     "/grpc.health.v1.Health/Check": None,
     "/grpc.health.v1.Health/Watch": None,
     "/grpc.health.v1.Health/List": None,
@@ -52,8 +66,11 @@ RPCS: dict[str, KeyScope | None] = {
 }
 """The scope that each RPC needs; None: no key."""
 
-OWN_REQUESTS: dict[str, KeyScope] = {"/abort_request": KeyScope.INFER}
-"""Routes that a second scope opens too, for requests of the same key alone."""
+OWN_REQUESTS: dict[str, KeyScope] = {
+    "/abort_request": KeyScope.INFER,
+    "/baton.v1.Inference/Abort": KeyScope.INFER,
+}
+"""Routes and RPCs that a second scope opens too, for requests of the same key alone."""
 
 _OWNER, _CALL, _ABORTS = "baton.owner", "baton.call", "baton.aborts"
 """Places of an ASGI scope for its key's name, its `KeyCall`, and whose requests it may abort."""
@@ -86,7 +103,7 @@ class _KeyGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = self._key(scope)
         scope[_OWNER] = key.name
-        scope[_ABORTS] = None if KeyScope.ADMIN in key.scopes else key.name
+        scope[_ABORTS] = _whose(key)
         if self._scopes != (KeyScope.INFER,):
             await self._app(scope, receive, send)
             return
@@ -96,7 +113,7 @@ class _KeyGuard:
             try:
                 call.begin()
             except ApiError as error:
-                reply = error_response(error)
+                reply = error_response(error, scope["path"])
             await reply(scope, receive, _with_headers(send, call))
 
     def _key(self, scope: Scope) -> Key:
@@ -128,6 +145,15 @@ def owner_of(request: Request) -> str | None:
 def abortable_by(request: Request) -> str | None:
     """Return the key whose requests alone this request may abort; None: everybody's."""
     return request.scope.get(_ABORTS)
+
+
+def abortable_by_call(metadata: _Metadata, keys: KeyGate | None) -> str | None:
+    """Return the key whose requests alone this gRPC call may abort; None: everybody's."""
+    return None if keys is None else _whose(keys.keyring.authenticate(_key_of_call(metadata)))
+
+
+def _whose(key: Key) -> str | None:
+    return None if KeyScope.ADMIN in key.scopes else key.name
 
 
 def admit(request: Request, answers: Sequence[GenerateRequest]) -> None:
@@ -180,7 +206,9 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has n
             raise ApiError(ErrorCode.PERMISSION_DENIED, "no API key opens this method")
         scope = RPCS[call.method]
         if scope is not None:
-            self._keys.keyring.admit(_key_of_call(call.invocation_metadata), scope)
+            own = OWN_REQUESTS.get(call.method)
+            scopes = (scope,) if own is None else (scope, own)
+            self._keys.keyring.admit(_key_of_call(call.invocation_metadata), *scopes)
 
     def _refusing(self, error: ApiError) -> grpc.RpcMethodHandler:
         """Return a handler that ends a call of any kind, before it reads a message."""

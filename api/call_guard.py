@@ -7,6 +7,7 @@ from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from baton.api.busy_connections import BusyConnections
 from baton.api.client_limits import ClientLimits, Refusal
@@ -18,13 +19,13 @@ from baton.rpc.errors import refuse
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 """The one method that is answered while a server sheds load."""
-_GENERATE = "/baton.v1.Inference/Generate"
+_INFERENCE = "/baton.v1.Inference/"
 _Continue = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
 class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stubs
     """An interceptor that bounds the open calls, one client's connections with calls, and the time
-    of `Generate`."""
+    of `Inference`."""
 
     def __init__(self, limits: ClientLimits, metrics: ClientMetrics, busy: BusyConnections) -> None:
         self._limits = limits
@@ -43,25 +44,30 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        if method == _GENERATE and handler.unary_stream is not None:
+        answer = handler.unary_stream
+        if handler.unary_unary is not None:
+            answer = _one_reply(handler.unary_unary)
+        if method.startswith(_INFERENCE) and answer is not None:  # None: it refuses the call
             return grpc.stream_stream_rpc_method_handler(
-                self._timed(handler.unary_stream),
-                handler.request_deserializer,
-                handler.response_serializer,
+                self._timed(answer, handler.request_deserializer),
+                response_serializer=handler.response_serializer,
             )
         return handler if method == HEALTH_CHECK else self._bounded(handler)
 
-    def _timed(self, answer: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(
+        self, answer: Callable[..., Any], parse: Callable[[bytes], object]
+    ) -> Callable[..., Any]:
         """Return `answer`, a handler of one message and many replies, with deadlines.
 
-        gRPC waits for ever for a call's message, and for a client that does not read.
+        gRPC waits for ever for a call's message, and for a client that does not read. It also
+        answers bytes that are no message with INTERNAL, so `parse` is called here.
         """
 
         async def serve(_: object, context: grpc.aio.ServicerContext) -> None:
             refused = self._of_client(context)
             if refused is None:
                 with self._counted(context):
-                    refused = await self._serve(answer, context)
+                    refused = await self._serve(answer, parse, context)
             if refused is not None:  # it may wait for ever for room, so it is counted no more
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._limits.write_s):
@@ -70,16 +76,26 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
         return serve
 
     async def _serve(
-        self, answer: Callable[..., Any], context: grpc.aio.ServicerContext
+        self,
+        answer: Callable[..., Any],
+        parse: Callable[[bytes], object],
+        context: grpc.aio.ServicerContext,
     ) -> ApiError | None:
         limits = self._limits
         try:
             async with asyncio.timeout(limits.body_s):
-                request = await context.read()
+                raw = await context.read()
         except TimeoutError:
             return self._late(Refusal.BODY_TIME, f"no message came within {limits.body_s:g} s")
-        if request is grpc.aio.EOF:
+        if raw is grpc.aio.EOF:
             return ApiError(ErrorCode.INVALID_REQUEST, "the call has no message; send one")
+        try:
+            request = parse(raw)
+        except DecodeError as error:
+            return ApiError(
+                ErrorCode.INVALID_REQUEST,
+                f"the bytes are no message of this method: {error}; see proto/inference.proto",
+            )
         async with aclosing(answer(request, context)) as replies:
             async for reply in replies:
                 try:
@@ -144,6 +160,15 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
             self._busy.end(peer)
             self._open -= 1
             self._metrics.grpc_streams.set(self._open)
+
+
+def _one_reply(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a handler of one reply as one of many."""
+
+    async def replies(request: object, context: object) -> AsyncIterator[object]:
+        yield await answer(request, context)
+
+    return replies
 
 
 def refusing(error: ApiError) -> grpc.RpcMethodHandler:

@@ -1,129 +1,146 @@
 """The gRPC service `baton.v1.Inference` over a `Backend`."""
 
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
-from baton.api.access import open_call
-from baton.api.answers import AnswerDelta, WholeAnswer, collect, stream_answer
-from baton.api.backend import Backend, GenerateRequest
-from baton.api.client_salt import client_salt
+from baton.api.access import abortable_by_call, open_call
+from baton.api.answers import stream_answer
+from baton.api.backend import Backend, GenerateRequest, ModelInfo
+from baton.api.completion_schema import MAX_PROMPTS
+from baton.api.errors import invalid
+from baton.api.grpc_replies import Replies, in_batch, streamed, whole
+from baton.api.grpc_requests import RequestReader
+from baton.api.interleave import interleave
+from baton.api.key_accounts import KeyCall
 from baton.api.key_gate import KeyGate
-from baton.api.requests import RequestLabels, make_requests, refusal
-from baton.api.text_service import TextService, room_for_answer, served_model
-from baton.core.error_codes import ErrorCode
-from baton.core.errors import ApiError, RequestError
-from baton.core.logprobs import PromptLogprobs
-from baton.core.sampling_params import SamplingParams
-from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
-from baton.rpc.convert import (
-    finished_to_proto,
-    logprob_to_proto,
-    prompt_logprobs_to_proto,
-    sampling_from_proto,
-)
+from baton.api.text_service import TextService, check_ids, served_model
+from baton.core.errors import ApiError
+from baton.proto import inference_pb2, inference_pb2_grpc
+from baton.rpc.errors import refuse
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
-    """The service, for `grpc.aio` servers. A call that the client cancels cancels its request."""
+    """The service, for `grpc.aio` servers.
+
+    A call that the client cancels, or whose deadline passes, cancels its requests.
+    """
 
     def __init__(self, backend: Backend, text: TextService, keys: KeyGate | None = None) -> None:
         """keys: those that `KeyInterceptor` asks for; None serves everybody."""
         self._backend = backend
         self._text = text
         self._keys = keys
+        self._reader = RequestReader(backend, text)
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateReply]:
         async with open_call(context, self._keys) as call:
-            wanted = await self._request(request, call.owner if call else None)
-            if call is not None:
-                call.admit([wanted])
-            deltas = stream_answer(self._backend, self._text, wanted)
-            replies = _stream(wanted, deltas) if request.stream else _whole(wanted, deltas)
-            async with contextlib.aclosing(replies):
+            wanted = await self._reader.read(request, _owner(call))
+            _admit(call, wanted)
+            async with aclosing(self._replies(wanted, request.stream)) as replies:
                 async for reply in replies:
                     yield reply
 
-    async def _request(
-        self, request: inference_pb2.GenerateRequest, owner: str | None
-    ) -> GenerateRequest:
-        model = served_model(request.model, await self._backend.models())
-        kind = request.WhichOneof("prompt")
-        if kind is None:
-            raise ApiError(
-                ErrorCode.INVALID_REQUEST, "the request has no prompt; set text or token_ids"
+    async def GenerateBatch(
+        self, request: inference_pb2.GenerateBatchRequest, context: Any
+    ) -> AsyncIterator[inference_pb2.GenerateBatchReply]:
+        async with open_call(context, self._keys) as call:
+            wanted = [each async for each in self._read_all(request, _owner(call))]
+            for each in wanted:
+                _admit(call, each)
+            streams = [
+                in_batch(i, self._replies(each, request.requests[i].stream))
+                for i, each in enumerate(wanted)
+            ]
+            async with aclosing(interleave(streams)) as replies:
+                async for reply in replies:
+                    yield reply
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Any
+    ) -> inference_pb2.TokenizeReply:
+        async with open_call(context, self._keys):
+            model = await self._model(request.model)
+            special = request.add_special_tokens or not request.HasField("add_special_tokens")
+            ids = await self._text.encode(request.text, add_special_tokens=special, param="text")
+        return inference_pb2.TokenizeReply(ids=ids, max_model_len=model.max_model_len)
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Any
+    ) -> inference_pb2.DetokenizeReply:
+        async with open_call(context, self._keys):
+            check_ids(request.ids, await self._model(request.model), "ids")
+            text = await self._text.decode(
+                request.ids, skip_special_tokens=request.skip_special_tokens
             )
-        if kind == "text":
-            ids = await self._text.encode(request.text, param="text", most=model.max_model_len)
-        else:
-            ids = tuple(request.token_ids.ids)
-        sampling = _sampling(request.sampling, len(ids))
-        room_for_answer(ids, sampling.max_tokens, model, param=kind)
-        self._text.check_sampling(sampling, model)
-        await self._text.check_grammar(sampling.grammar, "grammar")
-        labels = RequestLabels(
-            request.client_id or None,
-            request.priority,
-            routed_dp_rank=request.routed_dp_rank if request.HasField("routed_dp_rank") else None,
-            owner=owner,
-            cache_salt=client_salt(
-                {"cache_salt": request.cache_salt if request.HasField("cache_salt") else None}
-            ),
+        return inference_pb2.DetokenizeReply(text=text)
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: Any
+    ) -> inference_pb2.ListModelsReply:
+        async with open_call(context, self._keys):
+            served = await self._backend.models()
+        return inference_pb2.ListModelsReply(
+            models=[
+                inference_pb2.ServedModel(
+                    id=model.model_id,
+                    max_model_len=model.max_model_len,
+                    vocab_size=model.vocab_size,
+                    created=model.created,
+                    root=model.root,
+                )
+                for model in served
+            ]
         )
-        return make_requests(ids, sampling, 1, labels)[0]
+
+    async def Abort(
+        self, request: inference_pb2.AbortRequest, context: Any
+    ) -> inference_pb2.AbortReply:
+        """Abort requests. Unknown names, and those of other keys, are no error."""
+        try:
+            if not request.name and not request.all:
+                raise invalid("name", "expected a name, or all to be true")
+            name = None if request.all else request.name
+            whose = abortable_by_call(context.invocation_metadata(), self._keys)
+            stopped = await self._backend.abort(name, whose)
+        except ApiError as error:
+            await refuse(context, error)
+        return inference_pb2.AbortReply(aborted=stopped)
+
+    async def _model(self, name: str) -> ModelInfo:
+        return served_model(name, await self._backend.models())
+
+    def _replies(self, wanted: GenerateRequest, stream: bool) -> Replies:
+        deltas = stream_answer(self._backend, self._text, wanted)
+        return streamed(wanted, deltas) if stream else whole(wanted, deltas)
+
+    async def _read_all(
+        self, request: inference_pb2.GenerateBatchRequest, owner: str | None
+    ) -> AsyncIterator[GenerateRequest]:
+        """Yield the batch's requests. Raises `ApiError` that names the one that is wrong."""
+        count = len(request.requests)
+        if not 1 <= count <= MAX_PROMPTS:
+            raise invalid("requests", f"{count} requests in a batch; expected 1 to {MAX_PROMPTS}")
+        for i, each in enumerate(request.requests):
+            try:
+                yield await self._reader.read(each, owner)
+            except ApiError as error:
+                raise ApiError(
+                    error.code,
+                    f"requests[{i}]: {error.message}",
+                    param=f"requests[{i}].{error.param or ''}".rstrip("."),
+                    expected=error.expected,
+                    actual=error.actual,
+                    retry_after_s=error.retry_after_s,
+                ) from error
 
 
-def _sampling(message: common_pb2.SamplingParams, prompt_len: int) -> SamplingParams:
-    """Return the sampling parameters. Raises `ApiError` that names the wrong parameter."""
-    try:
-        sampling = sampling_from_proto(message)
-        sampling.check_prompt(prompt_len)
-        return sampling
-    except RequestError as error:
-        raise refusal(error) from error
+def _owner(call: KeyCall | None) -> str | None:
+    return call.owner if call else None
 
 
-async def _stream(
-    request: GenerateRequest, deltas: AsyncGenerator[AnswerDelta, None]
-) -> AsyncGenerator[inference_pb2.GenerateReply, None]:
-    async with contextlib.aclosing(deltas):
-        async for delta in deltas:
-            yield _reply(request, delta)
-
-
-async def _whole(
-    request: GenerateRequest, deltas: AsyncGenerator[AnswerDelta, None]
-) -> AsyncGenerator[inference_pb2.GenerateReply, None]:
-    (answer,) = await collect(deltas, 1)
-    yield _reply(request, _joined(request, answer))
-
-
-def _joined(request: GenerateRequest, answer: WholeAnswer) -> AnswerDelta:
-    prompt = None
-    if answer.prompt_logprobs:
-        start = request.sampling.prompt_logprobs_start or 0
-        prompt = PromptLogprobs(start, tuple(answer.prompt_logprobs))
-    return AnswerDelta(
-        index=0,
-        text=answer.text,
-        first_index=0,
-        token_ids=tuple(answer.token_ids),
-        logprobs=tuple(answer.logprobs),
-        prompt_logprobs=prompt,
-        finished=answer.finished,
-    )
-
-
-def _reply(request: GenerateRequest, delta: AnswerDelta) -> inference_pb2.GenerateReply:
-    prompt = delta.prompt_logprobs
-    return inference_pb2.GenerateReply(
-        request_id=request.request_id,
-        first_index=delta.first_index,
-        token_ids=delta.token_ids,
-        text=delta.text,
-        logprobs=[logprob_to_proto(entry) for entry in delta.logprobs],
-        prompt_logprobs=prompt_logprobs_to_proto(prompt) if prompt else None,
-        finished=finished_to_proto(delta.finished) if delta.finished else None,
-    )
+def _admit(call: KeyCall | None, wanted: GenerateRequest) -> None:
+    if call is not None:
+        call.admit([wanted])

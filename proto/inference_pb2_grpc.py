@@ -39,12 +39,68 @@ class InferenceStub:
                 request_serializer=baton_dot_proto_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=baton_dot_proto_dot_inference__pb2.GenerateReply.FromString,
                 _registered_method=True)
+        self.GenerateBatch = channel.unary_stream(
+                '/baton.v1.Inference/GenerateBatch',
+                request_serializer=baton_dot_proto_dot_inference__pb2.GenerateBatchRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_inference__pb2.GenerateBatchReply.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/baton.v1.Inference/Tokenize',
+                request_serializer=baton_dot_proto_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_inference__pb2.TokenizeReply.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/baton.v1.Inference/Detokenize',
+                request_serializer=baton_dot_proto_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_inference__pb2.DetokenizeReply.FromString,
+                _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/baton.v1.Inference/ListModels',
+                request_serializer=baton_dot_proto_dot_inference__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_inference__pb2.ListModelsReply.FromString,
+                _registered_method=True)
+        self.Abort = channel.unary_unary(
+                '/baton.v1.Inference/Abort',
+                request_serializer=baton_dot_proto_dot_inference__pb2.AbortRequest.SerializeToString,
+                response_deserializer=baton_dot_proto_dot_inference__pb2.AbortReply.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateBatch(self, request, context):
+        """Several prompts in one call. Each answer goes on when another fails.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abort(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -57,6 +113,31 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=baton_dot_proto_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=baton_dot_proto_dot_inference__pb2.GenerateReply.SerializeToString,
+            ),
+            'GenerateBatch': grpc.unary_stream_rpc_method_handler(
+                    servicer.GenerateBatch,
+                    request_deserializer=baton_dot_proto_dot_inference__pb2.GenerateBatchRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_inference__pb2.GenerateBatchReply.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=baton_dot_proto_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_inference__pb2.TokenizeReply.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=baton_dot_proto_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_inference__pb2.DetokenizeReply.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=baton_dot_proto_dot_inference__pb2.ListModelsRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_inference__pb2.ListModelsReply.SerializeToString,
+            ),
+            'Abort': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abort,
+                    request_deserializer=baton_dot_proto_dot_inference__pb2.AbortRequest.FromString,
+                    response_serializer=baton_dot_proto_dot_inference__pb2.AbortReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +167,141 @@ class Inference:
             '/baton.v1.Inference/Generate',
             baton_dot_proto_dot_inference__pb2.GenerateRequest.SerializeToString,
             baton_dot_proto_dot_inference__pb2.GenerateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.Inference/GenerateBatch',
+            baton_dot_proto_dot_inference__pb2.GenerateBatchRequest.SerializeToString,
+            baton_dot_proto_dot_inference__pb2.GenerateBatchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Inference/Tokenize',
+            baton_dot_proto_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            baton_dot_proto_dot_inference__pb2.TokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Inference/Detokenize',
+            baton_dot_proto_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            baton_dot_proto_dot_inference__pb2.DetokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Inference/ListModels',
+            baton_dot_proto_dot_inference__pb2.ListModelsRequest.SerializeToString,
+            baton_dot_proto_dot_inference__pb2.ListModelsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abort(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Inference/Abort',
+            baton_dot_proto_dot_inference__pb2.AbortRequest.SerializeToString,
+            baton_dot_proto_dot_inference__pb2.AbortReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "transfer": {"core", "rpc", "engine.memory", "proto"},
     "worker": {"core", "rpc", "engine", "transfer", "text", "proto"},
     "api": {"core", "rpc", "text", "proto"},
+    "client": {"core", "rpc", "proto"},
     "prefill": {"core", "rpc", "engine", "transfer", "worker", "text", "proto"},
     "decode": {"core", "rpc", "engine", "transfer", "worker", "text", "proto"},
     "router": {"core", "rpc", "api", "text", "proto"},
