@@ -25,7 +25,9 @@ def watch_workers(console: Console, cluster: Cluster) -> None:
             cluster.check_ray()
             now = _incarnations(cluster)
             for line in changes(seen, now, cluster.workers, cluster.revoked):
-                console.print(f"{time.strftime('%H:%M:%S')}  {line}", highlight=False)
+                console.print(
+                    f"{time.strftime('%H:%M:%S')}  {line}", highlight=False, soft_wrap=True
+                )
             seen = now
     except StopWanted:
         console.print(f"stopping; requests have {cluster.config.drain_s:g} s to end")
