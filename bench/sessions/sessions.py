@@ -44,8 +44,8 @@ MOST_BUSY = 0.7
 @click.option("--trace", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               default=None,
               help="A request trace for the mix; a synthetic mix when left out.")  # fmt: skip
-@click.option("--mix-requests", type=click.IntRange(1), default=48, show_default=True,
-              help="Requests of the mix.")  # fmt: skip
+@click.option("--mix-requests", type=click.IntRange(1), default=256, show_default=True,
+              help="Requests of the mix, all at once.")  # fmt: skip
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), default=None,
               help="File for the curves.")  # fmt: skip
 @repeats_option
@@ -69,7 +69,8 @@ def sessions(
     us_token_N: CPU of the router with N ranks; loop_us_token_N: of its event loop alone, which is
     what limits it. tok_s_router: tokens a second at which that thread would be full.
     routers_R: routers for the last number of ranks at R tokens a second each, with the mix's
-    prompts, none busier than 0.7 of a core.
+    prompts, none busier than 0.7 of a core. The ranks are divided among them: a router that joins
+    a rank pays for a message of each of its steps.
     """
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")
