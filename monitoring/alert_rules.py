@@ -180,10 +180,12 @@ def _state(times: Windows, goals: Objectives) -> list[Alert]:
         Alert(
             "BatonMemoryNearPlan",
             f"worker:baton_pages_busy:ratio > {goals.busy_share}\n"
-            f"or worker:baton_slots_busy:ratio > {goals.busy_share}",
+            f"or worker:baton_slots_busy:ratio > {goals.busy_share}\n"
+            "or sum by (job, worker, role) "
+            f"(rate(baton_engine_preemptions_total[{times('10m')}])) > 0",
             times("10m"),
             TICKET,
-            "{{ $value | humanizePercentage }} of a pool of {{ $labels.worker }} cannot be evicted",
+            "{{ $labels.worker }} preempts requests, or has hardly a slot or page left to evict",
             "slots and pages by owner, preemptions; --memory-gb and --mamba-full-memory-ratio",
             "baton-memory",
         ),

@@ -1,7 +1,4 @@
-"""Alerts fire when their faults are made in a real cluster, and end with them.
-
-All but BatonMemoryNearPlan, which has a unit test alone.
-"""
+"""Every alert fires when its fault is made in a real cluster, and ends with the fault."""
 
 import asyncio
 import contextlib
@@ -191,3 +188,13 @@ async def test_memory_in_quarantine(cluster: Served, tmp_path: Path, rng: random
                     os.kill(pid, signal.SIGCONT)
         await server.until_over("BatonQuarantineGrowing")
     await back(cluster)
+
+
+async def test_memory_near_its_plan(cluster: Served, tmp_path: Path, rng: random.Random) -> None:
+    """Eight answers of a rank grow beyond its pages, so that it preempts some again and again."""
+    with cluster.watched(tmp_path, FAST / 2) as server:
+        await server.until(lambda: bool(server.query("baton_worker_pages")), DEADLINE_S, "data")
+        assert "BatonMemoryNearPlan" not in server.firing()
+        async with cluster.load(20, lambda: drawn(rng, 700), 3300):
+            await server.until_firing("BatonMemoryNearPlan", deadline_s=DEADLINE_S)
+        await server.until_over("BatonMemoryNearPlan")
