@@ -86,7 +86,8 @@ def talk(engine: Engine, rng: random.Random, vocab: int) -> None:
     def drawn(low: int, high: int) -> tuple[int, ...]:
         return tuple(rng.randrange(3, vocab) for _ in range(rng.randint(low, high)))
 
-    prompts = [drawn(30, 70) for _ in range(8)]
+    # With 20 tokens each, all get past the snapshot of the widest grid, at 64.
+    prompts = [drawn(48, 70) for _ in range(8)]
     for turn in range(2):
         events = []
         for number, sampling in enumerate(sampling_of_every_kind(rng, vocab)):
