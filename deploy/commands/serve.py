@@ -37,8 +37,9 @@ from baton.deploy.terminal.progress import shown
 @click.option("--host", default="127.0.0.1", show_default=True,
               help="Address that the router listens on; 0.0.0.0 for every network.")  # fmt: skip
 @insecure_option
-@click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True,
-              help="Port of the router's HTTP server; 0: any free one.")  # fmt: skip
+@click.option("--http-port", "--port", "http_port", type=click.IntRange(0, 65535), default=8000,
+              show_default=True,
+              help="Port of the router's HTTP server; 0: any free one. Also --port.")  # fmt: skip
 @click.option("--grpc-port", type=click.IntRange(0, 65535), default=50051, show_default=True,
               help="Port of the router's gRPC server; 0: any free one.")  # fmt: skip
 @click.option("--drain", type=Seconds(0), default=5.0, show_default=True,

@@ -203,6 +203,11 @@ def test_every_field_of_cluster_and_router_can_be_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("starts_nothing")
+def test_the_port_has_the_name_that_other_servers_give_it() -> None:
+    assert run_command(serve_command.serve, "--port", "5").http_port == 5
+
+
+@pytest.mark.usefixtures("starts_nothing")
 def test_every_field_of_a_worker_can_be_set(tmp_path: Path) -> None:
     """Every field is set by an option of `worker` or, from the options of `serve`, by the
     cluster."""
