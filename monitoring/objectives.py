@@ -1,4 +1,4 @@
-"""What clients are promised, and the limits from which operators are told."""
+"""The objectives that clients are promised, and the limits beyond which alerts fire."""
 
 from dataclasses import dataclass
 

@@ -6,6 +6,7 @@ from baton.api.client_limits import HEALTH, ClientLimits, Refusal
 from baton.api.client_metrics import ClientMetrics
 from baton.api.errors import too_many
 from baton.api.replies import error_response
+from baton.api.request_ids import RequestIds
 from baton.core.error_codes import ErrorCode
 
 
@@ -28,7 +29,7 @@ class StreamLimit:
             self._metrics.refused(Refusal.STREAMS)
             found = f"{self._open} requests are being answered"
             error = too_many(ErrorCode.OVERLOADED, found, f"{self._most} requests")
-            await error_response(error)(scope, receive, send)
+            await RequestIds(error_response(error, scope["path"]))(scope, receive, send)
         else:
             self._count(1)
             try:

@@ -120,8 +120,12 @@ async def test_beyond_the_limit_of_answers_only_health_is_answered() -> None:
         refused = await server.says(WAIT[:-2] + b"Connection: close\r\n\r\n")
         assert refused.startswith(b"HTTP/1.1 429 ") and b"retry-after: 1\r\n" in refused
         assert "2 requests are being answered" in error_of(refused)["message"]
+        messages = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nX-Request-Id: mine\r\n"
+        refused = await server.says(messages + b"Connection: close\r\n\r\n")
+        assert b"x-request-id: mine\r\n" in refused, "as on every other reply"
+        assert refused.count(b'"type":"error"') == 1, "in the form of Anthropic's API"
         assert await server.health() == 200
-        assert server.refusals(Refusal.STREAMS) == 1
+        assert server.refusals(Refusal.STREAMS) == 2
         server.go_on.set()
         await until(lambda: server.streams == 0)
         reply = await server.says(WAIT[:-2] + b"Connection: close\r\n\r\n")
