@@ -21,7 +21,7 @@ serve: $(STAMP)
 test: check tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-# Not a part of CI. Takes about half an hour on two idle cores, and half of that with -j2.
+# Not a part of CI. Takes some forty minutes on two idle cores.
 chaos: chaos-faults chaos-load
 
 # Every fault at every state of a hand-off, 500 random ones, and storms of them.
