@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import uvloop
-from router_neighbours import Cluster, FakeRank, FakeWorker, tokens_of
+from fake_workers import FakeRank, FakeWorker, tokens_of
+from router_neighbours import Cluster
 
 from baton.router.http import descriptors
 

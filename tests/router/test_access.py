@@ -7,9 +7,10 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
-from router_neighbours import DEADLINE_S, Cluster, FakeRank, FakeWorker, tokens_of
+from router_neighbours import Cluster
 from starlette.routing import Route
 
 from baton.api.access import OWN_REQUESTS, ROUTES, RPCS, guard_routes

@@ -6,7 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from router_neighbours import Cluster, FakeRank, FakeWorker, random_ids, tokens_of, within
+from fake_workers import FakeRank, FakeWorker, tokens_of, within
+from router_neighbours import Cluster, random_ids
 
 from baton.proto.worker_pb2 import StartRequest
 

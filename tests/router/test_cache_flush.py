@@ -2,7 +2,7 @@
 
 import pytest
 from certificates import router
-from router_neighbours import DEADLINE_S, FakeRank, FakeWorker
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError

@@ -9,18 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
 from prometheus_client import CollectorRegistry
 from router.test_generate import failure
-from router_neighbours import (
-    DEADLINE_S,
-    Cluster,
-    FakeRank,
-    FakeWorker,
-    random_ids,
-    replies_of,
-    tokens_of,
-    within,
-)
+from router_neighbours import Cluster, random_ids, replies_of
 
 from baton.api.client_salt import MAX_SALT_CHARS
 from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys

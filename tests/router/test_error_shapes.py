@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
-from router_neighbours import DEADLINE_S, Cluster
+from fake_workers import DEADLINE_S
+from router_neighbours import Cluster
 
 HOST = b"Host: x\r\nX-Request-Id: mine\r\n"
 JSON = b"Content-Type: application/json\r\n"

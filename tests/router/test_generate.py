@@ -8,16 +8,8 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from router_neighbours import (
-    DEADLINE_S,
-    Cluster,
-    FakeRank,
-    FakeWorker,
-    random_ids,
-    replies_of,
-    tokens_of,
-    within,
-)
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
+from router_neighbours import Cluster, random_ids, replies_of
 
 from baton.proto import common_pb2
 from baton.proto.inference_pb2 import GenerateReply, GenerateRequest, TokenIds

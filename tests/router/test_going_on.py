@@ -10,17 +10,9 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
 from prometheus_client.parser import text_string_to_metric_families
-from router_neighbours import (
-    DEADLINE_S,
-    Cluster,
-    FakeRank,
-    FakeWorker,
-    random_ids,
-    replies_of,
-    tokens_of,
-    within,
-)
+from router_neighbours import Cluster, random_ids, replies_of
 
 from baton.proto import common_pb2
 from baton.proto.inference_pb2 import GenerateReply

@@ -5,17 +5,10 @@ from pathlib import Path
 import grpc
 import pytest
 from certificates import CLUSTER, credentials_of
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
 from grpc import aio
 from intruders import every_unproven_call, status_by_role
-from router_neighbours import (
-    DEADLINE_S,
-    Cluster,
-    FakeRank,
-    FakeWorker,
-    replies_of,
-    tokens_of,
-    within,
-)
+from router_neighbours import Cluster, replies_of
 
 from baton.proto import worker_pb2_grpc
 from baton.proto.common_pb2 import DECODE, PERMISSION_DENIED, PREFILL

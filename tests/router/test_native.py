@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from router_neighbours import DEADLINE_S, Cluster, FakeRank, FakeWorker, tokens_of, within
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
+from router_neighbours import Cluster
 
 from baton.proto.common_pb2 import DEADLINE_EXCEEDED, Error
 

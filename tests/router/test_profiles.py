@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
-from router_neighbours import DEADLINE_S, Cluster, FakeRank, FakeWorker
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker
+from router_neighbours import Cluster
 
 from baton.core.error_codes import ErrorCode
 from baton.rpc.errors import make_error

@@ -6,15 +6,8 @@ from pathlib import Path
 import grpc
 import pytest
 from certificates import credentials_of
-from router_neighbours import (
-    DEADLINE_S,
-    Cluster,
-    FakeRank,
-    FakeWorker,
-    replies_of,
-    tokens_of,
-    within,
-)
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
+from router_neighbours import Cluster, replies_of
 
 from baton.proto import worker_pb2_grpc
 from baton.proto.common_pb2 import INCOMPATIBLE, INVALID_REQUEST, UNAVAILABLE

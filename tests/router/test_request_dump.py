@@ -9,9 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of
 from hypothesis import given
 from hypothesis import strategies as st
-from router_neighbours import DEADLINE_S, Cluster, FakeRank, FakeWorker, random_ids, tokens_of
+from router_neighbours import Cluster, random_ids
 
 from baton.api.backend import GenerateRequest
 from baton.core.errors import ConfigError

@@ -11,8 +11,9 @@ import grpc
 import httpx
 import pytest
 from certificates import authority, folder_of
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
 from https_certificates import TestAuthority
-from router_neighbours import DEADLINE_S, Cluster, FakeRank, FakeWorker, tokens_of, within
+from router_neighbours import Cluster
 
 from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.proto import inference_pb2_grpc

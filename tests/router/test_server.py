@@ -9,18 +9,10 @@ import grpc
 import httpx
 import pytest
 from certificates import folder_of
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from router_neighbours import (
-    DEADLINE_S,
-    Cluster,
-    FakeRank,
-    FakeWorker,
-    model_folder,
-    replies_of,
-    tokens_of,
-    within,
-)
+from router_neighbours import Cluster, model_folder, replies_of
 
 from baton.core.errors import ConfigError
 from baton.proto import inference_pb2_grpc

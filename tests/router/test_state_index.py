@@ -6,15 +6,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from router_neighbours import (
-    DEADLINE_S,
-    Cluster,
-    FakeRank,
-    FakeWorker,
-    random_ids,
-    replies_of,
-    within,
-)
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker, within
+from router_neighbours import Cluster, random_ids, replies_of
 
 from baton.core.cache_salt import make_salt
 from baton.proto import common_pb2

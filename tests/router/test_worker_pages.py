@@ -7,7 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 from certificates import router as credentials_of_router
-from router_neighbours import DEADLINE_S, Cluster, FakeRank, FakeWorker, within
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker, within
+from router_neighbours import Cluster
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
