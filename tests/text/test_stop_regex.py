@@ -61,6 +61,26 @@ def test_the_match_is_the_one_that_ends_first(
     assert shown + matcher.flush(kept) == text[:kept], "text that was to be cut has been shown"
 
 
+@pytest.mark.parametrize(
+    ("patterns", "text", "expected"),
+    [
+        (["(?:aa|a)b"], "xaab", (1, 4)),  # two ways to one position
+        (["a*b"], "aaab", (0, 4)),  # the loop is also where a match begins
+        (["ab", "b"], "ab", (0, 2)),  # two expressions that end together
+        (["b", "ab"], "ab", (0, 2)),
+        (["(?:a.|.b)c"], "abbc", (1, 4)),
+        (["[ab]{2,4}c"], "abababc", (2, 7)),
+    ],
+)
+def test_of_the_matches_that_end_together_the_one_that_began_first_counts(
+    patterns: list[str], text: str, expected: tuple[int, int]
+) -> None:
+    matcher = StopMatcher((), regexes=patterns)
+    shown = "".join(map(matcher.push, text))
+    assert place(matcher.match) == expected == first_to_end(patterns, text)
+    assert shown + matcher.flush(expected[0]) == text[: expected[0]]
+
+
 def test_strings_and_expressions_are_searched_together() -> None:
     matcher = StopMatcher(["stop"], regexes=[r"\d{3}"])
     assert matcher.push("a 12st") == "a 12"
