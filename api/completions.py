@@ -12,6 +12,7 @@ from baton.api.backend import Backend, GenerateRequest, ModelInfo
 from baton.api.completion_choice import CompletionChoices
 from baton.api.completion_schema import CompletionBody
 from baton.api.disconnect import unless_disconnected
+from baton.api.echo import Echo, echo_of_ids, echo_of_text
 from baton.api.openai_stream import Envelope, chunks
 from baton.api.request_body import BodyReader, labels_of
 from baton.api.requests import RequestLabels, make_requests, new_request_id
@@ -36,15 +37,16 @@ class CompletionsEndpoint:
         model = served_model(body.model, await self.backend.models())
         labels = labels_of(request, body)
         requests: list[GenerateRequest] = []
-        echoes: list[str] = []
+        echoes: list[Echo] = []
         for prompt in body.prompt:
             made = await self._requests(prompt, body, model, labels)
             admit(request, made)
             requests += made
-            echoes += [await self._echo(prompt, body)] * len(made)
+            echoes += [await self._echo(prompt, made[0].prompt_ids, body)] * len(made)
         form = CompletionChoices(
-            self.text.table,
+            self.text,
             echoes,
+            body.skip_special_tokens,
             body.logprobs is not None,
             body.return_token_ids,
             body.prompt_logprobs is not None,
@@ -81,10 +83,20 @@ class CompletionsEndpoint:
         room_for_answer(ids, sampling.max_tokens, model)
         return make_requests(ids, sampling, body.computed, labels)
 
-    async def _echo(self, prompt: str | list[int], body: CompletionBody) -> str:
+    async def _echo(
+        self, prompt: str | list[int], ids: Sequence[int], body: CompletionBody
+    ) -> Echo:
+        """Return the echo of `prompt`, of which `ids` are computed."""
+        offsets = body.logprobs is not None
         if not body.echo:
-            return ""
-        return prompt if isinstance(prompt, str) else await self.text.decode(prompt)
+            return Echo(ids[-1])
+        if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
+            special = body.add_special_tokens
+            return await echo_of_text(
+                self.text, prompt, ids, add_special_tokens=special, offsets=offsets
+            )
+        skip = body.skip_special_tokens
+        return await echo_of_ids(self.text, ids, skip_special_tokens=skip, offsets=offsets)
 
 
 def best_of(answers: Sequence[WholeAnswer], computed: int, wanted: int) -> list[int]:

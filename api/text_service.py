@@ -24,6 +24,7 @@ from baton.text.grammar import GrammarCompiler
 from baton.text.long_text_process import LongTextProcess
 from baton.text.reply_parser import find_reasoning_format
 from baton.text.stop_regex import compile_stops
+from baton.text.token_offsets import make_token_offsets, offsets_in
 from baton.text.token_table import TokenTable
 from baton.text.tokenizer import Tokenizer
 from baton.text.tool_calls import find_tool_format
@@ -153,6 +154,17 @@ class TextService:
         return await self._run(
             lambda: self.tokenizer.decode_long(ids, skip_special_tokens), len(ids), "prompt"
         )
+
+    async def offsets_in(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Return the character of `text` at which each of its tokens begins."""
+        return await self._run(
+            lambda: offsets_in(self.tokenizer.spans(text, add_special_tokens)), len(text), "prompt"
+        )
+
+    async def offsets_of(self, ids: Sequence[int], skip_special_tokens: bool) -> list[int]:
+        """Return the character of `decode(ids)` at which each token begins."""
+        counter = make_token_offsets(self.tokenizer, skip_special_tokens)
+        return await self._run(lambda: [*counter.push(ids), *counter.finish()], len(ids), "prompt")
 
     def check_sampling(
         self, sampling: SamplingParams, model: ModelInfo, names: Mapping[str, str] | None = None

@@ -43,8 +43,9 @@ class Tokenizer:
         """Ids of `<0x00>` .. `<0xFF>`, where the decoder joins those into characters."""
         self.is_byte_level = "ByteLevel" in repr(backend.decoder)
         """True if pieces spell bytes in GPT-2's alphabet."""
+        self._joins_bytes = isinstance(backend.decoder, tokenizers.decoders.ByteLevel)
         self._bytes: dict[bool, ByteTable] = {}
-        if isinstance(backend.decoder, tokenizers.decoders.ByteLevel):
+        if self.is_byte_level:
             self._bytes[True] = ByteTable(backend, self.special_ids)
             self._bytes[False] = ByteTable(backend, frozenset())
         self.bos_id = self._named_id("bos_token")
@@ -113,7 +114,24 @@ class Tokenizer:
     def byte_table(self, skip_special_tokens: bool) -> ByteTable | None:
         """Return the table of the tokens' bytes where text is exactly those bytes; None for other
         decoders."""
+        return self.spelling(skip_special_tokens) if self._joins_bytes else None
+
+    def spelling(self, skip_special_tokens: bool) -> ByteTable | None:
+        """Return the table of the bytes that byte-level pieces spell; None for other pieces.
+
+        Where the decoder has further steps, text may differ from those bytes.
+        """
         return self._bytes.get(skip_special_tokens)
+
+    def spans(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int]]:
+        """Return the characters of `text`, as (begin, end), that each of its tokens stands for.
+
+        (0, 0) for a token that the tokenizer adds. Raises EncodingError.
+        """
+        _check_unicode(text)
+        (found,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        spans: list[tuple[int, int]] = found.offsets
+        return spans
 
     def piece(self, token_id: int) -> str | None:
         """Return the id's entry in the vocabulary file, or None for an unused id."""
