@@ -3,14 +3,17 @@
 
 PYTHON ?= python3
 # An exact version: with a range, pip would take the newest CUDA build, which has gigabytes.
+# constraints.txt has the Triton that this version's CUDA build requires, for CPU builds too. Another
+# torch may need `make CONSTRAINTS=`, which takes the newest version of everything.
 TORCH ?= torch==2.13.0
+CONSTRAINTS ?= constraints.txt
 MODEL ?= examples/recall/model
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROMETHEUS := apt-get install --yes --quiet --no-install-recommends prometheus
 
-.PHONY: demo serve test chaos chaos-faults chaos-load check tools protos docs monitoring constraints clean
+.PHONY: demo serve test chaos chaos-faults chaos-load check tools protos docs monitoring constraints resolve clean
 
 demo: $(STAMP)
 	PYTHONPATH=examples $(BIN)/python -m baton.deploy.demo
@@ -70,12 +73,21 @@ monitoring: $(STAMP)
 
 constraints: $(STAMP)
 	{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | \
-		grep -vE '^(torch==|nixl-cu|baton)'; } > constraints.new && mv constraints.new constraints.txt
+		grep -vE '^(torch==|nixl-cu|baton|uv==)'; } > constraints.new && mv constraints.new constraints.txt
+
+# Needs PyPI. Resolves what a machine that takes torch's CUDA build from PyPI would install, on the
+# oldest Python and a new one; downloads no package but uv.
+resolve: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	for python in 3.11 3.13; do echo "$(TORCH)" | $(BIN)/uv pip compile --quiet --no-header \
+		--output-file /dev/null --index-url https://pypi.org/simple --python-version $$python \
+		--python-platform x86_64-manylinux_2_28 --extra test --extra oracle --extra demo \
+		--constraints $(CONSTRAINTS) --constraints /dev/stdin pyproject.toml || exit 1; done
 
 $(STAMP): pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "$(TORCH)" \
-		-e ".[test,oracle,demo]"
+	$(BIN)/pip install --quiet --disable-pip-version-check \
+		$(if $(CONSTRAINTS),-c $(CONSTRAINTS)) "$(TORCH)" -e ".[test,oracle,demo]"
 	touch $(STAMP)
 
 clean:
