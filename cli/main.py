@@ -29,6 +29,7 @@ baton = LazyGroup(
         "status": Lazy(f"{_COMMANDS}.status:status", "Workers, slots, pages and queues."),
         "scale": Lazy(f"{_COMMANDS}.scale:scale", "Let workers join or leave while it serves."),
         "stop": Lazy(f"{_COMMANDS}.stop:stop", "Stop the cluster that you started last."),
+        "doctor": Lazy(f"{_COMMANDS}.doctor:doctor", "What this machine lacks, and the remedy."),
         "replay": Lazy(
             "baton.bench.request_replay.replay:replay", "Send the requests of a dump again."
         ),

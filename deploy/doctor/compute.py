@@ -1,0 +1,149 @@
+"""Checks of what computes: torch with the GPU and Triton, or the CPU and its compiler."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from baton.deploy.doctor.finding import Finding, Level, ok
+from baton.deploy.doctor.packages import installed, requirements
+from baton.deploy.doctor.probe import ProbeError, run_probe
+
+DRIVER = Path("/proc/driver/nvidia/version")
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+COMPILER = "g++"
+LEAST_CAPABILITY = (8, 0)
+"""bfloat16 matrices, which every kernel uses, came with this compute capability (Ampere)."""
+LEAST_MEMORY = 2 << 30
+"""Bytes: torch, Ray and a tiny model in four processes take as much."""
+
+
+def check_torch() -> Iterator[Finding]:
+    """Check that torch starts, and that it can use the GPUs that the machine has."""
+    if installed("torch") is None:
+        return  # told by the packages' check
+    try:
+        found = run_probe("baton.deploy.doctor.torch_probe")
+    except ProbeError as err:
+        yield Finding(
+            "torch", Level.PROBLEM, f"does not start: {err}", "every worker computes with it",
+            "install it again (pip install --force-reinstall torch); where the GPU's driver hangs, "
+            "`nvidia-smi` hangs too: restart the driver or the machine",
+        )  # fmt: skip
+        return
+    yield gpu_finding(found, driver=DRIVER.exists())
+    yield memory_finding(found["memory"])
+    if found["cuda"] is not None:
+        yield triton_finding(requirements("torch"), installed("triton"))
+
+
+def gpu_finding(found: Mapping[str, Any], *, driver: bool) -> Finding:
+    """Judge what the torch probe printed. driver: the machine has NVIDIA's kernel driver."""
+    devices, cuda = found["devices"], found["cuda"]
+    if devices:
+        return _devices_finding(devices)
+    if not driver:
+        build = "built for CPUs" if cuda is None else f"built for CUDA {cuda}"
+        return Finding("GPU", Level.NOTE, f"none; torch is {build}, workers use the CPU")
+    if cuda is None:
+        return Finding(
+            "GPU", Level.PROBLEM, f"there is one, but torch {found['version']} is built for CPUs",
+            "workers would use the CPU",
+            "pip install --force-reinstall torch, from PyPI, which has the CUDA build",
+        )  # fmt: skip
+    return Finding(
+        "GPU", Level.PROBLEM, f"there is a driver, but torch (CUDA {cuda}) finds no GPU",
+        "workers would use the CPU",
+        "compare `nvidia-smi` with CUDA_VISIBLE_DEVICES; a container needs --gpus all; a driver "
+        "older than torch's CUDA needs an update",
+    )  # fmt: skip
+
+
+def _devices_finding(devices: Sequence[Mapping[str, Any]]) -> Finding:
+    told = ", ".join(
+        f"{d['name']} ({d['free'] >> 30} of {d['total'] >> 30} GiB free)" for d in devices
+    )
+    old = [d for d in devices if _capability(d["capability"]) < LEAST_CAPABILITY]
+    if not old:
+        return ok("GPU", told)
+    return Finding(
+        "GPU", Level.PROBLEM, f"{told}: compute capability {old[0]['capability']}",
+        "kernels use bfloat16 matrices, which need 8.0 (Ampere)",
+        "use a newer GPU, or hide this one with CUDA_VISIBLE_DEVICES",
+    )  # fmt: skip
+
+
+def memory_finding(available: int) -> Finding:
+    """Judge the bytes that CPU workers could take now."""
+    told = f"{available / 2**30:.1f} GiB available"
+    if available >= LEAST_MEMORY:
+        return ok("memory", told)
+    return Finding(
+        "memory", Level.WARNING, told,
+        "Ray ends a worker when the machine's memory is nearly full",
+        "end other programs, or give the container more (--memory)",
+    )  # fmt: skip
+
+
+def _capability(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def triton_finding(required: Sequence[Requirement], version: str | None) -> Finding:
+    """Compare Triton's version with the one that a CUDA build of torch names.
+
+    required: the requirements of torch.
+    """
+    wanted = next((r.specifier for r in required if r.name == "triton"), None)
+    if version is not None and (wanted is None or wanted.contains(version, prereleases=True)):
+        return ok("triton with torch", version)
+    return Finding(
+        "triton with torch", Level.PROBLEM, f"{version or 'none'}; torch asks for {wanted}",
+        "GPU kernels are compiled by it, and torch was tested with that version alone",
+        f"pip install 'triton{wanted or ''}'",
+    )  # fmt: skip
+
+
+def check_compiler() -> Finding:
+    """Check that the native CPU kernels can be compiled."""
+    found = shutil.which(COMPILER)
+    if found is not None:
+        return ok("compiler", found)
+    return Finding(
+        "compiler", Level.WARNING, f"no {COMPILER} on PATH",
+        "without the native kernels a CPU worker computes in torch, several times slower",
+        f"install it (apt-get install {COMPILER}, version 9 or later)",
+    )  # fmt: skip
+
+
+def check_huge_pages(path: Path = HUGE_PAGES) -> Finding:
+    """Check that large tensors in the CPU's memory may lie on huge pages."""
+    text = path.read_text() if path.exists() else ""
+    mode = text.partition("[")[2].partition("]")[0]
+    if mode in ("always", "madvise"):
+        return ok("huge pages", mode)
+    return Finding(
+        "huge pages", Level.WARNING, mode or f"no {path}",
+        "a CPU worker reads weights from small pages at two thirds of the speed; GPUs do not care",
+        f"echo madvise > {path} as root",
+    )  # fmt: skip
+
+
+def check_cores(quota: Path = CPU_QUOTA) -> Finding:
+    """Compare the cores that this process may use with the container's quota of CPU time."""
+    cores = len(os.sched_getaffinity(0))
+    limit, _, period = (quota.read_text() if quota.exists() else "max 1").partition(" ")
+    if limit == "max" or int(limit) >= cores * int(period):
+        return ok("cores", str(cores))
+    allowed = int(limit) / int(period)
+    return Finding(
+        "cores", Level.WARNING, f"{cores}, but the container may use {allowed:g} of them",
+        "workers choose their threads by the cores that they see; more threads than the quota "
+        "serves wait for each other",
+        f"give --threads so that all workers together have {max(1, int(allowed))}, or pin the "
+        "container (--cpuset-cpus)",
+    )  # fmt: skip
