@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from baton.core.errors import ConfigError
 
+MAX_BODY_BYTES = 32 << 20
+"""The largest body of a request. A million tokens as text or as ids is under 8 MB."""
 HEALTH = "/health"
 """The one path that is answered while a server sheds load."""
 

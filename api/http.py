@@ -17,6 +17,7 @@ from baton.api.backend import Backend
 from baton.api.browser_guard import BrowserGuard, BrowserPolicy, JsonBodies
 from baton.api.chat import ChatEndpoint
 from baton.api.chat_turn import ChatTurns
+from baton.api.client_limits import MAX_BODY_BYTES
 from baton.api.completions import CompletionsEndpoint
 from baton.api.disconnect import ClientGone
 from baton.api.key_accounts import RATE_LIMIT_HEADERS
@@ -32,10 +33,6 @@ from baton.api.text_service import TextService
 from baton.api.tokens import TokenEndpoints
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-
-MAX_BODY_BYTES = 32 << 20
-"""A million tokens as text or as ids is under 8 MB."""
-
 
 EXPOSED = ["retry-after", HEADER, *RATE_LIMIT_HEADERS]
 """The headers of replies that pages of `--cors-origin` may read."""

@@ -6,7 +6,7 @@ Names come from SGLang's documentation. Replies have its fields and some of Bato
 from starlette.routing import BaseRoute, Route
 
 from baton.api.backend import Backend
-from baton.api.http import MAX_BODY_BYTES
+from baton.api.client_limits import MAX_BODY_BYTES
 from baton.api.native_admin import NativeAdmin
 from baton.api.native_generate import GenerateEndpoint
 from baton.api.request_body import BodyReader

@@ -4,9 +4,9 @@ from baton.decode.prefill_link import PrefillLink
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.proto import common_pb2, handoff_pb2
 from baton.text.prefix_index import PrefixIndex
-from baton.worker.config import SendSnapshots, StateReturn
 from baton.worker.context import WorkerContext
 from baton.worker.prefix_fetcher import PrefixFetcher
+from baton.worker.state_options import SendSnapshots, StateReturn
 
 
 class StateReturner:

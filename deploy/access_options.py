@@ -1,17 +1,21 @@
 """The options of who may call a server, and how calls are protected on their way."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from baton.api.keys import read_keys
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
 from baton.core.loopback import is_loopback
 from baton.deploy.errors import StartError
 from baton.rpc.server_certificate import CertificateFiles, read_server_certificate
 
+_HOST = re.compile(r"[\w.-]+|\[?[0-9a-fA-F:.]+\]?")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+|null")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _ACCESS = (
     click.option("--api-keys", type=_FILE, default=None,
@@ -72,6 +76,29 @@ def client_tls_from(given: dict[str, Any]) -> CertificateFiles | None:
     except ConfigError as err:
         raise StartError(str(err)) from err
     return files
+
+
+def check_access(given: dict[str, Any]) -> None:
+    """Check the file of keys, and names of hosts and origins. Raises StartError.
+
+    given: the options' values by parameter name.
+    """
+    keys: Path | None = given["api_keys"]
+    try:
+        if keys is not None:
+            read_keys(keys)
+    except ConfigError as err:
+        raise StartError(f"--api-keys: {err}") from err
+    check_cache_scope(CacheScope(given["cache_scope"]), keys)
+    for name in given["allowed_hosts"]:
+        if not _HOST.fullmatch(name):
+            raise StartError(f"--allowed-host is {name!r}; expected a name, as models.example.org")
+    for origin in given["cors_origins"]:
+        if not _ORIGIN.fullmatch(origin):
+            raise StartError(
+                f"--cors-origin is {origin!r}; expected a scheme and a host alone, as "
+                "https://example.org or http://localhost:3000"
+            )
 
 
 def check_exposed(host: str, api_keys: Path | None, *, insecure: bool) -> None:

@@ -1,43 +1,46 @@
-"""The command-line options of a cluster, shared by every command that starts one."""
+"""The command-line options of a cluster, shared by every command that starts one.
+
+Its import needs neither torch nor Ray, so that a wrong option is refused at once; `config_from`
+reads the values.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-import torch
 
-from baton.api.http import MAX_BODY_BYTES
+from baton.api.client_limits import MAX_BODY_BYTES
 from baton.api.request_fields import UnknownFields
-from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
 from baton.deploy.access_options import (
     access_options,
-    client_tls_from,
     client_tls_options,
 )
 from baton.deploy.certs.authority import AuthorityFiles
-from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import StartError
-from baton.deploy.limit_options import limit_options, limits_from
+from baton.deploy.limit_options import limit_options
 from baton.deploy.number_types import Ratio, Seconds
-from baton.deploy.record_options import dump_from, dump_options, profile_option
+from baton.deploy.record_options import check_can_be_made, dump_options, profile_option
 from baton.engine.cache.grids import Strategy
-from baton.engine.config import EngineConfig, LoadFormat, WeightFormat
+from baton.engine.choices import (
+    HELD_FRACTION,
+    LAYER_GROUP_BYTES,
+    MEMORY_FRACTION,
+    TRACK_INTERVAL,
+    LoadFormat,
+    WeightFormat,
+)
 from baton.engine.loading.hub import find_model
-from baton.kernels.dispatch import KernelChoice
-from baton.router.config import MAX_QUEUED, REQUEST_TIMEOUT_S, WORKER_WAIT_S
+from baton.kernels.kernel_choice import KernelChoice
+from baton.router.defaults import MAX_QUEUED, REQUEST_TIMEOUT_S, WORKER_WAIT_S
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS
-from baton.transfer.channels.registry import AUTO, CHANNELS
-from baton.worker.config import SendSnapshots, StateReturn
+from baton.text.model_folder import read_json_object
+from baton.transfer.channels.names import AUTO, BETWEEN_PROCESSES
+from baton.worker.state_options import SendSnapshots, StateReturn
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-_DEFAULTS = EngineConfig(Path())
+DTYPES = ("float32", "bfloat16", "float16")
 _MIN_LEASE_S = 1  # heartbeats and reports of a shorter one would come too often
 _MAX_LEASE_S = 3600
 _MAX_BODY_MB = 2047  # gRPC counts a message's bytes in a signed 32-bit number
@@ -50,18 +53,18 @@ _ENGINE = (
                  help="Branch, tag or commit of a model on the hub."),
     click.option("--offline", is_flag=True,
                  help="Take a hub model only from this machine's cache."),
-    click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32",
+    click.option("--dtype", type=click.Choice(DTYPES), default="float32",
                  show_default=True, help="Type of weights, activations and KV."),
     click.option("--mamba-ssm-dtype", type=click.Choice(["float32", "bfloat16"]),
                  default="float32", show_default=True, help="Type of the SSM states in the pool."),
     click.option("--load-format", type=click.Choice([f.value for f in LoadFormat]),
-                 default=_DEFAULTS.load_format.value, show_default=True,
+                 default=LoadFormat.SAFETENSORS.value, show_default=True,
                  help="Source of the weights; dummy makes random ones, for measurements."),
     click.option("--weight-format", type=click.Choice([f.value for f in WeightFormat]),
-                 default=_DEFAULTS.weight_format.value, show_default=True,
+                 default=WeightFormat.MODEL.value, show_default=True,
                  help="Storage of the matrices: as in the model, or in 8 bits."),
     click.option("--kernels", type=click.Choice([k.value for k in KernelChoice]),
-                 default=_DEFAULTS.kernels.value, show_default=True,
+                 default=KernelChoice.AUTO.value, show_default=True,
                  help="Implementation of the kernels; auto takes the fastest that the device has."),
     click.option("--device", default="cpu", show_default=True,
                  help="Device of every worker, as torch names it: cpu or cuda."),
@@ -78,23 +81,23 @@ _ENGINE = (
     click.option("--memory-gb", type=click.FloatRange(0, min_open=True), default=None,
                  help="Memory of one worker in GiB; a share of the free memory when left out."),
     click.option("--memory-fraction", type=click.FloatRange(0, 1, min_open=True),
-                 default=_DEFAULTS.memory_fraction, show_default=True,
+                 default=MEMORY_FRACTION, show_default=True,
                  help="Part of the free memory that the workers share without --memory-gb."),
     click.option("--held-fraction", type=click.FloatRange(0, 1),
-                 default=_DEFAULTS.held_fraction, show_default=True,
+                 default=HELD_FRACTION, show_default=True,
                  help="Part of a prefill worker's pool that prompts may hold before a "
                  "decode worker has room for them."),
     click.option("--layer-group-bytes", type=click.IntRange(1),
-                 default=_DEFAULTS.layer_group_bytes, show_default=True,
+                 default=LAYER_GROUP_BYTES, show_default=True,
                  help="Fewest bytes that one message about a prompt's finished layers covers."),
     click.option("--no-prefix-caching", is_flag=True,
                  help="Compute every prompt from its first token."),
     click.option("--mamba-scheduler-strategy", type=click.Choice([s.value for s in Strategy]),
-                 default=_DEFAULTS.mamba_scheduler_strategy.value, show_default=True,
+                 default=Strategy.AUTO.value, show_default=True,
                  help="Recurrent states that the prefix cache keeps: snapshots (extra_buffer) or "
                  "final ones (no_buffer)."),
     click.option("--mamba-track-interval", type=click.IntRange(1),
-                 default=_DEFAULTS.mamba_track_interval, show_default=True,
+                 default=TRACK_INTERVAL, show_default=True,
                  help="Fewest tokens between two snapshots of an answer."),
     click.option("--snapshots-per-prefill", type=click.IntRange(1),
                  default=None, help="Most snapshots of one chunk of a prompt; set by the memory "
@@ -112,7 +115,7 @@ _ENGINE = (
 )  # fmt: skip
 
 # Each process of a cluster has one engine, so a channel inside one process has no other end.
-_CHANNELS = (AUTO, *(kind.name for kind in CHANNELS if not kind.capabilities.in_process))
+_CHANNELS = (AUTO, *BETWEEN_PROCESSES)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TRANSFER = (
     click.option("--channel", type=click.Choice(_CHANNELS), default=AUTO, show_default=True,
@@ -255,78 +258,35 @@ def verify_from(given: str | None) -> bool | None:
     return None if given is None else given == "full"
 
 
-def engine_from(given: dict[str, Any]) -> EngineConfig:
-    """Build the engine's config; downloads a model of the hub that is not here yet.
+def folder_from(given: dict[str, Any]) -> Path:
+    """Return the model's folder; downloads a model of the hub that is not here yet.
 
     given: the options' values by parameter name. Raises StartError.
     """
-    memory = given["memory_gb"]
     try:
-        model = find_model(given["model"], given["revision"], given["offline"])
+        return find_model(given["model"], given["revision"], given["offline"])
     except ConfigError as err:
         raise StartError(f"--model {given['model']}: {err}") from err
-    return EngineConfig(
-        model=model,
-        dtype=DTYPES[given["dtype"]],
-        ssm_dtype=DTYPES[given["mamba_ssm_dtype"]],
-        load_format=LoadFormat(given["load_format"]),
-        weight_format=WeightFormat(given["weight_format"]),
-        kernels=KernelChoice(given["kernels"]),
-        device=given["device"],
-        page_size=given["page_size"],
-        max_running=given["max_running"],
-        chunked_prefill_size=given["chunked_prefill_size"],
-        max_model_len=given["max_model_len"],
-        memory_bytes=None if memory is None else int(memory * 2**30),
-        memory_fraction=given["memory_fraction"],
-        held_fraction=given["held_fraction"],
-        layer_group_bytes=given["layer_group_bytes"],
-        prefix_caching=not given["no_prefix_caching"],
-        mamba_scheduler_strategy=Strategy(given["mamba_scheduler_strategy"]),
-        mamba_track_interval=given["mamba_track_interval"],
-        snapshots_per_prefill=given["snapshots_per_prefill"],
-        cached_snapshots=given["cached_snapshots"],
-        mamba_full_memory_ratio=given["mamba_full_memory_ratio"],
-        overlap=not given["no_overlap"],
-        canary=given["canary"],
-    )
 
 
-def config_from(given: dict[str, Any]) -> ClusterConfig:
-    """Build the cluster's config.
+def check_names(given: dict[str, Any]) -> None:
+    """Raise StartError for a name that nobody could give, or a folder that cannot be made."""
+    if given["served_model_name"] == "":
+        raise StartError("--served-model-name is empty; leave it out for the folder's name")
+    check_can_be_made("--profile-folder", given["profile_folder"])
 
-    given: the options' values by parameter name. Raises StartError.
-    """
-    return ClusterConfig(
-        engine=engine_from(given),
-        prefill=given["prefill"],
-        decode=given["decode"],
-        decode_dp=given["decode_dp"],
-        threads=given["threads"],
-        policy=given["policy"],
-        channel=given["channel"],
-        nixl_interfaces=given["nixl_interfaces"],
-        verify=verify_from(given["verify"]),
-        authority=authority_from(given),
-        state_return=StateReturn(given["state_return"]),
-        send_snapshots=SendSnapshots(given["send_snapshots"]),
-        served_model_name=given["served_model_name"],
-        incremental_streaming_output=given["incremental_streaming_output"],
-        unknown_fields=UnknownFields(given["unknown_fields"]),
-        lease_ms=lease_ms_from(given["lease"]),
-        request_timeout_s=given["request_timeout"],
-        worker_wait_s=given["worker_wait"],
-        max_queued=given["max_queued_requests"],
-        max_body_bytes=given["max_body_mb"] << 20,
-        allowed_hosts=given["allowed_hosts"],
-        cors_origins=given["cors_origins"],
-        api_keys=given["api_keys"],
-        client_tls=client_tls_from(given),
-        internal_port=given["internal_port"],
-        ray_address=given["ray_address"],
-        start_deadline_s=given["start_timeout"],
-        limits=limits_from(given),
-        cache_scope=CacheScope(given["cache_scope"]),
-        dump=dump_from(given),
-        profile_folder=given["profile_folder"].absolute(),
-    )
+
+def check_folder(folder: Path) -> None:
+    """Check that a model's folder has its config and its tokenizer. Raises StartError."""
+    if not folder.is_dir():
+        raise StartError(
+            f"--model {folder}: no such folder; expected one with config.json, *.safetensors and "
+            "tokenizer.json, or the id (owner/name) of a model on the Hugging Face hub"
+        )
+    try:
+        if not read_json_object(folder / "config.json"):
+            raise ConfigError("there is no config.json in this folder, or it is empty")
+        if not (folder / "tokenizer.json").is_file():
+            raise ConfigError("there is no tokenizer.json in this folder")
+    except ConfigError as err:
+        raise StartError(f"--model {folder}: {err}") from err

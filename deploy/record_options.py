@@ -1,5 +1,6 @@
 """The options of what a cluster records when asked: request dumps and profiles."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,17 @@ def dump_from(given: dict[str, Any]) -> DumpOptions | None:
         if given["dump_prompts"]:
             raise StartError("--dump-prompts needs --dump-requests FOLDER: it says where to")
         return None
+    check_can_be_made("--dump-requests", folder)
     return DumpOptions(folder.absolute(), given["dump_prompts"], given["dump_requests_mb"] << 20)
+
+
+def check_can_be_made(option: str, folder: Path) -> None:
+    """Raise StartError unless `folder` is one that this user may write, or can make."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise StartError(f"{option} {folder}: this user cannot write in {there}; name another")
 
 
 def profile_option(command: Callable[..., Any]) -> Callable[..., Any]:

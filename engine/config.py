@@ -9,8 +9,16 @@ from typing import Any
 import torch
 
 from baton.engine.cache.grids import Strategy
+from baton.engine.choices import (
+    HELD_FRACTION,
+    LAYER_GROUP_BYTES,
+    MEMORY_FRACTION,
+    TRACK_INTERVAL,
+    LoadFormat,
+    WeightFormat,
+)
 from baton.engine.memory.layout import CacheShape, RecurrentShape
-from baton.kernels.dispatch import KernelChoice
+from baton.kernels.kernel_choice import KernelChoice
 
 
 class Mixer(StrEnum):
@@ -54,22 +62,6 @@ class ModelConfig:
         return frozenset(mixer for mixers in self.layers for mixer in mixers)
 
 
-class LoadFormat(StrEnum):
-    """The source of weights."""
-
-    SAFETENSORS = "safetensors"  # the model folder
-    DUMMY = "dummy"  # random, of the right shapes: for measurements without the files
-
-
-class WeightFormat(StrEnum):
-    """The form in which matrices are kept in memory."""
-
-    MODEL = "model"  # in the model's dtype, mapped where the file has it
-    # 8 bits and a scale a row, rounded at load: half of bfloat16's bytes. The next token's
-    # distribution moves by at most 1e-2 nats (tests/engine/models/test_int8.py).
-    INT8 = "int8"
-
-
 @dataclass(frozen=True)
 class EngineConfig:
     """The engine's options. Set once, at start, from the command line.
@@ -88,18 +80,20 @@ class EngineConfig:
     chunked_prefill_size: int | None = None  # prompt tokens a step; None: by device
     max_model_len: int | None = None  # None: the model's
     memory_bytes: int | None = None  # budget for weights, pools and activations; None: by fraction
-    memory_fraction: float = 0.8  # of what the machine has free at start
+    memory_fraction: float = MEMORY_FRACTION  # of what the machine has free at start
     workers_on_host: int = 1  # the budget, on a CPU, is divided by them
     tickets: int = 0  # hand-offs that may be under way into this engine
-    held_fraction: float = 0.5  # of the pool that hand-offs without a destination may hold
+    # Of the pool, that hand-offs without a destination may hold.
+    held_fraction: float = HELD_FRACTION
     # The layers of a hand-off's last chunk are reported in groups of at least this many bytes: a
     # report costs about as much time as moving that many.
-    layer_group_bytes: int = 1 << 18
+    layer_group_bytes: int = LAYER_GROUP_BYTES
     threads: int | None = None  # compute threads; None: torch's
     kernels: KernelChoice = KernelChoice.AUTO
     prefix_caching: bool = True
     mamba_scheduler_strategy: Strategy = Strategy.AUTO
-    mamba_track_interval: int = 256  # tokens between the snapshots of a decoding row, at least
+    # Tokens between the snapshots of a decoding row, at least.
+    mamba_track_interval: int = TRACK_INTERVAL
     snapshots_per_prefill: int | None = None  # most that a prompt's chunk takes; None: by budget
     canary: bool = False  # check that slots and pages hold what each step believes: for debugging
     overlap: bool = True  # plan the next step while one runs

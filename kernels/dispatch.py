@@ -1,19 +1,13 @@
 """The choice of the implementation whose kernels a model calls."""
 
-from enum import StrEnum
-
 import torch
 
 from baton.kernels.base import Kernels
+from baton.kernels.kernel_choice import KernelChoice
 from baton.kernels.native.library import load
 from baton.kernels.native.native_kernels import NativeKernels
 from baton.kernels.native.recorder import Native
 from baton.kernels.torch_kernels import TORCH
-
-
-class KernelChoice(StrEnum):
-    AUTO = "auto"  # the fastest that the device has
-    TORCH = "torch"
 
 
 def select(device: torch.device, dtype: torch.dtype, choice: KernelChoice) -> Kernels:

@@ -10,9 +10,9 @@ from baton.proto import handoff_pb2
 from baton.rpc.convert import sampling_from_proto
 from baton.text.grammar import CompiledGrammar
 from baton.transfer.handoff import Handoff
-from baton.worker.config import StateReturn
 from baton.worker.context import WorkerContext
 from baton.worker.prefix_fetcher import PrefixFetcher
+from baton.worker.state_options import StateReturn
 
 # A request whose first token is given is not sampled here, and must not end here either.
 _GIVEN = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)

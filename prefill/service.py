@@ -20,10 +20,10 @@ from baton.rpc.handshake import HELLO_S, check_hello
 from baton.transfer.errors import ChannelError
 from baton.transfer.tickets import TicketTable
 from baton.worker.channels import WorkerChannels
-from baton.worker.config import StateReturn
 from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EventBatch
 from baton.worker.prefixes import Prefixes
+from baton.worker.state_options import StateReturn
 
 
 class PrefillService(handoff_pb2_grpc.HandoffServicer):

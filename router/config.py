@@ -3,20 +3,17 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.api.client_limits import ClientLimits
-from baton.api.http import MAX_BODY_BYTES
+from baton.api.client_limits import MAX_BODY_BYTES, ClientLimits
 from baton.api.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
+from baton.router.defaults import MAX_QUEUED, REQUEST_TIMEOUT_S, WORKER_WAIT_S
 from baton.router.dump.request_dump import DumpOptions
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
 from baton.rpc.server_certificate import CertificateFiles
 from baton.text.model_folder import model_name
 
-MAX_QUEUED = 256
-REQUEST_TIMEOUT_S = 3600.0
-WORKER_WAIT_S = 30.0
 INTERNAL_HOST = "127.0.0.1"
 """The address at which workers reach the router: all run on its machine."""
 

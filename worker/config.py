@@ -1,7 +1,6 @@
 """The configuration of one worker."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from baton.core.errors import ConfigError
@@ -10,25 +9,11 @@ from baton.engine.config import EngineConfig
 from baton.rpc.identity import number_in
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
 from baton.transfer.channels import registry
+from baton.transfer.channels.names import AUTO
 from baton.transfer.channels.trusted_network import TrustedNetwork
+from baton.worker.state_options import SendSnapshots, StateReturn
 
-CHANNELS = (registry.AUTO, *registry.NAMES)
-
-
-class StateReturn(StrEnum):
-    """The time at which a prefill worker fetches the state that a conversation's last turn left on
-    a rank."""
-
-    OFF = "off"
-    DEMAND = "demand"  # it fetches it when the next turn comes
-    EAGER = "eager"  # when the last turn ends, and on demand elsewhere
-
-
-class SendSnapshots(StrEnum):
-    """The choice of a prompt's snapshots that follow its state to the rank's prefix cache."""
-
-    OFF = "off"
-    LAST = "last"  # the one at the prompt's last grid depth
+CHANNELS = (AUTO, *registry.NAMES)
 
 
 @dataclass(frozen=True)
@@ -44,7 +29,7 @@ class WorkerConfig:
     routers: tuple[str, ...] = ()  # host:port at which each router takes registrations
     credentials: Path | None = None  # the folder of its certificate; None: role `both` alone
     lease_ms: int = DEFAULT_LEASE_MS  # a peer that is silent for longer is lost
-    channel: str = registry.AUTO  # how state travels; auto: the best that both ends have
+    channel: str = AUTO  # how state travels; auto: the best that both ends have
     nixl_interfaces: tuple[str, ...] = ()  # that the operator trusts; none: loopback alone
     verify: bool | None = None  # checksums of what travels; None: where they cost little
     state_return: StateReturn = StateReturn.OFF

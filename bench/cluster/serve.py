@@ -26,7 +26,8 @@ from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.preflight import check_model
-from baton.deploy.options import cluster_options, config_from
+from baton.deploy.config_from import config_from
+from baton.deploy.options import cluster_options
 from baton.deploy.process.since_start import seconds_since_command
 from baton.engine.models.family_table import read_config
 

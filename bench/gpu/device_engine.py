@@ -13,7 +13,8 @@ import torch
 
 from baton.bench.gpu.models import DeviceWeights, StepBytes, write_config
 from baton.core.sampling_params import SamplingParams
-from baton.engine.config import EngineConfig, LoadFormat
+from baton.engine.choices import LoadFormat
+from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import ready_model

@@ -14,7 +14,8 @@ from baton.bench.machine import cores
 from baton.bench.peers.llama_cpp_peer import start
 from baton.bench.peers.peers import Peers
 from baton.bench.peers.transformers_peer import TransformersPeer, missing
-from baton.engine.config import EngineConfig, WeightFormat
+from baton.engine.choices import WeightFormat
+from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -19,7 +19,8 @@ from baton.bench.one_engine.roofline import Machine
 from baton.bench.one_engine.timed_engine import TimedEngine
 from baton.bench.peers.peers import Runnable
 from baton.engine.engine import Engine
-from baton.kernels.dispatch import KernelChoice, select
+from baton.kernels.dispatch import select
+from baton.kernels.kernel_choice import KernelChoice
 
 _TTFT_LEN = 512
 

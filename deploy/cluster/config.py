@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.api.client_limits import ClientLimits
-from baton.api.http import MAX_BODY_BYTES
+from baton.api.client_limits import MAX_BODY_BYTES, ClientLimits
 from baton.api.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.core.role import Role
@@ -12,12 +11,12 @@ from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.cluster.member import Member
 from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig
-from baton.router.config import MAX_QUEUED, REQUEST_TIMEOUT_S, WORKER_WAIT_S
+from baton.router.defaults import MAX_QUEUED, REQUEST_TIMEOUT_S, WORKER_WAIT_S
 from baton.router.dump.request_dump import DumpOptions
 from baton.rpc.lease import DEFAULT_LEASE_MS
 from baton.rpc.server_certificate import CertificateFiles
-from baton.transfer.channels.registry import AUTO
-from baton.worker.config import SendSnapshots, StateReturn
+from baton.transfer.channels.names import AUTO
+from baton.worker.state_options import SendSnapshots, StateReturn
 
 
 @dataclass(frozen=True)

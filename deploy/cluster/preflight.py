@@ -1,8 +1,12 @@
 """Checks before anything starts, so that a wrong folder fails within a second."""
 
+import torch
+
 from baton.core.errors import ConfigError
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import StartError
+from baton.deploy.options import check_folder
+from baton.engine.choices import WeightFormat
 from baton.engine.config import EngineConfig
 from baton.engine.loading.weights import Checkpoint
 from baton.engine.models.family_table import read_config
@@ -10,9 +14,10 @@ from baton.engine.models.loader import check_weights, planned_memory
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 from baton.transfer.channels import registry
+from baton.transfer.channels.names import AUTO
 from baton.transfer.channels.trusted_network import TrustedNetwork
 from baton.transfer.errors import ChannelError
-from baton.worker.config import StateReturn
+from baton.worker.state_options import StateReturn
 
 
 def check_model(config: EngineConfig) -> None:
@@ -21,11 +26,7 @@ def check_model(config: EngineConfig) -> None:
     Reads headers, not weights. Raises StartError.
     """
     folder = config.model
-    if not folder.is_dir():
-        raise StartError(
-            f"--model {folder}: no such folder; expected one with config.json, *.safetensors and "
-            "tokenizer.json, or the id (owner/name) of a model on the Hugging Face hub"
-        )
+    check_folder(folder)
     try:
         model = read_config(folder, config.dtype, config.ssm_dtype)
         check_weights(model, Checkpoint(folder))
@@ -33,6 +34,24 @@ def check_model(config: EngineConfig) -> None:
         ChatTemplate.from_folder(folder)
     except ConfigError as err:
         raise StartError(f"--model {folder}: {err}") from err
+
+
+def check_device(config: EngineConfig, *, here: bool) -> None:
+    """Raise StartError for a device that torch does not know, or that this machine lacks.
+
+    here: workers run on this machine.
+    """
+    try:
+        device = torch.device(config.device)
+    except RuntimeError as err:
+        raise StartError(f"--device {config.device}: expected cpu, cuda or cuda:N") from err
+    if device.type not in ("cpu", "cuda"):
+        raise StartError(f"--device {config.device}: expected cpu, cuda or cuda:N")
+    if config.weight_format is WeightFormat.INT8 and device.type != "cpu":
+        raise StartError(f"--weight-format int8 is for the CPU; got --device {config.device}")
+    count = torch.cuda.device_count() if here and device.type == "cuda" else None
+    if count == 0 or (count is not None and (device.index or 0) >= count):
+        raise StartError(f"--device {config.device}: this machine has {count} CUDA devices")
 
 
 def check_fits(worker: str, config: EngineConfig) -> int:
@@ -62,7 +81,7 @@ def settle_channel(config: ClusterConfig) -> tuple[str, str]:
     except ConfigError as err:
         raise StartError(str(err)) from err
     except ChannelError as err:
-        if wanted != registry.AUTO:
+        if wanted != AUTO:
             raise StartError(f"--channel {wanted}: {err}") from err
         return registry.fallbacks()[0].name, str(err)
     return wanted, ""

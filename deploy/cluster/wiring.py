@@ -17,7 +17,8 @@ from baton.deploy.cluster.member import Member
 from baton.deploy.process.ports import settle
 from baton.router.config import INTERNAL_HOST, RouterConfig
 from baton.rpc.identity import ProcessRole
-from baton.worker.config import StateReturn, WorkerConfig
+from baton.worker.config import WorkerConfig
+from baton.worker.state_options import StateReturn
 
 MOST_TICKETS = 8
 """Hand-offs at once into one rank: more only wait for the same network and memory."""

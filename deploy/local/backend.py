@@ -15,7 +15,7 @@ from baton.engine.counters import Counters
 from baton.engine.engine import Engine
 from baton.engine.schedule.request import RequestSpec
 from baton.engine.status import EngineStatus
-from baton.router.config import MAX_QUEUED
+from baton.router.defaults import MAX_QUEUED
 from baton.rpc.errors import error_from_proto, error_of
 from baton.text.grammar import CompiledGrammar
 from baton.worker.cache_flush import flush_when_idle

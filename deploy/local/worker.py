@@ -11,10 +11,11 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from baton.api.backend import Backend
+from baton.api.client_limits import MAX_BODY_BYTES
 from baton.api.client_metrics import ClientMetrics
 from baton.api.counted_backend import CountedBackend
 from baton.api.grpc_inference import InferenceServicer
-from baton.api.http import MAX_BODY_BYTES, MetricsPage, make_app
+from baton.api.http import MetricsPage, make_app
 from baton.api.key_gate import KeyGate
 from baton.api.native import native_routes
 from baton.api.text_service import TextService

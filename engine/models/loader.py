@@ -5,7 +5,8 @@ from collections.abc import Container
 import torch
 
 from baton.core.errors import ConfigError
-from baton.engine.config import EngineConfig, LoadFormat, ModelConfig, WeightFormat
+from baton.engine.choices import LoadFormat, WeightFormat
+from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.loading.weights import (
     Checkpoint,
     DeclaredWeights,

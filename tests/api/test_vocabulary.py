@@ -34,14 +34,18 @@ SAMPLING = {
 }
 for name, value in SAMPLING.items():
     PLACES |= {
-        f"completion-{name}": ("/v1/completions", lambda i, n=name, v=value: COMPLETION | {n: v(i)}, name),
+        f"completion-{name}": (
+            "/v1/completions",
+            lambda i, n=name, v=value: COMPLETION | {n: v(i)},
+            name,
+        ),
         f"chat-{name}": ("/v1/chat/completions", lambda i, n=name, v=value: CHAT | {n: v(i)}, name),
         f"native-{name}": (
             "/generate",
             lambda i, n=name, v=value: {"text": "x", "sampling_params": {n: v(i)}},
             f"sampling_params.{name}",
         ),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -114,7 +118,7 @@ async def test_grpc_takes_ids_of_the_vocabulary_alone(
             await ask(beyond)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert len(backend.seen) == seen
-    with pytest.raises(grpc.aio.AioRpcError, match="ids.*4294967295"):
+    with pytest.raises(grpc.aio.AioRpcError, match=r"ids.*4294967295"):
         await stub.Detokenize(inference_pb2.DetokenizeRequest(ids=[5, 2**32 - 1]), timeout=60)
 
 

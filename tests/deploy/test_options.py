@@ -11,14 +11,17 @@ from deploy.wired import wired
 from https_certificates import TestAuthority
 
 from baton.api.client_limits import ClientLimits
+from baton.api.keys import write_keys
 from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.member import Member
+from baton.deploy.commands import run_cluster, run_worker
 from baton.deploy.commands import serve as serve_command
 from baton.deploy.commands import worker as worker_command
+from baton.deploy.config_from import config_from, engine_from
 from baton.deploy.errors import StartError
-from baton.deploy.options import cluster_options, config_from, engine_from, engine_options
+from baton.deploy.options import cluster_options, engine_options
 from baton.engine.cache.grids import Strategy
 from baton.engine.config import EngineConfig
 from baton.router.config import RouterConfig
@@ -144,12 +147,14 @@ class StoppedAtStartError(StartError):
 def starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `serve` and `worker` stop where they would start, with StoppedAtStartError."""
     for command in (serve_command, worker_command):
-        monkeypatch.setattr(command, "check_model", lambda engine: None)
-    monkeypatch.setattr(serve_command, "Cluster", StoppedAtStartError.start)
-    monkeypatch.setattr(worker_command, "LocalWorker", StoppedAtStartError.start)
-    monkeypatch.setattr(worker_command.Engine, "load", lambda config: None)
+        monkeypatch.setattr(command, "check_folder", lambda folder: None)
+    for run in (run_cluster, run_worker):
+        monkeypatch.setattr(run, "check_model", lambda engine: None)
+    monkeypatch.setattr(run_cluster, "Cluster", StoppedAtStartError.start)
+    monkeypatch.setattr(run_worker, "LocalWorker", StoppedAtStartError.start)
+    monkeypatch.setattr(run_worker.Engine, "load", lambda config: None)
     for tuning in ("keep_freed_memory", "switch_often"):
-        monkeypatch.setattr(worker_command, tuning, lambda: None)
+        monkeypatch.setattr(run_worker, tuning, lambda: None)
 
 
 def run_command(command: click.Command, *words: str) -> Any:
@@ -161,8 +166,9 @@ def run_command(command: click.Command, *words: str) -> Any:
 
 def options_everywhere(folder: Path) -> tuple[str, ...]:
     """Return every option of `serve` besides the engine's, none with its default."""
-    for name in ("key", "ca", "keys"):
+    for name in ("key", "ca"):
         (folder / name).touch()
+    write_keys(folder / "keys", ())
     clients = TestAuthority.make().issue(folder / "tls")
     return (
         "--channel", "grpc", "--nixl-interface", "eth9", "--verify", "full",

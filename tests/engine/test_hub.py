@@ -15,7 +15,8 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, Revi
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.core.errors import ConfigError
 from baton.core.sampling_params import SamplingParams
-from baton.deploy.options import engine_from, engine_options
+from baton.deploy.config_from import engine_from
+from baton.deploy.options import engine_options
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.loading.hub import find_model

@@ -6,6 +6,7 @@ import logging
 from baton.transfer.channels.base import Channel
 from baton.transfer.channels.grpc.channel import GrpcChannel
 from baton.transfer.channels.local import LocalChannel
+from baton.transfer.channels.names import AUTO
 from baton.transfer.channels.nixl.channel import NixlChannel
 from baton.transfer.channels.trusted_network import LOCAL, TrustedNetwork
 from baton.transfer.errors import ChannelError
@@ -19,7 +20,6 @@ CHANNELS: tuple[type[Channel], ...] = (
 )
 """The best first: `auto` offers and chooses them in this order."""
 
-AUTO = "auto"
 NAMES = tuple(channel.name for channel in CHANNELS)
 
 

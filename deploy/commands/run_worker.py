@@ -1,0 +1,104 @@
+"""One worker in this process, as `baton worker` runs it."""
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from baton.api.request_fields import UnknownFields
+from baton.core.cache_salt import CacheScope
+from baton.core.errors import ConfigError
+from baton.core.role import Role
+from baton.deploy.access_options import client_tls_from
+from baton.deploy.cluster.preflight import check_device, check_model
+from baton.deploy.cluster.wiring import MOST_TICKETS
+from baton.deploy.config_from import engine_from
+from baton.deploy.errors import StartError
+from baton.deploy.limit_options import limits_from
+from baton.deploy.local.config import LocalConfig
+from baton.deploy.local.worker import LocalWorker
+from baton.deploy.options import lease_ms_from, verify_from
+from baton.deploy.process.interpreter import switch_often
+from baton.deploy.process.malloc_tuning import keep_freed_memory, keep_what_is_loaded
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.worker.config import WorkerConfig
+
+
+def run_worker(
+    console: Console, role: Role, host: str, threads: int | None, given: dict[str, Any]
+) -> None:
+    """Run one worker in this process until Ctrl-C or SIGTERM.
+
+    given: values of the options of `baton worker`, by parameter name. Raises StartError.
+    """
+    clients = _local_config(host, given)
+    keep_freed_memory()
+    switch_often()
+    engine_config = _engine_config(engine_from(given), role, threads)
+    check_device(engine_config, here=True)
+    check_model(engine_config)
+    try:
+        config = _worker_config(role, host, engine_config, given)
+        local = LocalWorker(config, Engine.load(engine_config), clients)
+        asyncio.run(_serve(local, console, "http" if clients.client_tls is None else "https"))
+    except ConfigError as err:
+        raise StartError(str(err)) from err
+
+
+def _engine_config(engine: EngineConfig, role: Role, threads: int | None) -> EngineConfig:
+    tickets = min(engine.max_running, MOST_TICKETS) if role is Role.DECODE else 0
+    return replace(engine, tickets=tickets, threads=threads or len(os.sched_getaffinity(0)))
+
+
+def _worker_config(
+    role: Role, host: str, engine: EngineConfig, given: dict[str, Any]
+) -> WorkerConfig:
+    return WorkerConfig(
+        given["worker_id"] or f"{role}-{os.getpid()}",
+        role,
+        engine,
+        host="127.0.0.1" if role is Role.BOTH else host,  # a worker that stands alone has no peers
+        grpc_port=given["peer_port"],
+        routers=given["routers"],
+        lease_ms=lease_ms_from(given["lease"]),
+        channel=given["channel"],
+        nixl_interfaces=given["nixl_interfaces"],
+        verify=verify_from(given["verify"]),
+        credentials=given["credentials"],
+        profile_folder=given["profile_folder"].absolute(),
+    )
+
+
+def _local_config(host: str, given: dict[str, Any]) -> LocalConfig:
+    """Return the settings for the worker's own clients. Raises StartError."""
+    return LocalConfig(
+        host=host,
+        http_port=given["http_port"],
+        grpc_port=given["grpc_port"],
+        served_model_name=given["served_model_name"],
+        incremental_streaming_output=given["incremental_streaming_output"],
+        unknown_fields=UnknownFields(given["unknown_fields"]),
+        drain_s=given["drain"],
+        api_keys=given["api_keys"],
+        cache_scope=CacheScope(given["cache_scope"]),
+        client_tls=client_tls_from(given),
+        allowed_hosts=given["allowed_hosts"],
+        cors_origins=given["cors_origins"],
+        limits=limits_from(given),
+    )
+
+
+async def _serve(local: LocalWorker, console: Console, scheme: str) -> None:
+    wanted = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, wanted.set)
+    async with local:
+        keep_what_is_loaded()
+        console.print(f"ready\n  HTTP  {scheme}://{local.addresses.http}")
+        console.print(f"  gRPC  {local.addresses.grpc}")
+        await wanted.wait()
+        console.print("stopping")

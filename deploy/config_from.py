@@ -1,0 +1,93 @@
+"""The configs that the values of the command-line options make."""
+
+from typing import Any
+
+import torch
+
+from baton.api.request_fields import UnknownFields
+from baton.core.cache_salt import CacheScope
+from baton.deploy.access_options import client_tls_from
+from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.limit_options import limits_from
+from baton.deploy.options import DTYPES, authority_from, folder_from, lease_ms_from, verify_from
+from baton.deploy.record_options import dump_from
+from baton.engine.cache.grids import Strategy
+from baton.engine.choices import LoadFormat, WeightFormat
+from baton.engine.config import EngineConfig
+from baton.kernels.kernel_choice import KernelChoice
+from baton.worker.state_options import SendSnapshots, StateReturn
+
+_TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
+
+
+def engine_from(given: dict[str, Any]) -> EngineConfig:
+    """Build the engine's config; downloads a model of the hub that is not here yet.
+
+    given: the options' values by parameter name. Raises StartError.
+    """
+    memory = given["memory_gb"]
+    return EngineConfig(
+        model=folder_from(given),
+        dtype=_TORCH_DTYPES[given["dtype"]],
+        ssm_dtype=_TORCH_DTYPES[given["mamba_ssm_dtype"]],
+        load_format=LoadFormat(given["load_format"]),
+        weight_format=WeightFormat(given["weight_format"]),
+        kernels=KernelChoice(given["kernels"]),
+        device=given["device"],
+        page_size=given["page_size"],
+        max_running=given["max_running"],
+        chunked_prefill_size=given["chunked_prefill_size"],
+        max_model_len=given["max_model_len"],
+        memory_bytes=None if memory is None else int(memory * 2**30),
+        memory_fraction=given["memory_fraction"],
+        held_fraction=given["held_fraction"],
+        layer_group_bytes=given["layer_group_bytes"],
+        prefix_caching=not given["no_prefix_caching"],
+        mamba_scheduler_strategy=Strategy(given["mamba_scheduler_strategy"]),
+        mamba_track_interval=given["mamba_track_interval"],
+        snapshots_per_prefill=given["snapshots_per_prefill"],
+        cached_snapshots=given["cached_snapshots"],
+        mamba_full_memory_ratio=given["mamba_full_memory_ratio"],
+        overlap=not given["no_overlap"],
+        canary=given["canary"],
+    )
+
+
+def config_from(given: dict[str, Any]) -> ClusterConfig:
+    """Build the cluster's config.
+
+    given: the options' values by parameter name. Raises StartError.
+    """
+    return ClusterConfig(
+        engine=engine_from(given),
+        prefill=given["prefill"],
+        decode=given["decode"],
+        decode_dp=given["decode_dp"],
+        threads=given["threads"],
+        policy=given["policy"],
+        channel=given["channel"],
+        nixl_interfaces=given["nixl_interfaces"],
+        verify=verify_from(given["verify"]),
+        authority=authority_from(given),
+        state_return=StateReturn(given["state_return"]),
+        send_snapshots=SendSnapshots(given["send_snapshots"]),
+        served_model_name=given["served_model_name"],
+        incremental_streaming_output=given["incremental_streaming_output"],
+        unknown_fields=UnknownFields(given["unknown_fields"]),
+        lease_ms=lease_ms_from(given["lease"]),
+        request_timeout_s=given["request_timeout"],
+        worker_wait_s=given["worker_wait"],
+        max_queued=given["max_queued_requests"],
+        max_body_bytes=given["max_body_mb"] << 20,
+        allowed_hosts=given["allowed_hosts"],
+        cors_origins=given["cors_origins"],
+        api_keys=given["api_keys"],
+        client_tls=client_tls_from(given),
+        internal_port=given["internal_port"],
+        ray_address=given["ray_address"],
+        start_deadline_s=given["start_timeout"],
+        limits=limits_from(given),
+        cache_scope=CacheScope(given["cache_scope"]),
+        dump=dump_from(given),
+        profile_folder=given["profile_folder"].absolute(),
+    )

@@ -1,0 +1,27 @@
+"""Values of the engine's options, and defaults that the command line shows. Its import needs no
+torch.
+"""
+
+from enum import StrEnum
+
+
+class LoadFormat(StrEnum):
+    """The source of weights."""
+
+    SAFETENSORS = "safetensors"  # the model folder
+    DUMMY = "dummy"  # random, of the right shapes: for measurements without the files
+
+
+class WeightFormat(StrEnum):
+    """The form in which matrices are kept in memory."""
+
+    MODEL = "model"  # in the model's dtype, mapped where the file has it
+    # 8 bits and a scale a row, rounded at load: half of bfloat16's bytes. The next token's
+    # distribution moves by at most 1e-2 nats (tests/engine/models/test_int8.py).
+    INT8 = "int8"
+
+
+MEMORY_FRACTION = 0.8
+HELD_FRACTION = 0.5
+LAYER_GROUP_BYTES = 1 << 18
+TRACK_INTERVAL = 256

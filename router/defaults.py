@@ -1,0 +1,5 @@
+"""Defaults of a router's options. Its import needs no server."""
+
+MAX_QUEUED = 256
+REQUEST_TIMEOUT_S = 3600.0
+WORKER_WAIT_S = 30.0

@@ -1,0 +1,227 @@
+"""Wrong values of every option: refused before Ray is started, most before torch is imported."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+
+from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
+from baton.cli.main import baton
+from baton.deploy.cluster import ray_start
+from baton.deploy.commands.serve import serve
+from baton.deploy.commands.worker import worker
+from baton.deploy.errors import DeployError
+
+COMMANDS = {"serve": serve, "worker": worker}
+ANY_TEXT = {
+    "--model": "its folder is checked below",
+    "--revision": "below, with a model that is a folder",
+    "--device": "below: torch knows the names",
+    "--nixl-interface": "below: the machine knows the names",
+    "--allowed-host": "below", "--cors-origin": "below", "--host": "below",
+    "--served-model-name": "below", "--forwarded-allow-ips": "below",
+    "--ray-address": "Ray alone can tell whether a Ray is there",
+    "--worker-id": "any name; a decode worker's is checked below",
+    "--router": "the worker looks for it as long as it runs",
+    "--credentials": "below",
+}  # fmt: skip
+"""Options of text -> where wrong values are, besides the table that is made of the types."""
+
+HEAVY = ("torch", "ray", "nixl", "starlette", "pydantic")
+IN_ONE_PROCESS = """
+import json, sys
+from click.testing import CliRunner
+from baton.cli.main import baton
+for words in json.load(sys.stdin):
+    result = CliRunner().invoke(baton, words, standalone_mode=False)
+    heavy = [name for name in {heavy} if name in sys.modules]
+    error = result.exception
+    said = error.format_message() if hasattr(error, "format_message") else str(error)
+    print(json.dumps([type(error).__name__, said, heavy]), flush=True)
+"""
+
+
+def refusals(cases: list[list[str]]) -> list[tuple[str, str, list[str]]]:
+    """Run each command line in one new process. Return the kind of each one's error, what it
+    said, and the heavy modules that were imported by then.
+    """
+    script = IN_ONE_PROCESS.format(heavy=HEAVY)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input=json.dumps(cases), capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    return [(kind, said, heavy) for kind, said, heavy in map(json.loads, done.stdout.splitlines())]
+
+
+def wrong_values(option: click.Option) -> list[str]:
+    """Return values that the option's type does not have."""
+    kind = option.type
+    if isinstance(kind, click.Choice):
+        return ["nonsense", ""]
+    if isinstance(kind, click.IntRange | click.FloatRange):
+        found = ["nonsense", ""]
+        if isinstance(kind, click.IntRange):
+            found.append("1.5")
+        if kind.min is not None:
+            found.append(str(kind.min if kind.min_open else kind.min - 1))
+        if kind.max is not None:
+            found.append(str(kind.max + 1))
+        return found
+    if isinstance(kind, click.Path):
+        return ["/nowhere/at/all"] if kind.exists else ["/etc/passwd"]  # a file, for a folder
+    return []
+
+
+def table(name: str) -> list[tuple[list[str], str]]:
+    """Return command lines of a wrong value each, with the option that it must name."""
+    found = []
+    for param in COMMANDS[name].params:
+        if isinstance(param, click.Option) and not param.is_flag:
+            for value in wrong_values(param):
+                words = [name, "--model", "m", param.opts[0], value]
+                found.append((words, param.opts[0]))
+    return found
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_that_takes_a_value_has_wrong_ones(name: str) -> None:
+    options = [param for param in COMMANDS[name].params if isinstance(param, click.Option)]
+    free = {o.opts[0] for o in options if not o.is_flag and not wrong_values(o)}
+    assert free <= set(ANY_TEXT)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_values_that_no_option_has_are_refused_without_torch_or_ray(name: str) -> None:
+    cases = table(name)
+    assert len(cases) > 60
+    for (words, option), (kind, said, heavy) in zip(
+        cases, refusals([words for words, _ in cases]), strict=True
+    ):
+        assert kind in ("BadParameter", "StartError"), (words, kind, said)
+        assert option in said, (words, said)
+        assert heavy == [], words
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model"), GRANITE_SMALL, torch.float32)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_contradicts_itself_is_refused_without_torch_or_ray(
+    name: str, tmp_path: Path, model: Path
+) -> None:
+    (tmp_path / "garbage").write_text("garbage")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/config.json").write_text('{"model_type": "x"}')
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/config.json").write_text("{")
+    garbage = str(tmp_path / "garbage")
+    cases = [
+        (["--model", str(tmp_path / "nowhere")], "no such folder"),
+        (["--model", garbage], "no such folder"),
+        (["--model", str(tmp_path / "empty")], "no config.json"),
+        (["--model", str(tmp_path / "config")], "no tokenizer.json"),
+        (["--model", str(tmp_path / "broken")], "not valid JSON"),
+        (["--revision", "main"], "a revision (main) goes with the id"),
+        (["--model", "no/such-model", "--offline"], "offline mode"),
+        (["--host", "0.0.0.0"], "--insecure"),
+        (["--api-keys", garbage], "--api-keys"),
+        (["--cache-scope", "key"], "--cache-scope key needs --api-keys"),
+        (["--allowed-host", "http://x"], "--allowed-host"),
+        (["--allowed-host", ""], "--allowed-host"),
+        (["--cors-origin", "example.org"], "--cors-origin"),
+        (["--cors-origin", "https://example.org/page"], "--cors-origin"),
+        (["--cors-origin", "*"], "--cors-origin"),
+        (["--forwarded-allow-ips", "proxy.example"], "--forwarded-allow-ips"),
+        (["--ssl-certfile", garbage], "belong together"),
+        (["--ssl-certfile", garbage, "--ssl-keyfile", garbage], "garbage"),
+        (["--served-model-name", ""], "--served-model-name"),
+        (["--profile-folder", f"{garbage}/below"], "--profile-folder"),
+        (["--nonsense"], "--nonsense"),
+        (["--port"], "requires an argument" if name == "serve" else "No such option"),
+    ]
+    cases += {
+        "serve": [
+            (["--tls-ca", garbage], "belong together"),
+            (["--authority", "a", "--tls-ca", garbage], "exclude each other"),
+            (["--dump-prompts"], "--dump-requests"),
+            (["--dump-requests", f"{garbage}/below"], "--dump-requests"),
+        ],
+        "worker": [
+            (["--router", "x:1"], "--router needs --role"),
+            (["--role", "decode"], "needs --credentials"),
+            (["--credentials", str(tmp_path)], "--credentials is for"),
+        ],
+    }[name]
+    given = [[name, "--model", str(model), *words] for words, _ in cases]
+    for (words, expected), (kind, said, heavy) in zip(cases, refusals(given), strict=True):
+        assert kind in ("StartError", "NoSuchOption", "BadOptionUsage"), (words, kind, said)
+        assert expected in said, (words, said)
+        assert heavy == [], words
+
+
+class ReachedRayError(Exception):
+    """Raised where Ray would be started."""
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(config: object) -> None:
+        raise ReachedRayError
+
+    monkeypatch.setattr(ray_start, "connect", connect)
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield str(listener.getsockname()[1])
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_what_only_the_machine_and_the_model_can_tell_is_refused_before_ray(
+    model: Path, tmp_path: Path, taken: str
+) -> None:
+    garbage = tmp_path / "garbage"
+    garbage.write_text("garbage")
+    cases = [
+        (["--device", "nonsense"], "--device nonsense"),
+        (["--device", "cuda:999"], "--device cuda:999: this machine has"),
+        (["--device", "meta"], "--device meta"),
+        (["--device", "cuda", "--weight-format", "int8"], "int8 is for the CPU"),
+        (["--memory-gb", "0.0001"], "raise memory_bytes"),
+        (["--memory-fraction", "0.0000001"], "raise memory_bytes"),
+        (["--max-running", "1000000000"], "the largest max_running that fits"),
+        (["--max-model-len", "1000000000"], "max_model_len must be"),
+        (["--page-size", "3"], "--page-size 3"),
+        (["--page-size", "100000000"], "not even one request fits"),
+        (["--snapshots-per-prefill", "100000000"], "not even one request fits"),
+        (["--mamba-scheduler-strategy", "no_buffer"], "needs --page-size 1"),
+        (["--prefill", "1000000"], "not even one request fits"),
+        (["--nixl-interface", "nonsense0"], "--nixl-interface nonsense0: no such interface"),
+        (["--tls-ca", str(garbage), "--tls-ca-key", str(garbage)], "certificate"),
+        (["--authority", str(tmp_path)], "has no authority"),
+        (["--host", "192.0.2.1", "--insecure"], "192.0.2.1"),
+        (["--host", "nosuch.invalid", "--insecure"], "--host nosuch.invalid"),
+        (["--http-port", taken], f"--http-port {taken}"),
+        (["--grpc-port", taken], f"--grpc-port {taken}"),
+        (["--internal-port", taken], f"--internal-port {taken}"),
+    ]
+    base = ["serve", "--model", str(model), "--http-port", "0", "--grpc-port", "0"]
+    for words, expected in cases:
+        with pytest.raises(DeployError) as refused:
+            CliRunner().invoke(
+                baton, [*base, *words], standalone_mode=False, catch_exceptions=False
+            )
+        assert expected in str(refused.value), (words, str(refused.value))
+    with pytest.raises(ReachedRayError):
+        CliRunner().invoke(baton, base, standalone_mode=False, catch_exceptions=False)
