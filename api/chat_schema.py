@@ -1,15 +1,21 @@
 """The body of `POST /v1/chat/completions`."""
 
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
+from baton.api.backend import ModelInfo
+from baton.api.body import ListOf
 from baton.api.errors import refused
 from baton.api.field_table import FieldPlace
+from baton.api.prepared import Prepared
 from baton.api.schema import SamplingBody
+from baton.api.text_service import ChatPrompt, TextService, room_for_answer, served_model
 from baton.api.tool_choice import ToolRule, tool_rule
+from baton.api.truncation import most_tokens, truncated
 
 
 def _text_content(value: Any) -> Any:
@@ -63,17 +69,17 @@ class ChatBody(SamplingBody):
 
     place: ClassVar[FieldPlace | None] = FieldPlace.CHAT
 
-    messages: list[Message]
+    messages: ListOf[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: ListOf[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     separate_reasoning: bool = True  # False: the reasoning stays in the content, with its marks
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: ListOf[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None  # None: unless the last message is continued
     continue_final_message: bool = False
     add_special_tokens: bool = False  # the template has them
@@ -125,6 +131,50 @@ class ChatBody(SamplingBody):
             # The names by which templates turn thinking off: DeepSeek's, and most others'.
             found["thinking"] = found["enable_thinking"] = self.reasoning_effort != "none"
         return found | (self.chat_template_kwargs or {})
+
+    async def prepare(
+        self, text: TextService, models: Sequence[ModelInfo]
+    ) -> tuple[Self, Prepared]:
+        """Return the body without its messages, and their token ids. Raises `ApiError`."""
+        self.check()
+        model = served_model(self.model, models)
+        prompt = await self.encode(text, self.tool_rule(), model)
+        ids = truncated(prompt.ids, self, model, self.answer_tokens)
+        self.room(ids, model)
+        none = {"messages": [Message(role="user")], "documents": None, "chat_template_kwargs": None}
+        return self.model_copy(update=none), Prepared((array("i", ids),), prompt.thinking)
+
+    async def encode(
+        self, text: TextService, rule: ToolRule | None, model: ModelInfo
+    ) -> ChatPrompt:
+        """Return the conversation's token ids. Raises `ApiError`."""
+        if self.prepared is not None:
+            return ChatPrompt(self.prepared.prompts[0], self.prepared.thinking)
+        if rule is not None and not rule.forced and text.tools is None:
+            raise refused(
+                "tools",
+                "this model's chat template knows no calls of tools; set tool_choice to required, "
+                "which forces them",
+            )
+        return await text.encode_chat(
+            self.template_messages(),
+            add_generation_prompt=self.generation_prompt,
+            continue_final_message=self.continue_final_message,
+            add_special_tokens=self.add_special_tokens,
+            tools=None if rule is None else rule.offered,
+            variables=self.variables(),
+            most=most_tokens(self, model),
+        )
+
+    def room(self, ids: Sequence[int], model: ModelInfo) -> int:
+        """Return the maximum number of answer tokens. Raises `ApiError`."""
+        return room_for_answer(
+            ids,
+            self.answer_tokens,
+            model,
+            param="messages",
+            limit_param=self.answer_tokens_field,
+        )
 
     def template_messages(self) -> list[dict[str, Any]]:
         """Return the messages as templates read them. Fields that were left out stay out."""

@@ -14,9 +14,9 @@ from baton.api.chat_schema import ChatBody
 from baton.api.errors import refused
 from baton.api.request_body import labels_of
 from baton.api.requests import make_requests
-from baton.api.text_service import ChatPrompt, TextService, room_for_answer, served_model
+from baton.api.text_service import ChatPrompt, TextService, served_model
 from baton.api.tool_choice import ToolRule
-from baton.api.truncation import most_tokens, truncated
+from baton.api.truncation import truncated
 from baton.core.finish import Finished
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.logprobs import TokenLogprob
@@ -77,16 +77,9 @@ class ChatTurns:
         grammar, field = self._grammar(body, rule)
         await self.text.check_grammar(grammar, field)
         model = served_model(body.model, await self.backend.models())
-        prompt = await self.encode(body, rule, model)
+        prompt = await body.encode(self.text, rule, model)
         ids = truncated(prompt.ids, body, model, body.answer_tokens)
-        room = room_for_answer(
-            ids,
-            body.answer_tokens,
-            model,
-            param="messages",
-            limit_param=body.answer_tokens_field,
-        )
-        sampling = replace(_sampling(body, room), grammar=grammar)
+        sampling = replace(_sampling(body, body.room(ids, model)), grammar=grammar)
         self.text.check_sampling(sampling, model)
         requests = make_requests(ids, sampling, body.choices, labels_of(request, body))
         admit(request, requests)
@@ -95,24 +88,6 @@ class ChatTurns:
         )
         parsers = [self._parser(body, rule, prompt, grammar) for _ in requests]
         return ChatTurn(model, len(ids), parsers, deltas, body.parallel_tool_calls)
-
-    async def encode(self, body: ChatBody, rule: ToolRule | None, model: ModelInfo) -> ChatPrompt:
-        """Return the conversation's token ids. Raises `ApiError`."""
-        if rule is not None and not rule.forced and self.text.tools is None:
-            raise refused(
-                "tools",
-                "this model's chat template knows no calls of tools; set tool_choice to required, "
-                "which forces them",
-            )
-        return await self.text.encode_chat(
-            body.template_messages(),
-            add_generation_prompt=body.generation_prompt,
-            continue_final_message=body.continue_final_message,
-            add_special_tokens=body.add_special_tokens,
-            tools=None if rule is None else rule.offered,
-            variables=body.variables(),
-            most=most_tokens(body, model),
-        )
 
     def _grammar(self, body: ChatBody, rule: ToolRule | None) -> tuple[Grammar | None, str]:
         """Return the grammar of the answer, and the field to name if it cannot be used."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.api.answers import AnswerDelta, WholeAnswer
-from baton.api.echo import Echo, lead_of
+from baton.api.echo import Echo
+from baton.api.echo_maker import lead_of
 from baton.api.prompt_scores import prompt_scores
 from baton.api.replies import ending
 from baton.api.scored_tokens import ScoredTokens, TokenScores, joined

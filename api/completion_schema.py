@@ -1,12 +1,20 @@
 """The body of `POST /v1/completions`."""
 
-from typing import Annotated, Any, ClassVar
+from array import array
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, WithJsonSchema
 
+from baton.api.backend import ModelInfo
+from baton.api.echo import Echo
+from baton.api.echo_maker import echo_of_ids, echo_of_text
 from baton.api.errors import refused
 from baton.api.field_table import FieldPlace
+from baton.api.prepared import Prepared
 from baton.api.schema import MAX_CHOICES, SamplingBody
+from baton.api.text_service import TextService, room_for_answer, served_model
+from baton.api.truncation import most_tokens, truncated
 
 MAX_PROMPTS = 256
 
@@ -66,6 +74,47 @@ class CompletionBody(SamplingBody):
             raise refused(
                 "prompt", f"{answers} answers in one request; expected at most {MAX_PROMPTS}"
             )
+
+    async def prepare(
+        self, text: TextService, models: Sequence[ModelInfo]
+    ) -> tuple[Self, Prepared]:
+        """Return the body without its prompts, and their token ids. Raises `ApiError`."""
+        self.check()
+        model = served_model(self.model, models)
+        found, echoes = [], []
+        for prompt in self.prompt:
+            ids = await self.prompt_ids(prompt, text, model)
+            room_for_answer(ids, self.answer_tokens, model)
+            found.append(array("i", ids))
+            echoes.append(await self.echo_of(prompt, ids, text))
+        rest = self.model_copy(update={"prompt": [""] * len(self.prompt)})
+        return rest, Prepared(tuple(found), echoes=tuple(echoes))
+
+    async def prompt_ids(
+        self, prompt: str | list[int], text: TextService, model: ModelInfo
+    ) -> Sequence[int]:
+        """Return a prompt's token ids, cut as the body asks. Raises `ApiError`."""
+        ids: Sequence[int] = (
+            prompt
+            if isinstance(prompt, list)
+            else await text.encode(
+                prompt, add_special_tokens=self.add_special_tokens, most=most_tokens(self, model)
+            )
+        )
+        return truncated(ids, self, model, self.answer_tokens)
+
+    async def echo_of(self, prompt: str | list[int], ids: Sequence[int], text: TextService) -> Echo:
+        """Return the echo of `prompt`, of which `ids` are computed."""
+        offsets = self.logprobs is not None
+        if not self.echo:
+            return Echo(ids[-1])
+        if isinstance(prompt, str) and self.truncate_prompt_tokens is None:
+            special = self.add_special_tokens
+            return await echo_of_text(
+                text, prompt, ids, add_special_tokens=special, offsets=offsets
+            )
+        skip = self.skip_special_tokens
+        return await echo_of_ids(text, ids, skip_special_tokens=skip, offsets=offsets)
 
     @property
     def computed(self) -> int:

@@ -12,13 +12,12 @@ from baton.api.backend import Backend, GenerateRequest, ModelInfo
 from baton.api.completion_choice import CompletionChoices
 from baton.api.completion_schema import CompletionBody
 from baton.api.disconnect import unless_disconnected
-from baton.api.echo import Echo, echo_of_ids, echo_of_text
+from baton.api.echo import Echo
 from baton.api.openai_stream import Envelope, chunks
 from baton.api.request_body import BodyReader, labels_of
 from baton.api.requests import RequestLabels, make_requests, new_request_id
 from baton.api.sse import EventStream
 from baton.api.text_service import TextService, room_for_answer, served_model
-from baton.api.truncation import most_tokens, truncated
 from baton.core.sampling_params import SamplingParams
 
 
@@ -38,11 +37,19 @@ class CompletionsEndpoint:
         labels = labels_of(request, body)
         requests: list[GenerateRequest] = []
         echoes: list[Echo] = []
-        for prompt in body.prompt:
-            made = await self._requests(prompt, body, model, labels)
+        for number, prompt in enumerate(body.prompt):
+            if body.prepared is None:
+                ids = await body.prompt_ids(prompt, self.text, model)
+            else:
+                ids = body.prepared.prompts[number]
+            made = self._requests(ids, body, model, labels)
             admit(request, made)
             requests += made
-            echoes += [await self._echo(prompt, made[0].prompt_ids, body)] * len(made)
+            if body.prepared is None:
+                echo = await body.echo_of(prompt, ids, self.text)
+            else:
+                echo = body.prepared.echoes[number]
+            echoes += [echo] * len(made)
         form = CompletionChoices(
             self.text,
             echoes,
@@ -65,38 +72,14 @@ class CompletionsEndpoint:
         choices = [form.whole(i, answers[i]) | {"index": n} for n, i in enumerate(best)]
         return JSONResponse(envelope.whole(choices, answers))
 
-    async def _requests(
-        self, prompt: str | list[int], body: CompletionBody, model: ModelInfo, labels: RequestLabels
+    def _requests(
+        self, ids: Sequence[int], body: CompletionBody, model: ModelInfo, labels: RequestLabels
     ) -> list[GenerateRequest]:
-        if isinstance(prompt, str):
-            ids = await self.text.encode(
-                prompt,
-                add_special_tokens=body.add_special_tokens,
-                most=most_tokens(body, model),
-            )
-        else:
-            ids = tuple(prompt)
-        ids = truncated(ids, body, model, body.answer_tokens)
         # max_tokens must be in range before it is compared with the context.
         sampling = _sampling(body)
         self.text.check_sampling(sampling, model)
         room_for_answer(ids, sampling.max_tokens, model)
         return make_requests(ids, sampling, body.computed, labels)
-
-    async def _echo(
-        self, prompt: str | list[int], ids: Sequence[int], body: CompletionBody
-    ) -> Echo:
-        """Return the echo of `prompt`, of which `ids` are computed."""
-        offsets = body.logprobs is not None
-        if not body.echo:
-            return Echo(ids[-1])
-        if isinstance(prompt, str) and body.truncate_prompt_tokens is None:
-            special = body.add_special_tokens
-            return await echo_of_text(
-                self.text, prompt, ids, add_special_tokens=special, offsets=offsets
-            )
-        skip = body.skip_special_tokens
-        return await echo_of_ids(self.text, ids, skip_special_tokens=skip, offsets=offsets)
 
 
 def best_of(answers: Sequence[WholeAnswer], computed: int, wanted: int) -> list[int]:

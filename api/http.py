@@ -63,7 +63,7 @@ def make_app(
     in. browsers: which pages may call; None: those of the server's own address.
     keys: None serves everybody. Raises ConfigError for a route without a scope.
     """
-    bodies = BodyReader(max_body_bytes, unknown_fields)
+    bodies = BodyReader(max_body_bytes, backend, text.large, unknown_fields)
     completions = CompletionsEndpoint(backend, text, bodies)
     turns = ChatTurns(backend, text)
     chat = ChatEndpoint(turns, bodies)

@@ -27,7 +27,7 @@ def native_routes(
     incremental: streams of `/generate` send new text only (SGLang's --incremental-streaming-
     output).
     """
-    bodies = BodyReader(max_body_bytes, unknown_fields)
+    bodies = BodyReader(max_body_bytes, backend, text.large, unknown_fields)
     generate = GenerateEndpoint(backend, text, bodies, incremental)
     admin = NativeAdmin(backend, bodies, incremental)
     routes: list[BaseRoute] = [

@@ -56,10 +56,7 @@ class GenerateEndpoint:
     async def _add(
         self, call: _Call, asked: Asked, body: GenerateBody, model: ModelInfo, request: Request
     ) -> None:
-        if isinstance(asked.prompt, str):
-            ids = await self.text.encode(asked.prompt, param="text", most=model.max_model_len)
-        else:
-            ids = tuple(asked.prompt)
+        ids = await asked.prompt_ids(self.text, model)
         await self.text.check_grammar(*asked.sampling.wanted_grammar())
         labels = RequestLabels(
             asked.label, body.priority or 0, body.dp_rank, owner_of(request), asked.salt

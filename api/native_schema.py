@@ -3,20 +3,24 @@
 Source of names and defaults: SGLang's documentation, "Sampling Parameters" and "Native APIs".
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from baton.api.body import Body
+from baton.api.backend import ModelInfo
+from baton.api.body import Body, ListOf
 from baton.api.client_salt import client_salt
 from baton.api.completion_schema import MAX_PROMPTS
 from baton.api.errors import invalid, refused
 from baton.api.field_table import FieldPlace
+from baton.api.prepared import Prepared
 from baton.api.requests import checked_sampling
 from baton.api.schema import MAX_CHOICES, SamplingFields
 from baton.api.structured import grammar_of, json_grammar, one_grammar
+from baton.api.text_service import TextService, room_for_answer, served_model
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
 
@@ -102,7 +106,7 @@ class LogprobsWanted:
 class Asked:
     """One prompt of a body, with everything that was asked for it."""
 
-    prompt: str | list[int]
+    prompt: str | Sequence[int]
     param: str  # "text" or "input_ids"
     sampling: NativeSampling
     logprobs: LogprobsWanted
@@ -110,25 +114,42 @@ class Asked:
     reply_id: str | None  # None: the server makes one
     salt: bytes = field(repr=False)  # as in `GenerateRequest.cache_salt`
 
+    async def prompt_ids(self, text: TextService, model: ModelInfo) -> Sequence[int]:
+        """Return the prompt's token ids. Raises `ApiError`."""
+        if not isinstance(self.prompt, str):
+            return self.prompt
+        return await text.encode(self.prompt, param="text", most=model.max_model_len)
+
+
+def _not_too_many(value: Any) -> Any:
+    if isinstance(value, list) and len(value) > MAX_PROMPTS:
+        raise ValueError(f"{len(value)} entries; expected at most {MAX_PROMPTS}")
+    return value
+
+
+Samplings = Annotated[NativeSampling | ListOf[NativeSampling], BeforeValidator(_not_too_many)]
+
 
 class GenerateBody(Body):
     place: ClassVar[FieldPlace | None] = FieldPlace.GENERATE
 
-    text: str | list[str] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
-    sampling_params: NativeSampling | list[NativeSampling] | None = None
-    rid: str | list[str] | None = None
-    return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None  # -1: none of the prompt's
-    top_logprobs_num: int | list[int] | None = None
-    token_ids_logprob: list[int] | list[list[int]] | None = None
+    text: str | ListOf[str] | None = None
+    input_ids: ListOf[int] | ListOf[ListOf[int]] | None = None
+    sampling_params: Samplings | None = None
+    rid: str | ListOf[str] | None = None
+    return_logprob: bool | ListOf[bool] | None = None
+    logprob_start_len: int | ListOf[int] | None = None  # -1: none of the prompt's
+    top_logprobs_num: int | ListOf[int] | None = None
+    token_ids_logprob: ListOf[int] | ListOf[ListOf[int]] | None = None
     return_text_in_logprobs: bool = False
     stream: bool = False
     priority: int | None = None  # a larger value goes first; None: 0
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None  # the older name of routed_dp_rank
-    extra_key: str | list[str] | None = None  # only requests of the same one share cached prefixes
-    cache_salt: str | list[str] | None = None  # the same by vLLM's name; both count
+    extra_key: str | ListOf[str] | None = (
+        None  # only requests of the same one share cached prefixes
+    )
+    cache_salt: str | ListOf[str] | None = None  # the same by vLLM's name; both count
 
     @property
     def dp_rank(self) -> int | None:
@@ -158,6 +179,8 @@ class GenerateBody(Body):
         if sum(sampling.n for sampling in samplings) > MAX_PROMPTS:
             raise refused(param, f"more than {MAX_PROMPTS} answers in one request; split it")
         shared = self.batched and isinstance(self.rid, str)
+        if self.prepared is not None:
+            prompts = self.prepared.prompts
         return [
             Asked(
                 prompts[i],
@@ -170,6 +193,23 @@ class GenerateBody(Body):
             )
             for i in range(count)
         ]
+
+    async def prepare(
+        self, text: TextService, models: Sequence[ModelInfo]
+    ) -> tuple[Self, Prepared]:
+        """Return the body without its prompts, and their token ids. Raises `ApiError`."""
+        model = served_model(None, models)
+        found = []
+        for asked in self.asked():
+            ids = await asked.prompt_ids(text, model)
+            room_for_answer(ids, None, model, param=asked.param)
+            found.append(array("i", ids))
+        none: dict[str, Any] = {"text": None if self.text is None else ""}
+        if isinstance(self.text, list):
+            none["text"] = [""] * len(self.text)
+        if self.input_ids is not None:
+            none["input_ids"] = [[0]] * len(found) if self.batched else [0]
+        return self.model_copy(update=none), Prepared(tuple(found))
 
     def _salts(self, count: int) -> list[bytes]:
         """Return the cache salt of each prompt."""
@@ -188,7 +228,7 @@ class GenerateBody(Body):
             return _each("token_ids_logprob", lists, count, ())
         return [tuple(token for token in given if isinstance(token, int))] * count
 
-    def _prompts(self) -> tuple[Sequence[str | list[int]], str]:
+    def _prompts(self) -> tuple[Sequence[str | Sequence[int]], str]:
         if (self.text is None) == (self.input_ids is None):
             raise refused("text", "expected exactly one of text and input_ids")
         if self.text is not None:

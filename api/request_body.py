@@ -1,12 +1,16 @@
 """Reading a request's body within a limit, and the labels in its headers."""
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from baton.api.access import owner_of
+from baton.api.backend import Backend
+from baton.api.disconnect import unless_disconnected
+from baton.api.large.held_bytes import BodyFile
+from baton.api.large.job import ParseJob
+from baton.api.large.requests import LargeRequests
 from baton.api.request_fields import UnknownFields
 from baton.api.request_ids import HEADER
 from baton.api.requests import RequestLabels
@@ -14,8 +18,8 @@ from baton.api.schema import BodyT, SamplingBody, parse_body
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 
-INLINE_BYTES = 1 << 16
-"""Larger bodies are parsed on a thread, where others can run between its parts."""
+LARGE_BYTES = 1 << 16
+"""Larger bodies are parsed in a process of their own: a parser holds the interpreter lock."""
 
 
 @dataclass(frozen=True)
@@ -23,33 +27,56 @@ class BodyReader:
     """The reader of all bodies of one server."""
 
     max_bytes: int
+    backend: Backend
+    large: LargeRequests | None  # None: every body is parsed here
     unknown: UnknownFields = UnknownFields.REFUSE
-    # One thread: many would take the interpreter lock from the event loop in turns.
-    parser: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="parse")
-    )
 
     async def read(self, request: Request, kind: type[BodyT]) -> BodyT:
-        """Return the body. Raises `ApiError` that names what is wrong with it."""
-        raw = await read_body(request, self.max_bytes)
-        if len(raw) <= INLINE_BYTES:
-            return parse_body(kind, raw, self.unknown)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.parser, parse_body, kind, raw, self.unknown)
+        """Return the body. A large one has no prompts, but what was `prepared` of them.
+
+        Raises `ApiError` that names what is wrong with it, and `ClientGone`.
+        """
+        parts: list[bytes] = []
+        size = 0
+        chunks = body_parts(request, self.max_bytes)
+        async for part in chunks:
+            parts.append(part)
+            size += len(part)
+            if size > LARGE_BYTES and self.large is not None:
+                with self.large.open() as file:
+                    for each in parts:
+                        file.write(each)
+                    parts.clear()
+                    async for each in chunks:
+                        file.write(each)
+                    parse = self._parse(self.large, kind, file)
+                    return await unless_disconnected(request.receive, parse)
+        return parse_body(kind, b"".join(parts), self.unknown)
+
+    async def _parse(self, large: LargeRequests, kind: type[BodyT], file: BodyFile) -> BodyT:
+        job = ParseJob(kind, self.unknown, await self.backend.models())
+        found = await large.parse(job, file)
+        assert isinstance(found.body, kind)
+        return found.body.with_prepared(found.prepared)
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """Return the body. Raises TOO_LARGE as soon as it is known to exceed `limit` bytes."""
+async def body_parts(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """Yield the body as it comes. Raises TOO_LARGE as soon as it is known to exceed `limit`
+    bytes."""
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
-    parts, size = [], 0
+    size = 0
     async for part in request.stream():
         size += len(part)
         if size > limit:
             raise _too_large(limit)
-        parts.append(part)
-    return b"".join(parts)
+        yield part
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Return the body. Raises TOO_LARGE as soon as it is known to exceed `limit` bytes."""
+    return b"".join([part async for part in body_parts(request, limit)])
 
 
 def labels_of(request: Request, body: SamplingBody) -> RequestLabels:

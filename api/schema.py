@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 
-from baton.api.body import Body
+from baton.api.body import Body, ListOf
 from baton.api.client_salt import client_salt
 from baton.api.errors import refused, shorten
 from baton.api.field_table import FieldPlace
@@ -142,11 +142,11 @@ class SamplingFields(Body):
     frequency_penalty: float | None = None
     seed: int | None = None
     logit_bias: Biases | None = None
-    allowed_token_ids: Annotated[list[int], Field(min_length=1)] | None = None
+    allowed_token_ids: Annotated[ListOf[int], Field(min_length=1)] | None = None
     bad_words: Strings = ()
     stop: Strings = ()
     stop_regex: Strings = ()
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: ListOf[int] | None = None
     ignore_eos: bool = False
 
     def given(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class SamplingBody(SamplingFields):
     ebnf: str | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: ListOf[str] | None = None
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
 

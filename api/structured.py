@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from baton.api.body import Body
+from baton.api.body import Body, ListOf
 from baton.api.errors import refused
 from baton.api.field_table import FieldPlace
 from baton.core.grammar import Grammar, GrammarKind
@@ -56,7 +56,7 @@ class StructuredOutputs(Body):
 
     schema_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: ListOf[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
 

@@ -1,6 +1,6 @@
 """Conversion of prompts to token ids and of token ids to text.
 
-Long prompts are converted on threads, off the event loop.
+Long prompts are converted off the event loop: on threads, and the longest in other processes.
 """
 
 import asyncio
@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from baton.api.backend import ModelInfo
 from baton.api.errors import RETRY_AFTER_S, invalid
+from baton.api.large.job import EncodeJob
+from baton.api.large.requests import LargeRequests
 from baton.api.requests import refusal
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, RequestError
@@ -19,9 +21,8 @@ from baton.core.sampling_params import SamplingParams
 from baton.text.answer import AnswerText
 from baton.text.async_grammar_compiler import AsyncGrammarCompiler
 from baton.text.chat_template import ChatTemplate
-from baton.text.errors import GrammarBusyError, LongTextError, TextError
+from baton.text.errors import GrammarBusyError, TextError
 from baton.text.grammar import GrammarCompiler
-from baton.text.long_text_process import LongTextProcess
 from baton.text.reply_parser import find_reasoning_format
 from baton.text.stop_regex import compile_stops
 from baton.text.token_offsets import make_token_offsets, offsets_in
@@ -45,14 +46,22 @@ MOST_TOKENS = 1 << 24
 
 @dataclass(frozen=True)
 class ChatPrompt:
-    ids: tuple[int, ...]
+    ids: Sequence[int]
     thinking: bool  # the prompt ends inside the model's reasoning
 
 
 class TextService:
     """The text side of one model. Tokenising releases the interpreter lock, so threads help."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, threads: int = 2) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        threads: int = 2,
+        *,
+        alone: bool = False,
+    ) -> None:
+        """alone: in a process for large requests, which starts no further ones."""
         self.tokenizer = tokenizer
         self.template = template
         self.table = TokenTable(tokenizer)
@@ -63,13 +72,13 @@ class TextService:
         )
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
         folder = tokenizer.folder
-        self._long_texts = None if folder is None else LongTextProcess(folder)
+        self.large = None if alone or folder is None else LargeRequests(folder)
 
     def close(self) -> None:
-        """End the threads once their work is complete, and the process of long texts at once."""
+        """End the threads once their work is complete, and the other processes at once."""
         self._threads.shutdown(wait=False)
-        if self._long_texts is not None:
-            self._long_texts.close()
+        if self.large is not None:
+            self.large.close()
         self._grammars.close()
 
     async def encode(
@@ -79,7 +88,7 @@ class TextService:
         add_special_tokens: bool = True,
         param: str = "prompt",
         most: int | None = None,
-    ) -> tuple[int, ...]:
+    ) -> Sequence[int]:
         """Return a prompt's token ids.
 
         most: tokens that the context has room for; None: any number may come. Raises
@@ -91,16 +100,9 @@ class TextService:
         longest = self.tokenizer.longest_token
         if longest is not None and len(text) > bound * longest:
             raise _too_long(param, f"at least {-(-len(text) // longest)}", bound)
-        if len(text) > LONG_CHARS and self._long_texts is not None:
-            try:
-                found = await self._long_texts.encode(text, bound, add_special_tokens)
-            except LongTextError as err:
-                raise ApiError(
-                    err.code, f"{param}: {err}", param=param, retry_after_s=RETRY_AFTER_S
-                ) from err
-            except TextError as err:
-                raise invalid(param, f"{param}: {err}") from err
-        elif len(text) > INLINE_CHARS:
+        if len(text) > LONG_CHARS and self.large is not None:
+            return await self.large.encode(EncodeJob(add_special_tokens, param, bound), text)
+        if len(text) > INLINE_CHARS:
             found = await self._run(
                 lambda: _tuple(self.tokenizer.encode_upto(text, bound, add_special_tokens)),
                 len(text),

@@ -1,17 +1,22 @@
 """The endpoints `POST /tokenize` and `/detokenize`, with vLLM's fields."""
 
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from baton.api.backend import Backend
-from baton.api.body import Body
+from baton.api.backend import Backend, ModelInfo
+from baton.api.body import Body, ListOf
 from baton.api.chat_schema import Message, Tool, template_message
 from baton.api.errors import refused
+from baton.api.prepared import Prepared
 from baton.api.request_body import BodyReader
 from baton.api.text_service import TextService, check_ids, served_model
+
+PART_BYTES = 1 << 18
+"""The parts in which a large reply is sent."""
 
 
 class TokenizeBody(Body):
@@ -19,17 +24,71 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: ListOf[Message] | None = None
     add_special_tokens: bool | None = None  # None: True for a prompt, False for messages
     return_token_strs: bool | None = None
     add_generation_prompt: bool = True
-    tools: list[Tool] | None = None
+    tools: ListOf[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    async def prepare(
+        self, text: TextService, models: Sequence[ModelInfo]
+    ) -> tuple[Self, Prepared]:
+        """Return the body without its prompt, and the reply. Raises `ApiError`."""
+        prepared = Prepared(reply=bytes((await self.reply(text, models)).body))
+        none = dict.fromkeys(("prompt", "messages", "tools", "chat_template_kwargs"))
+        return self.model_copy(update=none), prepared
+
+    async def reply(self, text: TextService, models: Sequence[ModelInfo]) -> JSONResponse:
+        """Return the token ids. Raises `ApiError`."""
+        model = served_model(self.model, models)
+        ids = await self._ids(text)
+        table = text.table
+        return JSONResponse(
+            {
+                "count": len(ids),
+                "max_model_len": model.max_model_len,
+                "tokens": list(ids),
+                "token_strs": [table.text(i) for i in ids] if self.return_token_strs else None,
+            }
+        )
+
+    async def _ids(self, text: TextService) -> Sequence[int]:
+        if (self.prompt is None) == (self.messages is None):
+            raise refused("prompt", "expected exactly one of prompt and messages")
+        if self.prompt is not None:
+            special = self.add_special_tokens is not False
+            return await text.encode(self.prompt, add_special_tokens=special)
+        if self.add_special_tokens:
+            raise refused(
+                "add_special_tokens",
+                "the chat template writes the special tokens of messages itself; leave it out",
+            )
+        tools = [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
+        prompt = await text.encode_chat(
+            [template_message(message) for message in self.messages or ()],
+            add_generation_prompt=self.add_generation_prompt,
+            tools=tools or None,
+            variables=self.chat_template_kwargs,
+        )
+        return prompt.ids
 
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: list[int]
+    tokens: ListOf[int]
+
+    async def prepare(
+        self, text: TextService, models: Sequence[ModelInfo]
+    ) -> tuple[Self, Prepared]:
+        """Return the body without its tokens, and the reply. Raises `ApiError`."""
+        prepared = Prepared(reply=bytes((await self.reply(text, models)).body))
+        return self.model_copy(update={"tokens": []}), prepared
+
+    async def reply(self, text: TextService, models: Sequence[ModelInfo]) -> JSONResponse:
+        """Return the text of `tokens`, special tokens included. Raises `ApiError`."""
+        check_ids(self.tokens, served_model(self.model, models), "tokens")
+        return JSONResponse({"prompt": await text.decode(self.tokens, skip_special_tokens=False)})
 
 
 @dataclass(frozen=True)
@@ -41,43 +100,19 @@ class TokenEndpoints:
     bodies: BodyReader
 
     async def tokenize(self, request: Request) -> Response:
-        body = await self.bodies.read(request, TokenizeBody)
-        model = served_model(body.model, await self.backend.models())
-        ids = await self._ids(body)
-        table = self.text.table
-        return JSONResponse(
-            {
-                "count": len(ids),
-                "max_model_len": model.max_model_len,
-                "tokens": ids,
-                "token_strs": [table.text(i) for i in ids] if body.return_token_strs else None,
-            }
-        )
+        return await self._reply(await self.bodies.read(request, TokenizeBody))
 
     async def detokenize(self, request: Request) -> Response:
-        """Return the text of `tokens`, special tokens included."""
-        body = await self.bodies.read(request, DetokenizeBody)
-        model = served_model(body.model, await self.backend.models())
-        check_ids(body.tokens, model, "tokens")
-        text = await self.text.decode(body.tokens, skip_special_tokens=False)
-        return JSONResponse({"prompt": text})
+        return await self._reply(await self.bodies.read(request, DetokenizeBody))
 
-    async def _ids(self, body: TokenizeBody) -> tuple[int, ...]:
-        if (body.prompt is None) == (body.messages is None):
-            raise refused("prompt", "expected exactly one of prompt and messages")
-        if body.prompt is not None:
-            special = body.add_special_tokens is not False
-            return await self.text.encode(body.prompt, add_special_tokens=special)
-        if body.add_special_tokens:
-            raise refused(
-                "add_special_tokens",
-                "the chat template writes the special tokens of messages itself; leave it out",
-            )
-        tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
-        prompt = await self.text.encode_chat(
-            [template_message(message) for message in body.messages or ()],
-            add_generation_prompt=body.add_generation_prompt,
-            tools=tools or None,
-            variables=body.chat_template_kwargs,
-        )
-        return prompt.ids
+    async def _reply(self, body: TokenizeBody | DetokenizeBody) -> Response:
+        if body.prepared is None:
+            return await body.reply(self.text, await self.backend.models())
+        whole = body.prepared.reply
+        size = {"content-length": str(len(whole))}
+        return StreamingResponse(_parts(whole), headers=size, media_type="application/json")
+
+
+async def _parts(whole: bytes) -> AsyncIterator[bytes]:
+    for at in range(0, len(whole), PART_BYTES):
+        yield whole[at : at + PART_BYTES]

@@ -1,5 +1,7 @@
 """Prompts that are cut to a length that their client names, as vLLM cuts them."""
 
+from collections.abc import Sequence
+
 from baton.api.backend import ModelInfo
 from baton.api.errors import invalid
 from baton.api.schema import SamplingBody
@@ -13,8 +15,8 @@ def most_tokens(body: SamplingBody, model: ModelInfo) -> int | None:
 
 
 def truncated(
-    ids: tuple[int, ...], body: SamplingBody, model: ModelInfo, max_tokens: int | None
-) -> tuple[int, ...]:
+    ids: Sequence[int], body: SamplingBody, model: ModelInfo, max_tokens: int | None
+) -> Sequence[int]:
     """Return the tokens of a prompt that `truncate_prompt_tokens` leaves: the last, or the first.
 
     max_tokens: of the answer; None: one at least. Raises INVALID_REQUEST.

@@ -17,7 +17,6 @@ BatonError                     INTERNAL
 ├── ApiError                   chosen by whoever raises it; what clients and peers are told
 ├── TextError                  INVALID_REQUEST    [text]
 │   ├── EncodingError          INVALID_REQUEST    text without token ids, or ids without text
-│   ├── LongTextError          OVERLOADED         a long text for which there was no time
 │   ├── ChatTemplateError      INVALID_REQUEST    messages that cannot be rendered
 │   ├── StopRegexError         INVALID_REQUEST    an unusable stop_regex
 │   ├── GrammarError           INVALID_REQUEST    an unusable grammar, or an answer that left it

@@ -18,12 +18,6 @@ class EncodingError(TextError):
     """One text or one sequence of ids cannot be converted; the next one can."""
 
 
-class LongTextError(TextError):
-    """A long text was not tokenised, for want of time or room; a later try may pass."""
-
-    code = ErrorCode.OVERLOADED
-
-
 class ChatTemplateError(TextError):
     """The messages cannot be rendered with this model's chat template."""
 

@@ -1,14 +1,18 @@
 """The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`."""
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
 from baton.api.anthropic.conversation import conversation_of
-from baton.api.body import Body
+from baton.api.backend import ModelInfo
+from baton.api.body import Body, ListOf
 from baton.api.chat_schema import ChatBody
 from baton.api.errors import refused, shorten
+from baton.api.prepared import Prepared
 from baton.api.schema import make_body
+from baton.api.text_service import TextService
 
 
 class MessagesTool(Body):
@@ -53,9 +57,9 @@ class ConversationBody(Body):
     """The fields that the prompt is made of."""
 
     model: str | None = None
-    messages: list[dict[str, Any]]
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[MessagesTool] | None = None
+    messages: ListOf[dict[str, Any]]
+    system: str | ListOf[dict[str, Any]] | None = None
+    tools: ListOf[MessagesTool] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -81,7 +85,19 @@ class ConversationBody(Body):
                 "chat_template_kwargs": self._variables(),
                 **more,
             },
-        )
+        ).with_prepared(self.prepared)
+
+    async def prepare(
+        self, text: TextService, models: Sequence[ModelInfo]
+    ) -> tuple[Self, Prepared]:
+        """Return the body without its messages, and the prompt's token ids. Raises `ApiError`."""
+        _, prepared = await self.chat_body().prepare(text, models)
+        none = {
+            "messages": [{"role": "user", "content": ""}],
+            "system": None,
+            "chat_template_kwargs": None,
+        }
+        return self.model_copy(update=none), prepared
 
     def _format(self) -> dict[str, Any] | None:
         form = None if self.output_config is None else self.output_config.format
@@ -103,7 +119,7 @@ class MessagesBody(ConversationBody):
 
     max_tokens: int
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: ListOf[str] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

@@ -41,7 +41,7 @@ class MessagesEndpoint:
         chat = body.chat_body()
         chat.check()
         model = served_model(chat.model, await self.turns.backend.models())
-        prompt = await self.turns.encode(chat, chat.tool_rule(), model)
+        prompt = await chat.encode(self.turns.text, chat.tool_rule(), model)
         return JSONResponse({"input_tokens": len(prompt.ids)})
 
 

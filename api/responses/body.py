@@ -1,16 +1,28 @@
 """The body of `POST /v1/responses`."""
 
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from baton.api.body import Body
+from baton.api.backend import ModelInfo
+from baton.api.body import Body, ListOf
 from baton.api.chat_schema import ChatBody
 from baton.api.errors import refused, shorten
+from baton.api.prepared import Prepared
 from baton.api.responses.input_items import messages_of
 from baton.api.schema import SamplingFields, make_body
+from baton.api.text_service import TextService
+from baton.core.errors import ApiError
 
 _LOGPROBS = "message.output_text.logprobs"
+_FIELDS = {
+    "messages": "input",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format.schema",
+}
+"""Fields of chat completions that have another name here."""
 
 
 class ResponseTool(BaseModel):
@@ -65,18 +77,18 @@ class ResponsesBody(SamplingFields):
     """
 
     model: str | None = None
-    input: str | list[dict[str, Any]]
+    input: str | ListOf[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    tools: list[ResponseTool] | None = None
+    tools: ListOf[ResponseTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     top_logprobs: int | None = None
-    include: list[str] | None = None
+    include: ListOf[str] | None = None
     truncation: str | None = None
     background: bool | None = None
     previous_response_id: str | None = None
@@ -139,7 +151,15 @@ class ResponsesBody(SamplingFields):
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "response_format": self._format(),
         }
-        return make_body(_ResponseChat, fields)
+        return make_body(_ResponseChat, fields).with_prepared(self.prepared)
+
+    async def prepare(
+        self, text: TextService, models: Sequence[ModelInfo]
+    ) -> tuple[Self, Prepared]:
+        """Return the body without its input, and the prompt's token ids. Raises `ApiError`."""
+        with own_fields():
+            _, prepared = await self.chat_body().prepare(text, models)
+        return self.model_copy(update={"input": "", "chat_template_kwargs": None}), prepared
 
     def _format(self) -> dict[str, Any] | None:
         form = None if self.text is None else self.text.format
@@ -151,6 +171,16 @@ class ResponsesBody(SamplingFields):
             raise refused("text.format.schema", "text.format: expected a schema")
         schema = {"name": form.name, "schema": form.content}
         return {"type": "json_schema", "json_schema": schema}
+
+
+@contextmanager
+def own_fields() -> Iterator[None]:
+    """Give errors about a body of chat completions this endpoint's names of fields."""
+    try:
+        yield
+    except ApiError as error:
+        error.param = _FIELDS.get(error.param or "", error.param)
+        raise
 
 
 def _as_sent(value: Any) -> Any:

@@ -11,17 +11,10 @@ from starlette.responses import JSONResponse, Response
 from baton.api.chat_turn import ChatTurn, ChatTurns
 from baton.api.disconnect import unless_disconnected
 from baton.api.request_body import BodyReader
-from baton.api.responses.body import ResponsesBody
+from baton.api.responses.body import ResponsesBody, own_fields
 from baton.api.responses.writer import ResponseWriter
 from baton.api.sse import EventStream, named_event
 from baton.core.errors import ApiError
-
-_FIELDS = {
-    "messages": "input",
-    "response_format": "text.format",
-    "response_format.json_schema": "text.format.schema",
-}
-"""Fields of chat completions that have another name here."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +26,8 @@ class ResponsesEndpoint:
 
     async def post(self, request: Request) -> Response:
         body = await self.bodies.read(request, ResponsesBody)
-        try:
+        with own_fields():
             turn = await self.turns.begin(request, body.chat_body())
-        except ApiError as error:
-            error.param = _FIELDS.get(error.param or "", error.param)
-            raise
         writer = ResponseWriter(body, turn.model.model_id, self.turns.text.table)
         if body.stream:
             return EventStream(_events(turn, writer), encode=named_event, last=b"")

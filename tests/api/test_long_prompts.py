@@ -1,7 +1,6 @@
 """A long prompt holds nobody up, and one that cannot fit is refused before it is tokenised."""
 
 import asyncio
-import threading
 
 import pytest
 from fake_backend import CONTEXT, Connect, FakeBackend
@@ -34,15 +33,13 @@ async def test_others_are_answered_while_a_long_prompt_is_tokenised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(text.tokenizer, "longest_token", None)  # or it is refused at once
-    assert text._long_texts is not None
-    under_way = threading.Event()
-    text._long_texts._thread.submit(under_way.wait, 60)  # as if by another long text
-    async with connect() as client:
+    assert text.large is not None
+    async with connect() as client, text.large._short._turns.turn(0):  # as if by another long text
         long = asyncio.create_task(client.post(path, json=body))
         short = await client.post("/v1/completions", json={"prompt": "hello"})
         health = await client.get("/health")
         assert short.status_code == health.status_code == 200 and not long.done()
-        under_way.set()
+    async with connect() as client:
         reply = await long
     assert reply.status_code == 400
     error = reply.json()["error"]
@@ -53,16 +50,16 @@ async def test_a_prompt_that_cannot_fit_is_refused_unread(
     connect: Connect, text: TextService
 ) -> None:
     longest = text.tokenizer.longest_token
-    assert longest is not None and text._long_texts is not None
+    assert longest is not None and text.large is not None
     fits = "a" * longest * CONTEXT
     async with connect() as client:
         reply = await client.post("/v1/completions", json={"prompt": fits + "a"})
         assert reply.status_code == 400
         assert f"at least {CONTEXT + 1} tokens" in reply.json()["error"]["message"]
-        assert text._long_texts._child is None, "it was tokenised"
+        assert text.large._short._child is None, "it was tokenised"
         reply = await client.post("/v1/completions", json={"prompt": fits})
         assert "at least" not in reply.json()["error"]["message"]
-        assert text._long_texts._child is not None
+        assert text.large._short._child is not None
 
 
 async def test_a_long_prompt_that_is_to_be_cut_is_tokenised_whole(

@@ -1,9 +1,7 @@
-"""Long texts are tokenised in a process of their own, one at a time."""
+"""Long texts are tokenised without the interpreter lock, and not at all where none can fit."""
 
-import asyncio
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
-from baton.text import long_text_process
-from baton.text.errors import EncodingError, LongTextError
-from baton.text.long_text_process import LongTextProcess
 from baton.text.token_bytes import longest_token
 from baton.text.tokenizer import Tokenizer
 
@@ -25,86 +20,6 @@ PIECES = [*toy_tokenizer.byte_level().get_vocab(), "é", "日本語 ", " a b", "
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy_tokenizer.save_folder(tmp_path_factory.mktemp("toy"))
-
-
-@pytest.fixture
-def process(folder: Path) -> Iterator[LongTextProcess]:
-    made = LongTextProcess(folder)
-    yield made
-    made.close()
-
-
-async def test_it_says_what_the_tokenizer_says(process: LongTextProcess, folder: Path) -> None:
-    tokenizer = Tokenizer.from_folder(folder)
-    for text in ("hello world", "naïve café €5 日本語 😀 end" * 2000, "", "\x00\n"):
-        for special in (True, False):
-            ids = tuple(tokenizer.encode(text, special))
-            assert await process.encode(text, ANY, special) == ids
-            assert await process.encode(text, len(ids), special) == ids
-            if ids:
-                assert await process.encode(text, len(ids) - 1, special) == len(ids)
-    with pytest.raises(EncodingError, match="surrogate"):
-        await process.encode("a\ud800", ANY, True)
-
-
-async def test_texts_take_turns_and_one_that_is_given_up_is_never_begun(
-    process: LongTextProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    begun, go_on = threading.Event(), threading.Event()
-    ask = process._ask
-
-    def watched(text: str, most: int, special: bool) -> tuple[int, ...] | int:
-        asked.append(len(text))
-        begun.set()
-        assert go_on.wait(60)
-        return ask(text, most, special)
-
-    monkeypatch.setattr(process, "_ask", watched)
-    tasks = [asyncio.create_task(process.encode("a" * size, 1, False)) for size in (100_000, 7, 9)]
-    await asyncio.to_thread(begun.wait, 60)
-    tasks[1].cancel()
-    await asyncio.wait([tasks[1]])
-    go_on.set()
-    assert await tasks[2] == 9 and await tasks[0] == 100_000
-    assert asked == [100_000, 9]
-
-
-async def test_a_text_that_is_given_up_half_way_ends_the_process_and_the_next_has_another(
-    process: LongTextProcess,
-) -> None:
-    await process.encode("warm", ANY, False)
-    before = process._child
-    task = asyncio.create_task(process.encode("word " * 400_000, ANY, False))
-    while process._asked is None:
-        await asyncio.sleep(0.001)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert await process.encode("ab", 1, False) == 2
-    assert before is not None and before.wait(60) != 0
-    assert process._child is not before
-
-
-async def test_a_process_that_was_lost_is_replaced(process: LongTextProcess) -> None:
-    await process.encode("warm", ANY, False)
-    assert process._child is not None
-    process._child.kill()
-    with pytest.raises(LongTextError, match="was lost"):
-        await process.encode("hello", ANY, False)
-    assert await process.encode("ab", 1, False) == 2
-
-
-async def test_what_takes_too_long_or_too_much_room_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = LongTextProcess(folder, deadline_s=0.0)
-    with pytest.raises(LongTextError, match="took longer than 0 s"):
-        await slow.encode("x", ANY, False)
-    monkeypatch.setattr(long_text_process, "MAX_WAITING_CHARS", 10)
-    with pytest.raises(LongTextError, match="too many long prompts"):
-        await slow.encode("x" * 11, ANY, False)
-    slow.close()
 
 
 def test_the_lock_is_free_while_a_text_is_tokenised(folder: Path) -> None:

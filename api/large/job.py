@@ -1,0 +1,69 @@
+"""The messages between a server and its processes for large requests.
+
+Both ends are the same program, so messages are pickled objects, each behind its length.
+"""
+
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from baton.api.backend import ModelInfo
+from baton.api.body import Body
+from baton.api.prepared import Prepared
+from baton.api.request_fields import UnknownFields
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+
+LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class ParseJob:
+    """Parse a body, and prepare what of it is large (`LargeBody.prepare`)."""
+
+    kind: type[Body]
+    unknown: UnknownFields
+    models: Sequence[ModelInfo]
+
+
+@dataclass(frozen=True)
+class EncodeJob:
+    """Tokenise a text, as `TextService.encode` does."""
+
+    add_special_tokens: bool
+    param: str
+    most: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The fields of an `ApiError`."""
+
+    code: ErrorCode
+    message: str
+    param: str | None
+    expected: str
+    actual: str
+
+    @classmethod
+    def of(cls, error: ApiError) -> "Refused":
+        return cls(error.code, error.message, error.param, error.expected, error.actual)
+
+    def error(self) -> ApiError:
+        return ApiError(
+            self.code, self.message, param=self.param, expected=self.expected, actual=self.actual
+        )
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A body without its prompts, and what was made of them."""
+
+    body: Body
+    prepared: Prepared
+
+
+Job = ParseJob | EncodeJob
+Result: TypeAlias = "Parsed | array[int] | Refused"

@@ -1,0 +1,50 @@
+"""Large requests of one server: their bytes, and the processes that read them."""
+
+from array import array
+from pathlib import Path
+
+from baton.api.errors import invalid
+from baton.api.large.held_bytes import BodyFile, HeldBytes
+from baton.api.large.job import EncodeJob, Parsed, ParseJob
+from baton.api.large.process import SHORT_BYTES, LargeRequestProcess
+
+
+class LargeRequests:
+    """Two processes: one for requests up to a megabyte, which do not wait for larger ones."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: the tokenizer's."""
+        self._held = HeldBytes()
+        self._short = LargeRequestProcess(folder)
+        self._long = LargeRequestProcess(folder)
+
+    def open(self) -> BodyFile:
+        """Return a file for the bytes of one request. Raises OVERLOADED if there are too many."""
+        return self._held.open()
+
+    async def parse(self, job: ParseJob, data: BodyFile) -> Parsed:
+        """Return a body without its prompts. Raises `ApiError`."""
+        found = await self._process(data).run(job, data)
+        assert isinstance(found, Parsed)
+        return found
+
+    async def encode(self, job: EncodeJob, text: str) -> "array[int]":
+        """Return the ids of a text. Raises `ApiError`."""
+        try:
+            raw = text.encode()
+        except UnicodeEncodeError as error:
+            why = f"{job.param}: the text has a lone surrogate; expected valid Unicode"
+            raise invalid(job.param, why) from error
+        with self.open() as data:
+            data.write(raw)
+            found = await self._process(data).run(job, data)
+        assert isinstance(found, array)
+        return found
+
+    def close(self) -> None:
+        """End the processes. Jobs that wait or are under way fail."""
+        self._short.end()
+        self._long.end()
+
+    def _process(self, data: BodyFile) -> LargeRequestProcess:
+        return self._short if data.size <= SHORT_BYTES else self._long

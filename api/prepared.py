@@ -1,0 +1,16 @@
+"""The results of reading a large body's prompts, made before the server sees the body."""
+
+from array import array
+from dataclasses import dataclass
+
+from baton.api.echo import Echo
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Set by the process that parsed the body, which then left the prompts out."""
+
+    prompts: "tuple[array[int], ...]" = ()  # the token ids of each prompt, cut as the body asks
+    thinking: bool = False  # the only prompt ends inside the model's reasoning
+    echoes: tuple[Echo, ...] = ()  # of each prompt of a completion
+    reply: bytes = b""  # the whole JSON of the answer, where no model is asked

@@ -1,0 +1,140 @@
+"""The process that reads large requests: one job at a time, the smallest first."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from baton.api.large.held_bytes import BodyFile, HeldBytes
+from baton.api.large.job import EncodeJob
+from baton.api.large.process import SHORT_BYTES, LargeRequestProcess
+from baton.api.large.requests import LargeRequests
+from baton.api.large.turns import Turns
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.text.tokenizer import Tokenizer
+
+ANY = 1 << 30
+LONG = "word " * (SHORT_BYTES // 4)
+
+
+@pytest.fixture
+def large(folder: Path) -> Iterator[LargeRequests]:
+    made = LargeRequests(folder)
+    yield made
+    made.close()
+
+
+def job(most: int = ANY, special: bool = True) -> EncodeJob:
+    return EncodeJob(special, "prompt", most)
+
+
+async def test_it_says_what_the_tokenizer_says(large: LargeRequests, tokenizer: Tokenizer) -> None:
+    for text in ("hello world " * 500, "naïve café €5 日本語 😀 end" * 2000):
+        for special in (True, False):
+            ids = array("i", tokenizer.encode(text, special))
+            assert await large.encode(job(ANY, special), text) == ids
+            assert await large.encode(job(len(ids), special), text) == ids
+            with pytest.raises(ApiError, match=f"context is {len(ids) - 1}") as caught:
+                await large.encode(job(len(ids) - 1, special), text)
+            assert caught.value.param == "prompt"
+    with pytest.raises(ApiError, match="surrogate"):
+        await large.encode(job(), "a\ud800")
+
+
+async def test_a_process_that_was_lost_is_replaced(large: LargeRequests) -> None:
+    assert await large.encode(job(), "ab")
+    assert large._short._child is not None
+    large._short._child.kill()
+    with pytest.raises(ApiError, match="was lost") as caught:
+        await large.encode(job(), "hello")
+    assert caught.value.code is ErrorCode.OVERLOADED
+    assert await large.encode(job(), "ab")
+
+
+async def test_a_short_text_does_not_wait_for_a_long_one(large: LargeRequests) -> None:
+    long = asyncio.create_task(large.encode(job(), LONG))
+    assert await large.encode(job(), "hello")
+    assert not long.done()
+    long.cancel()
+    await asyncio.wait([long])
+
+
+async def test_a_short_text_that_is_given_up_leaves_the_process_to_the_next(
+    large: LargeRequests,
+) -> None:
+    ids = await large.encode(job(), "hello")
+    before = large._short._child
+    text = "hello world " * 50_000
+    task = asyncio.create_task(large.encode(job(), text))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    assert await large.encode(job(), "hello") == ids
+    assert large._short._child is before and task.cancelled()
+
+
+async def test_what_takes_too_long_is_refused(folder: Path) -> None:
+    slow = LargeRequestProcess(folder, deadline_s=0.0)
+    with pytest.raises(ApiError, match="took longer than 0 s"):
+        async with held("hello") as file:
+            await slow.run(job(), file)
+    slow.end()
+
+
+@asynccontextmanager
+async def held(text: str) -> AsyncIterator[BodyFile]:
+    with HeldBytes().open() as file:
+        file.write(text.encode())
+        yield file
+
+
+def test_what_is_held_is_bounded_and_given_back() -> None:
+    held = HeldBytes(most=10, files=2)
+    with held.open() as one, held.open() as two:
+        one.write(b"1234567")
+        with pytest.raises(ApiError, match="too many large requests") as caught:
+            two.write(b"1234")
+        assert caught.value.code is ErrorCode.OVERLOADED
+        two.write(b"123")
+        with pytest.raises(ApiError, match="too many large requests"):
+            held.open()
+    assert held.bytes == held.files == 0
+
+
+async def test_the_smallest_is_next_and_a_cancelled_wait_has_no_turn() -> None:
+    turns, order, go_on = Turns(), list[int](), asyncio.Event()
+
+    async def take(size: int) -> None:
+        async with turns.turn(size):
+            order.append(size)
+            await go_on.wait()
+
+    tasks = {size: asyncio.create_task(take(size)) for size in (5, 9, 1, 7, 3)}
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait(tasks.values())
+    assert order == [5, 3, 7, 9]
+    async with asyncio.timeout(60), turns.turn(1):
+        pass
+
+
+async def test_a_turn_that_comes_with_a_cancel_is_passed_on() -> None:
+    turns = Turns()
+    first, second = asyncio.Event(), asyncio.Event()
+
+    async def take(begun: asyncio.Event) -> None:
+        async with turns.turn(1):
+            begun.set()
+
+    async with turns.turn(1):
+        leaving = asyncio.create_task(take(first))
+        staying = asyncio.create_task(take(second))
+        await asyncio.sleep(0)
+    leaving.cancel()  # it has the turn, and has not run since
+    await asyncio.wait_for(staying, 60)
+    assert leaving.cancelled() and not first.is_set() and second.is_set()
