@@ -316,7 +316,7 @@ class Engine:
         """Describe every slot and page that is not free or owned exactly once. [] when all
         is well.
         """
-        return self._scheduler.check() + audit(
+        return self._scheduler.check(self._steps.batches) + audit(
             self.states.ids,
             self.pages.ids,
             self._pools.rows,

@@ -139,14 +139,14 @@ class ModelRunner:
             raise InvariantError(
                 f"step {batch.sequence} took over {STEP_DEADLINE_S:g} s"
             ) from error
-        tokens = sampled.token_ids.tolist()
+        tokens = sampled.token_ids.numpy()
         scored = _token_logprobs(sampled.scores)
         logprobs: list[TokenLogprob | None] = [None] * len(tokens)
         drawn = _token_logprobs(sampled.logprobs)
         for index, draw in batch.draws.asking:
             asked = len(draw.sampling.logprob_token_ids)
             top = draw.sampling.logprobs or 0
-            logprobs[index] = next(drawn).entry(tokens[index], top, asked)
+            logprobs[index] = next(drawn).entry(int(tokens[index]), top, asked)
         scores: list[tuple[TokenLogprob, ...]] = []
         for _, row in batch.scores:
             unscored = row.targets[: len(row.targets) - row.logits]
@@ -156,7 +156,7 @@ class ModelRunner:
                 next(scored).entry(token, row.top, asked) for token in row.targets[len(unscored) :]
             ]
             scores.append((*first, *rest))
-        return StepResult(tuple(tokens), tuple(logprobs), tuple(scores))
+        return StepResult(tokens, tuple(logprobs), tuple(scores))
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 from baton.core.logprobs import TokenLogprob
+from baton.engine.schedule.plain_rows import Ints
 
 
 @dataclass(frozen=True)
 class StepResult:
     """The tokens and scores of a step, in the order of `Batch.draws` and `Batch.scores`."""
 
-    token_ids: tuple[int, ...]  # one a draw
+    token_ids: Ints  # one a draw
     logprobs: tuple[TokenLogprob | None, ...]  # one a draw; None where not asked for
     scores: tuple[tuple[TokenLogprob, ...], ...]  # one a scored row; one entry a target

@@ -1,7 +1,7 @@
 """The changes of request tables that the device has yet to learn."""
 
 from array import array
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -68,7 +68,12 @@ class TableChanges:
         self._changed.pop(row, None)
         self._begun.pop(row, None)
 
-    def take(self, rows: Container[int]) -> TableEntries:
+    @property
+    def rows(self) -> Iterable[int]:
+        """The rows that have changes."""
+        return self._changed
+
+    def take(self, rows: Iterable[int]) -> TableEntries:
         """Return the changes of `rows`, those of a step, and forget them.
 
         Another row's changes wait for its own next step: a step that fails ends all its requests,
@@ -76,8 +81,10 @@ class TableChanges:
         """
         places, pages = array("q"), array("q")
         histories: list[tuple[int, History]] = []
-        for row in [row for row in self._changed if row in rows]:
-            changed = self._changed.pop(row)
+        for row in rows:
+            changed = self._changed.pop(row, None)
+            if changed is None:
+                continue
             first = row * self.width
             places.extend(first + entry for entry in changed)
             pages.extend(changed.values())

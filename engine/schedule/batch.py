@@ -98,10 +98,8 @@ class Batch:
     @cached_property
     def columns(self) -> Ints:
         """[5, rows] of all rows: start, end, read slot, write slot, row of the request tables."""
-        plain = self.plain
-        columns = np.stack(
-            (plain.starts, plain.starts + 1, plain.slots, plain.slots, plain.table_rows)
-        )
+        starts, group = self.plain.starts, self.plain.group
+        columns = np.stack((starts, starts + 1, group.slots, group.slots, group.table_rows))
         if not self.rows:
             return columns
         others = [(r.start, r.end, r.read_slot, r.write_slot, r.table_row) for r in self.rows]
@@ -114,13 +112,14 @@ class Batch:
         found = [(first + i, row) for i, row in enumerate(self.rows) if row.draw is not None]
         others = [(index, row.table_row, row.end, row.position) for index, row in found]
         drawn = tuple(row.draw for _, row in found if row.draw is not None)
-        columns = np.stack((np.arange(first), plain.table_rows, plain.starts + 1, plain.positions))
-        records = plain.records
+        group, ends = plain.group, plain.starts + 1
+        columns = np.stack((np.arange(first), group.table_rows, ends, plain.positions))
+        records = group.records
         if others:
             columns = np.concatenate((columns, np.array(others, np.int64).T), axis=1)
             more = np.array([draw.record for draw in drawn], DRAW_RECORD)
             records = np.concatenate((records, more))
-        each = (*plain.draws, *drawn)
+        each = (*group.draws, *drawn)
         asking = [(index, each[index]) for index in np.flatnonzero(records["asks"]).tolist()]
         rows, table_rows, ends, positions = columns
         return Draws(rows, table_rows, ends, positions, records, each, tuple(asking))
@@ -132,18 +131,18 @@ class Batch:
 
     def plain_row(self, index: int) -> Row:
         """Return a plain row by itself."""
-        plain = self.plain
-        request, start, slot = plain.requests[index], int(plain.starts[index]), plain.slots[index]
+        plain, group = self.plain, self.plain.group
+        request, start, slot = group.requests[index], int(plain.starts[index]), group.slots[index]
         return Row(
             serial=request.serial,
-            admission=int(plain.admissions[index]),
+            admission=int(group.admissions[index]),
             start=start,
             end=start + 1,
             read_slot=int(slot),
             write_slot=int(slot),
-            table_row=int(plain.table_rows[index]),
+            table_row=int(group.table_rows[index]),
             reaches_target=True,
-            draw=plain.draws[index],
+            draw=group.draws[index],
             scores=None,
             position=int(plain.positions[index]),
         )

@@ -94,11 +94,11 @@ class Request:
         "branch",
         "cached_tokens",
         "computed",
+        "drawn",
         "node",
         "output",
         "owned",
         "pages",
-        "pending",
         "plain_place",
         "request_id",
         "resumes_from",
@@ -131,7 +131,7 @@ class Request:
         self.stopper = stopper
         self.state = RequestState.WAITING
         self.output = list(spec.output_ids)
-        self.pending = 0  # tokens that planned steps sample, not known on the host yet
+        self.drawn = len(self.output)  # output tokens, with those that planned steps sample
         self.slot = 0  # its own; 0: none
         # Where the state of `computed` tokens lies: in its own slot, or in a snapshot's, which its
         # next row reads. 0 before the first row.
@@ -150,7 +150,9 @@ class Request:
         self.settled = 0  # tokens whose KV and state are known to be there: their step is over
         self.scored = 0  # prompt positions below this were scored; set by the planner
         self.announced = False  # Scheduled went out
-        self.plain_place = -1  # among the requests whose next row is plain; -1: it is not
+        # Its place in `PlainTable`, which alone knows `computed`, `drawn` and `settled` then. -1:
+        # it is not there.
+        self.plain_place = -1
         self._prompt_key: bytes | None = None  # made once: it costs more than a look-up with it
 
     @property
@@ -159,9 +161,9 @@ class Request:
         return Owner.TRANSFER if self.spec.hold else Owner.LIVE
 
     @property
-    def drawn(self) -> int:
-        """Output tokens, including those that are sampled but not known yet."""
-        return len(self.output) + self.pending
+    def pending(self) -> int:
+        """Tokens that planned steps sample, not known on the host yet."""
+        return self.drawn - len(self.output)
 
     @property
     def total(self) -> int:
@@ -173,7 +175,7 @@ class Request:
         spec = self.spec
         if spec.hold:
             return len(spec.prompt_ids) + max(0, len(self.output) - 1)
-        return len(spec.prompt_ids) + len(self.output) + self.pending  # total, a call less
+        return len(spec.prompt_ids) + self.drawn  # total, a call less
 
     @property
     def decodes(self) -> bool:

@@ -24,11 +24,21 @@ class RowPlanner:
         self.plain = PlainTable()
         self._joining: list[tuple[Request, Draw, int]] = []  # with where their plain rows end
 
-    def begin(self) -> None:
-        """Begin another step."""
+    def begin(self) -> list[Request]:
+        """Begin another step. Return the requests of `plain` of which it must be told, by `extend`
+        or by `plain.discard`, whether their next rows are plain too.
+        """
         self._scores_left = SCORED_TOKENS
         self._joining.clear()
-        self.plain.drop_ended()
+        return self.plain.ended()
+
+    def lacks_pages_alone(self, request: Request) -> bool:
+        """Return true if the next row of a request of `plain` is plain where it has a page."""
+        return request.computed < self._plain_limit(request, self.plain.draw(request))
+
+    def extend(self, request: Request) -> None:
+        """Let the next rows of a request of `plain`, which has got a page, be plain too."""
+        self.plain.extend(request, self._plain_end(request, self.plain.draw(request)))
 
     def row(self, request: Request, end: int) -> Row:
         """Plan that `request` computes its tokens up to `end`, which its pages cover already."""
@@ -54,7 +64,7 @@ class RowPlanner:
         )
         request.computed = end
         request.state_slot = request.slot
-        request.pending += row.draw is not None
+        request.drawn += row.draw is not None
         if row.scores is not None:
             request.scored = row.scores.start + len(row.scores.targets)
             self._scores_left -= row.scores.logits
@@ -74,7 +84,7 @@ class RowPlanner:
             write = tracked[0].slot
         request.state_slot = write
         draw, position = self._draw(request), request.drawn
-        request.pending += 1
+        request.drawn += 1
         self._note_plain(request)
         return Row(
             request.serial,
@@ -110,14 +120,19 @@ class RowPlanner:
 
     def _plain_end(self, request: Request, draw: Draw) -> int:
         """Return where the rows end that differ by their position alone: as far as no page is
-        lacking, no snapshot is due, the answer may go on, and all sample by `draw`.
+        lacking, and to `_plain_limit`.
+        """
+        return min(len(request.pages) * self._page_size, self._plain_limit(request, draw))
+
+    def _plain_limit(self, request: Request, draw: Draw) -> int:
+        """Return where the rows end that more pages would suffice for: as far as no snapshot is
+        due, the answer goes on unless a stop ends it, and all sample by `draw`.
         """
         computed, drawn = request.computed, request.drawn
-        left = request.stopper.limit - drawn
+        left = request.stopper.limit - 1 - drawn  # the last token's row is not plain
         if draw.short:
             left = min(left, request.spec.sampling.min_tokens - drawn)
-        room = len(request.pages) * self._page_size
-        return min(room, computed + left, self._tracker.next_decode(computed))
+        return min(computed + left, self._tracker.next_decode(computed))
 
     def resume_limit(self, request: Request) -> int:
         """Return the deepest prefix, in tokens, that `request` may resume from: the last token is

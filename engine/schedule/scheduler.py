@@ -1,6 +1,6 @@
 """The choice of the requests and tokens of the next step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
 from baton.engine.output.events import Event, Scheduled
@@ -68,7 +68,7 @@ class Scheduler:
 
     def hold(self, request: Request) -> None:
         request.move(RequestState.HELD)
-        self._planner.plain.discard(request)
+        self.leave_plain(request)
         self.running.remove(request)
         self.held[request.serial] = request
 
@@ -79,7 +79,7 @@ class Scheduler:
     def drop(self, request: Request) -> None:
         """End `request`, wherever it stands, and free all that it owns."""
         self.destined(request)
-        self._planner.plain.discard(request)
+        self.leave_plain(request)
         if request.state is RequestState.WAITING:
             self.waiting.remove(request)
         elif request.state is RequestState.RUNNING:
@@ -108,9 +108,21 @@ class Scheduler:
         """Return true if a preempted request waits for memory and its turn comes before `turn`."""
         return any(request.admissions and request.turn < turn for request in self.waiting)
 
-    def check(self) -> list[str]:
-        """Describe what is wrong in the table of plain rows. [] when all is well."""
-        return self._planner.plain.check()
+    def leave_plain(self, request: Request) -> None:
+        """Plan the next rows of `request` one by one; it knows its lengths now."""
+        self._planner.plain.discard(request)
+
+    def settle(self, rows: PlainRows) -> list[int]:
+        """Note that the step of plain rows is over; see `PlainTable.settle`."""
+        return self._planner.plain.settle(rows)
+
+    def check(self, in_flight: Iterable[Batch]) -> list[str]:
+        """Describe what is wrong in the table of plain rows. [] when all is well.
+
+        in_flight: the steps whose results are not processed. Requests know their lengths after it.
+        """
+        self._planner.plain.write_back()
+        return self._planner.plain.check([row for batch in in_flight for row in batch.all_rows])
 
     def plan(self, outbox: list[Event]) -> Batch | None:
         """Plan the next step; None when nothing can run. Moves ids and lengths, touches no
@@ -118,8 +130,7 @@ class Scheduler:
         """
         decode: list[Row] = []
         prefill: list[Row] = []
-        self._planner.begin()
-        budget = self._plan_running(decode, prefill, outbox)
+        budget = self._plan_running(self._planner.begin(), decode, prefill, outbox)
         if budget:
             self._plan_waiting(prefill, budget, outbox)
         # The last, because what goes before may preempt some of them.
@@ -129,37 +140,56 @@ class Scheduler:
         self._sequence += 1
         self._pools.launch(self._sequence)
         rows = (*decode, *prefill)
-        entries = self._entries(rows, plain)
+        entries = self._entries(rows)
         return Batch(self._sequence, rows, len(plain) + len(decode), entries, plain)
 
-    def _entries(self, rows: tuple[Row, ...], plain: PlainRows) -> TableEntries:
+    def _entries(self, rows: tuple[Row, ...]) -> TableEntries:
+        """Take the changes of the request tables of this step's requests."""
         changes = self._pools.table_changes
         if not changes:
             return NO_ENTRIES
-        return changes.take({*plain.table_rows.tolist(), *(row.table_row for row in rows)})
+        mine = {row.table_row for row in rows}
+        plain = self._planner.plain
+        return changes.take([row for row in changes.rows if row in mine or plain.has_row(row)])
 
-    def _one_by_one(self) -> list[Request]:
-        """Return the running requests, in the order of their turns, whose rows are not plain. Where
-        too many run, plain rows are for those that go first.
+    def _one_by_one(self, ended: list[Request]) -> list[Request]:
+        """Return the running requests, in the order of their turns, whose rows are not plain, or
+        have `ended` being it. Where too many run, plain rows are for those that go first.
         """
         running, table = self.running, self._planner.plain
         for request in running[self._max_running :]:
             table.discard(request)
+        ended = [request for request in ended if request.plain_place >= 0]
         if len(table) == len(running):
-            return []
-        return [request for request in running if request.plain_place < 0]
+            return sorted(ended, key=_turn)
+        others = [request for request in running if request.plain_place < 0]
+        return sorted(others + ended, key=_turn) if ended else others
 
-    def _plan_running(self, decode: list[Row], prefill: list[Row], outbox: list[Event]) -> int:
+    def _plan_running(
+        self,
+        ended: list[Request],
+        decode: list[Row],
+        prefill: list[Row],
+        outbox: list[Event],
+    ) -> int:
         """Add the rows of running requests that are planned one by one; return what is left of the
         budget of prompt tokens.
+
+        ended: see `RowPlanner.begin`.
         """
         budget = self._chunk
         running = _RUNNING
         # A victim's turn comes after that of the request that needs its pages, so the victim
         # has no row in this step yet.
-        for request in self._one_by_one():
+        for request in self._one_by_one(ended):
             if request.state is not running:
                 continue
+            if request.plain_place >= 0:
+                if self._planner.lacks_pages_alone(request):
+                    if self._make_room(request, request.computed + 1):
+                        self._planner.extend(request)
+                    continue
+                self.leave_plain(request)
             if request.decodes:
                 most = self._max_running - len(self._planner.plain)
                 if request.exhausted or request.awaits_token or len(decode) >= most:
@@ -277,6 +307,10 @@ class Scheduler:
         while index and self.running[index - 1].turn > request.turn:
             index -= 1
         self.running.insert(index, request)
+
+
+def _turn(request: Request) -> Turn:
+    return request.turn
 
 
 def _announce(request: Request, outbox: list[Event]) -> None:

@@ -31,17 +31,32 @@ def some_sampling(rng: random.Random) -> SamplingParams:
     )
 
 
-def decode_rows_of(engine: Engine, batch: Batch) -> list[Row]:
-    """Return the rows that decode, each of which says what its request does."""
-    rows = list(batch.all_rows[: batch.decode_rows])
-    assert len({row.serial for row in rows}) == len(rows), "a request has one row in a step"
-    for row in rows:
-        request = engine._requests.at(row.serial)
-        assert request is not None
-        assert (row.start, row.end) == (request.computed - 1, request.computed)
-        assert (row.position, row.admission) == (request.drawn - 1, request.admissions)
-        assert (row.write_slot, row.table_row) == (request.state_slot, request.table_row)
-    return rows
+class DecodeRows:
+    """Checks the rows that decode, step by step, against their requests and their last rows."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._last: dict[tuple[int, int], Row] = {}  # by serial and admission
+
+    def of(self, batch: Batch) -> list[Row]:
+        """The rows of the planned step that decode, each of which says what its request does."""
+        self._engine._scheduler._planner.plain.write_back()
+        rows = list(batch.all_rows[: batch.decode_rows])
+        assert len({row.serial for row in rows}) == len(rows), "a request has one row in a step"
+        for row in rows:
+            request = self._engine._requests.at(row.serial)
+            assert request is not None
+            assert (row.start, row.end) == (request.computed - 1, request.computed)
+            assert row.end == len(request.spec.prompt_ids) + row.position
+            assert (row.position, row.admission) == (request.drawn - 1, request.admissions)
+            assert (row.write_slot, row.table_row) == (request.state_slot, request.table_row)
+        for row in batch.all_rows:
+            last = self._last.get((row.serial, row.admission))
+            assert last is None or row.start == last.end, "no token is computed twice, none never"
+            drew = 0 if last is None else last.position + (last.draw is not None)
+            assert last is None or row.position == drew
+            self._last[row.serial, row.admission] = row
+        return rows
 
 
 def check_draws(batch: Batch) -> None:
@@ -73,13 +88,14 @@ def test_plain_rows_are_what_each_request_would_have_planned(
             RequestSpec(f"r{number}", random_prompt(seeded, 2, 30), some_sampling(seeded))
         )
     plain = others = 0
+    checked = DecodeRows(engine)
     events: list[Event] = []
     while engine.has_work:
         planned = engine.plan_step()
         events += planned
         batch = engine._steps.planned
         if batch is not None:
-            decoding = decode_rows_of(engine, batch)
+            decoding = checked.of(batch)
             plain += len(batch.plain)
             others += len(decoding) - len(batch.plain)
             check_draws(batch)
@@ -97,10 +113,11 @@ def test_more_requests_than_fit_the_first_columns(seeded: random.Random) -> None
     for number in range(150):
         engine.submit(RequestSpec(f"r{number}", random_prompt(seeded, 1, 9), greedy(20)))
     most = 0
+    checked = DecodeRows(engine)
     while engine.has_work:
         engine.plan_step()
         if (batch := engine._steps.planned) is not None:
-            decode_rows_of(engine, batch)
+            checked.of(batch)
             most = max(most, len(batch.plain))
         engine.run_step()
     assert most > 64
@@ -108,7 +125,7 @@ def test_more_requests_than_fit_the_first_columns(seeded: random.Random) -> None
 
 
 def test_a_table_that_is_not_its_requests_is_noticed_by_the_audit() -> None:
-    for column in range(5):
+    for column in range(6):
         engine = make_engine()
         engine.submit(RequestSpec("a", (5,) * 3, greedy(40)))
         for _ in range(5):
