@@ -56,7 +56,8 @@ void attn_decode_as(const AttnDecode& a, Team& team) {
     };
     const TokenHeads heads{a.q + row * a.q_stride + first * D, (end - first) / per, per, D, D,
                            static_cast<float>(a.scale)};
-    attend_part(heads, positions(a.k_pool), positions(a.v_pool), from, to, softmax);
+    attend_part(heads, positions(a.k_pool), positions(a.v_pool), from, to, a.kv_lens[row],
+                softmax);
   };
   attend_rows(rows, team, team.share_of(a.rows, a.kv_heads), attend);
 }

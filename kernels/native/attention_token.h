@@ -13,6 +13,10 @@ struct Positions {
   const int32_t* table;
   int64_t page_size, page_stride, step;  // step: between two positions of a page (in values)
 
+  const T* at(int64_t position) const {
+    return pool + table[position / page_size] * page_stride + position % page_size * step;
+  }
+
   // f(i, from, n) for each run of positions at + i .. at + i + n below at + count that lie in one
   // page one after another.
   template <class F>
@@ -26,6 +30,14 @@ struct Positions {
   }
 };
 
+// Asks for `width` values that are read soon, into the second-level cache. Heads read a page's
+// lines out of their order, which the CPU does not foresee.
+template <class T>
+inline void prefetch(const T* from, int64_t width) {
+  constexpr int64_t LINE = 64 / sizeof(T);
+  for (int64_t i = 0; i < width; i += LINE) __builtin_prefetch(from + i, 0, 2);
+}
+
 // f(h, NB) for groups of NB query heads from the hth on: as many as share what is loaded.
 template <class F>
 inline void head_groups(int64_t heads, F f) {
@@ -37,15 +49,16 @@ inline void head_groups(int64_t heads, F f) {
 }
 
 // out[h, d] += weights[h * KEYS + i] values[i, d] for n positions and V vectors of channels; `last`:
-// channels of the last of these.
+// channels of the last of these. soon: as many positions that are read next.
 template <class T, int NB, int V>
-inline void add_values(const float* weights, const T* values, int64_t step, int64_t n, int64_t last,
-                       float* out, int64_t width) {
+inline void add_values(const float* weights, const T* values, const T* soon, int64_t step, int64_t n,
+                       int64_t last, float* out, int64_t width) {
   Vec total[NB][V];
   UNROLL for (int h = 0; h < NB; h++) UNROLL for (int v = 0; v < V; v++) {
     total[h][v] = load_run(out + h * width + v * LANES, v + 1 == V ? last : LANES);
   }
   for (int64_t i = 0; i < n; i++) {
+    prefetch(soon + i * step, V * LANES);
     Vec some[V];
     UNROLL for (int v = 0; v < V; v++) {
       some[v] = load_run(values + i * step + v * LANES, v + 1 == V ? last : LANES);
@@ -61,14 +74,14 @@ inline void add_values(const float* weights, const T* values, int64_t step, int6
 }
 
 template <class T, int NB>
-inline void add_values(const float* weights, const T* values, int64_t step, int64_t n, float* out,
-                       int64_t width) {
+inline void add_values(const float* weights, const T* values, const T* soon, int64_t step, int64_t n,
+                       float* out, int64_t width) {
   int64_t d = 0;
   for (; d + 4 * LANES <= width; d += 4 * LANES) {
-    add_values<T, NB, 4>(weights, values + d, step, n, LANES, out + d, width);
+    add_values<T, NB, 4>(weights, values + d, soon + d, step, n, LANES, out + d, width);
   }
   runs(width - d, [&](int64_t i, int64_t some) {
-    add_values<T, NB, 1>(weights, values + d + i, step, n, some, out + d + i, width);
+    add_values<T, NB, 1>(weights, values + d + i, soon + d + i, step, n, some, out + d + i, width);
   });
 }
 
@@ -92,22 +105,25 @@ inline void score_pairs(const float* q, const Bf16* keys, int64_t step, int64_t 
       __builtin_prefetch(keys + (R + r) * step + k);  // of a tile to come
     }
     UNROLL for (int b = 0; b < NB; b++) {
-      const Vec first = load(q + b * width + k), second = load(q + b * width + k + LANES);
-      UNROLL for (int r = 0; r < R; r++) total[r][b] += even[r] * first + odd[r] * second;
+      const Vec first = kept(load(q + b * width + k));
+      UNROLL for (int r = 0; r < R; r++) total[r][b] += even[r] * first;
+      const Vec second = kept(load(q + b * width + k + LANES));
+      UNROLL for (int r = 0; r < R; r++) total[r][b] += odd[r] * second;
     }
   }
   SUM_TOTALS
 }
 
-// out[h, d] += weights[h * KEYS + i] values[i, d] for n positions.
+// out[h, d] += weights[h * KEYS + i] values[i, d] for n positions. soon: as in add_values.
 template <int NB, int V>
-inline void add_pairs(const float* weights, const Bf16* values, int64_t step, int64_t n, float* out,
-                      int64_t width) {
+inline void add_pairs(const float* weights, const Bf16* values, const Bf16* soon, int64_t step,
+                      int64_t n, float* out, int64_t width) {
   Vec total[NB][V];
   UNROLL for (int h = 0; h < NB; h++) UNROLL for (int v = 0; v < V; v++) {
     total[h][v] = load(out + h * width + v * LANES);
   }
   for (int64_t i = 0; i < n; i++) {
+    prefetch(soon + i * step, V * LANES);
     Vec some[V];
     UNROLL for (int v = 0; v < V; v += 2) {
       load_pairs(values + i * step + v * LANES, some[v], some[v + 1]);
@@ -123,13 +139,13 @@ inline void add_pairs(const float* weights, const Bf16* values, int64_t step, in
 }
 
 template <int NB>
-inline void add_pairs(const float* weights, const Bf16* values, int64_t step, int64_t n, float* out,
-                      int64_t width) {
+inline void add_pairs(const float* weights, const Bf16* values, const Bf16* soon, int64_t step,
+                      int64_t n, float* out, int64_t width) {
   int64_t d = 0;
   for (; d + 2 * PAIRED <= width; d += 2 * PAIRED) {
-    add_pairs<NB, 4>(weights, values + d, step, n, out + d, width);
+    add_pairs<NB, 4>(weights, values + d, soon + d, step, n, out + d, width);
   }
-  if (d < width) add_pairs<NB, 2>(weights, values + d, step, n, out + d, width);
+  if (d < width) add_pairs<NB, 2>(weights, values + d, soon + d, step, n, out + d, width);
 }
 
 // Query heads of one token that share their keys and values `per` by `per`.
@@ -155,17 +171,18 @@ inline Softmax softmax_in(float* memory, int64_t heads, int64_t width) {
 }
 inline int64_t softmax_size(int64_t heads, int64_t width) { return heads * (width + 2); }
 
-// Softmax over positions begin .. end, at least one. Positions are read as they lie, those of all
-// KV heads together: one KV head after another, memory is read at half the speed.
+// Softmax over positions begin .. end, at least one, of the row's `limit`. While a block's keys are
+// scored its values are on their way, and while these are added up, the next block's keys: one
+// request for each line that is computed with, so that memory never waits for arithmetic.
 //
 // It is not inlined, nor is merge_part: all who call them get the same instructions, and so the same bits.
 // Arguments are values: a store could change what a reference refers to, for all the compiler knows.
 template <class T, bool PAIRS>
 __attribute__((noinline)) void attend_part_as(const TokenHeads a, const Positions<T> keys,
                                               const Positions<T> values, int64_t begin,
-                                              int64_t end, const Softmax softmax) {
+                                              int64_t end, int64_t limit, const Softmax softmax) {
   struct Memory {};
-  constexpr int64_t SCORED = 4, ADDED = 8;  // positions that one KV head takes before the next
+  constexpr int64_t SCORED = 4;  // positions that one KV head takes before the next
   const int64_t heads = a.kv_heads * a.per;
   float* q = scratch<float, Memory>(heads * (a.keys + KEYS));
   float* scores = q + heads * a.keys;
@@ -189,14 +206,19 @@ __attribute__((noinline)) void attend_part_as(const TokenHeads a, const Position
       head_groups(a.per, [&](int64_t h, auto group) { f(kv, kv * a.per + h, group); });
     }
   };
+  const bool apart = keys.pool != values.pool;
   for (int64_t at = begin; at < end; at += KEYS) {
     const int64_t count = end - at < KEYS ? end - at : KEYS;
     keys.runs_of(at, count, [&](int64_t i, const T* from, int64_t n) {
       const int64_t whole = n / SCORED * SCORED;
+      const T* soon = values.at(at + i);
       auto score = [&](int64_t k, auto some) {
         each_group([&](int64_t kv, int64_t h, auto group) {
           const T* key = from + k * keys.step + kv * a.keys;
           float* score = scores + h * KEYS + i + k;
+          for (int64_t r = k; apart && r < k + some; r++) {
+            prefetch(soon + r * values.step + kv * a.values, a.values);
+          }
           if constexpr (PAIRS) {
             score_pairs<some, group>(q + h * a.keys, key, keys.step, a.keys, score);
           } else {
@@ -211,32 +233,31 @@ __attribute__((noinline)) void attend_part_as(const TokenHeads a, const Position
       weigh(scores + h * KEYS, count, h, a.values, softmax);
     }
     values.runs_of(at, count, [&](int64_t i, const T* from, int64_t n) {
-      for (int64_t k = 0; k < n; k += ADDED) {
-        each_group([&](int64_t kv, int64_t h, auto group) {
-          const float* weights = scores + h * KEYS + i + k;
-          const T* value = from + k * values.step + kv * a.values;
-          const int64_t count = n - k < ADDED ? n - k : ADDED;
-          float* sums = softmax.values + h * a.values;
-          if constexpr (PAIRS) {
-            add_pairs<group>(weights, value, values.step, count, sums, a.values);
-          } else {
-            add_values<T, group>(weights, value, values.step, count, sums, a.values);
-          }
-        });
-      }
+      const int64_t next = at + KEYS + i;
+      const T* soon = next < limit ? keys.at(next) : from;
+      each_group([&](int64_t kv, int64_t h, auto group) {
+        const float* weights = scores + h * KEYS + i;
+        const T *value = from + kv * a.values, *key = soon + kv * a.keys;
+        float* sums = softmax.values + h * a.values;
+        if constexpr (PAIRS) {
+          add_pairs<group>(weights, value, key, values.step, n, sums, a.values);
+        } else {
+          add_values<T, group>(weights, value, key, values.step, n, sums, a.values);
+        }
+      });
     });
   }
 }
 
 template <class T>
 void attend_part(const TokenHeads& a, const Positions<T>& keys, const Positions<T>& values,
-                 int64_t begin, int64_t end, const Softmax& softmax) {
+                 int64_t begin, int64_t end, int64_t limit, const Softmax& softmax) {
   if constexpr (std::is_same_v<T, Bf16>) {
     if (paired<T>(a.keys, a.values)) {
-      return attend_part_as<T, true>(a, keys, values, begin, end, softmax);
+      return attend_part_as<T, true>(a, keys, values, begin, end, limit, softmax);
     }
   }
-  attend_part_as<T, false>(a, keys, values, begin, end, softmax);
+  attend_part_as<T, false>(a, keys, values, begin, end, limit, softmax);
 }
 
 // Merges the softmax of the next part into that of the parts before it.

@@ -112,7 +112,7 @@ void mla_decode_as(const MlaDecode& a, Team& team) {
       const int64_t count = end - head < MLA_HEADS ? end - head : MLA_HEADS, at = head - first;
       const TokenHeads heads{a.q + (row * a.heads + head) * a.width, 1, count, a.width, a.rank,
                              static_cast<float>(a.scale)};
-      attend_part(heads, latents, latents, from, to,
+      attend_part(heads, latents, latents, from, to, a.kv_lens[row],
                   {softmax.top + at, softmax.total + at, softmax.values + at * a.rank});
     }
   };

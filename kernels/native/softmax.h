@@ -25,7 +25,7 @@ inline void weigh(float* scores, int64_t seen, int64_t query, int64_t width,
       const Vec some = load(scores + next);
       tops = some > tops ? some : tops;
     }
-    UNROLL for (int i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
+    top = largest(tops);
   }
   for (; next < seen; next++) top = scores[next] > top ? scores[next] : top;
   Vec added = {};

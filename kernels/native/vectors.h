@@ -31,7 +31,8 @@ enum DType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 
 #define UNROLL _Pragma("GCC unroll 16")
 
-inline Vec splat(float value) { return Vec{} + value; }
+// Less zero, not plus: the sum of zero and -0 is 0, so the compiler would have to add.
+inline Vec splat(float value) { return value - Vec{}; }
 
 // Loads of 16 values, whatever they are stored as.
 inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
@@ -59,6 +60,14 @@ inline void load_pairs(const Bf16* p, Vec& even, Vec& odd) {
 #define ODD_PLACES 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
 #define FIRST_PLACES 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define LAST_PLACES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+
+// A loaded value that stays in its register: gcc would load it again for each use.
+inline Vec kept(Vec v) {
+#ifdef __AVX512F__
+  asm("" : "+v"(v));
+#endif
+  return v;
+}
 
 inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
 inline void store(Bf16* p, Vec v) {  // to the nearest, ties to even; a NaN stays one
@@ -138,6 +147,15 @@ inline float sum(Vec v) {
   Vec quads = pairs + __builtin_shufflevector(pairs, pairs, 1, 1, 1, 1, 5, 5, 5, 5, 9, 9, 9, 9, 13,
                                               13, 13, 13);
   return (quads[0] + quads[8]) + (quads[4] + quads[12]);
+}
+
+inline float largest(Vec v) {
+  auto larger = [](Vec a, Vec b) { return a > b ? a : b; };
+  v = larger(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = larger(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = larger(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  v = larger(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  return v[0];
 }
 
 // The sums of four vectors, each taken in the same order: lanes 4 apart last.

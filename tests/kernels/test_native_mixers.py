@@ -110,6 +110,22 @@ def test_a_long_context_is_the_same_bits_alone_in_a_batch_and_on_every_number_of
     assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_finds_a_score_far_above_the_others_wherever_it_is(native, rng, dtype):
+    """Exponentials of scores that are not relative to the largest overflow, all to the same."""
+    context = rng.randrange(150, 300)
+    batch = paged_batch([1] * 64, [context] * 64, 1, 1, 16, rng, 32)
+    k_pool, v_pool = batch.k_pool.to(dtype), batch.v_pool.to(dtype)
+    for row in range(64):
+        tables, some = batch.block_tables[batch.table_rows[row]], rng.sample(range(context), 2)
+        for position, length in zip(some, (20.0, 40.0), strict=True):
+            query = batch.q[row, 0]
+            k_pool[tables[position // 16], position % 16, 0] = length * query / query.norm()
+    batch = dataclasses.replace(batch, k_pool=k_pool, v_pool=v_pool)
+    out = paged_attn_decode_native(native, **batch.decode_arguments(), scale=3.0)
+    assert_near(out, paged_attn_ref(**batch.prefill_arguments(), scale=3.0), 5e-6)
+
+
 @pytest.mark.parametrize("query_heads, kv_heads", [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize(
     "lengths, prefixes, page_size",
