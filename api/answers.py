@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from baton.api.backend import Backend, GenerateRequest, TokenEvent
+from baton.api.backend import Backend, GenerateRequest
 from baton.api.text_service import TextService
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -57,26 +57,25 @@ async def stream_answer(
                     tail = answer.finish(event.cut_chars)
                     yield AnswerDelta(index, tail, given, finished=event)
                     return
-                _check_order(event, given)
-                delta = answer.push(event.token_ids)
-                yield AnswerDelta(
-                    index, delta, given, event.token_ids, event.logprobs, event.prompt_logprobs
-                )
-                given += len(event.token_ids)
+                first_index, ids, logprobs, prompt_logprobs = event
+                if ids and first_index != given:
+                    raise _out_of_order(first_index, given)
+                delta = answer.push(ids)
+                yield AnswerDelta(index, delta, given, ids, logprobs, prompt_logprobs)
+                given += len(ids)
             raise ApiError(ErrorCode.INTERNAL, "the answer's stream ended without a finish")
         finally:
             if not over:  # harmless for a request that never began
                 await backend.cancel(request.request_id)
 
 
-def _check_order(event: TokenEvent, given: int) -> None:
-    if event.token_ids and event.first_index != given:
-        raise ApiError(
-            ErrorCode.DATA_LOSS,
-            f"tokens from index {event.first_index} came where {given} was next",
-            expected=str(given),
-            actual=str(event.first_index),
-        )
+def _out_of_order(first_index: int, given: int) -> ApiError:
+    return ApiError(
+        ErrorCode.DATA_LOSS,
+        f"tokens from index {first_index} came where {given} was next",
+        expected=str(given),
+        actual=str(first_index),
+    )
 
 
 def _raise_if_failed(finished: Finished) -> None:

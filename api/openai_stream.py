@@ -1,13 +1,16 @@
 """Streams and replies of the two OpenAI endpoints, which differ only in their choices."""
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import orjson
+
 from baton.api.answers import AnswerDelta, WholeAnswer
 from baton.api.replies import timings_json, usage_json
+from baton.api.sse import Json
 from baton.core.finish import Finished
 
 
@@ -21,6 +24,19 @@ class Envelope:
     answers_per_prompt: int
     include_usage: bool  # in a stream
     created: int = field(default_factory=lambda: int(time.time()))
+    _before: bytes = field(init=False, repr=False)  # the JSON of a chunk around its choice
+    _after: bytes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # With include_usage OpenAI promises the field in every chunk.
+        chunk = self.around([]) | ({"usage": None} if self.include_usage else {})
+        before, after = orjson.dumps(chunk).rsplit(b"[]", 1)
+        object.__setattr__(self, "_before", before + b"[")
+        object.__setattr__(self, "_after", b"]" + after)
+
+    def chunk(self, choice: Mapping[str, Any]) -> orjson.Fragment:
+        """Return a chunk of a stream. Only its choice is serialised anew."""
+        return orjson.Fragment(b"%b%b%b" % (self._before, orjson.dumps(choice), self._after))
 
     def around(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {
@@ -49,16 +65,16 @@ class Envelope:
 class ChoiceFormat(Protocol):
     """The format of one endpoint's choices. It may keep state between deltas."""
 
-    def opening(self) -> Iterator[dict[str, Any]]:
-        """Yield the choices to send before the first delta, once it is there."""
+    def opening(self) -> Iterable[dict[str, Any]]:
+        """Return the choices to send before the first delta, once it is there."""
         ...
 
-    def choices(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]: ...
+    def choices(self, delta: AnswerDelta) -> Iterable[dict[str, Any]]: ...
 
 
 async def chunks(
     envelope: Envelope, form: ChoiceFormat, deltas: AsyncGenerator[AnswerDelta, None]
-) -> AsyncGenerator[dict[str, Any], None]:
+) -> AsyncGenerator[Json, None]:
     """Yield a chunk for each choice. The last has the usage totals, if the client asked for
     them.
     """
@@ -69,17 +85,11 @@ async def chunks(
             if not opened:
                 opened = True
                 for choice in form.opening():
-                    yield _chunk(envelope, choice)
+                    yield envelope.chunk(choice)
             if delta.finished is not None:
                 finished[delta.index] = delta.finished
             for choice in form.choices(delta):
-                yield _chunk(envelope, choice)
+                yield envelope.chunk(choice)
     if envelope.include_usage:
         in_order = [finished[index] for index in sorted(finished)]
         yield envelope.around([]) | envelope.totals(in_order)
-
-
-def _chunk(envelope: Envelope, choice: Mapping[str, Any]) -> dict[str, Any]:
-    chunk = envelope.around([choice])
-    # With include_usage OpenAI promises the field in every chunk.
-    return chunk | {"usage": None} if envelope.include_usage else chunk

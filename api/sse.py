@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from starlette.responses import Response
@@ -13,10 +13,35 @@ from baton.api.errors import openai_error
 from baton.core.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
-Encode = Callable[[Mapping[str, Any]], bytes]
+Json = Mapping[str, Any] | orjson.Fragment
+Encode = Callable[[Any], bytes]
+
+PARTS = "baton.parts"
+"""The key of a server's `PartWriter` in `extensions` of an ASGI scope."""
 
 
-def event(data: Mapping[str, Any]) -> bytes:
+class PartWriter(Protocol):
+    """A server's way to send parts of a response that has begun, past all middleware.
+
+    A part takes six calls through the middleware, none of which does anything for it: all act on
+    the start of a response alone.
+    """
+
+    @property
+    def paused(self) -> bool:
+        """True while the client reads too slowly."""
+        ...
+
+    async def resumed(self) -> None:
+        """Wait until `paused` is False, or the connection is lost."""
+        ...
+
+    def write(self, part: bytes) -> None:
+        """Send a part, which is not empty and not the last. Does nothing if the client is gone."""
+        ...
+
+
+def event(data: Json) -> bytes:
     """Return one `data:` event. JSON has no raw newline, so one line is enough."""
     return b"data: %b\n\n" % orjson.dumps(data)
 
@@ -38,7 +63,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        chunks: AsyncGenerator[Mapping[str, Any], None],
+        chunks: AsyncGenerator[Json, None],
         *,
         encode: Encode = event,
         of_error: Callable[[ApiError], Mapping[str, Any]] = openai_error,
@@ -56,19 +81,26 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_disconnected(receive, self._send_all(send))
+            parts = scope.get("extensions", {}).get(PARTS)
+            await unless_disconnected(receive, self._send_all(send, parts))
         except ClientGone:
             return
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, parts: PartWriter | None) -> None:
         async with aclosing(self._chunks) as chunks:
             first = await anext(chunks)
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
             await _send_part(send, self._encode(first))
+            encode = self._encode
             try:
                 async for chunk in chunks:
-                    await _send_part(send, self._encode(chunk))
+                    if parts is None:
+                        await _send_part(send, encode(chunk))
+                        continue
+                    if parts.paused:
+                        await parts.resumed()
+                    parts.write(encode(chunk))
             except ApiError as err:
                 await _send_part(send, self._encode(self._of_error(err)))
             await _send_part(send, self._last, last=True)

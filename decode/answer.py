@@ -1,26 +1,36 @@
 """The answer of one request, and the messages that carry it to the router."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from baton.decode.request_timings import RequestTimings
 from baton.engine.output.events import TokenSampled
 from baton.proto import common_pb2, handoff_pb2, worker_pb2
 from baton.rpc.convert import logprob_to_proto
 
-AddPart = Callable[[], worker_pb2.RequestTokens]
-"""Adds an empty part to the next message to the router. The caller fills it at once."""
+
+class Outgoing(Protocol):
+    """The next message to the router."""
+
+    def add(self) -> worker_pb2.RequestTokens:
+        """Add an empty part, for the caller to fill at once."""
+        ...
+
+    def add_token(self, handle: int, index: int, token_id: int) -> None:
+        """Add one decoded token. It follows all parts that were added before without `finished`."""
+        ...
 
 
 class Answer:
     """The output so far. Each addition is sent to the router with the session's next message."""
 
     def __init__(
-        self, start: worker_pb2.StartRequest, add_part: AddPart, timings: RequestTimings
+        self, start: worker_pb2.StartRequest, outgoing: Outgoing, timings: RequestTimings
     ) -> None:
         """start: its `output_ids`, known from an earlier rank, are part of the output."""
         self.token_ids = list(start.output_ids)
         self._start = start
-        self._add_part = add_part
+        self._handle = start.handle
+        self._outgoing = outgoing
         self._timings = timings
         self._scored_to = 0  # prompt positions below it have been sent
         self._cached_tokens = 0
@@ -57,6 +67,10 @@ class Answer:
 
     def add_sampled(self, event: TokenSampled) -> None:
         """Relay a token that this rank has decoded."""
+        if self._handle and event.logprob is None:
+            self._outgoing.add_token(self._handle, event.index, event.token_id)
+            self.token_ids.append(event.token_id)
+            return
         part = self._part()
         part.first_index = event.index
         part.token_ids.append(event.token_id)
@@ -80,7 +94,7 @@ class Answer:
 
     def _part(self) -> worker_pb2.RequestTokens:
         """Add a part that begins at the next output index."""
-        part = self._add_part()
+        part = self._outgoing.add()
         part.request_id = self._start.request_id
         part.attempt = self._start.attempt
         part.first_index = len(self.token_ids)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import RequestError
-from baton.decode.answer import AddPart, Answer
+from baton.decode.answer import Answer, Outgoing
 from baton.decode.prefill_attempts import LinkTo, PrefillAttempts
 from baton.decode.rank_resources import RankResources
 from baton.decode.request_phase import ALLOWED, Phase
@@ -32,7 +32,7 @@ class RankRequest:
         rank: RankResources,
         link_to: LinkTo,
         start: worker_pb2.StartRequest,
-        add_part: AddPart,
+        outgoing: Outgoing,
         on_over: Callable[["RankRequest"], None],
     ) -> None:
         """on_over: called once, when the last part of the answer has been added."""
@@ -45,7 +45,7 @@ class RankRequest:
         name = f"request {start.request_id}/{start.attempt}"
         self._phase = StateMachine(name, ALLOWED, Phase.PREPARING)
         self._timings = RequestTimings(rank.context.metrics)
-        self._answer = Answer(start, add_part, self._timings)
+        self._answer = Answer(start, outgoing, self._timings)
         self._attempts = PrefillAttempts(rank, link_to, start, self)
         self._grammar: CompiledGrammar | None = None
 
@@ -132,9 +132,9 @@ class RankRequest:
     # Calls of the engine.
 
     def on_event(self, event: Event, at_s: float) -> None:
-        if self.phase is Phase.OVER:
+        if self._phase.state is Phase.OVER:
             return
-        if isinstance(event, TokenSampled):  # nearly all are
+        if type(event) is TokenSampled:  # nearly all are
             if not self._timings.first_step_ended:
                 self._timings.on_first_step_ended(at_s)
             self._answer.add_sampled(event)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import NamedTuple
 
 from grpc import aio
 
@@ -20,6 +21,14 @@ few tokens it has; steps that are shorter than this share one. Longer steps wait
 
 Begin = Callable[[worker_pb2.StartRequest, "RouterSession"], RankRequest]
 Introduced = Callable[[common_pb2.WorkerIdentity], None]
+
+
+class _Step(NamedTuple):
+    """The columns of a `StepTokens`: lists, because appending to a message's field costs more."""
+
+    handles: list[int]
+    indices: list[int]
+    token_ids: list[int]
 
 
 class RouterSession:
@@ -43,6 +52,7 @@ class RouterSession:
         self._lease = Lease(f"router {router_id}", lease_s)
         self._requests: dict[str, RankRequest] = {}
         self._pending = worker_pb2.RankMessage()
+        self._step = _Step([], [], [])
         self._due = asyncio.Event()
         self._ended = False
         self._over = asyncio.Event()
@@ -57,6 +67,17 @@ class RouterSession:
             return worker_pb2.RequestTokens()
         self._due.set()
         return self._pending.requests.add()
+
+    def add_token(self, handle: int, index: int, token_id: int) -> None:
+        """Add one token to the next message, by the handle that the router gave the request."""
+        if self._ended:
+            return
+        handles, indices, token_ids = self._step
+        if not handles:
+            self._due.set()
+        handles.append(handle)
+        indices.append(index)
+        token_ids.append(token_id)
 
     def forget(self, request: RankRequest) -> None:
         """Drop a request that is over."""
@@ -114,8 +135,17 @@ class RouterSession:
                 await self._sleep(early_s)
             earliest = clock() + LEAST_GAP_S
             self._due.clear()
-            message, self._pending = self._pending, worker_pb2.RankMessage()
-            await context.write(message)
+            await context.write(self._take())
+
+    def _take(self) -> worker_pb2.RankMessage:
+        """Return all that was added, as one message."""
+        message, self._pending = self._pending, worker_pb2.RankMessage()
+        if self._step.handles:
+            step, self._step = self._step, _Step([], [], [])
+            message.step.handles.extend(step.handles)
+            message.step.indices.extend(step.indices)
+            message.step.token_ids.extend(step.token_ids)
+        return message
 
     def _start(self, start: worker_pb2.StartRequest) -> None:
         earlier = self._requests.get(start.request_id)

@@ -87,10 +87,10 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         sampled = 0
         ended = False
         for event in batch.events:
-            ended = ended or isinstance(event, RequestFinished)
+            ended = ended or type(event) is RequestFinished
             request = by_engine_id.get(event.request_id)
             if request is not None:
-                sampled += isinstance(event, TokenSampled)
+                sampled += type(event) is TokenSampled
                 request.on_event(event, batch.at_s)
         if sampled:
             self._context.metrics.count_tokens("output", sampled)
@@ -154,7 +154,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
 
     def _begin(self, start: worker_pb2.StartRequest, session: RouterSession) -> RankRequest:
         request = RankRequest(
-            self._rank, self.link_to, start, session.add, lambda over: self._forget(over, session)
+            self._rank, self.link_to, start, session, lambda over: self._forget(over, session)
         )
         self._requests.add(request)
         if self._failure is not None:

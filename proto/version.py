@@ -3,4 +3,5 @@
 # 5: logit_bias, bad_words, allowed_token_ids, stop_regex: a worker that ignores one writes other
 # tokens. 4: cache salts.
 PROTOCOL_MAJOR = 5
-PROTOCOL_MINOR = 0
+# 1: tokens of a step in columns, to routers that give handles.
+PROTOCOL_MINOR = 1

@@ -28,7 +28,7 @@ class Prefills(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ...) -> None: ...
 
 class StartRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "client_id", "prompt_ids", "output_ids", "sampling", "prefills", "state_at", "priority", "cache_salt")
+    __slots__ = ("request_id", "attempt", "client_id", "prompt_ids", "output_ids", "sampling", "prefills", "state_at", "priority", "cache_salt", "handle")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class StartRequest(_message.Message):
     STATE_AT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     client_id: str
@@ -49,7 +50,8 @@ class StartRequest(_message.Message):
     state_at: _common_pb2.StateAt
     priority: int
     cache_salt: bytes
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., client_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., prefills: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ..., state_at: _Optional[_Union[_common_pb2.StateAt, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
+    handle: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., client_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., prefills: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ..., state_at: _Optional[_Union[_common_pb2.StateAt, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., handle: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id", "attempt", "reason")
@@ -62,16 +64,28 @@ class CancelRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RankMessage(_message.Message):
-    __slots__ = ("hello", "requests", "heartbeat", "closing")
+    __slots__ = ("hello", "requests", "heartbeat", "closing", "step")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     requests: _containers.RepeatedCompositeFieldContainer[RequestTokens]
     heartbeat: _common_pb2.Heartbeat
     closing: bool
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[RequestTokens, _Mapping]]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., closing: _Optional[bool] = ...) -> None: ...
+    step: StepTokens
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[RequestTokens, _Mapping]]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., closing: _Optional[bool] = ..., step: _Optional[_Union[StepTokens, _Mapping]] = ...) -> None: ...
+
+class StepTokens(_message.Message):
+    __slots__ = ("handles", "indices", "token_ids")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    handles: _containers.RepeatedScalarFieldContainer[int]
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, handles: _Optional[_Iterable[int]] = ..., indices: _Optional[_Iterable[int]] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RequestTokens(_message.Message):
     __slots__ = ("request_id", "attempt", "first_index", "token_ids", "logprobs", "prompt_logprobs", "finished", "held_us")

@@ -38,6 +38,8 @@ class AnswerStream:
         """given, scored_to: output tokens and prompt scores that earlier attempts brought."""
         self.request_id = request_id
         self.attempt = attempt
+        self.handle = 0
+        """The attempt's number on its session; 0 before it is sent."""
         self.next_index = given
         """Output tokens so far."""
         self.first_in: float | None = None
@@ -77,6 +79,18 @@ class AnswerStream:
             self.state_tokens = tokens.finished.state_tokens
             self._end(finished_from_proto(tokens.finished))
 
+    def feed_token(self, index: int, token_id: int) -> None:
+        """Take one token, of this attempt and without a log probability."""
+        if self._over or index < self.next_index:
+            return
+        if index > self.next_index:
+            self.fail(self._gap(index))
+            return
+        if self.first_in is None:
+            self.first_in = self._clock()
+        self.next_index = index + 1
+        self._put(TokenEvent(index, (token_id,)))
+
     def fail(self, error: ApiError, reason: FinishReason = FinishReason.ERROR) -> None:
         """End the stream with `error`. Does nothing if it has ended already."""
         if not self._over:
@@ -84,7 +98,11 @@ class AnswerStream:
             self._end(Finished(reason, usage=usage, error=error))
 
     def _put(self, event: TokenEvent) -> None:
-        last = self._events[-1] if self._events else None
+        if not self._events:
+            self._events.append(event)
+            self._wake()
+            return
+        last = self._events[-1]
         if (
             isinstance(last, TokenEvent)
             and len(last.token_ids) < MAX_JOINED_TOKENS

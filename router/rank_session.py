@@ -19,6 +19,7 @@ from baton.proto.worker_pb2 import (
     RankMessage,
     RouterMessage,
     StartRequest,
+    StepTokens,
 )
 from baton.router.answer_stream import AnswerStream
 from baton.router.worker_table import Worker
@@ -63,6 +64,8 @@ class RankSession:
         self._prefills = prefills
         self._on_change = on_change
         self._streams: dict[str, AnswerStream] = {}
+        self._by_handle: dict[int, AnswerStream] = {}
+        self._handles = itertools.count(1)
         self._outbox: Outbox[RouterMessage] = Outbox()
 
     def start(self, request: StartRequest, scored_to: int = 0) -> AnswerStream:
@@ -82,6 +85,8 @@ class RankSession:
             stream.fail(self._lost_error("its session is not connected"))
             return stream
         self._streams[request.request_id] = stream
+        stream.handle = request.handle = next(self._handles)
+        self._by_handle[stream.handle] = stream
         self._outbox.put(RouterMessage(start=request))
         return stream
 
@@ -91,6 +96,7 @@ class RankSession:
         """
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
+        self._by_handle.pop(stream.handle, None)
         if not stream.rank_done and self.ready:
             cancel = CancelRequest(
                 request_id=stream.request_id, attempt=stream.attempt, reason=reason
@@ -186,13 +192,32 @@ class RankSession:
                     return
                 raise PeerLostError("it ended its stream")
             lease.heard()
+            ended = []
             for tokens in message.requests:
                 stream = streams.get(tokens.request_id)
-                if stream is not None:
+                if stream is None:
+                    continue
+                if tokens.HasField("finished"):  # its last tokens may be among `step`
+                    ended.append((stream, tokens))
+                else:
                     stream.feed(tokens)
+            if message.HasField("step"):
+                self._feed_step(message.step)
+            for stream, tokens in ended:
+                stream.feed(tokens)
             if message.closing:
                 closing = True
                 await call.done_writing()
+
+    def _feed_step(self, step: StepTokens) -> None:
+        columns = list(step.handles), list(step.indices), list(step.token_ids)
+        if len(set(map(len, columns))) != 1:
+            raise PeerLostError("it sent a step whose lists differ in length")
+        by_handle = self._by_handle
+        for handle, index, token_id in zip(*columns, strict=True):
+            stream = by_handle.get(handle)
+            if stream is not None:
+                stream.feed_token(index, token_id)
 
     def _fail_streams(self, reason: str) -> None:
         was_ready, self.ready = self.ready, False
@@ -200,6 +225,7 @@ class RankSession:
             stream.rank_done = True
             stream.fail(self._lost_error(reason))
         self._streams.clear()
+        self._by_handle.clear()
         if was_ready:
             self._on_change()
 

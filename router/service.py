@@ -80,10 +80,13 @@ class RouterBackend:
                 assignment, session = await self._wait_for_placement(live)
                 stream = self._dispatch(live, assignment, session)
                 in_flight = self._placer.track(assignment)
+                prefilling = True
                 try:
                     while isinstance(event := await stream.next(), TokenEvent):
                         if event.token_ids:
-                            in_flight.prefill_done()
+                            if prefilling:
+                                prefilling = False
+                                in_flight.prefill_done()
                             self._record_tokens(live, stream, event.token_ids)
                         yield event
                     if stream.state_tokens:

@@ -216,8 +216,12 @@ class FakeRank(FakeWorker):
 
     def send(self, *requests: RequestTokens) -> None:
         """One step's message, on every session."""
+        self.send_message(RankMessage(requests=requests))
+
+    def send_message(self, message: RankMessage) -> None:
+        """Send it on every session."""
         for queue in self._outgoing:
-            queue.put_nowait(RankMessage(requests=requests))
+            queue.put_nowait(message)
 
     def hang_up(self) -> None:
         """End every session, as a process that dies would."""

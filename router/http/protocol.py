@@ -16,9 +16,11 @@ from uvicorn.protocols.http.httptools_impl import (
 from baton.api.client_limits import HEALTH, ClientLimits, Refusal
 from baton.api.replies import error_response
 from baton.api.request_ids import HEADER, id_in_headers
+from baton.api.sse import PARTS
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.router.http.connection_table import Connection, ConnectionTable
+from baton.router.http.part_writer import CyclePartWriter
 
 MAX_HEADERS = 128
 PROGRESS_BYTES = 16 << 10
@@ -139,6 +141,9 @@ class GuardedHttp(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if cycle.scope["method"] != "HEAD":  # its reply has no body
+            extensions: dict[str, Any] = {PARTS: CyclePartWriter(cycle)}
+            cycle.scope["extensions"] = extensions
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

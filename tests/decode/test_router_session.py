@@ -87,6 +87,38 @@ async def test_a_steps_tokens_are_one_message_and_a_slow_router_gets_several_ste
     await asyncio.wait_for(serving, DEADLINE_S)
 
 
+async def test_plain_tokens_are_columns_in_the_order_in_which_they_came(names: list[str]) -> None:
+    wire = Wire()
+    session = RouterSession("r", 600.0, never, print)  # type: ignore[arg-type]
+    serving = asyncio.ensure_future(session.serve(wire.messages(), wire))  # type: ignore[arg-type]
+    handles = range(3, 3 + len(names))
+    for handle in handles:
+        session.add_token(handle, 5, handle + 90)
+    first = (await wire.begun()).step
+    assert list(first.handles) == list(handles)
+    assert list(first.indices) == [5] * len(names)
+    assert list(first.token_ids) == [handle + 90 for handle in handles]
+    for index in (6, 7):  # while the router does not read
+        for handle in handles:
+            session.add_token(handle, index, handle + index)
+    session.add().request_id = names[0]
+    wire.read()
+    both = await wire.begun()
+    assert list(both.step.handles) == 2 * list(handles)
+    assert list(both.step.indices) == [6] * len(names) + [7] * len(names)
+    assert list(both.step.token_ids) == [h + index for index in (6, 7) for h in handles]
+    assert [tokens.request_id for tokens in both.requests] == names[:1]
+    wire.read()
+    session.add().request_id = names[1]
+    assert not (await wire.begun()).HasField("step"), "tokens are sent once"
+    wire.to_rank.put_nowait(None)
+    wire.read()
+    await asyncio.wait_for(serving, DEADLINE_S)
+    session.add_token(3, 8, 1)
+    await asyncio.sleep(0)
+    assert len(wire.written) == 3
+
+
 async def test_steps_that_follow_closely_share_a_message(
     names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from baton.api.client_limits import ClientLimits, Refusal
 from baton.api.client_metrics import ClientMetrics
+from baton.api.sse import EventStream
 from baton.router.client_guard import ClientGuard
 from baton.router.http_server import HttpServer
 from baton.rpc.client_tls import ClientTls
@@ -39,6 +40,7 @@ class Server:
     go_on: asyncio.Event = field(default_factory=asyncio.Event)  # `/wait` answers
     echoing: int = 0  # requests that `/echo` has begun
     waiting: int = 0  # requests that `/wait` has begun
+    events: int = 0  # that `/events` has made
 
     def app(self) -> Starlette:
         async def echo(request: Request) -> Response:
@@ -65,6 +67,18 @@ class Server:
         async def stream(_: Request) -> Response:
             return StreamingResponse(lines())
 
+        async def events(count: float) -> AsyncGenerator[dict[str, str], None]:
+            try:
+                while self.events < count:
+                    self.events += 1
+                    yield {"line": LINE.decode()}
+                    await asyncio.sleep(0)
+            finally:
+                self.gone.set()
+
+        async def event_stream(request: Request) -> Response:
+            return EventStream(events(float(request.query_params["count"])))
+
         async def refuse(_: Request) -> Response:
             return PlainTextResponse("no", 401)
 
@@ -77,7 +91,7 @@ class Server:
 
         routes = [
             ("/echo", echo), ("/wait", wait), ("/stream", stream), ("/refuse", refuse),
-            ("/who", who),
+            ("/who", who), ("/events", event_stream),
         ]  # fmt: skip
         return Starlette(
             routes=[
