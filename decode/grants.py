@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 
 from baton.core.errors import RequestError
+from baton.core.turns import Turn, turn_of
 from baton.engine.engine import Engine
 from baton.engine.schedule.request import Reservation
-from baton.engine.schedule.turns import Turn, turn_of
 from baton.worker.engine_port import EnginePort
 
 RETRY_S = 0.05

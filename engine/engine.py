@@ -9,6 +9,7 @@ import torch
 from baton.core.errors import RequestError
 from baton.core.finish import FinishReason
 from baton.core.sampling_params import SamplingParams
+from baton.core.turns import turn_of
 from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.checks.audit import audit
 from baton.engine.checks.canary import Canary
@@ -40,7 +41,6 @@ from baton.engine.schedule.request_table import RequestTable
 from baton.engine.schedule.row_planner import RowPlanner
 from baton.engine.schedule.scheduler import Scheduler
 from baton.engine.schedule.tracker import Tracker
-from baton.engine.schedule.turns import turn_of
 from baton.engine.status import EngineStatus
 from baton.text.grammar import CompiledGrammar, GrammarCompiler
 from baton.text.tokenizer import Tokenizer

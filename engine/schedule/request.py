@@ -6,12 +6,12 @@ from enum import StrEnum
 from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError
 from baton.core.sampling_params import SamplingParams
+from baton.core.turns import turn_of
 from baton.engine.cache.prefix_node import Node
 from baton.engine.cache.token_key import TOKEN_BYTES, token_key
 from baton.engine.memory.owners import Owner
 from baton.engine.memory.table_changes import History
 from baton.engine.output.stop_checker import StopChecker
-from baton.engine.schedule.turns import turn_of
 from baton.text.token_rules import TokenRules
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from baton.core.turns import Turn
 from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
 from baton.engine.output.events import Event, Scheduled
 from baton.engine.schedule.batch import Batch, Row
@@ -11,7 +12,6 @@ from baton.engine.schedule.plain_rows import PlainRows
 from baton.engine.schedule.request import Request, RequestState
 from baton.engine.schedule.request_memory import RequestMemory
 from baton.engine.schedule.row_planner import RowPlanner
-from baton.engine.schedule.turns import Turn
 from baton.engine.schedule.waiting_queue import WaitingQueue
 
 _RUNNING = RequestState.RUNNING  # the member: looking it up for each row would show

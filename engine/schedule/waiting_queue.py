@@ -3,8 +3,8 @@
 import bisect
 from collections.abc import Iterator
 
+from baton.core.turns import Turn
 from baton.engine.schedule.request import Request
-from baton.engine.schedule.turns import Turn
 
 
 class WaitingQueue:
