@@ -53,6 +53,8 @@ async def stream_answer(
             async for event in events:
                 if isinstance(event, Finished):
                     over = True
+                    if _out_of_time(event) and (held := answer.finish()):
+                        yield AnswerDelta(index, held, given)
                     _raise_if_failed(event)
                     tail = answer.finish(event.cut_chars)
                     yield AnswerDelta(index, tail, given, finished=event)
@@ -76,6 +78,11 @@ def _out_of_order(first_index: int, given: int) -> ApiError:
         expected=str(given),
         actual=str(first_index),
     )
+
+
+def _out_of_time(finished: Finished) -> bool:
+    error = finished.error
+    return error is not None and error.code is ErrorCode.DEADLINE_EXCEEDED
 
 
 def _raise_if_failed(finished: Finished) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from baton.api.deadline import Deadline
 from baton.core.cache_salt import SHARED
 from baton.core.finish import Finished
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
@@ -29,6 +30,7 @@ class GenerateRequest:
     priority: int = 0  # a larger value goes first wherever requests wait
     routed_dp_rank: int | None = None  # the decode rank to use, until it has left the cluster
     owner: str | None = None  # the name of the API key that sent it; None: no keys are asked for
+    deadline: Deadline | None = None  # the backend ends the request then; None: a limit of its own
     # Only requests of one salt share cached prefixes; see `core.cache_salt`.
     cache_salt: bytes = field(default=SHARED, repr=False)
 

@@ -11,6 +11,7 @@ from baton.api.access import admit
 from baton.api.answers import AnswerDelta, stream_answers
 from baton.api.backend import Backend, ModelInfo
 from baton.api.chat_schema import ChatBody
+from baton.api.deadline import Deadline, within
 from baton.api.errors import refused
 from baton.api.request_body import labels_of
 from baton.api.requests import make_requests
@@ -72,16 +73,18 @@ class ChatTurns:
 
     async def begin(self, request: Request, body: ChatBody) -> ChatTurn:
         """Return a turn whose answers begin when its deltas are read. Raises `ApiError`."""
+        deadline = Deadline.of(body.timeout)
         body.check()
         rule = body.tool_rule()
         grammar, field = self._grammar(body, rule)
-        await self.text.check_grammar(grammar, field)
         model = served_model(body.model, await self.backend.models())
-        prompt = await body.encode(self.text, rule, model)
+        async with within(deadline):
+            await self.text.check_grammar(grammar, field)
+            prompt = await body.encode(self.text, rule, model)
         ids = truncated(prompt.ids, body, model, body.answer_tokens)
         sampling = replace(_sampling(body, body.room(ids, model)), grammar=grammar)
         self.text.check_sampling(sampling, model)
-        requests = make_requests(ids, sampling, body.choices, labels_of(request, body))
+        requests = make_requests(ids, sampling, body.choices, labels_of(request, body, deadline))
         admit(request, requests)
         deltas = stream_answers(
             self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens

@@ -11,6 +11,7 @@ from baton.api.answers import WholeAnswer, collect, stream_answers
 from baton.api.backend import Backend, GenerateRequest, ModelInfo
 from baton.api.completion_choice import CompletionChoices
 from baton.api.completion_schema import CompletionBody
+from baton.api.deadline import Deadline, within
 from baton.api.disconnect import unless_disconnected
 from baton.api.echo import Echo
 from baton.api.openai_stream import Envelope, chunks
@@ -31,25 +32,27 @@ class CompletionsEndpoint:
 
     async def post(self, request: Request) -> Response:
         body = await self.bodies.read(request, CompletionBody)
+        deadline = Deadline.of(body.timeout)
         body.check()
-        await self.text.check_grammar(*body.wanted_grammar())
         model = served_model(body.model, await self.backend.models())
-        labels = labels_of(request, body)
+        labels = labels_of(request, body, deadline)
         requests: list[GenerateRequest] = []
         echoes: list[Echo] = []
-        for number, prompt in enumerate(body.prompt):
-            if body.prepared is None:
-                ids = await body.prompt_ids(prompt, self.text, model)
-            else:
-                ids = body.prepared.prompts[number]
-            made = self._requests(ids, body, model, labels)
-            admit(request, made)
-            requests += made
-            if body.prepared is None:
-                echo = await body.echo_of(prompt, ids, self.text)
-            else:
-                echo = body.prepared.echoes[number]
-            echoes += [echo] * len(made)
+        async with within(deadline):
+            await self.text.check_grammar(*body.wanted_grammar())
+            for number, prompt in enumerate(body.prompt):
+                if body.prepared is None:
+                    ids = await body.prompt_ids(prompt, self.text, model)
+                else:
+                    ids = body.prepared.prompts[number]
+                made = self._requests(ids, body, model, labels)
+                admit(request, made)
+                requests += made
+                if body.prepared is None:
+                    echo = await body.echo_of(prompt, ids, self.text)
+                else:
+                    echo = body.prepared.echoes[number]
+                echoes += [echo] * len(made)
         form = CompletionChoices(
             self.text,
             echoes,

@@ -152,6 +152,7 @@ FIELDS: tuple[RequestField, ...] = (
     *_works(_GENERATE, "return_text_in_logprobs", "the text of each scored token"),
     # Placement and order.
     *_works(_EVERY_REQUEST, "priority", "a larger one goes first wherever requests wait"),
+    *_works(_EVERY_REQUEST, "timeout", "seconds until the last token; 504 then; above 0"),
     *_works(_EVERY_REQUEST, "routed_dp_rank data_parallel_rank", "the decode rank to use"),
     *_works(_EVERY_REQUEST, "cache_salt extra_key", "who shares cached prefixes"),
     *_works(_EVERY_REQUEST, "rid", "the id that /abort_request takes"),

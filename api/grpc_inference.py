@@ -8,6 +8,7 @@ from baton.api.access import abortable_by_call, open_call
 from baton.api.answers import stream_answer
 from baton.api.backend import Backend, GenerateRequest, ModelInfo
 from baton.api.completion_schema import MAX_PROMPTS
+from baton.api.deadline import Deadline
 from baton.api.errors import invalid
 from baton.api.grpc_replies import Replies, in_batch, streamed, whole
 from baton.api.grpc_requests import RequestReader
@@ -37,7 +38,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateReply]:
         async with open_call(context, self._keys) as call:
-            wanted = await self._reader.read(request, _owner(call))
+            wanted = await self._reader.read(request, _owner(call), _deadline(context))
             _admit(call, wanted)
             async with aclosing(self._replies(wanted, request.stream)) as replies:
                 async for reply in replies:
@@ -47,7 +48,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateBatchRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateBatchReply]:
         async with open_call(context, self._keys) as call:
-            wanted = [each async for each in self._read_all(request, _owner(call))]
+            wanted = [
+                each async for each in self._read_all(request, _owner(call), _deadline(context))
+            ]
             for each in wanted:
                 _admit(call, each)
             streams = [
@@ -117,7 +120,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return streamed(wanted, deltas) if stream else whole(wanted, deltas)
 
     async def _read_all(
-        self, request: inference_pb2.GenerateBatchRequest, owner: str | None
+        self,
+        request: inference_pb2.GenerateBatchRequest,
+        owner: str | None,
+        deadline: Deadline | None,
     ) -> AsyncIterator[GenerateRequest]:
         """Yield the batch's requests. Raises `ApiError` that names the one that is wrong."""
         count = len(request.requests)
@@ -125,7 +131,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             raise invalid("requests", f"{count} requests in a batch; expected 1 to {MAX_PROMPTS}")
         for i, each in enumerate(request.requests):
             try:
-                yield await self._reader.read(each, owner)
+                yield await self._reader.read(each, owner, deadline)
             except ApiError as error:
                 raise ApiError(
                     error.code,
@@ -135,6 +141,12 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                     actual=error.actual,
                     retry_after_s=error.retry_after_s,
                 ) from error
+
+
+def _deadline(context: Any) -> Deadline | None:
+    """Return the call's deadline. gRPC ends the call by itself then; this frees its memory too."""
+    left_s = context.time_remaining()
+    return None if left_s is None else Deadline.of(max(left_s, 1e-3), "deadline")
 
 
 def _owner(call: KeyCall | None) -> str | None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from baton.api.backend import Backend, GenerateRequest
 from baton.api.client_salt import client_salt
+from baton.api.deadline import Deadline
 from baton.api.requests import RequestLabels, make_requests, refusal
 from baton.api.text_service import TextService, room_for_answer, served_model
 from baton.core.error_codes import ErrorCode
@@ -21,7 +22,10 @@ class RequestReader:
     text: TextService
 
     async def read(
-        self, request: inference_pb2.GenerateRequest, owner: str | None
+        self,
+        request: inference_pb2.GenerateRequest,
+        owner: str | None,
+        deadline: Deadline | None = None,
     ) -> GenerateRequest:
         """Return the request. Raises `ApiError` that says what is wrong with it."""
         model = served_model(request.model, await self.backend.models())
@@ -46,6 +50,7 @@ class RequestReader:
             cache_salt=client_salt(
                 {"cache_salt": request.cache_salt if request.HasField("cache_salt") else None}
             ),
+            deadline=deadline,
         )
         return make_requests(ids, sampling, 1, labels)[0]
 

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from baton.api.access import admit, owner_of
 from baton.api.answers import AnswerDelta, merged, stream_answer
 from baton.api.backend import Backend, GenerateRequest, ModelInfo
+from baton.api.deadline import Deadline, within
 from baton.api.disconnect import unless_disconnected
 from baton.api.errors import invalid
 from baton.api.native_answer import NativeAnswer, until_aborted
@@ -43,9 +44,11 @@ class GenerateEndpoint:
     async def post(self, request: Request) -> Response:
         body = await self.bodies.read(request, GenerateBody)
         model = served_model(None, await self.backend.models())
+        deadline = Deadline.of(body.timeout)
         call = _Call([], [], [])
-        for asked in body.asked():
-            await self._add(call, asked, body, model, request)
+        async with within(deadline):
+            for asked in body.asked():
+                await self._add(call, asked, body, model, request, deadline)
         several = body.batched or len(call.answers) > 1
         if body.stream:
             return EventStream(_chunks(call, several, self.incremental))
@@ -54,12 +57,18 @@ class GenerateEndpoint:
         return JSONResponse(replies if several else replies[0])
 
     async def _add(
-        self, call: _Call, asked: Asked, body: GenerateBody, model: ModelInfo, request: Request
+        self,
+        call: _Call,
+        asked: Asked,
+        body: GenerateBody,
+        model: ModelInfo,
+        request: Request,
+        deadline: Deadline | None,
     ) -> None:
         ids = await asked.prompt_ids(self.text, model)
         await self.text.check_grammar(*asked.sampling.wanted_grammar())
         labels = RequestLabels(
-            asked.label, body.priority or 0, body.dp_rank, owner_of(request), asked.salt
+            asked.label, body.priority or 0, body.dp_rank, owner_of(request), asked.salt, deadline
         )
         count = asked.sampling.n
         table = self.text.table if body.return_text_in_logprobs else None
@@ -117,6 +126,6 @@ async def _chunks(
         async for delta in deltas:
             answer = call.answers[delta.index]
             answer.add(delta)
-            if delta.token_ids or delta.finished is not None:
+            if delta.token_ids or delta.text or delta.finished is not None:
                 chunk = answer.segment() if incremental else answer.json()
                 yield chunk | {"index": delta.index} if several else chunk

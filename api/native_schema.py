@@ -144,6 +144,7 @@ class GenerateBody(Body):
     return_text_in_logprobs: bool = False
     stream: bool = False
     priority: int | None = None  # a larger value goes first; None: 0
+    timeout: float | None = None  # seconds from here to the end of the last answer
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None  # the older name of routed_dp_rank
     extra_key: str | ListOf[str] | None = (

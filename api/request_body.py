@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from baton.api.access import owner_of
 from baton.api.backend import Backend
+from baton.api.deadline import Deadline
 from baton.api.disconnect import unless_disconnected
 from baton.api.large.held_bytes import BodyFile
 from baton.api.large.job import ParseJob
@@ -79,10 +80,18 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join([part async for part in body_parts(request, limit)])
 
 
-def labels_of(request: Request, body: SamplingBody) -> RequestLabels:
+def labels_of(
+    request: Request, body: SamplingBody, deadline: Deadline | None = None
+) -> RequestLabels:
     """Return the request's labels. The caller's own id is X-Request-Id, else the body's."""
-    client_id = request.headers.get(HEADER) or body.client_id
-    return RequestLabels(client_id, body.priority or 0, body.dp_rank, owner_of(request), body.salt)
+    return RequestLabels(
+        request.headers.get(HEADER) or body.client_id,
+        body.priority or 0,
+        body.dp_rank,
+        owner_of(request),
+        body.salt,
+        deadline,
+    )
 
 
 def _too_large(limit: int) -> ApiError:

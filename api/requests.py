@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton.api.backend import MAX_PRIORITY, GenerateRequest
+from baton.api.deadline import Deadline
 from baton.api.errors import invalid
 from baton.core.cache_salt import SHARED
 from baton.core.error_codes import ErrorCode
@@ -23,6 +24,7 @@ class RequestLabels:
     routed_dp_rank: int | None = None
     owner: str | None = None  # the name of the API key, as in `GenerateRequest`
     cache_salt: bytes = field(default=SHARED, repr=False)  # as in `GenerateRequest`
+    deadline: Deadline | None = None
 
     def __post_init__(self) -> None:
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
@@ -57,6 +59,7 @@ def make_requests(
             routed_dp_rank=labels.routed_dp_rank,
             owner=labels.owner,
             cache_salt=labels.cache_salt,
+            deadline=labels.deadline,
         )
         for i in range(n)
     ]

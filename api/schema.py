@@ -174,6 +174,7 @@ class SamplingBody(SamplingFields):
     priority: int | None = None  # a larger value goes first; None: 0
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None  # the older name of routed_dp_rank
+    timeout: float | None = None  # seconds from here to the end of the answer
     cache_salt: str | None = None  # only requests of the same salt share cached prefixes
     extra_key: str | None = None  # SGLang's name for it; where both are given, both count
     prompt_logprobs: int | None = None

@@ -74,6 +74,8 @@ class RouterBackend:
         """
         live = self._admit(in_scope(request, self._config.cache_scope))
         limit = self._config.request_timeout_s
+        if request.deadline is not None:
+            limit = min(limit, request.deadline.left_s)
         timeout = asyncio.get_running_loop().call_later(limit, self._time_out, live)
         try:
             while True:
@@ -277,8 +279,10 @@ class RouterBackend:
             self.changed.notify()
 
     def _time_out(self, live: LiveRequest) -> None:
-        limit = self._config.request_timeout_s
+        limit, deadline = self._config.request_timeout_s, live.request.deadline
         error = ApiError(ErrorCode.DEADLINE_EXCEEDED, f"the answer took longer than {limit:g} s")
+        if deadline is not None and deadline.timeout_s < limit:
+            error = deadline.passed()
         live.stop(error, FinishReason.ERROR)
         self.changed.notify()
 

@@ -129,6 +129,7 @@ class MessagesBody(ConversationBody):
     min_p: float | None = None
     seed: int | None = None
     priority: int | None = None  # a larger value goes first; None: 0
+    timeout: float | None = None  # seconds from here to the end of the answer
     routed_dp_rank: int | None = None
     cache_salt: str | None = None  # only requests of the same salt share cached prefixes
 
@@ -136,7 +137,7 @@ class MessagesBody(ConversationBody):
         """Return the same request to chat completions. Raises `ApiError`."""
         alike = (
             "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "priority",
-            "routed_dp_rank", "cache_salt",
+            "timeout", "routed_dp_rank", "cache_salt",
         )  # fmt: skip
         return self.chat_body(
             **{name: self.__dict__[name] for name in alike},

@@ -106,6 +106,7 @@ class ResponsesBody(SamplingFields):
 
     min_tokens: int = 0
     priority: int | None = None  # a larger value goes first; None: 0
+    timeout: float | None = None  # seconds from here to the end of the answer
     routed_dp_rank: int | None = None
     cache_salt: str | None = None  # only requests of the same salt share cached prefixes
     chat_template_kwargs: dict[str, Any] | None = None
@@ -135,7 +136,10 @@ class ResponsesBody(SamplingFields):
         """Return the same request to chat completions. Raises `ApiError`."""
         self.check()
         logprobs = _LOGPROBS in (self.include or ()) or self.top_logprobs is not None
-        own = ("min_tokens", "priority", "routed_dp_rank", "cache_salt", "chat_template_kwargs")
+        own = (
+            "min_tokens", "priority", "timeout", "routed_dp_rank", "cache_salt",
+            "chat_template_kwargs",
+        )  # fmt: skip
         fields: dict[str, Any] = {
             **{name: self.__dict__[name] for name in own},
             **{name: _as_sent(value) for name, value in self.given().items()},

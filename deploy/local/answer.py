@@ -5,7 +5,7 @@ import time
 
 from baton.api.backend import GenerateRequest, TokenEvent
 from baton.core.errors import ApiError
-from baton.core.finish import Finished, Timings
+from baton.core.finish import Finished, FinishReason, Timings, Usage
 from baton.engine.output import events as engine_events
 from baton.worker.convert import finished_of
 
@@ -42,6 +42,13 @@ class LocalAnswer:
         if not self.over:
             self.over = True
             self._events.put_nowait(error)
+
+    def end(self, error: ApiError) -> None:
+        """End the answer with the tokens that it has so far, and `error`. Idempotent."""
+        if not self.over:
+            self.over = True
+            usage = Usage(len(self.request.prompt_ids), self._given)
+            self._events.put_nowait(Finished(FinishReason.ERROR, usage=usage, error=error))
 
     def feed(self, event: engine_events.Event, at_s: float) -> None:
         """Add an engine event.

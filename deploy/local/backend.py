@@ -1,6 +1,8 @@
 """One engine in this process as a `Backend`: no router, no hand-offs."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 
 from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
@@ -73,8 +75,9 @@ class LocalBackend:
         answer = self._answers[request.request_id] = LocalAnswer(request, self._context.worker_id)
         try:
             self._submit(answer)
-            while isinstance(event := await answer.next(), TokenEvent):
-                yield event
+            with self._timed(answer):
+                while isinstance(event := await answer.next(), TokenEvent):
+                    yield event
             self._count(event)
             yield event
         finally:
@@ -173,6 +176,26 @@ class LocalBackend:
             lambda _: None,
             lambda error: answer.fail(self._error_of(error)),
         )
+
+    @contextmanager
+    def _timed(self, answer: LocalAnswer) -> Iterator[None]:
+        """Stop the answer at its deadline."""
+        deadline = answer.request.deadline
+        if deadline is None:
+            yield
+            return
+
+        def stop() -> None:
+            error = deadline.passed()
+            if answer.queued and not answer.over:
+                self._cancel(answer, error.message)
+            answer.end(error)
+
+        timer = asyncio.get_running_loop().call_later(deadline.left_s, stop)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _cancel(self, answer: LocalAnswer, reason: str) -> None:
         if not answer.queued:

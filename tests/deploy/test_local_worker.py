@@ -64,6 +64,26 @@ async def test_a_request_hits_what_its_own_salt_has_cached(tiny: Path, rng: rand
         assert all(answer["output_ids"] == answers[0]["output_ids"] for answer in answers)
 
 
+async def test_a_request_past_its_timeout_gives_its_memory_back(
+    tiny: Path, rng: random.Random
+) -> None:
+    # More than any machine does in a second.
+    body = {"prompt": prompt(rng, 9), "max_tokens": 4000, "ignore_eos": True, "n": 32}
+    async with served(tiny) as client:
+        reply = await client.http.post("/v1/completions", json=body | {"timeout": 0.4})
+        assert reply.status_code == 504
+        assert "within its timeout of 0.4 s" in reply.json()["error"]["message"]
+        await client.running(0)
+        streamed = body | {"timeout": 1, "stream": True, "return_token_ids": True}
+        reply = await client.http.post("/v1/completions", json=streamed)
+        *parts, failed, done = (line[6:] for line in reply.text.splitlines() if line)
+        assert reply.status_code == 200 and done == "[DONE]"
+        assert json.loads(failed)["error"]["code"] == "deadline_exceeded"
+        assert sum(len(json.loads(part)["choices"][0]["token_ids"]) for part in parts)
+        await client.running(0)
+        assert (await client.state())["waiting"] == 0
+
+
 async def test_without_prefix_caching_nothing_hits(tiny: Path, rng: random.Random) -> None:
     ids = prompt(rng, 4 * GRID)
     async with served(tiny, prefix_caching=False) as client:

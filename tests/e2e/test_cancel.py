@@ -5,6 +5,7 @@ import json
 import random
 
 import grpc
+import httpx
 import pytest
 from e2e.books import settled_findings
 from e2e.clients import greedy_request, http_greedy, prompts_of
@@ -51,6 +52,19 @@ async def test_a_connection_that_closes(cluster: Cluster, rng: random.Random, to
     await asyncio.wait_for(asyncio.gather(*leaving), DEADLINE_S)
     assert not await settled_findings(cluster)
     assert _ended(cluster) == before  # none of them was decoded to its end
+    await http_greedy(cluster, prompts[:1], 4)
+
+
+async def test_a_request_past_its_timeout(cluster: Cluster, rng: random.Random) -> None:
+    before = _ended(cluster)
+    prompts = prompts_of(rng, [100] * 4)
+    body = {"max_tokens": LONG, "temperature": 0, "ignore_eos": True, "timeout": 0.5}
+    async with httpx.AsyncClient(base_url=cluster.http_url, timeout=DEADLINE_S) as client:
+        asking = [client.post("/v1/completions", json=body | {"prompt": each}) for each in prompts]
+        replies = await asyncio.gather(*asking)
+    assert [reply.status_code for reply in replies] == [504] * 4
+    assert not await settled_findings(cluster)
+    assert _ended(cluster) == before
     await http_greedy(cluster, prompts[:1], 4)
 
 

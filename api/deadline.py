@@ -1,0 +1,64 @@
+"""The time that a client gives its request."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Self
+
+from baton.api.errors import invalid
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """The moment by which a request must have ended."""
+
+    timeout_s: float  # from the request's arrival, as the client said it
+    at: float  # on `time.monotonic`
+
+    @classmethod
+    def of(cls, timeout_s: float | None, param: str = "timeout") -> Self | None:
+        """Return the deadline of a request that arrives now; None if it has none.
+
+        Raises INVALID_REQUEST that names `param` for what is no time.
+        """
+        if timeout_s is None:
+            return None
+        if not 0 < timeout_s < math.inf:
+            raise invalid(
+                param,
+                f"{param} is {timeout_s:g}; expected a number of seconds above 0",
+                expected="more than 0",
+                actual=timeout_s,
+            )
+        return cls(timeout_s, time.monotonic() + timeout_s)
+
+    @property
+    def left_s(self) -> float:
+        """Return the seconds that are left, at least 0."""
+        return max(self.at - time.monotonic(), 0.0)
+
+    def passed(self) -> ApiError:
+        """Return the error of a request whose time is over."""
+        return ApiError(
+            ErrorCode.DEADLINE_EXCEEDED,
+            f"the request was not complete within its timeout of {self.timeout_s:g} s",
+            param="timeout",
+        )
+
+
+@asynccontextmanager
+async def within(deadline: Deadline | None) -> AsyncIterator[None]:
+    """Cancel what is inside at the deadline. Raises DEADLINE_EXCEEDED then."""
+    if deadline is None:
+        yield
+        return
+    try:
+        async with asyncio.timeout(deadline.left_s):
+            yield
+    except TimeoutError as error:
+        raise deadline.passed() from error
