@@ -237,6 +237,24 @@ generate = st.fixed_dictionaries(
 ) | st.fixed_dictionaries(
     {"token_ids": st.fixed_dictionaries({"ids": st.lists(numbers, max_size=5)})}
 )
+likely = st.fixed_dictionaries(
+    {"text": st.text("helo wrd", min_size=1, max_size=6)},
+    optional={
+        "sampling": st.fixed_dictionaries(
+            {},
+            optional={
+                "temperature": st.floats(0, 2, width=32),
+                "top_p": st.floats(0.125, 1, width=32),
+                "seed": st.integers(0, 2**64 - 1),
+                "max_tokens": st.integers(1, 20),
+                "stop": st.lists(st.text("helo", min_size=1, max_size=3), max_size=2),
+            },
+        ),
+        "stream": st.booleans(),
+        "priority": st.integers(-1000, 1000),
+    },
+)
+"""Requests that are legal for the most part: among the others few are."""
 MESSAGES = {
     "Generate": generate,
     "GenerateBatch": st.fixed_dictionaries({"requests": st.lists(generate, max_size=3)}),
@@ -247,6 +265,11 @@ MESSAGES = {
 }
 calls = st.one_of(
     *(st.tuples(st.just(method), strategy) for method, strategy in MESSAGES.items()),
+    st.tuples(st.just("Generate"), likely),
+    st.tuples(
+        st.just("GenerateBatch"),
+        st.fixed_dictionaries({"requests": st.lists(likely, min_size=1, max_size=2)}),
+    ),
     st.tuples(st.sampled_from(METHODS), st.binary(max_size=40)),
 )
 FINE = {
@@ -301,4 +324,5 @@ def test_any_messages_get_an_answer_or_a_clear_refusal(
 
     asyncio.run(run())
     accepted = sum(code is grpc.StatusCode.OK for code in verdicts)
+    print(f"{accepted} of {len(verdicts)} inputs accepted")
     assert accepted >= 0.2 * len(verdicts), f"{accepted} of {len(verdicts)} were accepted"
