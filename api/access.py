@@ -139,7 +139,12 @@ def _with_headers(send: Send, call: KeyCall) -> Send:
 
 def owner_of(request: Request) -> str | None:
     """Return the name of the key that opened the endpoint; None where no key is asked for."""
-    return request.scope.get(_OWNER)
+    return owner_in(request.scope)
+
+
+def owner_in(scope: Scope) -> str | None:
+    """Return the name of the key that opened the endpoint of an ASGI scope, as `owner_of` does."""
+    return scope.get(_OWNER)
 
 
 def abortable_by(request: Request) -> str | None:

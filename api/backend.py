@@ -84,6 +84,13 @@ class Backend(Protocol):
         """
         ...
 
+    def check_room(self, owner: str | None) -> None:
+        """Raise OVERLOADED if any request of the API key `owner` would be refused now.
+
+        Asked before a request is read, so that refusing one costs little.
+        """
+        ...
+
     async def cancel(self, request_id: str) -> None:
         """Stop a request wherever it is; its generator ends with ABORT. Unknown ids are ignored."""
         ...

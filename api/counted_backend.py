@@ -28,6 +28,9 @@ class CountedBackend:
         finally:
             accounts.settle(request_id)
 
+    def check_room(self, owner: str | None) -> None:
+        self._backend.check_room(owner)
+
     async def cancel(self, request_id: str) -> None:
         await self._backend.cancel(request_id)
 

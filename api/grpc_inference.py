@@ -38,6 +38,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateReply]:
         async with open_call(context, self._keys) as call:
+            self._backend.check_room(_owner(call))
             wanted = await self._reader.read(request, _owner(call), _deadline(context))
             _admit(call, wanted)
             async with aclosing(self._replies(wanted, request.stream)) as replies:
@@ -48,6 +49,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateBatchRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateBatchReply]:
         async with open_call(context, self._keys) as call:
+            self._backend.check_room(_owner(call))
             wanted = [
                 each async for each in self._read_all(request, _owner(call), _deadline(context))
             ]

@@ -29,6 +29,7 @@ from baton.api.request_body import BodyReader
 from baton.api.request_fields import UnknownFields
 from baton.api.request_ids import HEADER, RequestIds, request_id_of
 from baton.api.responses.endpoint import ResponsesEndpoint
+from baton.api.room_guard import guard_room
 from baton.api.text_service import TextService
 from baton.api.tokens import TokenEndpoints
 from baton.core.error_codes import ErrorCode
@@ -89,6 +90,7 @@ def make_app(
         routes.append(_metrics_route(metrics))
     routes += more_routes
     routes += reference_routes(routes)
+    guard_room(routes, backend)
     if keys is not None:
         guard_routes(routes, keys)
     return Starlette(

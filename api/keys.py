@@ -23,7 +23,9 @@ from baton.rpc.followed import Followed
 PREFIX = "baton-"
 _CAPS = (
     "requests_per_minute", "tokens_per_minute", "concurrent_requests", "max_n", "max_priority",
+    "share",
 )  # fmt: skip
+DEFAULT_SHARE = 1
 _FIELDS = {"name", "sha256", "scopes", *_CAPS}
 
 
@@ -48,10 +50,11 @@ class Key:
     concurrent_requests: int | None = None  # answers that have not ended
     max_n: int | None = None  # answers to one prompt
     max_priority: int | None = None
+    share: int | None = None  # of the tokens where requests wait; None: DEFAULT_SHARE
 
     @property
     def caps(self) -> dict[str, int]:
-        """Return the caps that the key has, by name."""
+        """Return the caps that the key has, and its share, by name."""
         found = {name: getattr(self, name) for name in _CAPS}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -105,6 +108,8 @@ class Keyring:
         self._keys = Followed(
             "the file of API keys", (path,), lambda: (*read_keys(path), *more), clock
         )
+        self._counted: tuple[Key, ...] = ()  # the keys of `_shares`
+        self._shares: dict[str, int] = {}
 
     def admit(self, text: str | None, *scopes: KeyScope) -> Key:
         """Return the key with this text, which has one of `scopes`.
@@ -132,6 +137,14 @@ class Keyring:
                 f"{problem}; send the header `Authorization: Bearer KEY` or `x-api-key: KEY`",
             )
         return key
+
+    def share_of(self, name: str | None) -> float:
+        """Return the share of the key of this name; the default for one that is not known."""
+        keys = self._keys.get()
+        if keys is not self._counted:
+            self._counted = keys
+            self._shares = {key.name: key.share or DEFAULT_SHARE for key in keys}
+        return DEFAULT_SHARE if name is None else self._shares.get(name, DEFAULT_SHARE)
 
     def _find(self, text: str) -> Key | None:
         """Compare with each key in constant time, so that the time tells nothing about any."""

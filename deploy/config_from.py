@@ -78,6 +78,7 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         request_timeout_s=given["request_timeout"],
         worker_wait_s=given["worker_wait"],
         max_queued=given["max_queued_requests"],
+        max_queued_tokens=given["max_queued_tokens"],
         max_body_bytes=given["max_body_mb"] << 20,
         allowed_hosts=given["allowed_hosts"],
         cors_origins=given["cors_origins"],

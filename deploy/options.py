@@ -33,7 +33,7 @@ from baton.engine.choices import (
 )
 from baton.engine.loading.hub import find_model
 from baton.kernels.kernel_choice import KernelChoice
-from baton.router.defaults import MAX_QUEUED, REQUEST_TIMEOUT_S, WORKER_WAIT_S
+from baton.router.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS, REQUEST_TIMEOUT_S, WORKER_WAIT_S
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS
 from baton.text.model_folder import read_json_object
@@ -151,6 +151,10 @@ _CLUSTER = (
                  show_default=True,
                  help="Most requests beyond those that the decode workers run at once; further "
                  "ones are answered with 429."),
+    click.option("--max-queued-tokens", type=click.IntRange(0), default=MAX_QUEUED_TOKENS,
+                 show_default=True,
+                 help="Most tokens of requests that wait at the router, prompts and up to 1,024 of "
+                 "each answer; further requests are answered with 429. One alone may have more."),
     click.option("--max-body-mb", type=click.IntRange(1, _MAX_BODY_MB),
                  default=MAX_BODY_BYTES >> 20, show_default=True,
                  help="Largest request that the router reads, over HTTP or gRPC, in MiB."),

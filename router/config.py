@@ -7,7 +7,7 @@ from baton.api.client_limits import MAX_BODY_BYTES, ClientLimits
 from baton.api.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
-from baton.router.defaults import MAX_QUEUED, REQUEST_TIMEOUT_S, WORKER_WAIT_S
+from baton.router.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS, REQUEST_TIMEOUT_S, WORKER_WAIT_S
 from baton.router.dump.request_dump import DumpOptions
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
@@ -32,6 +32,7 @@ class RouterConfig:
     policy: str = "round_robin"
     lease_ms: int = DEFAULT_LEASE_MS  # a worker that is silent for longer counts as lost
     max_queued: int = MAX_QUEUED  # requests beyond the capacity of all decode ranks
+    max_queued_tokens: int = MAX_QUEUED_TOKENS  # of requests that wait; one alone may have more
     max_body_bytes: int = MAX_BODY_BYTES  # of one request, over HTTP or gRPC
     unknown_fields: UnknownFields = UnknownFields.REFUSE  # in bodies of HTTP requests
     worker_wait_s: float = WORKER_WAIT_S  # a request waits so long for a missing role, then fails
@@ -62,6 +63,7 @@ class RouterConfig:
                 raise ConfigError(f"{name} is {value}; expected more than 0")
         for name, value in (
             ("max_queued", self.max_queued),
+            ("max_queued_tokens", self.max_queued_tokens),
             ("worker_wait_s", self.worker_wait_s),
         ):
             if not value >= 0:

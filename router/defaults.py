@@ -1,5 +1,6 @@
 """Defaults of a router's options. Its import needs no server."""
 
 MAX_QUEUED = 256
+MAX_QUEUED_TOKENS = 1 << 20
 REQUEST_TIMEOUT_S = 3600.0
 WORKER_WAIT_S = 30.0

@@ -1,15 +1,15 @@
-"""The requests that have not ended, and the limit on their number."""
+"""The requests that have not ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.api.backend import GenerateRequest
-from baton.api.errors import RETRY_AFTER_S
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ROUTER, ApiError
 from baton.core.finish import Finished, FinishReason, Usage
 from baton.proto.common_pb2 import StateAt
 from baton.proto.worker_pb2 import StartRequest
+from baton.router.admission.admission_queue import QueuePlace
 from baton.router.answer_stream import AnswerStream
 from baton.router.request_times import RequestTimes
 from baton.router.worker_table import Worker
@@ -30,6 +30,7 @@ class LiveRequest:
 
     request: GenerateRequest
     times: RequestTimes
+    place: QueuePlace | None = None  # in the queue; set when it is admitted
     outcome: str = "cancelled"  # set at the end; stays so when the client goes away
     stop_error: ApiError | None = None  # set by `stop`
     stop_reason: FinishReason = FinishReason.ERROR  # set by `stop`
@@ -45,6 +46,8 @@ class LiveRequest:
     def stop(self, error: ApiError, reason: FinishReason) -> None:
         """End the request with `error`, wherever it is."""
         self.stop_error, self.stop_reason = error, reason
+        if self.place is not None:
+            self.place.refuse(error)
         if self.stream is not None:
             self.stream.fail(error, reason)
 
@@ -79,7 +82,7 @@ class LiveRequest:
             sampling=sampling,
             prefills=[worker.identity for worker in prefills],
             state_at=state_at,
-            priority=request.priority,
+            priority=request.priority + (0 if self.place is None else self.place.boost),
             cache_salt=request.cache_salt,
         )
 
@@ -111,14 +114,9 @@ class LiveRequest:
 
 
 class LiveRequests:
-    """The live requests, at most `max_queued` more than the decode ranks run at once.
+    """The live requests by id."""
 
-    Requests do not wait here for a free slot. The ranks queue them, so that prefill runs
-    ahead.
-    """
-
-    def __init__(self, max_queued: int) -> None:
-        self._max_queued = max_queued
+    def __init__(self) -> None:
         self._live: dict[str, LiveRequest] = {}
         self.closing = False
         """Set when the router stops: nothing more is admitted."""
@@ -133,29 +131,20 @@ class LiveRequests:
         """Return the requests of `owner` that `name` means; of everybody if `owner` is None."""
         return [each for each in self._live.values() if each.request.is_meant(name, owner)]
 
-    def admit(self, request: GenerateRequest, now: float, capacity: int) -> LiveRequest:
-        """Admit a request. Raises UNAVAILABLE when closing, OVERLOADED at the limit.
-
-        capacity: requests that the ranks run at once, as of now.
-        """
-        self.check_open()
-        bound = capacity + self._max_queued
-        if len(self._live) >= bound:
-            raise ApiError(
-                ErrorCode.OVERLOADED,
-                f"{len(self._live)} requests are here already; send it again later",
-                expected=f"fewer than {bound}",
-                actual=str(len(self._live)),
-                retry_after_s=RETRY_AFTER_S,
-            )
-        live = LiveRequest(request, RequestTimes(now))
+    def add(self, request: GenerateRequest, now: float, place: QueuePlace) -> LiveRequest:
+        live = LiveRequest(request, RequestTimes(now), place)
         self._live[request.request_id] = live
         return live
 
     def check_open(self) -> None:
         """Raise UNAVAILABLE when closing."""
         if self.closing:
-            raise ApiError(ErrorCode.UNAVAILABLE, "the router is stopping; ask another one")
+            raise stopping()
 
     def remove(self, live: LiveRequest) -> None:
         del self._live[live.request.request_id]
+
+
+def stopping() -> ApiError:
+    """Return the error of a request that a stopping router does not begin."""
+    return ApiError(ErrorCode.UNAVAILABLE, "the router is stopping; ask another one")

@@ -9,6 +9,7 @@ from baton.router.cluster_metrics import ClusterMetrics
 from baton.router.key_metrics import KeyMetrics
 from baton.router.latency_histogram import LatencyHistogram
 from baton.router.metric_factory import BUCKETS, RouterMetricFactory
+from baton.router.queue_metrics import QueueMetrics
 
 TTFT_PARTS = ("router_queue", "prefill_queue", "prefill", "delivery", "network")
 SECOND_TOKEN_PARTS = ("transfer", "decode_wait", "first_decode_step")
@@ -21,6 +22,7 @@ class RouterMetrics:
         make = RouterMetricFactory()
         self.registry = make.registry
         self.cluster = ClusterMetrics(make)
+        self.queue = QueueMetrics(make)
         self._requests = make.counter(
             "requests", "Requests that ended, by finish reason or error code.", "outcome"
         )

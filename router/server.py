@@ -113,6 +113,7 @@ class RouterServer:
             table,
             SessionOptions(router_id, config.lease_s, self._clock, credentials),
             metrics,
+            _equal if keys is None else keys.keyring.share_of,
             dump,
         )
         served = backend if keys is None else CountedBackend(backend, keys.accounts)
@@ -192,6 +193,10 @@ class RouterServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _equal(_: str | None) -> float:
+    return 1.0
 
 
 def _key_gate(config: RouterConfig, metrics: ClientMetrics) -> KeyGate | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
@@ -12,12 +12,14 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason
 from baton.core.role import Role
+from baton.router.admission.admission_queue import AdmissionQueue, QueueBounds, QueuePlace
+from baton.router.admission.fair_queue import KeyName
 from baton.router.answer_stream import AnswerStream
 from baton.router.cache_flush import flush_all
 from baton.router.cluster_info import engine_settings, worker_info
 from baton.router.config import RouterConfig
 from baton.router.dump.request_dump import RequestDump
-from baton.router.live_requests import LiveRequest, LiveRequests
+from baton.router.live_requests import LiveRequest, LiveRequests, stopping
 from baton.router.metrics import RouterMetrics
 from baton.router.notifier import Notifier
 from baton.router.placement.placer import Assignment, Placer
@@ -39,9 +41,12 @@ class RouterBackend:
         table: WorkerTable,
         options: SessionOptions,
         metrics: RouterMetrics,
+        share_of: Callable[[KeyName], float],
         dump: RequestDump | None = None,
     ) -> None:
-        """dump: where requests are recorded as they end; None: nowhere."""
+        """share_of: returns the share of an API key where requests wait.
+        dump: where requests are recorded as they end; None: nowhere.
+        """
         self._config = config
         self._model = model
         self._table = table
@@ -51,10 +56,10 @@ class RouterBackend:
         self._metrics = metrics
         self._dump = dump
         self._started = options.clock()
-        self._live = LiveRequests(config.max_queued)
+        self._live = LiveRequests()
         self.changed = Notifier()
         """Notified when placement or health may differ, and at each request's end while closing."""
-        self._ranks = RankSessions(table, options, self.changed.notify)
+        self._ranks = RankSessions(table, options, self._workers_changed)
         self._states = StateIndex(table)
         self._placer = Placer(
             table,
@@ -62,8 +67,17 @@ class RouterBackend:
             lambda worker: self._ranks.session(worker) is not None,
             config.policy,
         )
+        self._queue = AdmissionQueue(
+            QueueBounds(config.max_queued, config.max_queued_tokens),
+            self._placer.room,
+            self._placer.capacity,
+            share_of,
+            options.clock,
+            metrics.queue.refused,
+        )
         table.subscribe(self._on_change)
         metrics.serves(lambda: len(self._live), self._placer.capacity)
+        metrics.queue.serves(self._queue)
 
     async def generate(
         self, request: GenerateRequest
@@ -72,16 +86,18 @@ class RouterBackend:
 
         Raises `ApiError` for a request that never started. A later failure is in `Finished`.
         """
-        live = self._admit(in_scope(request, self._config.cache_scope))
+        live, place = self._admit(in_scope(request, self._config.cache_scope))
         limit = self._config.request_timeout_s
         if request.deadline is not None:
             limit = min(limit, request.deadline.left_s)
         timeout = asyncio.get_running_loop().call_later(limit, self._time_out, live)
         try:
+            await place.turn()
             while True:
                 assignment, session = await self._wait_for_placement(live)
                 stream = self._dispatch(live, assignment, session)
                 in_flight = self._placer.track(assignment)
+                place.placed()
                 prefilling = True
                 try:
                     while isinstance(event := await stream.next(), TokenEvent):
@@ -89,6 +105,7 @@ class RouterBackend:
                             if prefilling:
                                 prefilling = False
                                 in_flight.prefill_done()
+                                place.first_token()
                             self._record_tokens(live, stream, event.token_ids)
                         yield event
                     if stream.state_tokens:
@@ -108,7 +125,16 @@ class RouterBackend:
             yield self._finish(live, live.failed(error))
         finally:
             timeout.cancel()
+            place.leave(len(live.output_ids))
             self._end(live)
+
+    def check_room(self, owner: str | None) -> None:
+        """Raise OVERLOADED if any request of an API key would be refused now."""
+        try:
+            self._queue.check(owner)
+        except ApiError as error:
+            self._metrics.ended(error.code.name.lower(), owner)
+            raise
 
     async def cancel(self, request_id: str) -> None:
         live = self._live.get(request_id)
@@ -144,6 +170,10 @@ class RouterBackend:
                 "capacity": capacity,
                 "queued": max(active - capacity, 0),
                 "max_queued": self._config.max_queued,
+                "waiting": self._queue.waiting,
+                "waiting_tokens": self._queue.waiting_tokens,
+                "max_queued_tokens": self._config.max_queued_tokens,
+                "drain_tokens_per_s": round(self._queue.tokens_per_s, 1),
             },
             "workers": [self._worker_info(worker) for worker in self._table.workers()],
         }
@@ -173,6 +203,7 @@ class RouterBackend:
     async def drain(self, grace_s: float) -> None:
         """Reject new requests, and wait up to `grace_s` for the running ones to end."""
         self._live.closing = True
+        self._queue.refuse_all(stopping())
         self.changed.notify()
         deadline = self._clock() + grace_s
         while self._live and (left := deadline - self._clock()) > 0:
@@ -181,6 +212,7 @@ class RouterBackend:
     async def stop(self) -> None:
         """Fail the requests that are left, and cancel them on their ranks."""
         self._live.closing = True
+        self._queue.refuse_all(stopping())
         self.changed.notify()
         await self._ranks.stop()
 
@@ -188,15 +220,17 @@ class RouterBackend:
         live.stop(ApiError(ErrorCode.CANCELLED, why), FinishReason.ABORT)
         self.changed.notify()
 
-    def _admit(self, request: GenerateRequest) -> LiveRequest:
+    def _admit(self, request: GenerateRequest) -> tuple[LiveRequest, QueuePlace]:
         try:
-            return self._live.admit(request, self._clock(), self._placer.capacity())
+            self._live.check_open()
+            place = self._queue.enter(request)
+            return self._live.add(request, self._clock(), place), place
         except ApiError as error:
             self._metrics.ended(error.code.name.lower(), request.owner)
             raise
 
     async def _wait_for_placement(self, live: LiveRequest) -> tuple[Assignment, RankSession]:
-        """Place a request, waiting up to `worker_wait_s` for a worker of each role.
+        """QueuePlace a request, waiting up to `worker_wait_s` for a worker of each role.
 
         A started answer that is pinned to a rank waits as long for that rank to come back.
         After that any other rank may continue it.
@@ -204,12 +238,13 @@ class RouterBackend:
         deadline = self._clock() + self._config.worker_wait_s
         pinned = live.request.routed_dp_rank
         unread_ids = live.unread_ids
+        waited = live.place is not None and live.place.waited
         while True:
             if live.stop_error is not None:
                 raise live.stop_error
             self._live.check_open()
             assignment = self._placer.place(
-                unread_ids, pinned, live.lost_on, live.request.cache_salt
+                unread_ids, pinned, live.lost_on, live.request.cache_salt, waited
             )
             session = None if assignment is None else self._ranks.session(assignment.rank)
             if assignment is not None and session is not None:
@@ -318,6 +353,10 @@ class RouterBackend:
             cluster.joined(worker, lambda: self._placer.placed[worker.worker_id])
         elif change.after is None:
             cluster.gone(worker)
+        self._workers_changed()
+
+    def _workers_changed(self) -> None:
+        self._queue.call_next()
         self.changed.notify()
 
 

@@ -4,9 +4,11 @@ The table has no sockets, no tasks and no clock of its own. A worker is in it fr
 registration until its stream ends, its lease runs out, or a newer incarnation replaces it.
 """
 
+import json
 from bisect import insort
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from baton.core.errors import IncompatibleError, PeerSilentError, RequestError
 from baton.core.role import ROUTED_ROLES, Role
@@ -15,6 +17,8 @@ from baton.proto.worker_pb2 import WorkerStatus
 from baton.rpc.handshake import check_fingerprint, check_version
 from baton.rpc.lease import TICKS_PER_LEASE, Lease
 
+DEFAULT_CHUNK = 8192
+"""The prompt tokens of a worker's step before it has reported them."""
 _ROLES = {PREFILL: Role.PREFILL, DECODE: Role.DECODE}
 
 
@@ -52,6 +56,12 @@ class Worker:
     def capacity(self) -> int:
         """Return the requests that the worker runs at once; 1 before it has reported that."""
         return max(self.status.max_running, 1)
+
+    @cached_property
+    def prefill_chunk(self) -> int:
+        """Return the prompt tokens that a step of the worker computes at most."""
+        given = self.status.settings.get("chunked_prefill_size")
+        return DEFAULT_CHUNK if given is None else int(json.loads(given))
 
 
 def id_order(worker_id: str) -> tuple[int, str]:

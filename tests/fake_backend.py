@@ -29,6 +29,7 @@ class FakeBackend:
     says: str | None = None
     per_event: int = 1
     fail_first: ApiError | None = None  # instead of any event
+    full: ApiError | None = None  # what no room is refused with
     fail_after: int | None = None  # tokens, then `failure`
     failure: ApiError | None = None
     hold_after: int | None = None  # tokens, then wait for a cancel
@@ -115,6 +116,10 @@ class FakeBackend:
         if start == 0:
             entries[0] = TokenLogprob(request.prompt_ids[0], None)
         return PromptLogprobs(start, tuple(entries))
+
+    def check_room(self, owner: str | None) -> None:
+        if self.full is not None:
+            raise self.full
 
     async def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)

@@ -11,7 +11,7 @@ from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.cluster.member import Member
 from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig
-from baton.router.defaults import MAX_QUEUED, REQUEST_TIMEOUT_S, WORKER_WAIT_S
+from baton.router.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS, REQUEST_TIMEOUT_S, WORKER_WAIT_S
 from baton.router.dump.request_dump import DumpOptions
 from baton.rpc.lease import DEFAULT_LEASE_MS
 from baton.rpc.server_certificate import CertificateFiles
@@ -43,6 +43,7 @@ class ClusterConfig:
     request_timeout_s: float = REQUEST_TIMEOUT_S  # from arrival to finish
     worker_wait_s: float = WORKER_WAIT_S  # a request waits so long for a missing role
     max_queued: int = MAX_QUEUED  # requests beyond those that the ranks run at once
+    max_queued_tokens: int = MAX_QUEUED_TOKENS  # of requests that wait
     max_body_bytes: int = MAX_BODY_BYTES  # of one request
     host: str = "127.0.0.1"
     allowed_hosts: tuple[str, ...] = ()  # names in `Host` besides loopback's and `host`

@@ -103,6 +103,7 @@ class Wiring:
             request_timeout_s=config.request_timeout_s,
             worker_wait_s=config.worker_wait_s,
             max_queued=config.max_queued,
+            max_queued_tokens=config.max_queued_tokens,
             max_body_bytes=config.max_body_bytes,
             incremental_streaming_output=config.incremental_streaming_output,
             dump=config.dump,

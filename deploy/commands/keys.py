@@ -36,6 +36,8 @@ def keys() -> None:
               help="Most answers to one prompt; no limit when left out.")  # fmt: skip
 @click.option("--max-priority", type=click.IntRange(-MAX_PRIORITY, MAX_PRIORITY), default=None,
               help="Highest priority of a request; no limit when left out.")  # fmt: skip
+@click.option("--share", type=click.IntRange(1), default=None,
+              help="Share of the tokens where requests wait; 1 when left out.")  # fmt: skip
 @_FILE
 def add(name: str, scopes: tuple[str, ...], path: Path, **caps: int | None) -> None:
     """Add a key and print it, this once: the file holds its digest only."""

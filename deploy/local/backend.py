@@ -85,6 +85,9 @@ class LocalBackend:
             if not answer.over:
                 self._cancel(answer, "the client left")
 
+    def check_room(self, owner: str | None) -> None:
+        self._check_room()
+
     async def cancel(self, request_id: str) -> None:
         answer = self._answers.get(request_id)
         if answer is not None:

@@ -41,7 +41,17 @@ def _router_line(router: Mapping[str, Any]) -> Text:
         (str(router["model"]), "bold"),
         f"  {router['policy']}  up {_duration(router['uptime_s'])}  "
         f"requests {router['active']} of {router['capacity']}, queued {router['queued']}",
+        _waiting(router),
     )
+
+
+def _waiting(router: Mapping[str, Any]) -> str:
+    """Say what waits at the router, and how long it would take to be served."""
+    if not router.get("waiting"):
+        return ""
+    tokens, rate = router["waiting_tokens"], router["drain_tokens_per_s"]
+    left = f", {_duration(tokens / rate)} of work" if rate else ""
+    return f"; {router['waiting']} wait here with {tokens:,} tokens{left}"
 
 
 def _shortage_line(worker: Mapping[str, Any]) -> Text:

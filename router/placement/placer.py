@@ -10,6 +10,7 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.role import ROUTED_ROLES, Role
 from baton.proto.common_pb2 import StateAt
+from baton.router.admission.room import Room
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
@@ -19,6 +20,11 @@ from baton.router.worker_table import Worker, WorkerTable
 PREFILL_FALLBACKS = 2
 """Prefill workers that a rank may try after the first. Each try costs the client a wait, and three
 lost ones in a row mean a fault that a fourth would not escape."""
+DECODES_AHEAD = 2
+"""Requests for each prefill worker that the decode ranks are given beyond what they run at once, so
+that the next one is computed when a place is free."""
+CHUNKS_AHEAD = 2
+"""Steps' worth of prompt tokens that each prefill worker is given at once."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class Placer:
         only_rank: int | None = None,
         lost_on: Collection[int] = (),
         cache_salt: bytes = SHARED,
+        waited: bool = False,
     ) -> Assignment | None:
         """Choose workers for a prompt of `token_ids`.
 
@@ -70,10 +77,18 @@ class Placer:
         lost_on: registrations of ranks that lost this request before. They are used only when
             there is no other.
         cache_salt: the only salt whose cached states count.
+        waited: the request waited for room, so it goes where there is some.
         """
         prefills, ranks = self._table.workers(Role.PREFILL), self._table.workers(Role.DECODE)
         prefill_rows = [row for row, worker in enumerate(prefills) if not worker.leaving]
         decode_rows = self._decode_rows(ranks, only_rank, lost_on)
+        if waited:
+            ahead = _ahead(len(prefill_rows), len(ranks))
+            decode_rows = [
+                row
+                for row in decode_rows
+                if self.placed[ranks[row].worker_id] < ranks[row].capacity + ahead
+            ] or decode_rows
         if not prefill_rows or not decode_rows:
             return None
         states = self._states.find(token_ids, cache_salt)
@@ -106,6 +121,21 @@ class Placer:
             "that should be there do not register",
             expected="at least one worker of each role",
             actual=f"{counts[Role.PREFILL]} prefill, {counts[Role.DECODE]} decode ready",
+        )
+
+    def room(self) -> Room:
+        """Return the room for further requests."""
+        prefills = [w for w in self._table.workers(Role.PREFILL) if not w.leaving]
+        ranks = [w for w in self._table.workers(Role.DECODE) if self._can_start(w)]
+        if not prefills or not ranks:
+            return Room(None)
+        ahead = _ahead(len(prefills), len(ranks))
+        spare = {w.rank: w.capacity + ahead - self.placed[w.worker_id] for w in ranks}
+        return Room(
+            sum(max(each, 0) for each in spare.values()),
+            spare,
+            len(prefills),
+            CHUNKS_AHEAD * sum(w.prefill_chunk for w in prefills),
         )
 
     def capacity(self) -> int:
@@ -171,3 +201,8 @@ class Placer:
                 expected=f"one of {valid}",
                 actual=rank,
             )
+
+
+def _ahead(prefills: int, ranks: int) -> int:
+    """Return the requests that each rank is given beyond those that it runs at once."""
+    return -(-DECODES_AHEAD * prefills // max(ranks, 1))

@@ -19,7 +19,7 @@ from baton.engine.config import EngineConfig
 
 BEN = (
     "ben  infer  requests_per_minute=60  tokens_per_minute=5000  concurrent_requests=4  max_n=2  "
-    "max_priority=-3"
+    "max_priority=-3  share=5"
 )
 
 
@@ -37,6 +37,7 @@ def test_a_key_is_printed_once_listed_and_removed(tmp_path: Path) -> None:
         "concurrent_requests": 4,
         "max_n": 2,
         "max_priority": -3,
+        "share": 5,
     }
     words = [(f"--{name.replace('_', '-')}", str(most)) for name, most in caps.items()]
     run("keys", "add", "ben", *(word for pair in words for word in pair), *at)

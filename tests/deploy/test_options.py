@@ -179,7 +179,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--served-model-name", "name", "--incremental-streaming-output",
         "--unknown-fields", "warn",
         "--lease", "1.5", "--request-timeout", "60", "--worker-wait", "0",
-        "--max-queued-requests", "7", "--max-body-mb", "1",
+        "--max-queued-requests", "7", "--max-queued-tokens", "70", "--max-body-mb", "1",
         "--allowed-host", "models.example", "--cors-origin", "https://friend.example",
         "--api-keys", str(folder / "keys"), "--ssl-certfile", str(clients.certificate),
         "--ssl-keyfile", str(clients.key), "--cache-scope", "key",

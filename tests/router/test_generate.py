@@ -164,6 +164,8 @@ async def test_many_answers_share_the_rank_sessions_and_none_are_mixed_up(
 ) -> None:
     async with Cluster(tmp_path, max_queued=64) as cluster:
         ranks = [FakeRank(f"d{i}", answer=echo) for i in range(2)]
+        for rank in ranks:  # a full one would be passed over
+            rank.max_running = 40
         await cluster.add(FakeWorker("p0"), *ranks)
         prompts = [random_ids(rng, rng.randint(1, 20)) for _ in range(40)]
         calls = [replies_of(cluster.generate(prompt)) for prompt in prompts]

@@ -1,0 +1,152 @@
+"""The order of requests that wait, with a fair share of the tokens for each API key.
+
+Each key has a count of the tokens that it was served, divided by its share, and the key with the
+lowest count is next. A key that comes back from a pause starts at the count of the present, so that
+nobody saves up or owes. (Start-time fair queueing, Goyal et al. 1996; by tokens as in "Fairness in
+Serving Large Language Models", Sheng et al. 2024.)
+"""
+
+from bisect import insort
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
+
+from baton.core.turns import Turn
+
+KeyName = str | None
+"""The name of an API key. All requests without one have the same share."""
+_by_turn = attrgetter("turn")
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request in the queue. Set when it comes."""
+
+    key: KeyName
+    turn: Turn  # its place among the requests of its key
+    tokens: int  # of prompt and answer, as far as can be told
+    prompt_tokens: int
+    rank: int | None = None  # the only decode rank that may serve it
+
+
+class Use(NamedTuple):
+    """Requests, and the tokens that they are expected to take."""
+
+    requests: int
+    tokens: int
+
+
+NOTHING = Use(0, 0)
+
+
+@dataclass
+class _Flow:
+    """The requests of one key."""
+
+    share: float
+    served: float = 0.0  # tokens, divided by the share
+    waiting: list[Waiting] = field(default_factory=list)  # by turn
+    tokens: int = 0  # of those that wait
+
+
+class FairQueue:
+    """The requests that wait. It has no clock and no tasks."""
+
+    def __init__(self, share_of: Callable[[KeyName], float]) -> None:
+        """share_of: returns a key's share, above 0, as it is now."""
+        self._share_of = share_of
+        self._flows: dict[KeyName, _Flow] = {}
+        self._present = 0.0  # the lowest count of any key, when a request was last served
+        self._count = 0
+        self.tokens = 0
+        """Those of all requests here."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, waiting: Waiting) -> None:
+        flow = self._flows.get(waiting.key)
+        if flow is None:
+            flow = self._flows[waiting.key] = _Flow(self._share_of(waiting.key))
+        if not flow.waiting:
+            flow.share = self._share_of(waiting.key)
+            flow.served = max(flow.served, self._present)
+        insort(flow.waiting, waiting, key=_by_turn)
+        self._change(flow, 1, waiting.tokens)
+
+    def remove(self, waiting: Waiting) -> None:
+        """Forget a request, which costs its key nothing. It must be here."""
+        flow = self._flows[waiting.key]
+        flow.waiting.remove(waiting)
+        self._change(flow, -1, -waiting.tokens)
+
+    def pop(self, fits: Callable[[Waiting], bool]) -> Waiting | None:
+        """Take out the next request for which `fits` is true, and count its tokens as served."""
+        heads = [
+            (flow.served, head.turn, head)
+            for flow in self._flows.values()
+            if (head := next(filter(fits, flow.waiting), None)) is not None
+        ]
+        if not heads:
+            return None
+        _, _, chosen = min(heads, key=lambda each: each[:2])
+        self.remove(chosen)
+        flow = self._flows[chosen.key]
+        self._present = max(self._present, flow.served)
+        flow.served += chosen.tokens / flow.share
+        return chosen
+
+    def correct(self, key: KeyName, tokens: int) -> None:
+        """Add to the served tokens of a key: the difference to what was expected of a request."""
+        flow = self._flows[key]
+        flow.served += tokens / flow.share
+
+    def tokens_before(self, key: KeyName) -> float:
+        """Return the tokens that are served before a new request of `key`, at most."""
+        flow = self._flows.get(key)
+        own = flow.tokens if flow is not None else 0
+        share = self._share_of(key)
+        shares = share + sum(
+            each.share for name, each in self._flows.items() if each.waiting and name != key
+        )
+        return min(float(self.tokens), own * shares / share)
+
+    def victims(
+        self, newcomer: Waiting, requests: int, tokens: int, under_way: Mapping[KeyName, Use]
+    ) -> list[Waiting] | None:
+        """Return the requests that must leave the queue for `newcomer` to come in.
+
+        requests, tokens: how many must leave; each is 0 or less where there is room.
+        under_way: what each key has besides its requests here. Those that must leave are the last
+        of the keys that have most in all, for their share. None if the newcomer's own key has most.
+        """
+        found: list[Waiting] = []
+        left = {
+            key: list(flow.waiting)
+            for key, flow in self._flows.items()
+            if flow.waiting and key != newcomer.key
+        }
+        own = self._flows.get(newcomer.key)
+        mine = [*own.waiting, newcomer] if own is not None else [newcomer]
+        while requests > len(found) or tokens > sum(each.tokens for each in found):
+            by_count = requests > len(found)
+
+            def use(key: KeyName, held: list[Waiting], by_count: bool = by_count) -> float:
+                more = under_way.get(key, NOTHING)
+                amount = len(held) + more.requests
+                if not by_count:
+                    amount = sum(each.tokens for each in held) + more.tokens
+                return amount / self._share_of(key)
+
+            uses = {key: use(key, held) for key, held in left.items() if held}
+            most = max(uses, key=lambda key: uses[key], default=newcomer.key)
+            if most == newcomer.key or uses[most] <= use(newcomer.key, mine):
+                return None
+            found.append(left[most].pop())
+        return found
+
+    def _change(self, flow: _Flow, requests: int, tokens: int) -> None:
+        flow.tokens += tokens
+        self._count += requests
+        self.tokens += tokens

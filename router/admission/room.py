@@ -1,0 +1,16 @@
+"""The room that workers have for further requests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The requests that may be sent to the workers now. Made by the `Placer`."""
+
+    # Requests that all decode ranks take besides those that they have; None: a role has no worker,
+    # and requests wait for one where they are placed.
+    decode: int | None
+    by_rank: Mapping[int, int] = field(default_factory=dict)  # the same by the rank's number
+    prefill_workers: int = 0
+    prompt_tokens: int = 0  # that prefill workers are given at once, those that they have included

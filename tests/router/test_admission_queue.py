@@ -1,0 +1,235 @@
+"""Requests at the door: those that come in, those that wait, and the next."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from baton.api.backend import GenerateRequest
+from baton.api.deadline import Deadline
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.sampling_params import SamplingParams
+from baton.router.admission.admission_queue import AdmissionQueue, QueueBounds, QueuePlace
+from baton.router.admission.room import Room
+
+
+@dataclass
+class Door:
+    """A queue before workers that run `capacity` requests, and are given one more."""
+
+    capacity: int = 1
+    requests: int = 100
+    tokens: int = 10**6
+    prompt_tokens: int = 10**6
+    now: float = 0.0
+    refusals: list[str] = field(default_factory=list)
+    placed: int = 0
+
+    def __post_init__(self) -> None:
+        self.queue = AdmissionQueue(
+            QueueBounds(self.requests, self.tokens),
+            self._room,
+            lambda: self.capacity,
+            lambda key: 1.0,
+            lambda: self.now,
+            self.refusals.append,
+        )
+
+    def _room(self) -> Room:
+        if not self.capacity:
+            return Room(None)
+        free = self.capacity + 1 - self.placed
+        return Room(free, {0: free, 1: 0}, 1, self.prompt_tokens)
+
+    def enter(self, key: str | None = None, prompt: int = 10, **more: object) -> QueuePlace:
+        sampling = SamplingParams(max_tokens=90)
+        return self.queue.enter(
+            GenerateRequest("0" * 32, (5,) * prompt, sampling, owner=key, **more)  # type: ignore[arg-type]
+        )
+
+    def place(self, place: QueuePlace, decoding: bool = True) -> None:
+        """Do what a router does when the turn of a request has come."""
+        self.placed += 1
+        place.placed()
+        if decoding:
+            place.first_token()
+
+    def end(self, place: QueuePlace, output_tokens: int = 90) -> None:
+        self.placed -= 1
+        place.leave(output_tokens)
+
+
+def called(place: QueuePlace) -> bool:
+    turn = place._turn
+    return turn.done() and not turn.cancelled() and turn.exception() is None
+
+
+async def test_a_request_waits_until_a_worker_has_room() -> None:
+    door = Door()
+    first, second, third, fourth = (door.enter() for _ in range(4))
+    assert [called(each) for each in (first, second, third)] == [True, True, False]
+    for each in (first, second):
+        door.place(each)
+    assert (door.queue.waiting, door.queue.waiting_tokens) == (2, 200)
+    waits = asyncio.create_task(third.turn())
+    await asyncio.sleep(0)
+    assert not waits.done()
+    door.end(first)
+    await asyncio.wait_for(waits, 60)
+    assert not called(fourth) and door.queue.waiting == 1
+
+
+async def test_one_that_goes_away_while_it_waits_is_never_called() -> None:
+    door = Door()
+    running = [door.enter() for _ in range(2)]
+    for each in running:
+        door.place(each)
+    gone, kept = door.enter("ada"), door.enter("ada")
+    waits = asyncio.create_task(gone.turn())
+    await asyncio.sleep(0)
+    waits.cancel()
+    await asyncio.gather(waits, return_exceptions=True)
+    gone.leave(0)
+    gone.leave(0)
+    assert (door.queue.waiting, door.queue.waiting_tokens) == (1, 100)
+    door.end(running[0])
+    assert called(kept) and not called(gone)
+
+
+async def test_one_that_goes_away_when_it_was_just_called_makes_room_again() -> None:
+    door = Door()
+    first, second, third = (door.enter() for _ in range(3))
+    assert called(second) and not called(third)
+    second.leave(0)
+    assert called(third)
+    first.leave(0)
+    third.leave(0)
+    assert (door.queue.waiting, door.queue._called, door.queue._prefilling) == (0, 0, 0)
+    assert door.queue._prompt_tokens == 0 and not door.queue._places
+
+
+async def test_without_workers_all_go_on_and_wait_for_one_where_they_are_placed() -> None:
+    door = Door(capacity=0, requests=2)
+    assert all(called(door.enter()) for _ in range(2))
+    with pytest.raises(ApiError, match="2 requests are here already"):
+        door.enter()
+
+
+async def test_a_full_queue_says_when_to_come_again_by_how_fast_it_empties() -> None:
+    door = Door(requests=3)
+    running = [door.enter() for _ in range(2)]
+    for each in running:
+        door.place(each)
+    waiting = [door.enter() for _ in range(2)]
+    with pytest.raises(ApiError) as unknown:
+        door.enter()
+    assert unknown.value.code is ErrorCode.OVERLOADED and unknown.value.retry_after_s == 1.0
+    door.now += 20
+    door.end(running.pop())
+    door.place(waiting[0])
+    door.enter()
+    rate = door.queue.tokens_per_s
+    with pytest.raises(ApiError) as known:
+        door.enter()
+    assert known.value.retry_after_s == pytest.approx(300 / rate)
+    assert 2 < known.value.retry_after_s < 60
+    with pytest.raises(ApiError):
+        door.queue.check(None)
+    assert door.refusals == ["full"] * 3
+
+
+async def test_a_queue_is_bounded_by_tokens_but_takes_one_request_of_any_length() -> None:
+    door = Door(tokens=250)
+    for _ in range(2):
+        door.place(door.enter(prompt=1000))
+    door.enter(prompt=2000)
+    with pytest.raises(ApiError, match="2090 tokens of requests wait"):
+        door.enter()
+    door = Door(tokens=250)
+    for _ in range(2):
+        door.place(door.enter(prompt=1000))
+    door.enter()
+    door.queue.check(None)
+    door.enter()
+    with pytest.raises(ApiError, match="200 tokens of requests wait"):
+        door.enter()
+
+
+async def test_a_flood_makes_room_for_another_key() -> None:
+    door = Door(requests=4)
+    for _ in range(2):
+        door.place(door.enter("ada"))
+    *_, before, last = (door.enter("ada") for _ in range(3))
+    with pytest.raises(ApiError):
+        door.enter("ada")
+    with pytest.raises(ApiError):
+        door.queue.check("ada")
+    door.queue.check("ben")
+    mine = door.enter("ben")
+    with pytest.raises(ApiError, match="other API keys need this one's room") as displaced:
+        await asyncio.wait_for(last.turn(), 60)
+    assert displaced.value.code is ErrorCode.OVERLOADED
+    assert displaced.value.retry_after_s is not None
+    assert not called(before) and door.queue.waiting == 3
+    assert door.refusals == ["full", "full", "displaced"]
+    last.leave(0)
+    assert not called(mine)
+
+
+async def test_a_request_that_would_wait_for_half_of_its_timeout_is_refused() -> None:
+    door = Door()
+    running = [door.enter() for _ in range(2)]
+    for each in running:
+        door.place(each)
+    queued = [door.enter() for _ in range(3)]
+    door.now += 10
+    door.end(running[0])
+    door.place(queued[0])
+    wait_s = door.queue.waiting_tokens / door.queue.tokens_per_s
+    with pytest.raises(ApiError, match="more than half of its timeout") as refused:
+        door.enter(deadline=Deadline.of(1.9 * wait_s))
+    assert refused.value.code is ErrorCode.OVERLOADED and refused.value.retry_after_s
+    assert not called(door.enter(deadline=Deadline.of(2.1 * wait_s)))
+    door.enter("ben", deadline=Deadline.of(0.1))  # nobody of its key is before it
+    assert door.refusals == ["timeout"]
+
+
+async def test_prompts_are_given_ahead_by_their_tokens() -> None:
+    door = Door(capacity=50, prompt_tokens=100)
+    long = [door.enter(prompt=90) for _ in range(3)]
+    assert [called(each) for each in long] == [True, True, False], "two, however long"
+    door.place(long[0], decoding=False)
+    assert not called(long[2])
+    long[0].first_token()
+    assert called(long[2])
+    door = Door(capacity=50, prompt_tokens=100)
+    short = [door.enter(prompt=20) for _ in range(7)]
+    assert [called(each) for each in short] == [True] * 5 + [False] * 2
+
+
+async def test_a_request_for_a_full_rank_lets_others_pass() -> None:
+    door = Door()
+    pinned = door.enter(routed_dp_rank=1)
+    assert not called(pinned) and called(door.enter(routed_dp_rank=0)) and called(door.enter())
+
+
+async def test_one_of_a_key_with_little_under_way_passes_what_was_given_ahead() -> None:
+    door = Door()
+    flood = [door.enter("ada") for _ in range(4)]
+    for each in flood[:2]:
+        door.place(each)
+    mine = door.enter("ben")
+    assert not called(mine)
+    door.end(flood[0])
+    assert called(mine) and not called(flood[2])
+    assert [each.boost for each in (*flood[:2], mine)] == [0, 0, 1]
+
+
+async def test_a_stop_refuses_what_waits_and_leaves_what_was_called() -> None:
+    door = Door()
+    first, second, third = (door.enter() for _ in range(3))
+    door.queue.refuse_all(ApiError(ErrorCode.UNAVAILABLE, "stopping"))
+    assert called(first) and called(second)
+    with pytest.raises(ApiError, match="stopping"):
+        await asyncio.wait_for(third.turn(), 60)

@@ -1,0 +1,148 @@
+"""The order in which waiting requests are served, and who leaves a queue that is full."""
+
+import itertools
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.core.turns import turn_of
+from baton.router.admission.fair_queue import FairQueue, KeyName, Use, Waiting
+
+SHARES = {"ada": 1.0, "ben": 1.0, "cyn": 3.0}
+numbers = itertools.count()
+
+
+def queue() -> FairQueue:
+    return FairQueue(lambda key: SHARES.get(key or "", 1.0))
+
+
+def waiting(key: KeyName, tokens: int = 10, priority: int = 0) -> Waiting:
+    return Waiting(key, turn_of(next(numbers), priority), tokens, tokens)
+
+
+def served(waits: FairQueue, count: int) -> list[Waiting]:
+    found = [waits.pop(lambda each: True) for _ in range(count)]
+    return [each for each in found if each is not None]
+
+
+def test_requests_of_one_key_are_served_by_turn() -> None:
+    waits = queue()
+    first, second, urgent = waiting(None), waiting(None), waiting(None, priority=1)
+    for each in (first, second, urgent):
+        waits.add(each)
+    assert (len(waits), waits.tokens) == (3, 30)
+    assert served(waits, 4) == [urgent, first, second]
+    assert (len(waits), waits.tokens) == (0, 0)
+
+
+def test_a_flood_waits_behind_a_key_that_sends_little() -> None:
+    waits = queue()
+    flood = [waiting("ada", priority=1000) for _ in range(50)]
+    for each in flood:
+        waits.add(each)
+    assert served(waits, 8) == flood[:8]
+    mine = waiting("ben", priority=-1000)
+    waits.add(mine)
+    assert served(waits, 2) == [mine, flood[8]]
+
+
+def test_what_a_key_did_not_use_is_not_saved_up() -> None:
+    waits = queue()
+    for _ in range(100):
+        waits.add(waiting("ada"))
+    served(waits, 50)
+    for _ in range(50):
+        waits.add(waiting("ben"))
+    keys = [each.key for each in served(waits, 20)]
+    assert 9 <= keys.count("ben") <= 11, "it would have all 20 with a credit"
+
+
+def test_tokens_that_an_answer_did_not_need_are_given_back() -> None:
+    waits = queue()
+    for key in ("ada", "ben"):
+        for _ in range(4):
+            waits.add(waiting(key, tokens=100))
+    first, second = served(waits, 2)
+    waits.correct("ada", -99)
+    assert [first.key, second.key] == ["ada", "ben"]
+    assert [each.key for each in served(waits, 2)] == ["ada", "ben"]
+    waits.correct("ben", 500)
+    assert [each.key for each in served(waits, 3)] == ["ada", "ada", "ben"]
+
+
+def test_one_that_leaves_costs_its_key_nothing() -> None:
+    waits = queue()
+    gone, kept, other = waiting("ada", 10_000), waiting("ada", 20), waiting("ben", 10)
+    for each in (gone, kept, other):
+        waits.add(each)
+    waits.remove(gone)
+    assert (len(waits), waits.tokens) == (2, 30)
+    assert served(waits, 3) == [kept, other]
+
+
+def test_one_that_does_not_fit_does_not_hold_up_the_others() -> None:
+    waits = queue()
+    large, small = waiting("ada", 1000), waiting("ada", 10)
+    for each in (large, small):
+        waits.add(each)
+    assert waits.pop(lambda each: each.tokens < 100) is small
+    assert waits.pop(lambda each: each.tokens < 100) is None
+    assert served(waits, 1) == [large]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(list(SHARES)), st.integers(1, 500)), min_size=1),
+    st.randoms(use_true_random=False),
+)
+def test_while_keys_have_requests_none_is_served_more_than_its_share(
+    work: list[tuple[str, int]], rng: random.Random
+) -> None:
+    waits = queue()
+    everyone = [waiting(key, tokens) for key, tokens in work]
+    for each in everyone:
+        waits.add(each)
+    most = max(each.tokens for each in everyone)
+    left = {key: [each for each in everyone if each.key == key] for key in SHARES}
+    used = dict.fromkeys(SHARES, 0.0)
+    while (each := waits.pop(lambda each: True)) is not None:
+        busy = [key for key, mine in left.items() if mine]
+        assert each.key in busy
+        assert used[each.key] <= min(used[key] for key in busy) + 1e-6
+        left[each.key].remove(each)
+        used[each.key] += each.tokens / SHARES[each.key]
+        busy = [key for key, mine in left.items() if mine]
+        assert all(abs(used[a] - used[b]) <= most for a in busy for b in busy)
+    assert not any(left.values()) and not len(waits) and not waits.tokens
+
+
+def test_the_last_of_the_key_with_most_must_leave() -> None:
+    waits = queue()
+    flood = [waiting("ada") for _ in range(5)]
+    few = [waiting("ben") for _ in range(2)]
+    for each in (*flood, *few):
+        waits.add(each)
+    for newcomer, requests, tokens, leave in (
+        (waiting("cyn"), 1, 0, [flood[4]]),
+        (waiting("ben"), 1, 0, [flood[4]]),
+        (waiting("ben", 50), 0, 25, None),  # it would have most tokens itself
+        (waiting("cyn", 50), 0, 25, [flood[4], flood[3], flood[2]]),
+        (waiting("ada"), 1, 0, None),
+        (waiting("ada"), 0, 0, []),
+    ):
+        assert waits.victims(newcomer, requests, tokens, {}) == leave
+    # What a key has on the workers counts too.
+    assert waits.victims(waiting("cyn"), 1, 0, {"ben": Use(9, 90)}) == [few[1]]
+    assert waits.victims(waiting("ben"), 1, 0, {"ben": Use(9, 90)}) is None
+    assert waits.victims(waiting("cyn"), 1, 0, {None: Use(99, 990)}) == [flood[4]]
+    assert len(waits) == 7, "nobody has left yet"
+
+
+def test_the_work_before_a_request_is_that_of_its_key_and_of_the_others_shares() -> None:
+    waits = queue()
+    for key, count in (("ada", 6), ("cyn", 9)):
+        for _ in range(count):
+            waits.add(waiting(key))
+    assert waits.tokens_before("ben") == 0
+    assert waits.tokens_before("cyn") == 90 * 4 / 3
+    assert waits.tokens_before("ada") == 150, "no more than there is"

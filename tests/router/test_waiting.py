@@ -1,0 +1,187 @@
+"""Requests that wait at a real router, with a rank that the test plays."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
+from router_neighbours import Cluster
+
+from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
+from baton.proto.worker_pb2 import StartRequest
+
+TEXTS = {name: new_key() for name in ("ada", "ben", "watcher")}
+AHEAD = 2
+"""Requests that a rank is given beyond what it runs at once, with one prefill worker."""
+
+
+@asynccontextmanager
+async def served(
+    folder: Path, **options: object
+) -> AsyncIterator[tuple[Cluster, FakeRank, httpx.AsyncClient]]:
+    """A router with API keys before a rank that runs one request, and ends it when told."""
+    file = folder / "keys.json"
+    scopes = frozenset({KeyScope.INFER, KeyScope.METRICS})
+    write_keys(file, [Key(name, digest_of(text), scopes) for name, text in TEXTS.items()])
+    async with Cluster(folder, api_keys=file, **options) as cluster:
+        cluster.headers = {"x-api-key": TEXTS["watcher"]}
+        rank = FakeRank("d0")
+        rank.max_running = 1
+        await cluster.add(FakeWorker("p0"), rank)
+        async with httpx.AsyncClient(base_url=cluster.http, timeout=DEADLINE_S) as client:
+            yield cluster, rank, client
+
+
+def ask(client: httpx.AsyncClient, key: str, **more: object) -> "asyncio.Task[httpx.Response]":
+    body = {"prompt": [11] * 5, "max_tokens": 3, "user": key} | more
+    headers = {"x-api-key": TEXTS[key]}
+    return asyncio.create_task(client.post("/v1/completions", json=body, headers=headers))
+
+
+async def waiting(cluster: Cluster, client: httpx.AsyncClient, count: int) -> str:
+    """Return the metrics once so many requests wait."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            page = (await client.get("/metrics", headers=cluster.headers)).text
+            if f"baton_router_requests_waiting {count}.0" in page:
+                return page
+
+
+async def end(rank: FakeRank, start: StartRequest) -> None:
+    rank.send(tokens_of(start, [20], last=True))
+
+
+async def test_a_flood_of_one_key_does_not_hold_up_another(tmp_path: Path) -> None:
+    async with served(tmp_path) as (cluster, rank, client):
+        flood = [ask(client, "ada", priority=1000) for _ in range(12)]
+        given = [await within(rank.starts.get()) for _ in range(1 + AHEAD)]
+        await waiting(cluster, client, 12 - len(given))
+        mine = ask(client, "ben")
+        page = await waiting(cluster, client, 13 - len(given))
+        assert f"baton_router_waiting_tokens {8 * (13 - len(given))}.0" in page
+        await end(rank, given[0])
+        start = await within(rank.starts.get())
+        assert start.client_id == "ben"
+        assert start.priority == 1, "passes what the rank was given before"
+        rank.answer = lambda start: [tokens_of(start, [20], last=True)]
+        await end(rank, start)
+        assert (await mine).status_code == 200
+        for each in given[1:]:
+            await end(rank, each)
+        assert {reply.status_code for reply in await asyncio.gather(*flood)} <= {200}
+
+
+async def test_a_client_that_goes_away_while_it_waits_costs_nothing(tmp_path: Path) -> None:
+    async with served(tmp_path) as (cluster, rank, client):
+        asked = [ask(client, "ada") for _ in range(1 + AHEAD)]
+        given = [await within(rank.starts.get()) for _ in asked]
+        gone = [ask(client, "ada", stream=stream) for stream in (True, False)]
+        await waiting(cluster, client, 2)
+        for each in gone:
+            each.cancel()
+        await waiting(cluster, client, 0)
+        for each in given:
+            await end(rank, each)
+        assert [reply.status_code for reply in await asyncio.gather(*asked)] == [200] * 3
+        last = ask(client, "ada")
+        await end(rank, await within(rank.starts.get()))
+        assert (await last).status_code == 200
+        assert rank.starts.empty() and rank.cancels.empty(), "the rank never heard of them"
+        page = (await client.get("/metrics", headers=cluster.headers)).text
+        assert 'baton_router_requests_total{outcome="cancelled"} 2.0' in page
+        assert 'baton_router_key_tokens_total{key="ada",kind="prompt"} 20.0' in page
+
+
+async def test_a_full_queue_refuses_before_it_reads_and_says_when_to_come(tmp_path: Path) -> None:
+    async with served(tmp_path, max_queued=3) as (cluster, rank, client):
+        asked = [ask(client, "ada") for _ in range(4)]
+        given = [await within(rank.starts.get()) for _ in range(1 + AHEAD)]
+        await waiting(cluster, client, 1)
+        headers = {"x-api-key": TEXTS["ada"], "content-type": "application/json"}
+        for path in ("/v1/completions", "/v1/messages", "/generate"):
+            reply = await client.post(path, content=b"no JSON" * 100_000, headers=headers)
+            assert reply.status_code == 429 and int(reply.headers["retry-after"]) >= 1
+            assert "x-ratelimit-limit-requests" not in reply.headers, "the key has no cap"
+        other = await client.post(
+            "/v1/completions", content=b"no JSON", headers=headers | {"x-api-key": TEXTS["ben"]}
+        )
+        assert other.status_code == 400, "another key has room"
+        mine = ask(client, "ben")
+        (displaced,) = (await within(asyncio.wait(asked, return_when="FIRST_COMPLETED")))[0]
+        reply = displaced.result()
+        assert reply.status_code == 429 and int(reply.headers["retry-after"]) >= 1
+        assert "other API keys" in reply.json()["error"]["message"]
+        await end(rank, given[0])
+        start = await within(rank.starts.get())
+        assert start.client_id == "ben"
+        for each in (start, *given[1:]):
+            await end(rank, each)
+        assert (await mine).status_code == 200
+        page = (await client.get("/metrics", headers=cluster.headers)).text
+        assert 'baton_router_queue_refusals_total{reason="full"} 3.0' in page
+        assert 'baton_router_queue_refusals_total{reason="displaced"} 1.0' in page
+        await asyncio.gather(*asked)
+
+
+async def test_a_request_that_waits_ends_at_its_timeout_or_by_an_abort(tmp_path: Path) -> None:
+    async with served(tmp_path) as (cluster, rank, client):
+        asked = [ask(client, "ada") for _ in range(1 + AHEAD)]
+        given = [await within(rank.starts.get()) for _ in asked]
+        late, aborted = ask(client, "ben", timeout=0.2), ask(client, "ben", rid="mine")
+        assert (await late).status_code == 504
+        await waiting(cluster, client, 1)
+        reply = await client.post(
+            "/abort_request", json={"rid": "mine"}, headers={"x-api-key": TEXTS["ben"]}
+        )
+        assert reply.json() == {"aborted": 1}
+        assert (await aborted).json()["error"]["code"] == "cancelled"
+        await waiting(cluster, client, 0)
+        for each in given:
+            await end(rank, each)
+        await asyncio.gather(*asked)
+        assert rank.starts.empty()
+
+
+async def test_the_status_says_what_waits(tmp_path: Path) -> None:
+    async with served(tmp_path) as (cluster, rank, client):
+        asked = [ask(client, "ada") for _ in range(5)]
+        given = [await within(rank.starts.get()) for _ in range(1 + AHEAD)]
+        await waiting(cluster, client, 2)
+        info = (await client.get("/server_info", headers=cluster.headers)).json()["router"]
+        assert (info["waiting"], info["waiting_tokens"]) == (2, 16)
+        assert (info["active"], info["capacity"], info["queued"]) == (5, 1, 4)
+        assert json.dumps(info["drain_tokens_per_s"]) == "0.0"
+        rank.answer = lambda start: [tokens_of(start, [20], last=True)]
+        for each in given:
+            await end(rank, each)
+        await asyncio.gather(*asked)
+        info = (await client.get("/server_info", headers=cluster.headers)).json()["router"]
+        assert info["waiting"] == 0 and info["drain_tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+async def test_a_full_rank_is_passed_over_while_another_has_room(
+    tmp_path: Path, ranks: int
+) -> None:
+    async with Cluster(tmp_path) as cluster:
+        everyone = [FakeRank(f"d{i}") for i in range(ranks)]
+        for rank in everyone:
+            rank.max_running = 2
+        await cluster.add(FakeWorker("p0"), *everyone)
+        calls = [cluster.generate([11, 12]) for _ in range(3 * ranks)]
+        starts = [await within(rank.starts.get()) for rank in everyone for _ in range(3)]
+        calls += [cluster.generate([11]) for _ in range(3)]
+        async with httpx.AsyncClient(base_url=cluster.http, timeout=DEADLINE_S) as client:
+            await waiting(cluster, client, 3)
+        # One rank ends all of its requests: what comes next goes there alone.
+        for start in starts[:3]:
+            everyone[0].send(tokens_of(start, [20], last=True))
+        for _ in range(3):
+            assert list((await within(everyone[0].starts.get())).prompt_ids) == [11]
+        assert all(rank.starts.empty() for rank in everyone)
+        for call in calls:
+            call.cancel()
