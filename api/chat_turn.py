@@ -11,9 +11,9 @@ from baton.api.access import admit
 from baton.api.answers import AnswerDelta, stream_answers
 from baton.api.backend import Backend, ModelInfo
 from baton.api.chat_schema import ChatBody
-from baton.api.deadline import Deadline, within
+from baton.api.deadline import within
 from baton.api.errors import refused
-from baton.api.request_body import labels_of
+from baton.api.request_body import deadline_of, labels_of
 from baton.api.requests import make_requests
 from baton.api.text_service import ChatPrompt, TextService, served_model
 from baton.api.tool_choice import ToolRule
@@ -73,7 +73,7 @@ class ChatTurns:
 
     async def begin(self, request: Request, body: ChatBody) -> ChatTurn:
         """Return a turn whose answers begin when its deltas are read. Raises `ApiError`."""
-        deadline = Deadline.of(body.timeout)
+        deadline = deadline_of(request, body.timeout)
         body.check()
         rule = body.tool_rule()
         grammar, field = self._grammar(body, rule)

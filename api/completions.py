@@ -11,11 +11,11 @@ from baton.api.answers import WholeAnswer, collect, stream_answers
 from baton.api.backend import Backend, GenerateRequest, ModelInfo
 from baton.api.completion_choice import CompletionChoices
 from baton.api.completion_schema import CompletionBody
-from baton.api.deadline import Deadline, within
+from baton.api.deadline import within
 from baton.api.disconnect import unless_disconnected
 from baton.api.echo import Echo
 from baton.api.openai_stream import Envelope, chunks
-from baton.api.request_body import BodyReader, labels_of
+from baton.api.request_body import BodyReader, deadline_of, labels_of
 from baton.api.requests import RequestLabels, make_requests, new_request_id
 from baton.api.sse import EventStream
 from baton.api.text_service import TextService, room_for_answer, served_model
@@ -32,7 +32,7 @@ class CompletionsEndpoint:
 
     async def post(self, request: Request) -> Response:
         body = await self.bodies.read(request, CompletionBody)
-        deadline = Deadline.of(body.timeout)
+        deadline = deadline_of(request, body.timeout)
         body.check()
         model = served_model(body.model, await self.backend.models())
         labels = labels_of(request, body, deadline)

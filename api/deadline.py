@@ -21,10 +21,13 @@ class Deadline:
     at: float  # on `time.monotonic`
 
     @classmethod
-    def of(cls, timeout_s: float | None, param: str = "timeout") -> Self | None:
-        """Return the deadline of a request that arrives now; None if it has none.
+    def of(
+        cls, timeout_s: float | None, param: str = "timeout", arrived: float | None = None
+    ) -> Self | None:
+        """Return the deadline of a request; None if it has none.
 
-        Raises INVALID_REQUEST that names `param` for what is no time.
+        arrived: when it came, on `time.monotonic`; None: now. Raises INVALID_REQUEST that names
+        `param` for what is no time.
         """
         if timeout_s is None:
             return None
@@ -35,7 +38,7 @@ class Deadline:
                 expected="more than 0",
                 actual=timeout_s,
             )
-        return cls(timeout_s, time.monotonic() + timeout_s)
+        return cls(timeout_s, (time.monotonic() if arrived is None else arrived) + timeout_s)
 
     @property
     def left_s(self) -> float:

@@ -16,7 +16,7 @@ from baton.api.disconnect import unless_disconnected
 from baton.api.errors import invalid
 from baton.api.native_answer import NativeAnswer, until_aborted
 from baton.api.native_schema import DEFAULT_NEW_TOKENS, NATIVE_NAMES, Asked, GenerateBody
-from baton.api.request_body import BodyReader
+from baton.api.request_body import BodyReader, deadline_of
 from baton.api.requests import RequestLabels, make_requests
 from baton.api.sse import EventStream
 from baton.api.text_service import TextService, room_for_answer, served_model
@@ -44,7 +44,7 @@ class GenerateEndpoint:
     async def post(self, request: Request) -> Response:
         body = await self.bodies.read(request, GenerateBody)
         model = served_model(None, await self.backend.models())
-        deadline = Deadline.of(body.timeout)
+        deadline = deadline_of(request, body.timeout)
         call = _Call([], [], [])
         async with within(deadline):
             for asked in body.asked():

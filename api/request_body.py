@@ -1,5 +1,6 @@
 """Reading a request's body within a limit, and the labels in its headers."""
 
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ class BodyReader:
 
         Raises `ApiError` that names what is wrong with it, and `ClientGone`.
         """
+        request.state.arrived = time.monotonic()
         parts: list[bytes] = []
         size = 0
         chunks = body_parts(request, self.max_bytes)
@@ -78,6 +80,12 @@ async def body_parts(request: Request, limit: int) -> AsyncIterator[bytes]:
 async def read_body(request: Request, limit: int) -> bytes:
     """Return the body. Raises TOO_LARGE as soon as it is known to exceed `limit` bytes."""
     return b"".join([part async for part in body_parts(request, limit)])
+
+
+def deadline_of(request: Request, timeout_s: float | None) -> Deadline | None:
+    """Return the deadline of a request whose body was read. Raises `ApiError` as `Deadline.of`
+    does."""
+    return Deadline.of(timeout_s, arrived=request.state.arrived)
 
 
 def labels_of(
