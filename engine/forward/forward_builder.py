@@ -1,10 +1,11 @@
 """The conversion of a Batch into the device tensors of its forward."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
 from baton.engine.forward.host_pack import DevicePack, HostPack
@@ -29,9 +30,12 @@ class PackedForward:
 
 
 def pack_forward(batch: Batch, model: Model, pack: HostPack) -> PackedForward:
-    """Put the fields of the step's ForwardBatch, and what the model plans, into `pack`."""
+    """Put the fields of the step's ForwardBatch, and what the model plans, into `pack`.
+
+    The positions and lengths of rows that decode are not among them: the request tables have them.
+    """
     starts, ends, read_slots, write_slots, table_rows = batch.columns
-    lengths, decoding = ends - starts, batch.decode_rows
+    lengths, prompts = ends - starts, batch.prompts
     cu_seqlens = np.concatenate((_ZERO, np.cumsum(lengths)))
     host = HostLengths(
         cu_seqlens=tuple(cu_seqlens.tolist()),
@@ -39,25 +43,23 @@ def pack_forward(batch: Batch, model: Model, pack: HostPack) -> PackedForward:
         kv_lens=tuple(ends.tolist()) if model.needs_cpu_seq_lens else (),
         has_initial=tuple((starts > 0).tolist()),
     )
-    runs = (np.arange(row.start, row.end) for row in batch.prompts)
-    pack.ints("positions", np.concatenate((starts[:decoding], *runs)))
     pack.ints("cu_seqlens", cu_seqlens)
-    pack.ints("kv_lens", ends)
     pack.ints("read_slots", read_slots)
     pack.ints("write_slots", write_slots)
     pack.ints("has_initial", starts > 0)
     pack.ints("table_rows", table_rows)
-    draws = batch.draws
-    if batch.prompts:
+    if prompts:
+        draws, decoding = batch.draws, batch.decode_rows
+        runs = (np.arange(row.start, row.end) for row in prompts)
+        pack.ints("prompt_positions", np.concatenate(tuple(runs)))
+        pack.ints("prompt_ends", ends[decoding:])
         pack.ints("token_rows", np.repeat(table_rows, lengths))
         pack.ints("logit_tokens", _logit_tokens(batch, cu_seqlens))
         pack.ints("draw_rows", draws.table_rows)
-        pack.ints("draw_ends", draws.ends)
     else:  # each row has one token, and samples the next
         pack.same("token_rows", "table_rows")
         pack.ints("logit_tokens", cu_seqlens[:-1])
         pack.same("draw_rows", "table_rows")
-        pack.same("draw_ends", "kv_lens")
     snapshots = _snapshots(batch)
     index = pack.plan(model.plan(host, batch.decode_rows, snapshots))
     return PackedForward(host, snapshots, index)
@@ -68,27 +70,30 @@ def bind_forward(
     forward: PackedForward,
     packed: DevicePack,
     tables: RequestTables,
-    page_size: int,
     progress: LayerProgress | None = None,
 ) -> ForwardBatch:
-    """Return the ForwardBatch over the packed copy; most tensors are views of it. The tokens and
-    their pages are not known yet: earlier steps may still run.
+    """Return the ForwardBatch over the packed copy; many tensors are views of it. The tokens, their
+    places and the lengths of rows that decode are not known yet: earlier steps may still run.
 
     progress: the listener that layers notify of what they have written.
     """
-    positions = packed.ints("positions")
+    token_rows = packed.ints("token_rows")
+    positions, kv_lens = torch.empty_like(token_rows), packed.empty(len(forward.host.prefix_lens))
+    if batch.prompts:
+        positions[batch.decode_rows :].copy_(packed.ints("prompt_positions"))
+        kv_lens[batch.decode_rows :].copy_(packed.ints("prompt_ends"))
     return ForwardBatch(
         token_ids=torch.empty_like(positions),
         positions=positions,
         cu_seqlens=packed.ints("cu_seqlens"),
-        kv_lens=packed.ints("kv_lens"),
+        kv_lens=kv_lens,
         read_slots=packed.ints("read_slots"),
         write_slots=packed.ints("write_slots"),
         has_initial=packed.ints("has_initial").bool(),
         block_tables=tables.pages,
         table_rows=packed.ints("table_rows"),
         token_pages=torch.empty_like(positions),
-        token_offsets=positions % page_size,
+        token_offsets=torch.empty_like(positions),
         logit_tokens=packed.ints("logit_tokens"),
         decode_rows=batch.decode_rows,
         host=forward.host,
@@ -98,13 +103,44 @@ def bind_forward(
     )
 
 
-def look_up_tokens(
+def same_rows(forward: ForwardBatch, starts: Ints) -> ForwardBatch:
+    """Return the ForwardBatch of a step whose rows are those of `forward`, all of which decode, at
+    other positions. It shares all tensors with `forward`: `look_up` fills them in, in the order of
+    the stream.
+
+    starts: [rows], tokens computed before the step.
+    """
+    host = forward.host
+    prefix_lens = tuple(starts.tolist())
+    kv_lens = tuple((starts + 1).tolist()) if host.kv_lens else ()
+    return replace(
+        forward, host=HostLengths(host.cu_seqlens, prefix_lens, kv_lens, host.has_initial)
+    )
+
+
+def look_up(
     packed: DevicePack, forward: ForwardBatch, tables: RequestTables, page_size: int
-) -> None:
-    """Fill in the step's tokens and their pages, which the request tables have by now."""
-    rows, positions = packed.ints("token_rows"), forward.positions
+) -> Tensor:
+    """Fill in what the request tables know by now: the positions of rows that decode, the step's
+    tokens and their pages. The tables' lengths then count the tokens that the step samples.
+
+    Returns [draws] int64: the tokens of each sequence before the one that is sampled.
+    """
+    decoding, positions = forward.decode_rows, forward.positions
+    draw_rows = packed.ints("draw_rows")
+    if decoding == forward.rows:
+        ends = forward.kv_lens
+        tables.advance(draw_rows, ends)
+    else:  # the draws of rows that decode come first
+        ends = torch.empty_like(draw_rows)
+        tables.advance(draw_rows, ends)
+        forward.kv_lens[:decoding].copy_(ends[:decoding])
+    torch.sub(ends[:decoding], 1, out=positions[:decoding])
+    torch.remainder(positions, page_size, out=forward.token_offsets)
+    rows = packed.ints("token_rows")
     forward.token_ids.copy_(tables.tokens_at(rows, positions))
     forward.token_pages.copy_(tables.pages_at(rows, positions // page_size))
+    return ends
 
 
 def _snapshots(batch: Batch) -> SnapshotPlan | None:

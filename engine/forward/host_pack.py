@@ -80,6 +80,10 @@ class DevicePack:
         """Yield a tensor [n] int64 for each n of `lengths`."""
         return iter(torch.split(self._packed[whole], lengths))
 
+    def empty(self, length: int) -> Tensor:
+        """Return [length] int64 beside the copy, not filled in."""
+        return torch.empty(length, dtype=torch.int64, device=self._packed.device)
+
     def ints(self, name: str) -> Tensor:
         """Return a field as [n] int64."""
         return self._packed[self._fields[name]]

@@ -1,7 +1,7 @@
 """Runs forwards: launch, then collect. The two are apart so that planning comes between."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -11,8 +11,9 @@ from baton.core.logprobs import TokenLogprob
 from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.forward.forward_builder import (
     bind_forward,
-    look_up_tokens,
+    look_up,
     pack_forward,
+    same_rows,
 )
 from baton.engine.forward.forward_stream import ForwardStream, Pending
 from baton.engine.forward.host_pack import DevicePack, HostPack
@@ -24,9 +25,10 @@ from baton.engine.forward.table_updates import apply_changes, pack_changes
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
+from baton.engine.memory.table_changes import TableEntries
 from baton.engine.models.base import Model
 from baton.engine.schedule.batch import Batch
+from baton.engine.schedule.plain_rows import PlainGroup
 from baton.kernels.sampling import LogProbs
 
 # Far longer than any step: a stream that is silent for so long has lost its device.
@@ -45,10 +47,12 @@ class Launched:
 class _Prepared:
     """A step whose plan is on the device."""
 
+    entries: TableEntries
+    changes: DevicePack | None  # what `entries` send, where they are not empty
     packed: DevicePack
     forward: ForwardBatch
     sampling: SamplingBatch
-    entries: TableEntries
+    group: PlainGroup | None  # of the rows, where all are plain
 
 
 class ModelRunner:
@@ -73,9 +77,10 @@ class ModelRunner:
         self._pages = pages
         self._tables = tables
         self._page_size = pages.layout.page_size
-        # What a step that could not be packed was to bring: its requests may have rows in the next
-        # step already, which find their pages by it.
-        self._unsent = NO_ENTRIES
+        # A step that could not be packed, and what it was to bring: its requests may have rows in
+        # the next step already, which find their pages and positions by it.
+        self._unpacked: tuple[TableEntries, Batch] | None = None
+        self._last: _Prepared | None = None
         self._stream = stream
         self._device = pages.storage.device
         self._layers = LayerBytes.of(states.layout, pages.layout)
@@ -90,35 +95,59 @@ class ModelRunner:
 
     def launch(self, batch: Batch) -> Launched:
         """Give the step to the stream. An error in it is raised by `collect`."""
-        prepare, run = partial(self._prepare, batch), partial(self._run, batch)
-        return Launched(batch, self._stream.submit_prepared(prepare, run))
+        prepare = partial(self._prepare, batch)
+        return Launched(batch, self._stream.submit_prepared(prepare, self._run))
 
     @torch.inference_mode()
     def _prepare(self, batch: Batch) -> "_Prepared":
         """Copy the plan to the device."""
-        self._unsent = entries = self._unsent.then(batch.entries)
+        entries = batch.entries
+        if self._unpacked is not None:
+            before, lost = self._unpacked
+            entries = before.without(lost.draws.table_rows.tolist()).then(entries)
+        self._unpacked = entries, batch
+        changes = None
+        if entries:
+            pack = HostPack()
+            pack_changes(entries, pack)
+            changes = pack.ship(self._device)
+        self._last = prepared = self._again(batch, entries, changes) or self._anew(
+            batch, entries, changes
+        )
+        self._unpacked = None
+        return prepared
+
+    def _again(
+        self, batch: Batch, entries: TableEntries, changes: DevicePack | None
+    ) -> "_Prepared | None":
+        """Return the last step with what differs in this one, if it has the same rows and all are
+        plain: the tables know their new positions.
+        """
+        last = self._last
+        if last is None or batch.rows or last.group is not batch.plain.group:
+            return None
+        forward = same_rows(last.forward, batch.plain.starts)
+        return replace(last, entries=entries, changes=changes, forward=forward)
+
+    def _anew(self, batch: Batch, entries: TableEntries, changes: DevicePack | None) -> "_Prepared":
         pack = HostPack()
-        pack_changes(entries, pack)
         plan = pack_forward(batch, self._model, pack)
         pack_sampling(batch, pack)
         packed = pack.ship(self._device)
-        forward = bind_forward(
-            batch, plan, packed, self._tables, self._page_size, self._progress(batch)
-        )
-        sampling = bind_sampling(batch, packed)
-        self._unsent = NO_ENTRIES
-        return _Prepared(packed, forward, sampling, entries)
+        forward = bind_forward(batch, plan, packed, self._tables, self._progress(batch))
+        group = None if batch.rows else batch.plain.group
+        return _Prepared(entries, changes, packed, forward, bind_sampling(batch, packed), group)
 
     @torch.inference_mode()
-    def _run(self, batch: Batch, prepared: "_Prepared") -> Sampled:
+    def _run(self, prepared: "_Prepared") -> Sampled:
         """Run the forward, sample. Reads nothing back."""
-        packed, forward = prepared.packed, prepared.forward
-        apply_changes(prepared.entries, packed, self._tables)
-        look_up_tokens(packed, forward, self._tables, self._page_size)
+        packed, forward, tables = prepared.packed, prepared.forward, self._tables
+        if prepared.changes is not None:
+            apply_changes(prepared.entries, prepared.changes, tables)
+        ends = look_up(packed, forward, tables, self._page_size)
         logits = self._model.forward(forward, self._states, self._pages)
-        sampled = sample(logits, prepared.sampling, self._tables, self._model.kernels)
-        ends = packed.ints("draw_ends")
-        self._tables.append(packed.ints("draw_rows"), ends, sampled.token_ids)
+        sampled = sample(logits, prepared.sampling, ends, tables, self._model.kernels)
+        tables.append(packed.ints("draw_rows"), ends, sampled.token_ids)
         return sampled.to_host()
 
     def _progress(self, batch: Batch) -> LayerProgress | None:
@@ -143,7 +172,7 @@ class ModelRunner:
         scored = _token_logprobs(sampled.scores)
         logprobs: list[TokenLogprob | None] = [None] * len(tokens)
         drawn = _token_logprobs(sampled.logprobs)
-        for index, draw in batch.draws.asking:
+        for index, draw in batch.asking:
             asked = len(draw.sampling.logprob_token_ids)
             top = draw.sampling.logprobs or 0
             logprobs[index] = next(drawn).entry(int(tokens[index]), top, asked)

@@ -41,12 +41,16 @@ def _pinned(tensor: Tensor) -> Tensor:
 
 
 def sample(
-    logits: Tensor, batch: SamplingBatch, tables: RequestTables, kernels: Kernels = TORCH
+    logits: Tensor,
+    batch: SamplingBatch,
+    ends: Tensor,
+    tables: RequestTables,
+    kernels: Kernels = TORCH,
 ) -> Sampled:
     """Sample the draws of a step and score its prompt tokens.
 
     logits: [draws + scored tokens, vocab] float32, raw; its first rows are changed in place.
-
+    ends: [draws] int64, tokens of each sequence before the one that is sampled.
     tables: have the counts of the draws with penalties, which learn what is sampled.
     """
     draws = logits[: batch.draws]
@@ -66,7 +70,7 @@ def sample(
         mask_tokens(draws, rows, tables.stop_ids[table_rows])
     if batch.allowed is not None:
         allow_tokens(draws, *batch.allowed)
-    token_ids = _draw(draws, batch.random, kernels)
+    token_ids = _draw(draws, batch.random, ends, tables, kernels)
     if batch.penalised is not None:
         known = batch.penalised
         kernels.add_token_counts(tables.counts, known.table_rows, token_ids[known.rows])
@@ -77,12 +81,19 @@ def sample(
     return Sampled(token_ids, logprobs, scores)
 
 
-def _draw(logits: Tensor, random: RandomRows | None, kernels: Kernels) -> Tensor:
+def _draw(
+    logits: Tensor,
+    random: RandomRows | None,
+    ends: Tensor,
+    tables: RequestTables,
+    kernels: Kernels,
+) -> Tensor:
     """Sample a token for each draw: [draws] int64."""
     if random is None:
         return logits.argmax(dim=-1)
+    positions = tables.output_lengths(random.table_rows, ends.index_select(0, random.rows))
     return kernels.sample_tokens(
-        logits, random.rows, random.temperature, random.seeds, random.positions, random.filters
+        logits, random.rows, random.temperature, random.seeds, positions, random.filters
     )
 
 

@@ -13,12 +13,13 @@ from baton.engine.schedule.draw import DrawRecords
 
 @dataclass(frozen=True)
 class RandomRows:
-    """The n draws that are not greedy. rows [n] int64 into draws; seeds, positions [n] int64;
+    """The n draws that are not greedy. rows [n] int64 into draws; table_rows [n] int64, where the
+    request tables have their lengths; seeds [n] int64;
     temperature [n] float32; filters: top_k [n] int64, top_p [n], min_p [n] float32, or None."""
 
     rows: Tensor
+    table_rows: Tensor
     seeds: Tensor
-    positions: Tensor
     temperature: Tensor
     filters: tuple[Tensor, Tensor, Tensor] | None
 
@@ -75,8 +76,8 @@ def pack_sampling(batch: Batch, pack: HostPack) -> None:
         ]
         pack.ints("allowed_rows", [i for i, _ in masks])
         pack.ints("allowed", chain.from_iterable(mask for _, mask in masks))
-    pack.ints("logprob_rows", [i for i, _ in draws.asking])
-    wanted = [draw.sampling.logprob_token_ids for _, draw in draws.asking]
+    pack.ints("logprob_rows", [i for i, _ in batch.asking])
+    wanted = [draw.sampling.logprob_token_ids for _, draw in batch.asking]
     _pack_asked("logprob_asked", [(asked, 1) for asked in wanted], pack)
     targets = [scores.targets[-scores.logits :] for _, scores in batch.scores if scores.logits]
     pack.ints("score_targets", [token for run in targets for token in run])
@@ -88,7 +89,7 @@ def bind_sampling(batch: Batch, packed: DevicePack) -> SamplingBatch:
     """Return the SamplingBatch over the packed copy. Parts that the step does not need are None."""
     draws = batch.draws
     records = draws.records
-    asking = [draw.sampling for _, draw in draws.asking]
+    asking = [draw.sampling for _, draw in batch.asking]
     asked = max((len(sampling.logprob_token_ids) for sampling in asking), default=0)
     scored = [scores.top for _, scores in batch.scores if scores.logits]
     score_asked = max((len(s.asked) for _, s in batch.scores if s.logits), default=0)
@@ -142,7 +143,7 @@ def _pack_random(draws: Draws, pack: HostPack) -> None:
     records = draws.records[rows]
     pack.ints("random_rows", rows)
     pack.ints("seeds", records["seed"])
-    pack.ints("draw_positions", draws.positions[rows])
+    pack.ints("random_table_rows", draws.table_rows[rows])
     pack.floats("temperature", records["temperature"])
     pack.ints("top_k", records["top_k"])
     pack.floats("top_p", records["top_p"])
@@ -153,8 +154,8 @@ def _bind_random(records: DrawRecords, packed: DevicePack) -> RandomRows:
     filters = packed.ints("top_k"), packed.floats("top_p"), packed.floats("min_p")
     return RandomRows(
         rows=packed.ints("random_rows"),
+        table_rows=packed.ints("random_table_rows"),
         seeds=packed.ints("seeds"),
-        positions=packed.ints("draw_positions"),
         temperature=packed.floats("temperature"),
         filters=filters if (records["random"] & records["filtered"]).any() else None,
     )

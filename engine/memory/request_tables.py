@@ -29,7 +29,7 @@ class TableSizes:
 
     @property
     def nbytes(self) -> int:
-        return self.rows * (4 * (self.width + self.length + self.vocab_size) + 8 * STOP_IDS)
+        return self.rows * (4 * (self.width + self.length + self.vocab_size) + 8 * (2 + STOP_IDS))
 
 
 class RequestTables:
@@ -40,6 +40,8 @@ class RequestTables:
            i * page_size on. It stays at its address: recorded steps and graphs keep that. Entries
            past a request's pages are what earlier requests left there.
     tokens: [rows, length] int32, prompt and output as far as they are sampled.
+    lengths: [rows] int64, tokens of prompt and output, with those that a step under way samples.
+    prompts: [rows] int64, tokens of the prompt.
     counts: [rows, vocab] int32, of requests with penalties: occurrences in the output, plus
             IN_PROMPT where the prompt counts and has the token.
     stop_ids: [rows, STOP_IDS] int64, of requests with a minimum length: tokens that must not come
@@ -51,6 +53,8 @@ class RequestTables:
         self.ids = IdPool(rows, "table row")
         self.pages = torch.zeros((rows, sizes.width), dtype=torch.int32, device=device)
         self.tokens = torch.zeros((rows, sizes.length), dtype=torch.int32, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.prompts = torch.zeros(rows, dtype=torch.int64, device=device)
         self.counts = torch.zeros((rows, sizes.vocab_size), dtype=torch.int32, device=device)
         self.stop_ids = torch.zeros((rows, STOP_IDS), dtype=torch.int64, device=device)
 
@@ -65,6 +69,19 @@ class RequestTables:
         """Write the tokens that a request comes with. tokens: [n] int32."""
         self.tokens[row, : tokens.shape[0]].copy_(tokens)
 
+    def begin_lengths(self, rows: Tensor, lengths: Tensor, prompts: Tensor) -> None:
+        """Write how many tokens requests come with, and how many of those are prompt: [n] int64."""
+        self.lengths.index_copy_(0, rows, lengths)
+        self.prompts.index_copy_(0, rows, prompts)
+
+    def advance(self, rows: Tensor, ends: Tensor) -> None:
+        """Begin a step that samples a token for each of `rows` [n] int64.
+
+        ends: [n] int64, set to the lengths of the sequences before that token.
+        """
+        torch.index_select(self.lengths, 0, rows, out=ends)
+        self.lengths.index_copy_(0, rows, ends + 1)
+
     def begin_counts(self, row: int, prompt: Tensor, output: Tensor) -> None:
         """Count the tokens that a request with penalties comes with.
 
@@ -78,13 +95,17 @@ class RequestTables:
         """Write the tokens that a request's minimum length rules out. stop_ids: [STOP_IDS]."""
         self.stop_ids[row].copy_(stop_ids)
 
+    def output_lengths(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """Return how much of sequences of `ends` tokens is output; all are [n] int64."""
+        return ends - self.prompts.index_select(0, rows)
+
     def tokens_at(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Return the tokens at `positions` of `rows`, both [n] int64: [n] int32."""
-        return self.tokens.view(-1)[rows * self.tokens.shape[1] + positions]
+        return self.tokens.view(-1).index_select(0, rows * self.tokens.shape[1] + positions)
 
     def pages_at(self, rows: Tensor, entries: Tensor) -> Tensor:
         """Return the pages in `entries` of `rows`, both [n] int64: [n] int32."""
-        return self.pages.view(-1)[rows * self.pages.shape[1] + entries]
+        return self.pages.view(-1).index_select(0, rows * self.pages.shape[1] + entries)
 
     def append(self, rows: Tensor, positions: Tensor, token_ids: Tensor) -> None:
         """Write a sampled token to each of `rows`. All are [n] int64."""

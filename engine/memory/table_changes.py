@@ -21,16 +21,29 @@ class TableEntries(NamedTuple):
     places: "array[int]"  # of block tables: row * width + entry, each once
     pages: "array[int]"
     histories: tuple[tuple[int, History], ...] = ()  # by row, of requests new to it
+    # Rows whose lengths grow by one although no step sampled their tokens: it could not be packed.
+    lost: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.places or self.histories or self.lost)
+
+    def without(self, rows: Iterable[int]) -> "TableEntries":
+        """Return these changes after a step that was to sample a token for each of `rows`, and was
+        lost.
+        """
+        return self._replace(lost=(*self.lost, *rows))
 
     def then(self, later: "TableEntries") -> "TableEntries":
         """Return these changes and `later` ones as one."""
-        if not self.places:
+        if not self:
             return later
         pages = dict(zip(self.places, self.pages, strict=True))
         pages.update(zip(later.places, later.pages, strict=True))
-        histories = dict(self.histories) | dict(later.histories)
+        begun = dict(later.histories)
+        histories = dict(self.histories) | begun
+        lost = tuple(row for row in self.lost if row not in begun) + later.lost
         return TableEntries(
-            array("q", pages.keys()), array("q", pages.values()), tuple(histories.items())
+            array("q", pages.keys()), array("q", pages.values()), tuple(histories.items()), lost
         )
 
 

@@ -1,11 +1,7 @@
 """The conversion of a step's results to events, by what its Batch recorded."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from itertools import compress, repeat
-from typing import Any
-
-import numpy as np
+from itertools import repeat
 
 from baton.core.finish import FinishReason, Usage
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
@@ -85,18 +81,16 @@ class ResultProcessor:
         if not count:
             return
         token_ids, logprobs = result.token_ids[:count].tolist(), result.logprobs[:count]
-        columns: Iterable[Sequence[Any]] = (
-            group.outputs, group.request_ids, batch.plain.positions.tolist(), token_ids, logprobs,
-        )  # fmt: skip
-        left = self._scheduler.settle(batch.plain)
-        if left:
-            stays = np.ones(count, np.bool_)
-            stays[left] = False
-            columns = [list(compress(column, stays.tolist())) for column in columns]
-        outputs, *fields = columns
-        deque(map(list.append, outputs, fields[2]), maxlen=0)
+        outputs = list(group.outputs)
+        columns = group.request_ids, batch.plain.positions.tolist(), token_ids, logprobs
         # Half the time of calls of TokenSampled.
-        outbox.extend(map(tuple.__new__, repeat(TokenSampled), zip(*fields, strict=True)))
+        sampled = list(map(tuple.__new__, repeat(TokenSampled), zip(*columns, strict=True)))
+        left = self._scheduler.settle(batch.plain)
+        for index in reversed(left):
+            del sampled[index]
+            outputs[index] = []  # what is appended to it is of no use
+        deque(map(list.append, outputs, token_ids), maxlen=0)
+        outbox += sampled
         for index in left:
             drawn = token_ids[index], logprobs[index]
             self._process_row(batch.plain_row(index), drawn, None, outbox)

@@ -68,11 +68,8 @@ class Draws(NamedTuple):
 
     rows: Ints  # [D], of the step
     table_rows: Ints  # [D], rows of the request tables
-    ends: Ints  # [D], tokens of the sequence before the one that is sampled
-    positions: Ints  # [D], of the sampled tokens among the output
     records: DrawRecords  # [D]
     each: tuple[Draw, ...]
-    asking: tuple[tuple[int, Draw], ...]  # (index, draw) of those that want log probabilities
 
 
 @dataclass(frozen=True)
@@ -108,21 +105,24 @@ class Batch:
     @cached_property
     def draws(self) -> Draws:
         """The tokens that the step samples; each plain row samples one."""
-        plain, first = self.plain, len(self.plain)
+        group, first = self.plain.group, len(self.plain)
         found = [(first + i, row) for i, row in enumerate(self.rows) if row.draw is not None]
-        others = [(index, row.table_row, row.end, row.position) for index, row in found]
         drawn = tuple(row.draw for _, row in found if row.draw is not None)
-        group, ends = plain.group, plain.starts + 1
-        columns = np.stack((np.arange(first), group.table_rows, ends, plain.positions))
-        records = group.records
-        if others:
-            columns = np.concatenate((columns, np.array(others, np.int64).T), axis=1)
+        rows, table_rows, records = np.arange(first), group.table_rows, group.records
+        if found:
+            rows = np.concatenate((rows, [index for index, _ in found]))
+            table_rows = np.concatenate((table_rows, [row.table_row for _, row in found]))
             more = np.array([draw.record for draw in drawn], DRAW_RECORD)
             records = np.concatenate((records, more))
-        each = (*group.draws, *drawn)
-        asking = [(index, each[index]) for index in np.flatnonzero(records["asks"]).tolist()]
-        rows, table_rows, ends, positions = columns
-        return Draws(rows, table_rows, ends, positions, records, each, tuple(asking))
+        return Draws(rows, table_rows, records, (*group.draws, *drawn))
+
+    @cached_property
+    def asking(self) -> tuple[tuple[int, Draw], ...]:
+        """(index, draw) of the draws that want log probabilities."""
+        others = [row.draw for row in self.rows if row.draw is not None]
+        wanted = enumerate(others, len(self.plain))
+        more = tuple((i, draw) for i, draw in wanted if draw.sampling.logprobs is not None)
+        return self.plain.group.asking + more
 
     @cached_property
     def all_rows(self) -> tuple[Row, ...]:

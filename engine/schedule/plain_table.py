@@ -139,7 +139,7 @@ class PlainTable:
             self._settled[at] = settled
             return []
         here = self._joined[at] == group.joins
-        self._settled[at[here]] = settled[here]
+        self._settled[at] = np.where(here, settled, self._settled[at])
         return np.flatnonzero(~here).tolist()
 
     def write_back(self) -> None:

@@ -66,12 +66,10 @@ def check_draws(batch: Batch) -> None:
     assert draws.each == tuple(row.draw for _, row in drawing)
     assert draws.rows.tolist() == [i for i, _ in drawing]
     assert draws.table_rows.tolist() == [row.table_row for _, row in drawing]
-    assert draws.ends.tolist() == [row.end for _, row in drawing]
-    assert draws.positions.tolist() == [row.position for _, row in drawing]
     expected = np.array([draw.record for draw in draws.each], DRAW_RECORD)
     assert np.array_equal(draws.records, expected)
     asking = [i for i, draw in enumerate(draws.each) if draw.sampling.logprobs is not None]
-    assert [i for i, _ in draws.asking] == asking
+    assert [i for i, _ in batch.asking] == asking
     columns = [(r.start, r.end, r.read_slot, r.write_slot, r.table_row) for r in batch.all_rows]
     assert batch.columns.T.tolist() == [list(row) for row in columns]
 
