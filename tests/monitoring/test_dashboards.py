@@ -129,20 +129,3 @@ def test_every_query_names_metrics_that_exist(spec: Dashboard) -> None:
 def test_titles_are_unique(spec: Dashboard) -> None:
     titles = [panel.title for panel in spec.panels]
     assert len(set(titles)) == len(titles) and all(panel.queries for panel in spec.panels)
-
-
-def test_what_compose_mounts_is_there() -> None:
-    folder = ROOT / "monitoring"
-    services = yaml.safe_load((folder / "compose.yml").read_text())["services"]
-    mounts = [m for service in services.values() for m in service.get("volumes", ())]
-    assert mounts and all((folder / mount.split(":")[0]).is_dir() for mount in mounts)
-    build_of = services["baton"]["build"]
-    assert (folder / build_of["context"] / build_of["dockerfile"]).is_file()
-    source = yaml.safe_load(
-        (folder / "grafana/provisioning/datasources/prometheus.yml").read_text()
-    )["datasources"][0]
-    assert source["type"] == "prometheus" and source["url"] == "http://prometheus:9090"
-    (provider,) = yaml.safe_load(
-        (folder / "grafana/provisioning/dashboards/baton.yml").read_text()
-    )["providers"]
-    assert any(m.split(":")[1] == provider["options"]["path"] for m in mounts)
