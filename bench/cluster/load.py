@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -36,10 +37,34 @@ def play(
     load: Load,
     prompts: Sequence[Sequence[int]],
     more: Sequence[Mapping[str, object]] | None = None,
+    gap_s: float = 0.0,
+    read: Callable[[], None] = lambda: None,
 ) -> list[StreamedAnswer]:
-    """Call `run` on an event loop of its own that takes little of the servers' CPU time."""
+    """Call `run` on an event loop of its own that takes little of the servers' CPU time.
+
+    gap_s: seconds from one look at the sockets to the next; 0 reads whatever comes at once. A
+    client that is woken for each token takes the cores that it measures, and takes them from a
+    step under way. Times of tokens are no more exact than this, rates over seconds are.
+    read: called when all replies are read, before they are parsed.
+    """
+
+    async def all_() -> list[StreamedAnswer]:
+        napping = asyncio.ensure_future(_nap(gap_s)) if gap_s else None
+        try:
+            return await run(server, load, prompts, more=more, read=read)
+        finally:
+            if napping is not None:
+                napping.cancel()
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run(server, load, prompts, more=more))
+        return runner.run(all_())
+
+
+async def _nap(seconds: float) -> None:
+    """Let the loop sleep between two of its turns, until cancelled."""
+    while True:
+        time.sleep(seconds)  # the whole loop: nothing else is to run meanwhile
+        await asyncio.sleep(0)
 
 
 async def run(
@@ -48,11 +73,13 @@ async def run(
     prompts: Sequence[Sequence[int]],
     model: str | None = None,
     more: Sequence[Mapping[str, object]] | None = None,
+    read: Callable[[], None] = lambda: None,
 ) -> list[StreamedAnswer]:
     """Return greedy answers of exactly `output_len` tokens, in the order of the prompts.
 
-    more: further fields for each request. Raises RequestFailed as soon as a connection fails, or at
-    the end if any reply is not a stream of tokens.
+    more: further fields for each request. read: called before the replies are parsed. Raises
+    RequestFailed as soon as a connection fails, or at the end if any
+    reply is not a stream of tokens.
     """
     free = asyncio.Semaphore(load.concurrency)
 
@@ -76,6 +103,7 @@ async def run(
             group.create_task(one(prompt, said))
             for prompt, said in zip(prompts, more or [{}] * len(prompts), strict=True)
         ]
+    read()
     return [task.result().answer() for task in tasks]
 
 

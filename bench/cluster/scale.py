@@ -2,9 +2,11 @@
 
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -32,6 +34,8 @@ from baton.engine.models.family_table import read_config
 
 MEMORY = 1 << 29
 """Bytes of each engine."""
+CLIENT_GAP_S = 0.005
+"""Seconds from one look of the client at its sockets to the next. A step takes about as long."""
 
 
 @click.command("scale")
@@ -118,13 +122,16 @@ class _Rounds:
             cluster.router.flush_cache()
             cpu = ClusterCpu(cluster)
             before = cpu.seconds()
-            found[f"tok_s_{count}"] = self._served(cluster.address, count)
+            read: list[Counter[str]] = []
+            noted = partial(_note, cpu, read)
+            found[f"tok_s_{count}"] = self._served(cluster.address, count, noted)
+            (spent,) = read
             between = cpu.seconds()
             found[f"bare_tok_s_{count}"] = self._bare(bare[:count])
             after = cpu.seconds()
             us = 1e6 / (count * self.shape.requests * self.shape.output_len)
             for part in (ROUTER, RANK, CLIENT, REST):
-                found[f"{part}_us_token_{count}"] = (between[part] - before[part]) * us
+                found[f"{part}_us_token_{count}"] = (spent[part] - before[part]) * us
             found[f"bare_us_token_{count}"] = (after[REST] - between[REST]) * us
         for count in self.counts[1:]:
             ours = found[f"tok_s_{count}"] / found["tok_s_1"]
@@ -132,12 +139,17 @@ class _Rounds:
             found[f"efficiency_{count}"] = ours / theirs
         return found
 
-    def _served(self, server: RouterAddress, ranks: int) -> float:
-        """Measure the cluster, with an equal share of the requests pinned to each rank."""
+    def _served(
+        self, server: RouterAddress, ranks: int, read: Callable[[], None] = lambda: None
+    ) -> float:
+        """Measure the cluster, with an equal share of the requests pinned to each rank.
+
+        read: called when the replies are read, before this client parses them.
+        """
         prompts = [prompt for _ in range(ranks) for prompt in self._prompts()]
         pinned = [{"routed_dp_rank": i // self.shape.requests} for i in range(len(prompts))]
         wanted = Load(len(prompts), len(prompts), self.shape.input_len, self.shape.output_len)
-        answers = load.play(server, wanted, prompts, more=pinned)
+        answers = load.play(server, wanted, prompts, more=pinned, gap_s=CLIENT_GAP_S, read=read)
         return load.measure(wanted, answers)["output_tok_s"]
 
     def _bare(self, processes: list[BareProcess]) -> float:
@@ -146,3 +158,7 @@ class _Rounds:
     def _prompts(self) -> list[list[int]]:
         model = read_config(self.engine.model, self.engine.dtype, self.engine.ssm_dtype)
         return self.shape.draw(self.rng, model.vocab_size)
+
+
+def _note(cpu: ClusterCpu, seconds: list[Counter[str]]) -> None:
+    seconds.append(cpu.seconds())
