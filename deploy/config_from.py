@@ -1,5 +1,6 @@
 """The configs that the values of the command-line options make."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,12 +10,14 @@ from baton.core.cache_salt import CacheScope
 from baton.deploy.access_options import client_tls_from
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.limit_options import limits_from
-from baton.deploy.options import DTYPES, authority_from, folder_from, lease_ms_from, verify_from
+from baton.deploy.options import DTYPES, authority_from, folder_from, verify_from
 from baton.deploy.record_options import dump_from
+from baton.deploy.router_options import lease_ms_from
 from baton.engine.cache.grids import Strategy
 from baton.engine.choices import LoadFormat, WeightFormat
 from baton.engine.config import EngineConfig
 from baton.kernels.kernel_choice import KernelChoice
+from baton.router.config import RouterConfig
 from baton.worker.state_options import SendSnapshots, StateReturn
 
 _TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
@@ -53,42 +56,55 @@ def engine_from(given: dict[str, Any]) -> EngineConfig:
     )
 
 
+def router_from(model: Path, given: dict[str, Any]) -> RouterConfig:
+    """Build the router's config, with any free ports on loopback for clients.
+
+    given: the options' values by parameter name. Raises StartError.
+    """
+    return RouterConfig(
+        model,
+        served_model_name=given["served_model_name"],
+        internal_host=given["internal_host"],
+        internal_port=given["internal_port"],
+        policy=given["policy"],
+        lease_ms=lease_ms_from(given["lease"]),
+        max_queued=given["max_queued_requests"],
+        max_queued_tokens=given["max_queued_tokens"],
+        max_body_bytes=given["max_body_mb"] << 20,
+        unknown_fields=UnknownFields(given["unknown_fields"]),
+        worker_wait_s=given["worker_wait"],
+        request_timeout_s=given["request_timeout"],
+        incremental_streaming_output=given["incremental_streaming_output"],
+        allowed_hosts=given["allowed_hosts"],
+        api_keys=given["api_keys"],
+        cors_origins=given["cors_origins"],
+        client_tls=client_tls_from(given),
+        limits=limits_from(given),
+        cache_scope=CacheScope(given["cache_scope"]),
+        dump=dump_from(given),
+    )
+
+
 def config_from(given: dict[str, Any]) -> ClusterConfig:
     """Build the cluster's config.
 
     given: the options' values by parameter name. Raises StartError.
     """
+    engine = engine_from(given)
     return ClusterConfig(
-        engine=engine_from(given),
+        engine,
+        router_from(engine.model, given),
         prefill=given["prefill"],
         decode=given["decode"],
         decode_dp=given["decode_dp"],
         threads=given["threads"],
-        policy=given["policy"],
         channel=given["channel"],
         nixl_interfaces=given["nixl_interfaces"],
         verify=verify_from(given["verify"]),
         authority=authority_from(given),
         state_return=StateReturn(given["state_return"]),
         send_snapshots=SendSnapshots(given["send_snapshots"]),
-        served_model_name=given["served_model_name"],
-        incremental_streaming_output=given["incremental_streaming_output"],
-        unknown_fields=UnknownFields(given["unknown_fields"]),
-        lease_ms=lease_ms_from(given["lease"]),
-        request_timeout_s=given["request_timeout"],
-        worker_wait_s=given["worker_wait"],
-        max_queued=given["max_queued_requests"],
-        max_queued_tokens=given["max_queued_tokens"],
-        max_body_bytes=given["max_body_mb"] << 20,
-        allowed_hosts=given["allowed_hosts"],
-        cors_origins=given["cors_origins"],
-        api_keys=given["api_keys"],
-        client_tls=client_tls_from(given),
-        internal_port=given["internal_port"],
         ray_address=given["ray_address"],
         start_deadline_s=given["start_timeout"],
-        limits=limits_from(given),
-        cache_scope=CacheScope(given["cache_scope"]),
-        dump=dump_from(given),
         profile_folder=given["profile_folder"].absolute(),
     )

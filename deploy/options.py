@@ -10,18 +10,12 @@ from typing import Any
 
 import click
 
-from baton.api.client_limits import MAX_BODY_BYTES
-from baton.api.request_fields import UnknownFields
 from baton.core.errors import ConfigError
-from baton.deploy.access_options import (
-    access_options,
-    client_tls_options,
-)
 from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.errors import StartError
-from baton.deploy.limit_options import limit_options
 from baton.deploy.number_types import Ratio, Seconds
-from baton.deploy.record_options import check_can_be_made, dump_options, profile_option
+from baton.deploy.record_options import check_can_be_made, profile_option
+from baton.deploy.router_options import router_options
 from baton.engine.cache.grids import Strategy
 from baton.engine.choices import (
     HELD_FRACTION,
@@ -33,26 +27,21 @@ from baton.engine.choices import (
 )
 from baton.engine.loading.hub import find_model
 from baton.kernels.kernel_choice import KernelChoice
-from baton.router.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS, REQUEST_TIMEOUT_S, WORKER_WAIT_S
-from baton.router.placement.registry import POLICIES
-from baton.rpc.lease import DEFAULT_LEASE_MS
 from baton.text.model_folder import read_json_object
 from baton.transfer.channels.names import AUTO, BETWEEN_PROCESSES
 from baton.worker.state_options import SendSnapshots, StateReturn
 
 DTYPES = ("float32", "bfloat16", "float16")
-_MIN_LEASE_S = 1  # heartbeats and reports of a shorter one would come too often
-_MAX_LEASE_S = 3600
-_MAX_BODY_MB = 2047  # gRPC counts a message's bytes in a signed 32-bit number
 
-
-_ENGINE = (
+_MODEL = (
     click.option("--model", required=True,
                  help="A Hugging Face model folder, or the id of a model on its hub."),
     click.option("--revision", default=None,
                  help="Branch, tag or commit of a model on the hub."),
     click.option("--offline", is_flag=True,
                  help="Take a hub model only from this machine's cache."),
+)  # fmt: skip
+_ENGINE = (
     click.option("--dtype", type=click.Choice(DTYPES), default="float32",
                  show_default=True, help="Type of weights, activations and KV."),
     click.option("--mamba-ssm-dtype", type=click.Choice(["float32", "bfloat16"]),
@@ -138,8 +127,6 @@ _CLUSTER = (
                  help="Number of ranks (workers) in each decode group; requests may name a rank."),
     click.option("--threads", type=click.IntRange(1), default=None,
                  help="Compute threads of each worker; an even share of the cores when left out."),
-    click.option("--policy", type=click.Choice(sorted(POLICIES)), default="round_robin",
-                 show_default=True, help="Policy by which the router places requests."),
     click.option("--state-return", type=click.Choice([r.value for r in StateReturn]),
                  default=StateReturn.OFF.value, show_default=True,
                  help="Return the state of a conversation's last turn to the worker that "
@@ -147,25 +134,6 @@ _CLUSTER = (
     click.option("--send-snapshots", type=click.Choice([s.value for s in SendSnapshots]),
                  default=SendSnapshots.OFF.value, show_default=True,
                  help="Also send a prompt's last snapshot to the rank's prefix cache."),
-    click.option("--max-queued-requests", type=click.IntRange(0), default=MAX_QUEUED,
-                 show_default=True,
-                 help="Most requests beyond those that the decode workers run at once; further "
-                 "ones are answered with 429."),
-    click.option("--max-queued-tokens", type=click.IntRange(0), default=MAX_QUEUED_TOKENS,
-                 show_default=True,
-                 help="Most tokens of requests that wait at the router, prompts and up to 1,024 of "
-                 "each answer; further requests are answered with 429. One alone may have more."),
-    click.option("--max-body-mb", type=click.IntRange(1, _MAX_BODY_MB),
-                 default=MAX_BODY_BYTES >> 20, show_default=True,
-                 help="Largest request that the router reads, over HTTP or gRPC, in MiB."),
-    click.option("--request-timeout", type=Seconds(0, min_open=True),
-                 default=REQUEST_TIMEOUT_S, show_default=True,
-                 help="Most seconds from a request's arrival to its end."),
-    click.option("--worker-wait", type=Seconds(0), default=WORKER_WAIT_S, show_default=True,
-                 help="Seconds that a request waits while no prefill or no decode worker is "
-                 "ready; then it is answered with 503."),
-    click.option("--served-model-name", default=None,
-                 help="Model name in requests; the folder's name when left out."),
     click.option("--authority", type=click.Path(file_okay=False, path_type=Path), default=None,
                  help="Folder that `baton certs init` made, which then holds the certificates of "
                  "router and workers: `baton certs` lists, revokes and rotates them while the "
@@ -175,8 +143,6 @@ _CLUSTER = (
                  "one for this cluster alone when left out."),
     click.option("--tls-ca-key", type=_FILE, default=None,
                  help="Key (PEM) of --tls-ca. It stays in this process."),
-    click.option("--internal-port", type=click.IntRange(0, 65535), default=0, show_default=True,
-                 help="Port on loopback where workers register with the router; 0: any free one."),
     click.option("--ray-address", default=None,
                  help="A Ray cluster to join; a Ray of its own when left out. Start one with "
                       "RAY_worker_niceness=0, or workers run at low priority."),
@@ -185,50 +151,23 @@ _CLUSTER = (
 )  # fmt: skip
 
 
-def streaming_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option for what streams of `/generate` send."""
-    return click.option(
-        "--incremental-streaming-output", is_flag=True,
-        help="Streams of /generate send only new text; by default, the whole reply so far.",
-    )(command)  # fmt: skip
-
-
-def unknown_fields_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option for fields of requests that nobody knows."""
-    return click.option(
-        "--unknown-fields", type=click.Choice([u.value for u in UnknownFields]),
-        default=UnknownFields.REFUSE.value, show_default=True,
-        help="Fields of an HTTP request that are not in docs/requests.md: answered with 400, "
-        "ignored with a line in the log, or ignored.",
-    )(command)  # fmt: skip
-
-
-def lease_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option for the lease; `lease_ms_from` reads its value."""
-    return click.option(
-        "--lease", type=Seconds(_MIN_LEASE_S, _MAX_LEASE_S),
-        default=DEFAULT_LEASE_MS / 1000, show_default=True,
-        help="Seconds of silence after which router and workers count each other as lost.",
-    )(command)  # fmt: skip
-
-
-def lease_ms_from(given: float) -> int:
-    """Return the value of --lease in milliseconds."""
-    return round(given * 1000)
-
-
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all options of a cluster; `config_from` reads their values."""
-    for option in reversed(_ENGINE + _TRANSFER + _CLUSTER):
+    for option in reversed(_MODEL + _ENGINE + _TRANSFER + _CLUSTER):
         command = option(command)
-    command = client_tls_options(limit_options(dump_options(profile_option(command))))
-    command = unknown_fields_option(streaming_option(access_options(command)))
-    return lease_option(command)
+    return router_options(profile_option(command))
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that name the model; `folder_from` reads their values."""
+    for option in reversed(_MODEL):
+        command = option(command)
+    return command
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of one engine; `engine_from` reads their values."""
-    for option in reversed(_ENGINE):
+    for option in reversed(_MODEL + _ENGINE):
         command = option(command)
     return command
 

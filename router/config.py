@@ -14,21 +14,20 @@ from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
 from baton.rpc.server_certificate import CertificateFiles
 from baton.text.model_folder import model_name
 
-INTERNAL_HOST = "127.0.0.1"
-"""The address at which workers reach the router: all run on its machine."""
-
 
 @dataclass(frozen=True)
 class RouterConfig:
     """The options of a router, set at start from the command line."""
 
     model: Path  # the folder that tokenizer and chat template are read from
-    credentials: Path  # the folder of its certificate, for workers
+    # The folder of its certificate, for workers. A cluster sets it; no router starts without.
+    credentials: Path | None = None
     served_model_name: str | None = None  # None: the folder's name, or the id on the hub
     host: str = "127.0.0.1"
     http_port: int = 0  # 0: any free one
     grpc_port: int = 0
-    internal_port: int = 0  # on INTERNAL_HOST, where workers register
+    internal_host: str = "127.0.0.1"  # where workers register, with certificates
+    internal_port: int = 0
     policy: str = "round_robin"
     lease_ms: int = DEFAULT_LEASE_MS  # a worker that is silent for longer counts as lost
     max_queued: int = MAX_QUEUED  # requests beyond the capacity of all decode ranks

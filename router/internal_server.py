@@ -9,7 +9,7 @@ from grpc_health.v1.health import aio as health_aio
 from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.proto import worker_pb2_grpc
-from baton.router.config import INTERNAL_HOST, RouterConfig
+from baton.router.config import RouterConfig
 from baton.router.registry import RegistryServicer
 from baton.rpc.access import AccessInterceptor
 from baton.rpc.channel_options import OPTIONS
@@ -33,7 +33,7 @@ class InternalServer:
 
     async def start(self, registry: RegistryServicer, health: health_aio.HealthServicer) -> str:
         """Serve, and return `host:port`. Raises ConfigError if the port is taken."""
-        host, wanted = INTERNAL_HOST, self._config.internal_port
+        host, wanted = self._config.internal_host, self._config.internal_port
         worker_pb2_grpc.add_RegistryServicer_to_server(registry, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
         try:

@@ -20,6 +20,7 @@ from baton.api.keys import Key, KeyScope
 from baton.api.native import native_routes
 from baton.api.text_service import TextService
 from baton.core.address import join_host_port
+from baton.core.errors import ConfigError
 from baton.router.client_guard import ClientGuard
 from baton.router.config import RouterConfig
 from baton.router.dump.request_dump import RequestDump
@@ -96,7 +97,7 @@ class RouterServer:
         tokenizer = Tokenizer.from_folder(config.model)
         text = TextService(tokenizer, ChatTemplate.from_folder(config.model))
         opening.callback(text.close)
-        credentials = Credentials(config.credentials)
+        credentials = _credentials(config)
         router_id = f"{credentials.identity.name}/{secrets.token_hex(4)}"
         table = WorkerTable(config.lease_s, self._clock)
         metrics = RouterMetrics()
@@ -197,6 +198,12 @@ class RouterServer:
 
 def _equal(_: str | None) -> float:
     return 1.0
+
+
+def _credentials(config: RouterConfig) -> Credentials:
+    if config.credentials is None:
+        raise ConfigError("a router needs credentials: workers ask it for its certificate")
+    return Credentials(config.credentials)
 
 
 def _key_gate(config: RouterConfig, metrics: ClientMetrics) -> KeyGate | None:

@@ -55,7 +55,7 @@ class Cluster:
             self._held = held.pop_all()
         self._ray_processes: RayProcesses | None = None  # of a Ray of our own, once it runs
         self._router: actors.RouterHandle | None = None
-        tls = config.client_tls
+        tls = config.router.client_tls
         self._trust = None if tls is None else PinnedCertificate(tls.certificate)
         self._scaling = threading.Lock()
         path = self.operator_folder / REVOKED
@@ -64,7 +64,7 @@ class Cluster:
 
     @property
     def http_url(self) -> str:
-        scheme = "http" if self.config.client_tls is None else "https"
+        scheme = "http" if self.config.router.client_tls is None else "https"
         return f"{scheme}://{self._wiring.http_address}"
 
     @property

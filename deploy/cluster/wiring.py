@@ -15,7 +15,7 @@ from baton.deploy.certs.cluster_credentials import Issuer, cluster_credentials
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.member import Member
 from baton.deploy.process.ports import settle
-from baton.router.config import INTERNAL_HOST, RouterConfig
+from baton.router.config import RouterConfig
 from baton.rpc.identity import ProcessRole
 from baton.worker.config import WorkerConfig
 from baton.worker.state_options import StateReturn
@@ -47,9 +47,10 @@ class Wiring:
         held: keeps the ports reserved, and the certificates' folder. Raises StartError if a port or
         the authority cannot be used.
         """
-        wanted = {"--http-port": config.http_port, "--grpc-port": config.grpc_port}
-        ports = settle(config.host, wanted, held)
-        internal = settle(INTERNAL_HOST, {"--internal-port": config.internal_port}, held)
+        router = config.router
+        wanted = {"--http-port": router.http_port, "--grpc-port": router.grpc_port}
+        ports = settle(router.host, wanted, held)
+        internal = settle(router.internal_host, {"--internal-port": router.internal_port}, held)
         credentials = _issuer(config.authority, held)
         for role, name in (ROUTER, OPERATOR):
             credentials.issue(role, name)
@@ -82,32 +83,14 @@ class Wiring:
         self.credentials.forget(ProcessRole(member.role), member.worker_id)
 
     def router(self) -> RouterConfig:
-        config = self.config
-        return RouterConfig(
-            model=config.engine.model,
+        return replace(
+            self.config.router,
+            model=self.config.engine.model,
             credentials=self.credentials.folder_of(*ROUTER),
-            internal_port=self.internal_port,
-            served_model_name=config.served_model_name,
-            host=config.host,
-            allowed_hosts=config.allowed_hosts,
-            limits=config.limits,
-            api_keys=config.api_keys,
             operator_sha256=digest_of(self.operator_key),
-            cors_origins=config.cors_origins,
-            client_tls=config.client_tls,
-            cache_scope=config.cache_scope,
             http_port=self.http_port,
             grpc_port=self.grpc_port,
-            policy=config.policy,
-            lease_ms=config.lease_ms,
-            request_timeout_s=config.request_timeout_s,
-            worker_wait_s=config.worker_wait_s,
-            max_queued=config.max_queued,
-            max_queued_tokens=config.max_queued_tokens,
-            max_body_bytes=config.max_body_bytes,
-            incremental_streaming_output=config.incremental_streaming_output,
-            dump=config.dump,
-            unknown_fields=config.unknown_fields,
+            internal_port=self.internal_port,
         )
 
     def worker(self, member: Member) -> WorkerConfig:
@@ -124,9 +107,9 @@ class Wiring:
                 tickets=min(engine.max_running, MOST_TICKETS) if takes_in else 0,
             ),
             dp_group=self.config.group_of(member.number) if decodes else 0,
-            routers=(join_host_port(INTERNAL_HOST, self.internal_port),),
+            routers=(join_host_port(self.config.router.internal_host, self.internal_port),),
             credentials=self.credentials.folder_of(ProcessRole(member.role), member.worker_id),
-            lease_ms=self.config.lease_ms,
+            lease_ms=self.config.router.lease_ms,
             channel=self.config.channel,
             nixl_interfaces=self.config.nixl_interfaces,
             verify=self.config.verify,
@@ -139,7 +122,7 @@ class Wiring:
     def _reachable(self) -> str:
         """Return a host to connect to: loopback where the router listens on a wildcard."""
         wildcards = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-        return wildcards.get(self.config.host, self.config.host)
+        return wildcards.get(self.config.router.host, self.config.router.host)
 
 
 def _issuer(authority: AuthorityFiles | Path | None, held: ExitStack) -> Issuer:

@@ -25,14 +25,20 @@ from baton.deploy.terminal.progress import shown
 
 
 def run_cluster(
-    console: Console, given: dict[str, Any], fields: Mapping[str, Any], *, verbose: bool
+    console: Console,
+    given: dict[str, Any],
+    listen: Mapping[str, Any],
+    drain_s: float,
+    *,
+    verbose: bool,
 ) -> None:
     """Start a cluster and keep it up until Ctrl-C or SIGTERM.
 
-    given: values of `cluster_options`, by parameter name. fields: of ClusterConfig, besides.
-    verbose: print the traceback of a start that fails. Raises StartError.
+    given: values of `cluster_options`, by parameter name. listen: fields of RouterConfig that say
+    where clients reach it. verbose: print the traceback of a start that fails. Raises StartError.
     """
-    config = replace(config_from(given), **fields)
+    config = config_from(given)
+    config = replace(config, router=replace(config.router, **listen), drain_s=drain_s)
     check_device(config.engine, here=config.ray_address is None)
     check_model(config.engine)
     try:
@@ -43,7 +49,7 @@ def run_cluster(
             model = str(config.engine.model)
             scaled = partial(handle_scale, cluster)
             stack.enter_context(listening(control_path(own), scaled))
-            tls = config.client_tls
+            tls = config.router.client_tls
             certificate = None if tls is None else tls.certificate
             stack.enter_context(
                 published(own, model, cluster.http_url, cluster.grpc_address, certificate)

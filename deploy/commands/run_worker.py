@@ -20,9 +20,10 @@ from baton.deploy.errors import StartError
 from baton.deploy.limit_options import limits_from
 from baton.deploy.local.config import LocalConfig
 from baton.deploy.local.worker import LocalWorker
-from baton.deploy.options import lease_ms_from, verify_from
+from baton.deploy.options import verify_from
 from baton.deploy.process.interpreter import switch_often
 from baton.deploy.process.malloc_tuning import keep_freed_memory, keep_what_is_loaded
+from baton.deploy.router_options import lease_ms_from
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.worker.config import WorkerConfig

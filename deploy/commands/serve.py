@@ -9,7 +9,6 @@ from baton.deploy.access_options import (
     check_access,
     check_exposed,
     client_tls_from,
-    insecure_option,
     readable_on_the_way,
 )
 from baton.deploy.late import call_late
@@ -23,18 +22,12 @@ from baton.deploy.options import (
     folder_from,
 )
 from baton.deploy.record_options import dump_from
+from baton.deploy.router_options import listen_options
 
 
 @click.command()
 @cluster_options
-@click.option("--host", default="127.0.0.1", show_default=True,
-              help="Address that the router listens on; 0.0.0.0 for every network.")  # fmt: skip
-@insecure_option
-@click.option("--http-port", "--port", "http_port", type=click.IntRange(0, 65535), default=8000,
-              show_default=True,
-              help="Port of the router's HTTP server; 0: any free one. Also --port.")  # fmt: skip
-@click.option("--grpc-port", type=click.IntRange(0, 65535), default=50051, show_default=True,
-              help="Port of the router's gRPC server; 0: any free one.")  # fmt: skip
+@listen_options
 @click.option("--drain", type=Seconds(0), default=5.0, show_default=True,
               help="Seconds for running requests at the stop.")  # fmt: skip
 @click.option("--verbose", is_flag=True, help="Print the whole traceback if the start fails.")
@@ -58,8 +51,13 @@ def serve(
     console = Console()
     if warning is not None:
         console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
-    fields = {"host": host, "http_port": http_port, "grpc_port": grpc_port, "drain_s": drain}
+    listen = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
     given |= {"model": str(folder), "revision": None}
     call_late(
-        "baton.deploy.commands.run_cluster:run_cluster", console, given, fields, verbose=verbose
+        "baton.deploy.commands.run_cluster:run_cluster",
+        console,
+        given,
+        listen,
+        drain,
+        verbose=verbose,
     )

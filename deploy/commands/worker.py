@@ -25,12 +25,10 @@ from baton.deploy.options import (
     check_names,
     engine_options,
     folder_from,
-    lease_option,
-    streaming_option,
     transfer_options,
-    unknown_fields_option,
 )
 from baton.deploy.record_options import profile_option
+from baton.deploy.router_options import lease_option, streaming_option, unknown_fields_option
 
 
 @click.command()

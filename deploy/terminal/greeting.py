@@ -30,7 +30,7 @@ def greet(console: Console, cluster: Cluster, seconds: float) -> None:
         plan = "; ".join(f"{name} {value}" for name, value in worker["memory_plan"].items())
         line = f"  {worker['role']:<8} {escape(plan)}"
         console.print(line, highlight=False, soft_wrap=True)
-    config = cluster.config
+    config = cluster.config.router
     keys = config.api_keys is not None
     url, trusted = cluster.http_url, None
     if config.client_tls is not None:

@@ -16,6 +16,7 @@ from baton.deploy.client.router_client import RouterClient
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import DeployError, NotRunning, StartError
 from baton.engine.config import EngineConfig
+from baton.router.config import RouterConfig
 
 BEN = (
     "ben  infer  requests_per_minute=60  tokens_per_minute=5000  concurrent_requests=4  max_n=2  "
@@ -87,11 +88,13 @@ def test_caches_are_kept_apart_by_key_only_where_there_are_keys(
 
 
 def test_a_cluster_shows_the_key_of_its_operator_nowhere(tmp_path: Path) -> None:
-    config = ClusterConfig(EngineConfig(tmp_path), api_keys=tmp_path / "keys")
+    config = ClusterConfig(
+        EngineConfig(tmp_path), RouterConfig(tmp_path, api_keys=tmp_path / "keys")
+    )
     wiring = wired(config)
     assert wiring.operator_key not in repr(wiring) + repr(wiring.router())
     assert wiring.router().operator_sha256 == digest_of(wiring.operator_key)
-    assert wiring.router().api_keys == config.api_keys
+    assert wiring.router().api_keys == config.router.api_keys
 
 
 class Strict(BaseHTTPRequestHandler):

@@ -174,6 +174,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--channel", "grpc", "--nixl-interface", "eth9", "--verify", "full",
         "--tls-ca", str(folder / "ca"),
         "--tls-ca-key", str(folder / "key"), "--internal-port", "4",
+        "--internal-host", "::1",
         "--prefill", "2", "--decode", "2", "--decode-dp", "2", "--threads", "3",
         "--policy", "least_load", "--state-return", "demand", "--send-snapshots", "last",
         "--served-model-name", "name", "--incremental-streaming-output",
@@ -203,14 +204,14 @@ def test_every_field_of_cluster_and_router_can_be_set(tmp_path: Path) -> None:
     config = run_command(serve_command.serve, *options_everywhere(tmp_path))
     assert isinstance(config, ClusterConfig)
     assert unset(config) == set()
-    router = wired(config, config.http_port, config.grpc_port).router()
+    router = wired(config, config.router.http_port, config.router.grpc_port).router()
     assert isinstance(router, RouterConfig)
     assert unset(router) == set()
 
 
 @pytest.mark.usefixtures("starts_nothing")
 def test_the_port_has_the_name_that_other_servers_give_it() -> None:
-    assert run_command(serve_command.serve, "--port", "5").http_port == 5
+    assert run_command(serve_command.serve, "--port", "5").router.http_port == 5
 
 
 @pytest.mark.usefixtures("starts_nothing")
@@ -301,7 +302,7 @@ def test_the_limits_of_the_client_ports_reach_the_router() -> None:
     proxies = "10.0.0.7,10.1.0.0/16"
     assert limits == ClientLimits(1.5, 2.5, 3.5, 4, 4.5, 5 << 10, 60, 7, 8, 9, 10, proxies)
     default = ClientLimits()
-    assert parse_cluster().limits == default
+    assert parse_cluster().router.limits == default
     assert all(getattr(limits, each.name) != getattr(default, each.name) for each in fields(limits))
 
 

@@ -28,6 +28,7 @@ from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import DeployError, NotRunning
 from baton.deploy.terminal.greeting import curl_line
 from baton.engine.config import EngineConfig
+from baton.router.config import RouterConfig
 from baton.rpc.server_certificate import CertificateFiles
 
 
@@ -166,7 +167,8 @@ def test_a_cluster_asks_its_own_router_over_tls_with_its_own_key(
 ) -> None:
     files = TestAuthority.make().issue(tmp_path / "tls", "models.example")
     config = ClusterConfig(
-        EngineConfig(tiny, memory_bytes=64 << 20), client_tls=files, api_keys=tmp_path / "keys"
+        EngineConfig(tiny, memory_bytes=64 << 20),
+        RouterConfig(tiny, client_tls=files, api_keys=tmp_path / "keys"),
     )
     cluster = Cluster(config)
     address = cluster.address

@@ -15,6 +15,7 @@ from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.router.config import RouterConfig
 from baton.router.dump.request_dump import DumpOptions
 from baton.worker.config import StateReturn
 
@@ -62,12 +63,15 @@ def running_cluster(
     write_keys(keys, [])  # the operator's is in no file
     config = ClusterConfig(
         engine_config,
+        RouterConfig(
+            engine_config.model,
+            api_keys=None if usual else keys,
+            dump=DumpOptions(dump_folder),
+        ),
         prefill=1 if usual else 2,
-        api_keys=None if usual else keys,
         decode_dp=2,
         state_return=StateReturn.DEMAND,
         channel=request.param,
-        dump=DumpOptions(dump_folder),
         profile_folder=tmp_path_factory.mktemp("profiles"),
     )
     with Cluster(config) as cluster:

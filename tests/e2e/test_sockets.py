@@ -127,7 +127,7 @@ async def test_another_user_of_this_machine_is_refused(
 
 
 def asks_for_keys(cluster: Cluster) -> bool:
-    return cluster.config.api_keys is not None
+    return cluster.config.router.api_keys is not None
 
 
 def judged(each: Listener, answer: dict[str, Any]) -> str:

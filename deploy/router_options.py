@@ -1,0 +1,111 @@
+"""The command-line options of a router, of `baton serve` and `baton router`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from baton.api.client_limits import MAX_BODY_BYTES
+from baton.api.request_fields import UnknownFields
+from baton.deploy.access_options import (
+    access_options,
+    client_tls_options,
+    insecure_option,
+)
+from baton.deploy.limit_options import limit_options
+from baton.deploy.number_types import Seconds
+from baton.deploy.record_options import dump_options
+from baton.router.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS, REQUEST_TIMEOUT_S, WORKER_WAIT_S
+from baton.router.placement.registry import POLICIES
+from baton.rpc.lease import DEFAULT_LEASE_MS
+
+_PORT = click.IntRange(0, 65535)
+_MIN_LEASE_S = 1  # heartbeats and reports of a shorter one would come too often
+_MAX_LEASE_S = 3600
+_MAX_BODY_MB = 2047  # gRPC counts a message's bytes in a signed 32-bit number
+
+_ROUTER = (
+    click.option("--policy", type=click.Choice(sorted(POLICIES)), default="round_robin",
+                 show_default=True, help="Policy by which the router places requests."),
+    click.option("--max-queued-requests", type=click.IntRange(0), default=MAX_QUEUED,
+                 show_default=True,
+                 help="Most requests beyond those that the decode workers run at once; further "
+                 "ones are answered with 429."),
+    click.option("--max-queued-tokens", type=click.IntRange(0), default=MAX_QUEUED_TOKENS,
+                 show_default=True,
+                 help="Most tokens of requests that wait at the router, prompts and up to 1,024 of "
+                 "each answer; further requests are answered with 429. One alone may have more."),
+    click.option("--max-body-mb", type=click.IntRange(1, _MAX_BODY_MB),
+                 default=MAX_BODY_BYTES >> 20, show_default=True,
+                 help="Largest request that the router reads, over HTTP or gRPC, in MiB."),
+    click.option("--request-timeout", type=Seconds(0, min_open=True),
+                 default=REQUEST_TIMEOUT_S, show_default=True,
+                 help="Most seconds from a request's arrival to its end."),
+    click.option("--worker-wait", type=Seconds(0), default=WORKER_WAIT_S, show_default=True,
+                 help="Seconds that a request waits while no prefill or no decode worker is "
+                 "ready; then it is answered with 503."),
+    click.option("--served-model-name", default=None,
+                 help="Model name in requests; the folder's name when left out."),
+    click.option("--internal-port", type=_PORT, default=0, show_default=True,
+                 help="Port of --internal-host; 0: any free one."),
+    click.option("--internal-host", default="127.0.0.1", show_default=True,
+                 help="Address at which workers register with the router. They and the router "
+                 "show certificates."),
+)  # fmt: skip
+_LISTEN = (
+    click.option("--host", default="127.0.0.1", show_default=True,
+                 help="Address that the router listens on; 0.0.0.0 for every network."),
+    insecure_option,
+    click.option("--http-port", "--port", "http_port", type=_PORT, default=8000, show_default=True,
+                 help="Port of the router's HTTP server; 0: any free one. Also --port."),
+    click.option("--grpc-port", type=_PORT, default=50051, show_default=True,
+                 help="Port of the router's gRPC server; 0: any free one."),
+)  # fmt: skip
+
+
+def router_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add all options of a router but where clients reach it; `router_from` reads their values."""
+    for option in reversed(_ROUTER):
+        command = option(command)
+    command = client_tls_options(limit_options(dump_options(command)))
+    command = unknown_fields_option(streaming_option(access_options(command)))
+    return lease_option(command)
+
+
+def listen_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options --host, --insecure, --http-port and --grpc-port."""
+    for option in reversed(_LISTEN):
+        command = option(command)
+    return command
+
+
+def streaming_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option for what streams of `/generate` send."""
+    return click.option(
+        "--incremental-streaming-output", is_flag=True,
+        help="Streams of /generate send only new text; by default, the whole reply so far.",
+    )(command)  # fmt: skip
+
+
+def unknown_fields_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option for fields of requests that nobody knows."""
+    return click.option(
+        "--unknown-fields", type=click.Choice([u.value for u in UnknownFields]),
+        default=UnknownFields.REFUSE.value, show_default=True,
+        help="Fields of an HTTP request that are not in docs/requests.md: answered with 400, "
+        "ignored with a line in the log, or ignored.",
+    )(command)  # fmt: skip
+
+
+def lease_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option for the lease; `lease_ms_from` reads its value."""
+    return click.option(
+        "--lease", type=Seconds(_MIN_LEASE_S, _MAX_LEASE_S),
+        default=DEFAULT_LEASE_MS / 1000, show_default=True,
+        help="Seconds of silence after which router and workers count each other as lost.",
+    )(command)  # fmt: skip
+
+
+def lease_ms_from(given: float) -> int:
+    """Return the value of --lease in milliseconds."""
+    return round(given * 1000)
