@@ -14,6 +14,7 @@ from baton.deploy.certs.authority_folder import AuthorityFolder
 from baton.deploy.certs.cluster_credentials import Issuer, cluster_credentials
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.member import Member
+from baton.deploy.errors import StartError
 from baton.deploy.process.ports import settle
 from baton.router.config import RouterConfig
 from baton.rpc.identity import ProcessRole
@@ -23,6 +24,9 @@ from baton.worker.state_options import StateReturn
 MOST_TICKETS = 8
 """Hand-offs at once into one rank: more only wait for the same network and memory."""
 
+
+WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses that stand for all of a machine's, and loopback's of the same family."""
 
 ROUTER = (ProcessRole.ROUTER, "router-0")
 OPERATOR = (ProcessRole.OPERATOR, "operator-0")
@@ -50,7 +54,7 @@ class Wiring:
         router = config.router
         wanted = {"--http-port": router.http_port, "--grpc-port": router.grpc_port}
         ports = settle(router.host, wanted, held)
-        internal = settle(router.internal_host, {"--internal-port": router.internal_port}, held)
+        internal = settle_internal(router, held)
         credentials = _issuer(config.authority, held)
         for role, name in (ROUTER, OPERATOR):
             credentials.issue(role, name)
@@ -60,7 +64,7 @@ class Wiring:
             config,
             ports["--http-port"],
             ports["--grpc-port"],
-            internal["--internal-port"],
+            internal,
             threads,
             credentials,
         )
@@ -121,8 +125,21 @@ class Wiring:
     @property
     def _reachable(self) -> str:
         """Return a host to connect to: loopback where the router listens on a wildcard."""
-        wildcards = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-        return wildcards.get(self.config.router.host, self.config.router.host)
+        return WILDCARDS.get(self.config.router.host, self.config.router.host)
+
+
+def settle_internal(router: RouterConfig, held: ExitStack) -> int:
+    """Return the port at which workers register. Raises StartError, as `settle` does.
+
+    Workers connect to the very address, so one that stands for all cannot be used.
+    """
+    if router.internal_host in WILDCARDS:
+        raise StartError(
+            f"--internal-host is {router.internal_host}; name the one address at which workers "
+            "reach the router"
+        )
+    wanted = {"--internal-port": router.internal_port}
+    return settle(router.internal_host, wanted, held, "--internal-host")["--internal-port"]
 
 
 def _issuer(authority: AuthorityFiles | Path | None, held: ExitStack) -> Issuer:

@@ -7,7 +7,9 @@ from contextlib import ExitStack
 from baton.deploy.errors import StartError
 
 
-def settle(host: str, wanted: dict[str, int], held: ExitStack) -> dict[str, int]:
+def settle(
+    host: str, wanted: dict[str, int], held: ExitStack, host_option: str = "--host"
+) -> dict[str, int]:
     """Return a port for each option's name: the given one, or any free one where it is 0.
 
     All ports are known before the processes that bind them start. Workers and router therefore
@@ -16,25 +18,28 @@ def settle(host: str, wanted: dict[str, int], held: ExitStack) -> dict[str, int]
     Until `held` is closed the kernel does not give these ports to processes that ask for any free
     port; a server that names the port can still bind it.
 
-    Raises StartError that names the option.
+    host_option: the option that gave `host`. Raises StartError that names the option at fault.
     """
     with ExitStack() as probes:  # all are held until all are known, so that no port is given twice
         found = {
-            option: _bind(probes, host, option, port, listen=True)
+            option: _bind(probes, (host_option, host), option, port, listen=True)
             for option, port in wanted.items()
         }
     if sys.platform == "linux":  # other systems let only one process bind a port
         for option, port in found.items():
-            _bind(held, host, option, port, listen=False)
+            _bind(held, (host_option, host), option, port, listen=False)
     return found
 
 
-def _bind(held: ExitStack, host: str, option: str, port: int, *, listen: bool) -> int:
+def _bind(
+    held: ExitStack, host_given: tuple[str, str], option: str, port: int, *, listen: bool
+) -> int:
+    host_option, host = host_given
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as err:
         raise StartError(
-            f"--host {host} is not an address of this machine ({err.strerror}); "
+            f"{host_option} {host} is not an address of this machine ({err.strerror}); "
             "use 127.0.0.1 for this machine alone, 0.0.0.0 for every network"
         ) from err
     probe = held.enter_context(socket.socket(address[0], socket.SOCK_STREAM))
