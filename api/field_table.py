@@ -14,12 +14,26 @@ class FieldPlace(StrEnum):
 
     COMPLETIONS = "/v1/completions"
     CHAT = "/v1/chat/completions"
+    RESPONSES = "/v1/responses"
+    RESPONSES_TEXT = "/v1/responses: text"
+    RESPONSES_REASONING = "/v1/responses: reasoning"
+    RESPONSES_STREAM = "/v1/responses: stream_options"
+    MESSAGES = "/v1/messages"
+    COUNT_TOKENS = "/v1/messages/count_tokens"
+    MESSAGES_TOOL = "/v1/messages: tools"
+    MESSAGES_CHOICE = "/v1/messages: tool_choice"
+    MESSAGES_THINKING = "/v1/messages: thinking"
+    MESSAGES_OUTPUT = "/v1/messages: output_config"
+    MESSAGES_FORMAT = "/v1/messages: output_config.format"
+    MESSAGES_METADATA = "/v1/messages: metadata"
     GENERATE = "/generate"
     SAMPLING = "/generate: sampling_params"
     STREAM_OPTIONS = "stream_options"
     RESPONSE_FORMAT = "response_format"
     JSON_SCHEMA = "response_format.json_schema"
     STRUCTURED = "structured_outputs"
+    TOKENIZE = "/tokenize"
+    DETOKENIZE = "/detokenize"
     ABORT = "/abort_request"
 
 
@@ -53,8 +67,16 @@ _COMPLETIONS = (FieldPlace.COMPLETIONS,)
 _OPENAI = (FieldPlace.COMPLETIONS, FieldPlace.CHAT)
 _GENERATE = (FieldPlace.GENERATE,)
 _SAMPLING = (FieldPlace.SAMPLING,)
-_EVERY_SAMPLING = (*_OPENAI, FieldPlace.SAMPLING)
+_RESPONSES = (FieldPlace.RESPONSES,)
+_MESSAGES = (FieldPlace.MESSAGES,)
+_CONVERSATION = (FieldPlace.MESSAGES, FieldPlace.COUNT_TOKENS)
+_TOKENIZE = (FieldPlace.TOKENIZE,)
+_EVERY_CHAT = (*_CHAT, *_RESPONSES, *_CONVERSATION)
+_LIKE_OPENAI = (*_OPENAI, *_RESPONSES)
+_EVERY_SAMPLING = (*_LIKE_OPENAI, FieldPlace.SAMPLING)
+_SAMPLING_OF_OPENAI = (*_OPENAI, FieldPlace.SAMPLING)
 _EVERY_REQUEST = (*_OPENAI, FieldPlace.GENERATE)
+_EVERY_ANSWER = (*_EVERY_REQUEST, *_RESPONSES, *_MESSAGES)
 
 
 def _works(places: tuple[FieldPlace, ...], names: str, goes: str) -> Iterator[RequestField]:
@@ -77,37 +99,55 @@ def _neutral(places: tuple[FieldPlace, ...], names: str, *values: object) -> Ite
 FIELDS: tuple[RequestField, ...] = (
     # The prompt.
     *_works(_COMPLETIONS, "prompt", "one prompt or several, as text or token ids"),
-    *_works(_CHAT, "messages", "the chat template, unchanged"),
+    *_works((*_CHAT, *_TOKENIZE), "messages", "the chat template, unchanged"),
     *_works(_CHAT, "tools", "the chat template, unchanged; calls are found in the answer"),
-    *_works(_CHAT, "tool_choice", "which tools the template is given; a grammar that forces calls"),
-    *_works(_CHAT, "parallel_tool_calls", "false: the answer has at most its first call"),
-    *_works(_CHAT, "chat_template_kwargs documents", "variables of the chat template"),
+    *_works(_TOKENIZE, "tools", "the chat template, unchanged"),
+    *_works(_TOKENIZE, "prompt", "a text; or else messages"),
+    *_works(
+        (*_CHAT, *_RESPONSES),
+        "tool_choice",
+        "which tools the template is given; a grammar that forces calls",
+    ),
+    *_works(
+        (*_CHAT, *_RESPONSES), "parallel_tool_calls", "false: the answer has at most its first call"
+    ),
+    *_works((*_EVERY_CHAT, *_TOKENIZE), "chat_template_kwargs", "variables of the chat template"),
+    *_works(_CHAT, "documents", "variables of the chat template"),
     *_works(_CHAT, "reasoning_effort", "variable of the chat template; none: thinking is off"),
-    *_works(_CHAT, "add_generation_prompt", "variable of the chat template"),
+    *_works((*_CHAT, *_TOKENIZE), "add_generation_prompt", "variable of the chat template"),
     *_works(_CHAT, "continue_final_message", "the answer continues the last message"),
     *_works(_CHAT, "separate_reasoning", "false: the reasoning stays in the content"),
     *_works(_GENERATE, "text input_ids", "one prompt or several"),
     *_works(_GENERATE, "sampling_params", "one object, or one for each prompt"),
-    *_works(_OPENAI, "model", "the served name; default and an empty one are any"),
-    *_works(_OPENAI, "add_special_tokens", "the tokenizer; a chat's default is false"),
+    *_works(
+        (*_LIKE_OPENAI, *_CONVERSATION, *_TOKENIZE, FieldPlace.DETOKENIZE),
+        "model",
+        "the served name; default and an empty one are any",
+    ),
+    *_works(
+        (*_OPENAI, *_TOKENIZE), "add_special_tokens", "the tokenizer; a chat's default is false"
+    ),
     *_works(_OPENAI, "truncate_prompt_tokens", "most prompt tokens; -1: what the context leaves"),
     *_works(_OPENAI, "truncation_side", "left (the default) or right: the side that is cut"),
     # Tokens.
-    *_works(_EVERY_SAMPLING, "temperature top_k top_p min_p", "sampling"),
+    *_works((*_EVERY_SAMPLING, *_MESSAGES), "temperature top_k top_p min_p", "sampling"),
     *_works(
         _EVERY_SAMPLING,
         "repetition_penalty presence_penalty frequency_penalty",
         "sampling, before the temperature",
     ),
-    *_works(_EVERY_SAMPLING, "seed", "the noise of sampling"),
+    *_works((*_EVERY_SAMPLING, *_MESSAGES), "seed", "the noise of sampling"),
     *_works(_SAMPLING, "sampling_seed", "as seed"),
     *_works(_EVERY_SAMPLING, "logit_bias", "added to logits, after the penalties"),
     *_works(_EVERY_SAMPLING, "allowed_token_ids", "no other token comes, an end token included"),
     *_works(_EVERY_SAMPLING, "bad_words", "never spelt by the tokens that they are made of"),
-    *_works(_EVERY_SAMPLING, "n", "answers to each prompt"),
+    *_works(_SAMPLING_OF_OPENAI, "n", "answers to each prompt"),
     *_works(_COMPLETIONS, "best_of", "answers computed to each prompt, of which the n best come"),
     # The end.
     *_works(_OPENAI, "max_tokens min_tokens", "most and fewest tokens of an answer"),
+    *_works(_RESPONSES, "max_output_tokens min_tokens", "most and fewest tokens of an answer"),
+    *_works(_MESSAGES, "max_tokens", "most tokens of an answer"),
+    *_works(_MESSAGES, "stop_sequences", "ends the answer"),
     *_works(_CHAT, "max_completion_tokens", "as max_tokens"),
     *_works(_SAMPLING, "max_new_tokens min_new_tokens", "most and fewest tokens of an answer"),
     *_works(_EVERY_SAMPLING, "stop stop_token_ids", "ends the answer"),
@@ -115,10 +155,10 @@ FIELDS: tuple[RequestField, ...] = (
     *_works(_EVERY_SAMPLING, "ignore_eos", "true: the end token does not end the answer"),
     *_works(_OPENAI, "include_stop_str_in_output", "true: a stop string stays in the text"),
     *_works((*_OPENAI, FieldPlace.SAMPLING), "no_stop_trim", "as include_stop_str_in_output"),
-    *_works(_EVERY_SAMPLING, "skip_special_tokens", "false: special tokens are shown"),
+    *_works(_SAMPLING_OF_OPENAI, "skip_special_tokens", "false: special tokens are shown"),
     # The form.
     *_works(_OPENAI, "response_format", "a grammar"),
-    *_works(_EVERY_SAMPLING, "json_schema regex ebnf", "a grammar"),
+    *_works(_SAMPLING_OF_OPENAI, "json_schema regex ebnf", "a grammar"),
     *_works(_OPENAI, "guided_json guided_regex guided_choice guided_grammar", "a grammar"),
     *_works(_OPENAI, "structured_outputs", "a grammar"),
     *_label(_OPENAI, "guided_decoding_backend", "llguidance compiles every grammar"),
@@ -134,8 +174,8 @@ FIELDS: tuple[RequestField, ...] = (
     *_neutral((FieldPlace.STRUCTURED,), "disable_additional_properties", False),
     *_neutral((FieldPlace.STRUCTURED,), "whitespace_pattern structural_tag"),
     # The reply.
-    *_works(_EVERY_REQUEST, "stream", "the reply comes in parts"),
-    *_works(_OPENAI, "stream_options", "what a stream has besides its parts"),
+    *_works(_EVERY_ANSWER, "stream", "the reply comes in parts"),
+    *_works(_LIKE_OPENAI, "stream_options", "what a stream has besides its parts"),
     *_works((FieldPlace.STREAM_OPTIONS,), "include_usage", "the numbers of tokens, at the end"),
     *_label(
         (FieldPlace.STREAM_OPTIONS,),
@@ -144,17 +184,19 @@ FIELDS: tuple[RequestField, ...] = (
     ),
     *_works(_OPENAI, "logprobs", "log probabilities of the answer"),
     *_works(_OPENAI, "prompt_logprobs", "alternatives at each token of the prompt"),
-    *_works(_CHAT, "top_logprobs", "alternatives at each token of the answer"),
+    *_works((*_CHAT, *_RESPONSES), "top_logprobs", "alternatives at each token of the answer"),
     *_works(_COMPLETIONS, "echo", "the reply begins with the prompt"),
     *_works(_COMPLETIONS, "return_token_ids", "the reply has the answer's token ids"),
     *_works(_GENERATE, "return_logprob logprob_start_len", "log probabilities, from where on"),
     *_works(_GENERATE, "top_logprobs_num token_ids_logprob", "which log probabilities"),
     *_works(_GENERATE, "return_text_in_logprobs", "the text of each scored token"),
     # Placement and order.
-    *_works(_EVERY_REQUEST, "priority", "a larger one goes first wherever requests wait"),
-    *_works(_EVERY_REQUEST, "timeout", "seconds until the last token; 504 then; above 0"),
-    *_works(_EVERY_REQUEST, "routed_dp_rank data_parallel_rank", "the decode rank to use"),
-    *_works(_EVERY_REQUEST, "cache_salt extra_key", "who shares cached prefixes"),
+    *_works(_EVERY_ANSWER, "priority", "a larger one goes first wherever requests wait"),
+    *_works(_EVERY_ANSWER, "timeout", "seconds until the last token; 504 then; above 0"),
+    *_works(_EVERY_ANSWER, "routed_dp_rank", "the decode rank to use"),
+    *_works(_EVERY_REQUEST, "data_parallel_rank", "the decode rank to use"),
+    *_works(_EVERY_ANSWER, "cache_salt", "who shares cached prefixes"),
+    *_works(_EVERY_REQUEST, "extra_key", "who shares cached prefixes"),
     *_works(_EVERY_REQUEST, "rid", "the id that /abort_request takes"),
     *_works((FieldPlace.ABORT,), "rid abort_all", "which requests"),
     *_label((FieldPlace.ABORT,), "abort_message", "changes nothing"),
@@ -170,8 +212,8 @@ FIELDS: tuple[RequestField, ...] = (
     *_label(_EVERY_REQUEST, "session_id custom_labels", "changes no answer"),
     *_label(_GENERATE, "conversation_id routing_key no_logs", "changes no answer"),
     *_label(_GENERATE, "external_trace_header received_time", "changes no answer"),
-    *_label(_EVERY_SAMPLING, "spaces_between_special_tokens", "fast tokenizers have one way"),
-    *_label(_EVERY_SAMPLING, "stream_interval", "each token is sent when it is there"),
+    *_label(_SAMPLING_OF_OPENAI, "spaces_between_special_tokens", "fast tokenizers have one way"),
+    *_label(_SAMPLING_OF_OPENAI, "stream_interval", "each token is sent when it is there"),
     *_label(_OPENAI, "return_mm_kwargs", "no reply has any"),
     # What this server lacks.
     *_neutral(_COMPLETIONS, "suffix prompt_embeds"),
@@ -192,7 +234,7 @@ FIELDS: tuple[RequestField, ...] = (
     *_neutral(_OPENAI, "ngram_corpus_id"),
     *_neutral((*_OPENAI, FieldPlace.SAMPLING), "custom_params"),
     *_neutral(_SAMPLING, "structural_tag"),
-    *_neutral(_EVERY_SAMPLING, "beam_width", 1),
+    *_neutral(_SAMPLING_OF_OPENAI, "beam_width", 1),
     *_neutral(_EVERY_REQUEST, "return_hidden_states return_routed_experts", False),
     *_neutral(_EVERY_REQUEST, "return_prompt_token_ids", False),
     *_neutral(_EVERY_REQUEST, "routed_experts_start_len", 0),
@@ -211,4 +253,68 @@ FIELDS: tuple[RequestField, ...] = (
     *_neutral(_GENERATE, "return_indexer_topk require_reasoning return_bytes", False),
     *_neutral(_GENERATE, "return_entropy need_wait_for_mm_inputs", False),
     *_neutral(_GENERATE, "log_metrics", True),
+    # OpenAI's Responses.
+    *_works(_RESPONSES, "input instructions", "the conversation"),
+    *_works(_RESPONSES, "tools", "functions, for the chat template; calls are found in the answer"),
+    *_works(_RESPONSES, "text", "a grammar"),
+    *_works(_RESPONSES, "reasoning", "variable of the chat template"),
+    *_works(_RESPONSES, "include", "message.output_text.logprobs: log probabilities of the answer"),
+    *_label(_RESPONSES, "user", "the id that /abort_request takes"),
+    *_label(
+        _RESPONSES,
+        "metadata store safety_identifier prompt_cache_key prompt_cache_retention "
+        "prompt_cache_options max_tool_calls",
+        "changes no answer",
+    ),
+    *_label(_RESPONSES, "service_tier", "changes no answer", "auto", "default"),
+    *_neutral(
+        _RESPONSES, "conversation prompt context_management access_programs moderation image"
+    ),
+    *_neutral(_RESPONSES, "background", False),
+    *_neutral(_RESPONSES, "truncation", "disabled"),
+    RequestField(
+        "previous_response_id",
+        _RESPONSES,
+        FieldClass.NEUTRAL,
+        "not supported, as responses are not stored here: send the whole conversation in input",
+    ),
+    *_works((FieldPlace.RESPONSES_TEXT,), "format", "a grammar"),
+    *_label((FieldPlace.RESPONSES_TEXT,), "verbosity", "changes no answer"),
+    *_works((FieldPlace.RESPONSES_REASONING,), "effort", "variable of the chat template"),
+    *_label((FieldPlace.RESPONSES_REASONING,), "summary generate_summary", "changes no answer"),
+    *_label((FieldPlace.RESPONSES_STREAM,), "include_obfuscation", "changes no part"),
+    # Anthropic's Messages.
+    *_works(_CONVERSATION, "messages system", "the conversation"),
+    *_works(_CONVERSATION, "tools", "for the chat template; calls are found in the answer"),
+    *_works(_CONVERSATION, "tool_choice", "a grammar that forces calls"),
+    *_works(_CONVERSATION, "thinking", "variable of the chat template"),
+    *_works(_CONVERSATION, "output_config", "a grammar"),
+    *_works(_MESSAGES, "metadata", "its user_id is the id that /abort_request takes"),
+    *_label(_CONVERSATION, "cache_control", "prefixes are cached by themselves"),
+    *_label(_MESSAGES, "service_tier", "changes no answer", "auto", "standard_only"),
+    *_neutral(_CONVERSATION, "user_profile_id workspace_id diagnostics mcp_servers"),
+    *_neutral(_CONVERSATION, "context_management"),
+    *_neutral(_CONVERSATION, "speed", "standard"),
+    *_neutral(_MESSAGES, "container inference_geo"),
+    *_works((FieldPlace.MESSAGES_TOOL,), "name description input_schema", "the chat template"),
+    *_works((FieldPlace.MESSAGES_TOOL,), "type", "custom; other types are Anthropic's services"),
+    *_label((FieldPlace.MESSAGES_TOOL,), "cache_control", "prefixes are cached by themselves"),
+    *_label((FieldPlace.MESSAGES_TOOL,), "strict eager_input_streaming", "changes no answer"),
+    *_works((FieldPlace.MESSAGES_CHOICE,), "type name", "a grammar that forces calls"),
+    *_works(
+        (FieldPlace.MESSAGES_CHOICE,),
+        "disable_parallel_tool_use",
+        "true: the answer has at most its first call",
+    ),
+    *_works((FieldPlace.MESSAGES_THINKING,), "type", "variable of the chat template"),
+    *_label((FieldPlace.MESSAGES_THINKING,), "budget_tokens display", "changes no answer"),
+    *_works((FieldPlace.MESSAGES_OUTPUT,), "format", "a grammar"),
+    *_label((FieldPlace.MESSAGES_OUTPUT,), "effort", "changes no answer"),
+    *_works((FieldPlace.MESSAGES_FORMAT,), "type schema", "a grammar"),
+    *_works((FieldPlace.MESSAGES_METADATA,), "user_id", "the id that /abort_request takes"),
+    # Token ids.
+    *_works(_TOKENIZE, "return_token_strs", "the text of each token"),
+    *_neutral(_TOKENIZE, "continue_final_message", False),
+    *_neutral(_TOKENIZE, "chat_template mm_processor_kwargs"),
+    *_works((FieldPlace.DETOKENIZE,), "tokens", "the ids"),
 )

@@ -65,7 +65,7 @@ def _not_supported(field: RequestField) -> PydanticCustomError:
         allowed = ", ".join(json.dumps(value) for value in field.values)
         return _refusal(field.name, f"expected {allowed}, or leave it out", allowed)
     neutral = f" or send {json.dumps(field.values[0])}" if field.values else ""
-    return _refusal(field.name, f"{field.name} is not supported; leave it out{neutral}", "nothing")
+    return _refusal(field.name, f"{field.name} is {field.goes}; leave it out{neutral}", "nothing")
 
 
 def _unknown(

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -11,6 +11,7 @@ from baton.api.backend import Backend, ModelInfo
 from baton.api.body import Body, ListOf
 from baton.api.chat_schema import Message, Tool, template_message
 from baton.api.errors import refused
+from baton.api.field_table import FieldPlace
 from baton.api.prepared import Prepared
 from baton.api.request_body import BodyReader
 from baton.api.text_service import TextService, check_ids, served_model
@@ -21,6 +22,8 @@ PART_BYTES = 1 << 18
 
 class TokenizeBody(Body):
     """A text, or a conversation that the chat template turns into one."""
+
+    place: ClassVar[FieldPlace | None] = FieldPlace.TOKENIZE
 
     model: str | None = None
     prompt: str | None = None
@@ -75,6 +78,8 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
+    place: ClassVar[FieldPlace | None] = FieldPlace.DETOKENIZE
+
     model: str | None = None
     tokens: ListOf[int]
 

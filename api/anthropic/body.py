@@ -1,7 +1,7 @@
 """The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -10,6 +10,7 @@ from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf
 from baton.api.chat_schema import ChatBody
 from baton.api.errors import refused, shorten
+from baton.api.field_table import FieldPlace
 from baton.api.prepared import Prepared
 from baton.api.schema import make_body
 from baton.api.text_service import TextService
@@ -17,6 +18,8 @@ from baton.api.text_service import TextService
 
 class MessagesTool(Body):
     """A tool of the client's. Other types are Anthropic's own services."""
+
+    place: ClassVar[FieldPlace | None] = FieldPlace.MESSAGES_TOOL
 
     name: str
     type: str | None = None  # None, "custom"
@@ -28,33 +31,45 @@ class MessagesTool(Body):
 
 
 class MessagesToolChoice(Body):
+    place: ClassVar[FieldPlace | None] = FieldPlace.MESSAGES_CHOICE
+
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool = False
 
 
 class OutputFormat(Body):
+    place: ClassVar[FieldPlace | None] = FieldPlace.MESSAGES_FORMAT
+
     type: Literal["json_schema"]
     content: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(Body):
+    place: ClassVar[FieldPlace | None] = FieldPlace.MESSAGES_OUTPUT
+
     format: OutputFormat | None = None
     effort: str | None = None
 
 
 class Thinking(Body):
+    place: ClassVar[FieldPlace | None] = FieldPlace.MESSAGES_THINKING
+
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
     display: str | None = None
 
 
 class MessagesMetadata(Body):
+    place: ClassVar[FieldPlace | None] = FieldPlace.MESSAGES_METADATA
+
     user_id: str | None = None
 
 
 class ConversationBody(Body):
     """The fields that the prompt is made of."""
+
+    place: ClassVar[FieldPlace | None] = FieldPlace.COUNT_TOKENS
 
     model: str | None = None
     messages: ListOf[dict[str, Any]]
@@ -116,6 +131,8 @@ class ConversationBody(Body):
 
 class MessagesBody(ConversationBody):
     """Anthropic's fields, then Baton's own of the other endpoints."""
+
+    place: ClassVar[FieldPlace | None] = FieldPlace.MESSAGES
 
     max_tokens: int
     stream: bool | None = None

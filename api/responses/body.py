@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -10,6 +10,7 @@ from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf
 from baton.api.chat_schema import ChatBody
 from baton.api.errors import refused, shorten
+from baton.api.field_table import FieldPlace
 from baton.api.prepared import Prepared
 from baton.api.responses.input_items import messages_of
 from baton.api.schema import SamplingFields, make_body
@@ -48,17 +49,23 @@ class TextFormat(BaseModel):
 
 
 class TextOptions(Body):
+    place: ClassVar[FieldPlace | None] = FieldPlace.RESPONSES_TEXT
+
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
 class ReasoningOptions(Body):
+    place: ClassVar[FieldPlace | None] = FieldPlace.RESPONSES_REASONING
+
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
 
 
 class ResponseStreamOptions(Body):
+    place: ClassVar[FieldPlace | None] = FieldPlace.RESPONSES_STREAM
+
     include_obfuscation: bool | None = None
 
 
@@ -76,6 +83,8 @@ class ResponsesBody(SamplingFields):
     Large because each field is a name of OpenAI's API.
     """
 
+    place: ClassVar[FieldPlace | None] = FieldPlace.RESPONSES
+
     model: str | None = None
     input: str | ListOf[dict[str, Any]]
     instructions: str | None = None
@@ -89,11 +98,6 @@ class ResponsesBody(SamplingFields):
     reasoning: ReasoningOptions | None = None
     top_logprobs: int | None = None
     include: ListOf[str] | None = None
-    truncation: str | None = None
-    background: bool | None = None
-    previous_response_id: str | None = None
-    conversation: str | dict[str, Any] | None = None
-    prompt: dict[str, Any] | None = None
 
     store: bool | None = None
     metadata: dict[str, Any] | None = None
@@ -101,6 +105,7 @@ class ResponsesBody(SamplingFields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     service_tier: str | None = None
     max_tool_calls: int | None = None
 
@@ -113,17 +118,6 @@ class ResponsesBody(SamplingFields):
 
     def check(self) -> None:
         """Refuse what this server lacks. Raises `ApiError`."""
-        if self.previous_response_id is not None:
-            raise refused(
-                "previous_response_id",
-                "responses are not stored here; leave previous_response_id out, and send the whole "
-                "conversation in input",
-            )
-        for name in ("conversation", "prompt", "background"):
-            if self.__dict__[name]:
-                raise refused(name, f"{name} is not supported; leave it out")
-        if self.truncation not in (None, "disabled"):
-            raise refused("truncation", "truncation is not supported; expected 'disabled'")
         for number, tool in enumerate(self.tools or ()):
             if tool.type != "function" or tool.name is None:
                 raise refused(

@@ -2,9 +2,13 @@
 November 2026: vLLM's and SGLang's protocol classes. OpenAI's come from its client."""
 
 from collections.abc import Mapping
+from typing import get_type_hints
 
+from anthropic.types import message_count_tokens_params as anthropic_count
+from anthropic.types import message_create_params as anthropic_messages
 from openai.types import completion_create_params as openai_completions
 from openai.types.chat import completion_create_params as openai_chat
+from openai.types.responses import response_create_params as openai_responses
 
 from baton.api.field_table import FieldPlace
 
@@ -25,6 +29,10 @@ _VLLM_CHAT = """
 messages top_logprobs max_completion_tokens tools tool_choice reasoning_effort include_reasoning
 parallel_tool_calls add_generation_prompt continue_final_message documents chat_template
 chat_template_kwargs media_io_kwargs mm_processor_kwargs return_prompt_text
+"""
+_VLLM_TOKENIZE = """
+model prompt add_special_tokens return_token_strs messages add_generation_prompt
+continue_final_message chat_template chat_template_kwargs mm_processor_kwargs tools
 """
 _SGLANG_BOTH = """
 model frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream
@@ -79,6 +87,15 @@ KNOWN: Mapping[FieldPlace, frozenset[str]] = {
         (_VLLM_BOTH + _VLLM_CHAT + _SGLANG_BOTH + _SGLANG_CHAT).split()
         + _openai(openai_chat).split()
     ),
+    FieldPlace.RESPONSES: frozenset(
+        [*get_type_hints(openai_responses.ResponseCreateParamsBase), "stream"]
+    ),
+    FieldPlace.MESSAGES: frozenset(
+        [*get_type_hints(anthropic_messages.MessageCreateParamsBase), "stream"]
+    ),
+    FieldPlace.COUNT_TOKENS: frozenset(get_type_hints(anthropic_count.MessageCountTokensParams)),
+    FieldPlace.TOKENIZE: frozenset(_VLLM_TOKENIZE.split()),
+    FieldPlace.DETOKENIZE: frozenset(["model", "tokens"]),
     FieldPlace.GENERATE: frozenset(_SGLANG_GENERATE.split()),
     FieldPlace.SAMPLING: frozenset(_SGLANG_SAMPLING.split()),
     FieldPlace.STREAM_OPTIONS: frozenset(

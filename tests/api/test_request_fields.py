@@ -10,6 +10,7 @@ from api.known_fields import KNOWN
 from fake_backend import Connect, FakeBackend
 from requests_table import PAGE, with_tables
 
+from baton.api.anthropic import body as anthropic
 from baton.api.body import Body
 from baton.api.chat_schema import ChatBody
 from baton.api.completion_schema import CompletionBody
@@ -19,9 +20,11 @@ from baton.api.native import native_routes
 from baton.api.native_admin import AbortBody
 from baton.api.native_schema import GenerateBody, NativeSampling
 from baton.api.request_fields import BY_PLACE, UnknownFields
+from baton.api.responses import body as responses
 from baton.api.schema import StreamOptions
 from baton.api.structured import JsonSchema, ResponseFormat, StructuredOutputs
 from baton.api.text_service import TextService
+from baton.api.tokens import DetokenizeBody, TokenizeBody
 
 BODIES: dict[FieldPlace, type[Body]] = {
     FieldPlace.COMPLETIONS: CompletionBody,
@@ -33,6 +36,20 @@ BODIES: dict[FieldPlace, type[Body]] = {
     FieldPlace.JSON_SCHEMA: JsonSchema,
     FieldPlace.STRUCTURED: StructuredOutputs,
     FieldPlace.ABORT: AbortBody,
+    FieldPlace.RESPONSES: responses.ResponsesBody,
+    FieldPlace.RESPONSES_TEXT: responses.TextOptions,
+    FieldPlace.RESPONSES_REASONING: responses.ReasoningOptions,
+    FieldPlace.RESPONSES_STREAM: responses.ResponseStreamOptions,
+    FieldPlace.MESSAGES: anthropic.MessagesBody,
+    FieldPlace.COUNT_TOKENS: anthropic.ConversationBody,
+    FieldPlace.MESSAGES_TOOL: anthropic.MessagesTool,
+    FieldPlace.MESSAGES_CHOICE: anthropic.MessagesToolChoice,
+    FieldPlace.MESSAGES_THINKING: anthropic.Thinking,
+    FieldPlace.MESSAGES_OUTPUT: anthropic.OutputConfig,
+    FieldPlace.MESSAGES_FORMAT: anthropic.OutputFormat,
+    FieldPlace.MESSAGES_METADATA: anthropic.MessagesMetadata,
+    FieldPlace.TOKENIZE: TokenizeBody,
+    FieldPlace.DETOKENIZE: DetokenizeBody,
 }
 SCHEMA = {"type": "object"}
 EBNF = 'root ::= "a"'
@@ -63,6 +80,39 @@ EXAMPLES: dict[str, Any] = {
     "type": "text", "schema": SCHEMA, "json": SCHEMA, "choice": ["a"], "grammar": EBNF,
     "json_object": True, "include_usage": True,
 }  # fmt: skip
+_TOOL = {"name": "f", "input_schema": SCHEMA}
+# Where a name means something else, or a label has a type.
+AT: dict[FieldPlace, dict[str, Any]] = {
+    FieldPlace.RESPONSES: {
+        "input": "hello", "instructions": "be brief", "max_output_tokens": 3,
+        "text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"},
+        "include": ["message.output_text.logprobs"], "stream_options": {}, "user": "ada",
+        "metadata": {"a": "b"}, "store": False, "safety_identifier": "a", "prompt_cache_key": "a",
+        "prompt_cache_retention": "24h", "prompt_cache_options": {}, "max_tool_calls": 2,
+    },
+    FieldPlace.RESPONSES_TEXT: {"format": {"type": "json_object"}},
+    FieldPlace.RESPONSES_REASONING: {"effort": "low"},
+    FieldPlace.RESPONSES_STREAM: {"include_obfuscation": True},
+    FieldPlace.MESSAGES: {
+        "system": "be brief", "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"},
+        "output_config": {"effort": "low"}, "metadata": {"user_id": "ada"},
+        "stop_sequences": ["x"], "cache_control": {"type": "ephemeral"},
+    },
+    FieldPlace.MESSAGES_TOOL: {
+        "name": "f", "description": "d", "input_schema": SCHEMA, "type": "custom", "strict": True,
+        "cache_control": {}, "eager_input_streaming": True,
+    },
+    FieldPlace.MESSAGES_CHOICE: {
+        "type": "tool", "name": "f", "disable_parallel_tool_use": True,
+    },
+    FieldPlace.MESSAGES_THINKING: {"type": "enabled", "budget_tokens": 9, "display": "omitted"},
+    FieldPlace.MESSAGES_OUTPUT: {"format": {"type": "json_schema", "schema": SCHEMA}},
+    FieldPlace.MESSAGES_FORMAT: {"type": "json_schema"},
+    FieldPlace.MESSAGES_METADATA: {"user_id": "ada"},
+    FieldPlace.TOKENIZE: {"return_token_strs": True},
+    FieldPlace.DETOKENIZE: {"tokens": [5, 6]},
+}  # fmt: skip
+AT[FieldPlace.COUNT_TOKENS] = AT[FieldPlace.MESSAGES]
 WITH: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "top_logprobs": {"logprobs": True},
@@ -75,6 +125,18 @@ NEEDED = {
     (FieldPlace.RESPONSE_FORMAT, "type"),
     (FieldPlace.JSON_SCHEMA, "schema"),
     (FieldPlace.ABORT, "rid"),
+    (FieldPlace.RESPONSES, "input"),
+    (FieldPlace.MESSAGES, "messages"),
+    (FieldPlace.MESSAGES, "max_tokens"),
+    (FieldPlace.COUNT_TOKENS, "messages"),
+    (FieldPlace.MESSAGES_TOOL, "name"),
+    (FieldPlace.MESSAGES_CHOICE, "type"),
+    (FieldPlace.MESSAGES_CHOICE, "name"),  # of the type tool
+    (FieldPlace.MESSAGES_THINKING, "type"),
+    (FieldPlace.MESSAGES_FORMAT, "type"),
+    (FieldPlace.MESSAGES_FORMAT, "schema"),
+    (FieldPlace.TOKENIZE, "prompt"),
+    (FieldPlace.DETOKENIZE, "tokens"),
 }
 
 
@@ -108,7 +170,42 @@ def body_of(place: FieldPlace, fields: dict[str, Any]) -> tuple[str, dict[str, A
             inner = {"structured_outputs": ({"regex": "a"} if only is None else {}) | fields}
         case FieldPlace.ABORT:
             return place.value, {"rid": "none"} | fields
+        case FieldPlace.TOKENIZE:
+            prompt = {} if fields.get("messages") else {"prompt": "hello"}
+            return place.value, prompt | fields
+        case FieldPlace.DETOKENIZE:
+            return place.value, {"tokens": [5]} | fields
+        case _ if place.startswith(FieldPlace.RESPONSES):
+            return _nested(place, {"input": "hello", "max_output_tokens": 2}, fields)
+        case FieldPlace.COUNT_TOKENS:
+            return place.value, {"messages": EXAMPLES["messages"]} | fields
+        case _:
+            return _nested(place, {"messages": EXAMPLES["messages"], "max_tokens": 2}, fields)
     return FieldPlace.COMPLETIONS.value, completion | inner
+
+
+def _nested(
+    place: FieldPlace, body: dict[str, Any], fields: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Return the path and body of a request that has `fields` in an object of `body`."""
+    path, _, name = place.partition(": ")
+    match name:
+        case "":
+            return path, body | fields
+        case "stream_options":
+            body |= {"stream": True}
+        case "tools":
+            none = {"type": "none"}
+            return path, body | {"tools": [_TOOL | fields], "tool_choice": none}
+        case "tool_choice":
+            tools = {"tools": [_TOOL]}
+            return path, body | tools | {name: {"type": "tool", "name": "f"} | fields}
+        case "thinking":
+            fields = {"type": "enabled"} | fields
+        case "output_config.format":
+            form = {"type": "json_schema", "schema": SCHEMA} | fields
+            return path, body | {"output_config": {"format": form}}
+    return path, body | {name: fields}
 
 
 @pytest.fixture
@@ -153,22 +250,29 @@ async def test_each_field_works_or_is_accepted_or_refused(
 ) -> None:
     async with connect() as client:
         for field in BY_PLACE[place].values():
-            for value, legal in values_of(field):
-                more = WITH.get(field.name, {}) if field.kind is FieldClass.WORKS else {}
+            for value, legal in values_of(field, place):
+                alone = field.kind is not FieldClass.WORKS or place is FieldPlace.RESPONSES
+                more = {} if alone else WITH.get(field.name, {})
                 reply = await post(client, place, more | {field.name: value})
                 where = f"{place} {field.name} = {value!r}: {reply.text}"
                 assert reply.status_code == (200 if legal else 400), where
                 if not legal:
                     error = reply.json()["error"]
-                    assert error["param"].split(".")[-1] == field.name, where
+                    if not place.startswith(
+                        "/v1/messages"
+                    ):  # Anthropic's errors have no such field
+                        assert error["param"].split(".")[-1] == field.name, where
+                    assert field.name in error["message"], where
                     assert field.kind is FieldClass.LABEL or "not supported" in error["message"]
             reply = await post(client, place, {field.name: None})
             missing = (place, field.name) in NEEDED
             assert reply.status_code == (400 if missing else 200), f"{field.name}: {reply.text}"
 
 
-def values_of(field: RequestField) -> list[tuple[object, bool]]:
+def values_of(field: RequestField, place: FieldPlace) -> list[tuple[object, bool]]:
     """Return values of a field, and whether they are accepted."""
+    if field.kind is not FieldClass.NEUTRAL and field.name in AT.get(place, {}):
+        return [(AT[place][field.name], True)]
     if field.kind is FieldClass.WORKS:
         return [(EXAMPLES[field.name], True)]
     if field.kind is FieldClass.LABEL and not field.values:

@@ -29,6 +29,11 @@ USER = [{"role": "user", "content": "hello"}]
 # The names of parameters that an endpoint calls otherwise, and those that it lacks.
 COMPLETIONS = {"prompt_logprobs_start": None, "logprob_token_ids": None}
 CHAT = COMPLETIONS | {"logprobs": "top_logprobs"}
+RESPONSES = COMPLETIONS | {
+    "logprobs": "top_logprobs", "max_tokens": "max_output_tokens", "prompt_logprobs": None,
+}  # fmt: skip
+MESSAGES = {name: name for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed")}
+MESSAGES["stop"] = "stop_sequences"
 TOKENIZER_SIZE = toy_tokenizer.byte_level().get_vocab_size()
 OF_THE_VOCABULARY = {"stop_token_ids", "logprob_token_ids", "allowed_token_ids", "logit_bias"}
 NATIVE = {"min_tokens": "min_new_tokens", "max_tokens": "max_new_tokens"}
@@ -92,6 +97,21 @@ async def verdicts(
                 return None
             return await post(CHAT_PATH, body | together_with(name))
 
+        async def responses(name: str, value: object) -> bool | None:
+            field = RESPONSES.get(name, name)
+            if field is None or unsaid(name, value):
+                return None
+            more = {RESPONSES.get(key, key): each for key, each in together_with(name).items()}
+            return await post(
+                "/v1/responses", {"input": "hello", "max_output_tokens": 9, field: value} | more
+            )
+
+        async def messages(name: str, value: object) -> bool | None:
+            field = MESSAGES.get(name)
+            if field is None:
+                return None
+            return await post("/v1/messages", {"messages": USER, "max_tokens": 9, field: value})
+
         async def native(name: str, value: object) -> bool | None:
             if name == "prompt_logprobs_start" and value == -1:
                 return None  # SGLang's word for none
@@ -136,6 +156,8 @@ async def verdicts(
         yield {
             "/v1/completions": completions,
             CHAT_PATH: chat,
+            "/v1/responses": responses,
+            "/v1/messages": messages,
             "/generate": native,
             "gRPC": over_grpc,
             "engine": in_process,
