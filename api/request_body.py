@@ -52,6 +52,7 @@ class BodyReader:
                     parts.clear()
                     async for each in chunks:
                         file.write(each)
+                        await self.large.pace.took(len(each))
                     parse = self._parse(self.large, kind, file)
                     return await unless_disconnected(request.receive, parse)
         return parse_body(kind, b"".join(parts), self.unknown)

@@ -5,6 +5,7 @@ socket ends. `process` has the other end.
 """
 
 import asyncio
+import contextlib
 import os
 import pickle
 import resource
@@ -58,14 +59,18 @@ def main() -> None:
         while (job := _next_job(end)) is not None:
             done = pickle.dumps(runner.run(_done(text, *job)))
             del job
-            end.sendall(LENGTH.pack(len(done)))
-            end.sendall(done)
+            with contextlib.suppress(ConnectionError):  # the server has left
+                end.sendall(LENGTH.pack(len(done)))
+                end.sendall(done)
             del done
 
 
 def _next_job(end: socket.socket) -> tuple[Job, bytes] | None:
     """Return the next job with its data; None at the end of the socket."""
-    head, files, _, _ = socket.recv_fds(end, LENGTH.size, 1)
+    try:
+        head, files, _, _ = socket.recv_fds(end, LENGTH.size, 1)
+    except ConnectionError:  # it left without reading the last result
+        return None
     if not head:
         return None
     (size,) = LENGTH.unpack(head)

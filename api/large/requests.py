@@ -6,6 +6,7 @@ from pathlib import Path
 from baton.api.errors import invalid
 from baton.api.large.held_bytes import BodyFile, HeldBytes
 from baton.api.large.job import EncodeJob, Parsed, ParseJob
+from baton.api.large.pace import Pace
 from baton.api.large.process import SHORT_BYTES, LargeRequestProcess
 
 
@@ -15,6 +16,8 @@ class LargeRequests:
     def __init__(self, folder: Path) -> None:
         """folder: the tokenizer's."""
         self._held = HeldBytes()
+        self.pace = Pace()
+        """That of receiving large bodies."""
         self._short = LargeRequestProcess(folder)
         self._long = LargeRequestProcess(folder)
 

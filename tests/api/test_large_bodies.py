@@ -163,7 +163,7 @@ async def test_a_client_that_leaves_while_its_body_waits_costs_nothing(
     held, long = text.large._held, text.large._long
     async with serve() as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         first = asyncio.create_task(client.post("/tokenize", json=LONG))
-        await until(lambda: long._turns._taken)
+        await until(lambda: long._turns._taken and long._child is not None)
         before = long._child
         second = asyncio.create_task(client.post("/tokenize", json=LONG))
         await until(lambda: len(long._turns._waiting) == 1)
@@ -183,7 +183,7 @@ async def test_a_client_that_leaves_while_its_body_is_read_ends_that(
     held, long = text.large._held, text.large._long
     async with serve() as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         task = asyncio.create_task(client.post("/tokenize", json=LONG))
-        await until(lambda: long._turns._taken)
+        await until(lambda: long._turns._taken and long._child is not None)
         before = long._child
         task.cancel()
         await until(lambda: held.files == 0)

@@ -1,6 +1,7 @@
 """The process that reads large requests: one job at a time, the smallest first."""
 
 import asyncio
+import time
 from array import array
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ import pytest
 
 from baton.api.large.held_bytes import BodyFile, HeldBytes
 from baton.api.large.job import EncodeJob
+from baton.api.large.pace import BURST_S, BYTES_PER_S, Pace
 from baton.api.large.process import SHORT_BYTES, LargeRequestProcess
 from baton.api.large.requests import LargeRequests
 from baton.api.large.turns import Turns
@@ -138,3 +140,9 @@ async def test_a_turn_that_comes_with_a_cancel_is_passed_on() -> None:
     leaving.cancel()  # it has the turn, and has not run since
     await asyncio.wait_for(staying, 60)
     assert leaving.cancelled() and not first.is_set() and second.is_set()
+
+
+async def test_large_bodies_are_received_at_a_pace() -> None:
+    pace, began = Pace(), time.monotonic()
+    await asyncio.gather(*(pace.took(1 << 20) for _ in range(10)))
+    assert time.monotonic() - began >= (10 << 20) / BYTES_PER_S - BURST_S
