@@ -20,6 +20,17 @@ MAX_PRIORITY = 1000
 
 
 @dataclass(frozen=True)
+class ThinkingBudget:
+    """The bound on an answer's reasoning. `BudgetedBackend` keeps it."""
+
+    tokens: int
+    begun: bool  # the prompt ends inside the reasoning
+    begin: str  # the marks round reasoning
+    end: str
+    closing_ids: tuple[int, ...]  # the tokens that end reasoning which has spent its budget
+
+
+@dataclass(frozen=True)
 class GenerateRequest:
     """A request for one answer to one prompt. The backend may make several attempts at it."""
 
@@ -33,6 +44,7 @@ class GenerateRequest:
     deadline: Deadline | None = None  # the backend ends the request then; None: a limit of its own
     # Only requests of one salt share cached prefixes; see `core.cache_salt`.
     cache_salt: bytes = field(default=SHARED, repr=False)
+    thinking: ThinkingBudget | None = None  # None: reasoning is bounded by max_tokens alone
 
     def is_meant(self, name: str | None, owner: str | None) -> bool:
         """Return True if an abort of `name`, on behalf of `owner`, is for this request.

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from baton.api.access import admit
 from baton.api.answers import AnswerDelta, stream_answers
-from baton.api.backend import Backend, ModelInfo
+from baton.api.backend import Backend, ModelInfo, ThinkingBudget
 from baton.api.chat_schema import ChatBody
 from baton.api.deadline import within
 from baton.api.errors import refused
@@ -71,8 +71,13 @@ class ChatTurns:
     backend: Backend
     text: TextService
 
-    async def begin(self, request: Request, body: ChatBody) -> ChatTurn:
-        """Return a turn whose answers begin when its deltas are read. Raises `ApiError`."""
+    async def begin(
+        self, request: Request, body: ChatBody, *, thinking_tokens: int | None = None
+    ) -> ChatTurn:
+        """Return a turn whose answers begin when its deltas are read. Raises `ApiError`.
+
+        thinking_tokens: the most of the reasoning; None: no bound of its own.
+        """
         deadline = deadline_of(request, body.timeout)
         body.check()
         rule = body.tool_rule()
@@ -85,12 +90,26 @@ class ChatTurns:
         sampling = replace(_sampling(body, body.room(ids, model)), grammar=grammar)
         self.text.check_sampling(sampling, model)
         requests = make_requests(ids, sampling, body.choices, labels_of(request, body, deadline))
+        if thinking_tokens is not None and grammar is None:  # else there is no reasoning
+            budget = self._budget(thinking_tokens, prompt.thinking)
+            requests = [replace(each, thinking=budget) for each in requests]
         admit(request, requests)
         deltas = stream_answers(
             self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens
         )
         parsers = [self._parser(body, rule, prompt, grammar) for _ in requests]
         return ChatTurn(model, len(ids), parsers, deltas, body.parallel_tool_calls)
+
+    def _budget(self, tokens: int, begun: bool) -> ThinkingBudget:
+        form = self.text.reasoning
+        if form is None:
+            raise refused(
+                "thinking.budget_tokens",
+                "this model's chat template has no marks of reasoning, so that it cannot be "
+                "bounded; leave budget_tokens out",
+            )
+        closing = self.text.tokenizer.encode(f"\n{form.end}\n\n", add_special_tokens=False)
+        return ThinkingBudget(tokens, begun, form.begin, form.end, tuple(closing))
 
     def _grammar(self, body: ChatBody, rule: ToolRule | None) -> tuple[Grammar | None, str]:
         """Return the grammar of the answer, and the field to name if it cannot be used."""

@@ -19,6 +19,7 @@ from baton.api.key_gate import KeyGate
 from baton.api.keys import Key, KeyScope
 from baton.api.native import native_routes
 from baton.api.text_service import TextService
+from baton.api.thinking_budget import BudgetedBackend
 from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.router.client_guard import ClientGuard
@@ -117,7 +118,8 @@ class RouterServer:
             _equal if keys is None else keys.keyring.share_of,
             dump,
         )
-        served = backend if keys is None else CountedBackend(backend, keys.accounts)
+        budgeted = BudgetedBackend(backend, tokenizer)
+        served = budgeted if keys is None else CountedBackend(budgeted, keys.accounts)
         opening.push_async_callback(self._stop_tasks)
         registry = RegistryServicer(table, router_id, config.lease_ms)
         grpc_server = GrpcServer(

@@ -150,6 +150,17 @@ class MessagesBody(ConversationBody):
     routed_dp_rank: int | None = None
     cache_salt: str | None = None  # only requests of the same salt share cached prefixes
 
+    def thinking_tokens(self) -> int | None:
+        """Return the most tokens of reasoning; None: as many as the answer may have. Raises
+        `ApiError`."""
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        if budget is not None and budget < 1:
+            raise refused(
+                "thinking.budget_tokens",
+                f"thinking.budget_tokens is {budget}; expected 1 or more",
+            )
+        return None if budget is None or budget >= self.max_tokens else budget
+
     def whole_chat_body(self) -> ChatBody:
         """Return the same request to chat completions. Raises `ApiError`."""
         alike = (

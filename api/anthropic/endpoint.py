@@ -27,7 +27,8 @@ class MessagesEndpoint:
 
     async def post(self, request: Request) -> Response:
         body = await self.bodies.read(request, MessagesBody)
-        turn = await self.turns.begin(request, body.whole_chat_body())
+        budget = body.thinking_tokens()
+        turn = await self.turns.begin(request, body.whole_chat_body(), thinking_tokens=budget)
         writer = MessageWriter(turn.model.model_id, turn.prompt_tokens)
         if body.stream:
             events = _events(turn, writer)

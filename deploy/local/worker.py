@@ -19,6 +19,7 @@ from baton.api.http import MetricsPage, make_app
 from baton.api.key_gate import KeyGate
 from baton.api.native import native_routes
 from baton.api.text_service import TextService
+from baton.api.thinking_budget import BudgetedBackend
 from baton.core.address import join_host_port
 from baton.core.role import Role
 from baton.decode.service import DecodeService
@@ -115,7 +116,7 @@ class LocalWorker:
             metrics = ClientMetrics("worker", self._context.metrics.registry, labels, self._of_keys)
             guard = ClientGuard.make(clients.limits, metrics)
             keys: KeyGate | None = None
-            served: Backend = self.backend
+            served: Backend = BudgetedBackend(self.backend, tokenizer)
             if clients.api_keys is not None:
                 keys = KeyGate.open(clients.api_keys, (), clients.limits, metrics)
                 served = CountedBackend(served, keys.accounts)

@@ -10,13 +10,10 @@ from baton.api.client_metrics import ClientMetrics
 from baton.api.errors import too_many
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
+from baton.router.http.buffered_protocol import READ_BYTES
 
 SHED = 32
 """Connections beyond the limit that are accepted to say so, and for `/health`."""
-
-READ_BYTES = 64 << 10
-"""The most bytes of one read. The 256 KiB that asyncio and uvloop read by themselves hold the loop
-up for 0.1 s where 50 clients begin to send large bodies together."""
 
 
 class Guarded(Protocol):

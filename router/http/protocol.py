@@ -1,10 +1,7 @@
 """uvicorn's HTTP protocol with deadlines and limits, of which it has those for idle connections
 alone."""
 
-import asyncio
-import contextlib
 import logging
-import os
 import time
 from enum import Enum, auto
 from typing import Any
@@ -12,7 +9,6 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
-    HttpToolsProtocol,
     RequestResponseCycle,
 )
 
@@ -22,14 +18,13 @@ from baton.api.request_ids import HEADER, id_in_headers
 from baton.api.sse import PARTS
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.router.http.connection_table import READ_BYTES, Connection, ConnectionTable
+from baton.router.http.buffered_protocol import BufferedHttp
+from baton.router.http.connection_table import Connection, ConnectionTable
 from baton.router.http.part_writer import CyclePartWriter
 
 MAX_HEADERS = 128
 PROGRESS_BYTES = 16 << 10
 """A client that reads so much has another `write_s` to read on: a large reply takes its time."""
-MAX_UNREAD = 512 << 10
-"""The most bytes that are read and dropped before a connection is closed."""
 MAX_PIPELINED = 8
 """Requests that a connection may send ahead of their answers."""
 
@@ -45,13 +40,16 @@ class _Reading(Enum):
     BODY = auto()
 
 
-class GuardedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
-    """One connection. `check` enforces its deadlines; the caller calls it every now and then."""
+class GuardedHttp(BufferedHttp):
+    """One connection. `check` enforces its deadlines; the caller calls it every now and then.
+
+    Large because most methods are names that asyncio, the parser or uvicorn calls.
+    """
 
     def __init__(
         self, place: Connection, table: ConnectionTable, limits: ClientLimits, **given: Any
     ) -> None:
-        super().__init__(**given)
+        super().__init__(table.buffer, **given)
         self.logger = log
         self.timeout_keep_alive = limits.idle_s  # type: ignore[assignment]  # any float will do
         self._place = place
@@ -83,12 +81,6 @@ class GuardedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._table.buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(self._table.buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         if self._reading is _Reading.NOTHING:
@@ -234,17 +226,8 @@ class GuardedHttp(HttpToolsProtocol, asyncio.BufferedProtocol):
         if self._reading is _Reading.BODY:
             self.cycle.disconnected = True  # its application hears that the client is gone
             self.cycle.message_event.set()
-        self._drop_unread()
+        self.drop_unread()
         self.transport.close()
-
-    def _drop_unread(self) -> None:
-        """Read what has come, unseen: a socket that is closed with unread bytes is reset, and its
-        client may lose the reply."""
-        number = self.transport.get_extra_info("socket").fileno()
-        with contextlib.suppress(OSError):  # nothing more is there
-            for _ in range(MAX_UNREAD // READ_BYTES):
-                if not os.readv(number, [self._table.buffer]):
-                    break
 
     @property
     def _may_reply(self) -> bool:

@@ -1,0 +1,158 @@
+"""A `Backend` that ends the reasoning of an answer once it has spent its budget of tokens."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from baton.api.backend import (
+    Backend,
+    GenerateRequest,
+    Health,
+    ModelInfo,
+    ThinkingBudget,
+    TokenEvent,
+)
+from baton.api.requests import new_request_id
+from baton.core.finish import Finished
+from baton.text.detokenizer import make_detokenizer
+from baton.text.tokenizer import Tokenizer
+
+
+class BudgetedBackend:
+    """`backend`, with budgets of reasoning.
+
+    A request whose reasoning goes on beyond its budget is stopped, and goes on as another one,
+    whose prompt ends with the reasoning so far and the mark of its end. Penalties for repetition
+    count what came before as prompt. Most of that prompt is in the prefix cache.
+    """
+
+    def __init__(self, backend: Backend, tokenizer: Tokenizer) -> None:
+        self._backend = backend
+        self._tokenizer = tokenizer
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Finished, None]:
+        if request.thinking is None:
+            return self._backend.generate(request)
+        return self._limited(request, request.thinking)
+
+    async def _limited(
+        self, request: GenerateRequest, budget: ThinkingBudget
+    ) -> AsyncGenerator[TokenEvent | Finished, None]:
+        meter = _Meter(self._tokenizer, budget)
+        given: list[int] = []
+        async with aclosing(self._backend.generate(request)) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    yield event
+                    return
+                kept = meter.push(event.token_ids)
+                given += event.token_ids[:kept]
+                if meter.spent and _room(request, given, budget) > 0:
+                    yield event._replace(
+                        token_ids=event.token_ids[:kept], logprobs=event.logprobs[:kept]
+                    )
+                    break
+                given += event.token_ids[kept:]
+                yield event
+        await self._backend.cancel(request.request_id)
+        yield TokenEvent(len(given), budget.closing_ids)
+        async for event in self._rest(request, budget, given):
+            yield event
+
+    async def _rest(
+        self, request: GenerateRequest, budget: ThinkingBudget, given: Sequence[int]
+    ) -> AsyncGenerator[TokenEvent | Finished, None]:
+        """Yield the events of the answer behind its reasoning."""
+        before = (*given, *budget.closing_ids)
+        sampling = request.sampling
+        rest = replace(
+            request,
+            request_id=new_request_id(),
+            client_id=request.client_id or request.request_id,  # an abort names either
+            prompt_ids=(*request.prompt_ids, *before),
+            sampling=replace(
+                sampling,
+                max_tokens=_room(request, given, budget),
+                min_tokens=max(0, sampling.min_tokens - len(before)),
+            ),
+            thinking=None,
+        )
+        async with aclosing(self._backend.generate(rest)) as events:
+            async for event in events:
+                if isinstance(event, Finished):
+                    used, prompt = event.usage, len(request.prompt_ids)
+                    usage = replace(
+                        used,
+                        prompt_tokens=prompt,
+                        completion_tokens=used.completion_tokens + len(before),
+                        cached_tokens=min(used.cached_tokens, prompt),
+                    )
+                    yield replace(event, usage=usage)
+                else:
+                    yield event._replace(first_index=event.first_index + len(before))
+
+    def check_room(self, owner: str | None) -> None:
+        self._backend.check_room(owner)
+
+    async def cancel(self, request_id: str) -> None:
+        await self._backend.cancel(request_id)
+
+    async def abort(self, name: str | None, owner: str | None = None) -> int:
+        return await self._backend.abort(name, owner)
+
+    async def models(self) -> Sequence[ModelInfo]:
+        return await self._backend.models()
+
+    async def server_info(self) -> Mapping[str, object]:
+        return await self._backend.server_info()
+
+    async def health(self) -> Health:
+        return await self._backend.health()
+
+    async def flush_cache(self, timeout_s: float) -> None:
+        await self._backend.flush_cache(timeout_s)
+
+
+def _room(request: GenerateRequest, given: Sequence[int], budget: ThinkingBudget) -> int:
+    """Return the tokens that an answer may have behind its reasoning."""
+    return request.sampling.max_tokens - len(given) - len(budget.closing_ids)
+
+
+class _Meter:
+    """The tokens of an answer until its reasoning ends."""
+
+    def __init__(self, tokenizer: Tokenizer, budget: ThinkingBudget) -> None:
+        self._budget = budget
+        self._detokenizer = make_detokenizer(tokenizer, skip_special_tokens=False)
+        self._text = ""  # no more than may hold a part of the next mark
+        self._open = budget.begun
+        self._over = False
+        self._tokens = 0
+
+    @property
+    def spent(self) -> bool:
+        """True if the reasoning has used the budget and has not ended."""
+        return self._open and self._tokens >= self._budget.tokens
+
+    def push(self, ids: Sequence[int]) -> int:
+        """Take tokens until the budget is spent; return their number."""
+        for number, token in enumerate(ids):
+            if self.spent:
+                return number
+            self._tokens += 1
+            if not self._over:
+                self._read(self._detokenizer.push([token]))
+        return len(ids)
+
+    def _read(self, text: str) -> None:
+        self._text += text
+        mark = self._budget.end if self._open else self._budget.begin
+        at = self._text.find(mark)
+        if at < 0:
+            self._text = self._text[-len(mark) :]
+            return
+        self._text = self._text[at + len(mark) :]
+        self._over = self._open
+        self._open = not self._open
+        if self._open:
+            self._read("")
