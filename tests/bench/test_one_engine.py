@@ -13,7 +13,7 @@ from baton.bench.one_engine.decode import decode
 from baton.bench.one_engine.prefill import prefill
 from baton.bench.one_engine.roofline import Machine
 from baton.bench.one_engine.timed_engine import TimedEngine
-from baton.bench.one_engine.tracking import tracking
+from baton.bench.one_engine.tracking import _middle, tracking
 from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import declared_weights
 from baton.kernels.torch_kernels import TORCH
@@ -64,7 +64,19 @@ def test_tracking_measures_two_intervals_in_turns(folder) -> None:
     results = found["results"]
     assert found["config"]["grids"] == [64, 256]
     assert results["tracked_64"] == 3 / 64 > results["tracked_256"]
-    assert results["tok_s_64"] > 0 and results["tok_s_256"] > 0 and results["ratio"] > 0
+    assert results["tok_s_64"] > 0 and results["tok_s_256"] > 0
+    assert results["tok_cpu_s_64"] > 0 and results["tok_cpu_s_256"] > 0
+    for key in ("ratio", "cpu_ratio"):
+        assert 0 < results[f"{key}_low"] <= results[key] <= results[f"{key}_high"]
+
+
+def test_the_interval_of_a_ratio_leaves_out_pairs_that_a_neighbour_disturbed() -> None:
+    found = _middle("ratio", [1.0] * 40 + [0.1, 0.2, 7.0, 9.0])
+    assert (found["ratio"], found["ratio_low"], found["ratio_high"]) == (1.0, 1.0, 1.0)
+    assert found["ratio_spread"] == pytest.approx(8.9)
+    halves = _middle("ratio", [0.9] * 20 + [1.1] * 20)
+    assert (halves["ratio_low"], halves["ratio_high"]) == (0.9, 1.1)
+    assert _middle("ratio", [0.5, 2.0])["ratio_low"] == 0.5
 
 
 def test_prefill_reports_every_batch_and_the_first_token(folder) -> None:
