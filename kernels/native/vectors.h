@@ -168,10 +168,10 @@ inline void sum4(Vec a, Vec b, Vec c, Vec d, float* out) {
   Vec cd = __builtin_shufflevector(c, d, LOW_PAIRS) + __builtin_shufflevector(c, d, HIGH_PAIRS);
   Vec all =
       __builtin_shufflevector(ab, cd, LOW_QUADS) + __builtin_shufflevector(ab, cd, HIGH_QUADS);
-  Quad low = __builtin_shufflevector(all, all, 0, 1, 2, 3) +
-             __builtin_shufflevector(all, all, 8, 9, 10, 11);
-  Quad high = __builtin_shufflevector(all, all, 4, 5, 6, 7) +
-              __builtin_shufflevector(all, all, 12, 13, 14, 15);
+  Vec halves = all + __builtin_shufflevector(all, all, 8, 9, 10, 11, 12, 13, 14, 15, 8, 9, 10, 11,
+                                             12, 13, 14, 15);
+  Quad low = __builtin_shufflevector(halves, halves, 0, 1, 2, 3);
+  Quad high = __builtin_shufflevector(halves, halves, 4, 5, 6, 7);
   *reinterpret_cast<Quad*>(out) = low + high;
 }
 
