@@ -27,7 +27,17 @@ class _Running:
     given: int = 0  # output tokens so far
 
     def add_to(self, message: worker_pb2.RankMessage) -> bool:
-        """Add the next token. Return True for the last one."""
+        """Add the next token. Return True for the last one.
+
+        As a real rank: the first and the last stand in parts, all others in the step's columns.
+        """
+        last = self.given + 1 == self.start.sampling.max_tokens
+        if self.start.handle and self.given and not last:
+            message.step.handles.append(self.start.handle)
+            message.step.indices.append(self.given)
+            message.step.token_ids.append(FIRST_TOKEN + self.given % TOKENS)
+            self.given += 1
+            return False
         part = message.requests.add()
         part.request_id = self.start.request_id
         part.attempt = self.start.attempt
@@ -97,7 +107,7 @@ class CannedRank(worker_pb2_grpc.RankServicer):
                 for request in list(running.values()):
                     if request.add_to(pending):
                         del running[request.start.request_id]
-                if pending.requests:
+                if running or pending.requests:
                     due.set()
 
         await context.write(worker_pb2.RankMessage(hello=self.hello))
@@ -107,7 +117,7 @@ class CannedRank(worker_pb2_grpc.RankServicer):
                 await due.wait()
                 due.clear()
                 message, pending = pending, worker_pb2.RankMessage()
-                self.sent += bool(message.requests)
+                self.sent += bool(message.requests or message.HasField("step"))
                 await context.write(message)
         finally:
             for task in tasks:

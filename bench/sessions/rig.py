@@ -46,6 +46,7 @@ class Round:
     seconds: float  # from the first request sent to the last token
     cpu_s: Mapping[str, float]  # of all routers, by thread
     answers: Sequence[StreamedAnswer]
+    messages: int  # with tokens, of all ranks to all routers
 
     def us_token(self, thread: str | None = None) -> float:
         """Return the routers' CPU time a token in microseconds; of one thread, or of all."""
@@ -66,6 +67,7 @@ class Rig:
         self._routers = routers
         self._credentials = credentials
         self._rng = rng
+        self._ranks: Child | None = None  # of the newest `ranks`
 
     @contextmanager
     def ranks(self, count: int, step_s: float, routers: int = 1) -> Iterator[None]:
@@ -77,9 +79,10 @@ class Rig:
             addresses,
             step_s,
         )
-        with child(play_ranks, plan):
+        with child(play_ranks, plan) as ranks:
             for address in self._http[:routers]:
                 _wait_for(address, lambda ready: ready == count + 1)
+            self._ranks = ranks
             yield
         for address in self._http[:routers]:
             _wait_for(address, lambda ready: ready == 0)
@@ -97,14 +100,16 @@ class Rig:
                 )
             )
 
-        before = self._cpu(routers)
+        before, sent = self._cpu(routers), self._messages()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             exchanges = runner.run(all_())
         spent = self._cpu(routers)
         spent.subtract(before)
+        messages = self._messages() - sent
         answers = [each.answer() for each in exchanges]
         seconds = max(a.ended for a in answers) - min(a.sent for a in answers)
-        return Round(sum(len(a.token_ids) for a in answers), seconds, spent, answers)
+        tokens = sum(len(a.token_ids) for a in answers)
+        return Round(tokens, seconds, spent, answers, messages)
 
     def idle_percent(self, seconds: float) -> float:
         """Return the first router's use of one core while nobody asks, in percent."""
@@ -121,6 +126,9 @@ class Rig:
     @property
     def _internal(self) -> tuple[str, ...]:
         return tuple(each.first.internal_address for each in self._routers)
+
+    def _messages(self) -> int:
+        return 0 if self._ranks is None else int(self._ranks.ask("messages"))
 
     def _cpu(self, routers: int) -> Counter[str]:
         spent: Counter[str] = Counter()

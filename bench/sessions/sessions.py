@@ -23,14 +23,15 @@ from baton.bench.contract import (
 from baton.bench.sessions.curve import Curve, Polyline, draw
 from baton.bench.sessions.mix import Lengths, draw_mix
 from baton.bench.sessions.rig import LOOP, Rig, Round, rig
+from baton.bench.sessions.router_cost import MOST_BUSY, Counted, RouterCost
 from baton.deploy.certs.cluster_credentials import cluster_credentials
 
 CONTEXT = 1 << 18  # tokens; the longest prompt of the mix fits
 IDLE_S = 3.0
 RANK_TOK_S = (500, 1000, 2000, 4000)
 """Tokens a second of one rank for which the routers are counted."""
-MOST_BUSY = 0.7
-"""The share of a core up to which a router is planned: beyond, tokens wait for each other."""
+FITTED_RANKS, FITTED_REQUESTS = 16, (1, 4, 16)
+"""The rounds from which the costs of a message and of a token are told apart."""
 
 
 @click.command("sessions")
@@ -68,9 +69,12 @@ def sessions(
 
     us_token_N: CPU of the router with N ranks; loop_us_token_N: of its event loop alone, which is
     what limits it. tok_s_router: tokens a second at which that thread would be full.
-    routers_R: routers for the last number of ranks at R tokens a second each, with the mix's
-    prompts, none busier than 0.7 of a core. The ranks are divided among them: a router that joins
-    a rank pays for a message of each of its steps.
+    message_us, token_us, request_us: of the loop for a message, a token and a request of the mix;
+    the first two are fitted to rounds with 1, 4 and 16 requests a rank. predicted_us_token_64: what
+    they say of the round with so many ranks. routers_R: routers for the last number of ranks at R
+    tokens a second each, with steps of --step-ms and requests as in the mix, none busier than 0.7
+    of a core. The ranks are divided among them: a router that joins a rank pays for a message of
+    each of its steps.
     """
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")
@@ -85,9 +89,9 @@ def sessions(
         ):
             rounds = [plan.measured(up, random.Random(seed + i)) for i in range(repeats)]
     results = summarise(rounds)
-    results |= _routers_needed(results, counts[-1])
+    results |= _routers_needed(results, counts[-1], step_ms / 1000)
     if svg is not None:
-        svg.write_text(draw(_curves(results, counts)))
+        svg.write_text(draw(_curves(results, counts, step_ms / 1000)))
     settings = {
         "requests_a_rank": requests,
         "step_ms": step_ms,
@@ -117,13 +121,19 @@ class _Plan:
             with up.ranks(count, self.step_s):
                 if count == self.counts[-1]:
                     found["idle_cpu_pct"] = up.idle_percent(IDLE_S)
-                found |= _named(up.play(self._even(count)), f"_{count}")
+                even = up.play(self._even(count))
+                found |= _named(even, f"_{count}")
         most = self.counts[-1]
+        cost = self._cost(up)
+        found |= {"message_us": cost.message_us, "token_us": cost.token_us}
+        found[f"predicted_us_token_{most}"] = cost.of(even.messages, even.tokens) / even.tokens
         with up.ranks(most, self.step_s, routers=2):
             found |= _named(up.play(self._even(most), routers=2), f"_{most}_two_routers")
         with up.ranks(most, self.step_s):
             mix = draw_mix(self.trace, self.mix_requests, rng)
-            found |= _named(up.play(mix), "_mix")
+            played = up.play(mix)
+            found |= _named(played, "_mix")
+            found["request_us"] = cost.request_us(_counted(played))
             found["mix_prompt_tokens"] = sum(each.prompt for each in mix) / len(mix)
             found["mix_answer_tokens"] = sum(each.answer for each in mix) / len(mix)
         with up.ranks(most, self.step_s / 8):
@@ -131,6 +141,15 @@ class _Plan:
             found |= {"tok_s_full": full.tok_s, "offered_tok_s_full": self._offered(most) * 8}
         found["tok_s_router"] = 1e6 / found[f"loop_us_token_{most}"]
         return found
+
+    def _cost(self, up: Rig) -> RouterCost:
+        """Measure what a message and a token cost a router."""
+        rounds = []
+        for requests in FITTED_REQUESTS:
+            with up.ranks(FITTED_RANKS, self.step_s):
+                shape = [Lengths(32, self.output_len)] * (FITTED_RANKS * requests)
+                rounds.append(_counted(up.play(shape)))
+        return RouterCost.fitted(rounds)
 
     def _even(self, ranks: int) -> list[Lengths]:
         return [Lengths(32, self.output_len)] * (ranks * self.requests)
@@ -154,22 +173,30 @@ def _named(played: Round, name: str) -> dict[str, float]:
     } | (threads if name.endswith("_two_routers") or name == "_mix" else {})
 
 
-def _routers_needed(results: dict[str, float], ranks: int) -> dict[str, float]:
-    busy_us = results["loop_us_token_mix"]
+def _counted(played: Round) -> Counted:
+    loop_us = played.us_token(LOOP) * played.tokens
+    return Counted(played.messages, played.tokens, len(played.answers), loop_us)
+
+
+def _needed(results: dict[str, float], ranks: int, rank_tok_s: float, step_s: float) -> float:
+    cost = RouterCost(results["message_us"], results["token_us"])
+    answer = results["mix_answer_tokens"]
+    return cost.routers(ranks, rank_tok_s, step_s, results["request_us"], answer)
+
+
+def _routers_needed(results: dict[str, float], ranks: int, step_s: float) -> dict[str, float]:
     return {
-        f"routers_{rate}": math.ceil(ranks * rate * busy_us / 1e6 / MOST_BUSY)
-        for rate in RANK_TOK_S
+        f"routers_{rate}": math.ceil(_needed(results, ranks, rate, step_s)) for rate in RANK_TOK_S
     }
 
 
-def _curves(results: dict[str, float], counts: Sequence[int]) -> list[Curve]:
+def _curves(results: dict[str, float], counts: Sequence[int], step_s: float) -> list[Curve]:
     def line(name: str, key: str) -> Polyline:
         return Polyline(name, [(count, results[f"{key}_{count}"]) for count in counts])
 
     most = counts[-1]
     rates = [rate * step / 4 for rate in RANK_TOK_S for step in range(1, 5)]
-    busy = results["loop_us_token_mix"] / 1e6 / MOST_BUSY
-    needed = [(rate, most * rate * busy) for rate in sorted({*rates})]
+    needed = [(rate, _needed(results, most, rate, step_s)) for rate in sorted({*rates})]
     return [
         Curve(
             "CPU time of a router a token", "ranks", "µs",

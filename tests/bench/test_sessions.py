@@ -15,6 +15,7 @@ from baton.bench.contract import numbers_option
 from baton.bench.sessions.curve import HEIGHT, WIDTH, Curve, Polyline, draw
 from baton.bench.sessions.mix import Lengths, draw_mix
 from baton.bench.sessions.rig import LOOP, rig
+from baton.bench.sessions.router_cost import Counted, RouterCost
 from baton.bench.sessions.thread_cpu import thread_seconds
 from baton.deploy.certs.cluster_credentials import cluster_credentials
 
@@ -34,7 +35,30 @@ def test_two_real_routers_pass_on_every_canned_token_of_three_ranks(tmp_path: Pa
             assert [len(a.token_ids) for a in played.answers] == [each.answer for each in wanted]
             assert played.answers[2].token_ids == tuple(range(40, 52))
             assert played.tokens == 24 and played.tok_s > 0
+            assert 12 <= played.messages <= 24  # the longest answer's steps; a step of each token
             assert 0 < played.us_token(LOOP) <= played.us_token()
+
+
+def test_costs_of_messages_tokens_and_requests_are_told_apart() -> None:
+    rounds = [
+        Counted(m, t, 4, 230.0 * m + 27.0 * t) for m, t in ((100, 100), (100, 400), (50, 800))
+    ]
+    cost = RouterCost.fitted(rounds)
+    assert (cost.message_us, cost.token_us) == pytest.approx((230.0, 27.0))
+    mix = Counted(90, 100, 5, 230.0 * 90 + 27.0 * 100 + 5 * 900.0)
+    assert cost.request_us(mix) == pytest.approx(900.0)
+    # A rank of 1,000 tokens a second in steps of 25 ms: 40 messages, and 10 requests, each second.
+    busy = (40 * 230 + 1000 * 27 + 10 * 900) / 1e6
+    assert cost.routers(64, 1000.0, 0.025, 900.0, 100.0) == pytest.approx(64 * busy / 0.7)
+    # Slower than its steps: each token has a message.
+    assert cost.routers(1, 10.0, 0.025, 0.0, 100.0) == pytest.approx(10 * 257 / 1e6 / 0.7)
+
+
+def test_no_cost_is_negative() -> None:
+    falling = [Counted(100, 100, 1, 1000.0), Counted(25, 100, 1, 4000.0)]
+    assert RouterCost.fitted(falling) == RouterCost(0.0, 25.0)
+    through_0 = [Counted(100, 100, 1, 5000.0), Counted(50, 100, 1, 1000.0)]
+    assert RouterCost.fitted(through_0).token_us == 0.0
 
 
 def test_cpu_time_is_counted_by_thread() -> None:
