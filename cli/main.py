@@ -23,6 +23,7 @@ baton = LazyGroup(
     "baton",
     {
         "serve": Lazy(f"{_COMMANDS}.serve:serve", "Start a cluster and keep it up until Ctrl-C."),
+        "router": Lazy(f"{_COMMANDS}.router:router", "Run one router here, without Ray."),
         "worker": Lazy(f"{_COMMANDS}.worker:worker", "Run one worker here, without Ray."),
         "generate": Lazy(f"{_COMMANDS}.generate:generate", "Ask a running cluster one question."),
         "models": Lazy(f"{_COMMANDS}.models:models", "Model families, and what a folder holds."),

@@ -15,7 +15,7 @@ from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.errors import StartError
 from baton.deploy.number_types import Ratio, Seconds
 from baton.deploy.record_options import check_can_be_made, profile_option
-from baton.deploy.router_options import router_options
+from baton.deploy.router_options import check_served_name, router_options
 from baton.engine.cache.grids import Strategy
 from baton.engine.choices import (
     HELD_FRACTION,
@@ -214,8 +214,7 @@ def folder_from(given: dict[str, Any]) -> Path:
 
 def check_names(given: dict[str, Any]) -> None:
     """Raise StartError for a name that nobody could give, or a folder that cannot be made."""
-    if given["served_model_name"] == "":
-        raise StartError("--served-model-name is empty; leave it out for the folder's name")
+    check_served_name(given)
     check_can_be_made("--profile-folder", given["profile_folder"])
 
 

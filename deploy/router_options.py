@@ -12,6 +12,7 @@ from baton.deploy.access_options import (
     client_tls_options,
     insecure_option,
 )
+from baton.deploy.errors import StartError
 from baton.deploy.limit_options import limit_options
 from baton.deploy.number_types import Seconds
 from baton.deploy.record_options import dump_options
@@ -109,3 +110,9 @@ def lease_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def lease_ms_from(given: float) -> int:
     """Return the value of --lease in milliseconds."""
     return round(given * 1000)
+
+
+def check_served_name(given: dict[str, Any]) -> None:
+    """Raise StartError for a model name that no request could give."""
+    if given["served_model_name"] == "":
+        raise StartError("--served-model-name is empty; leave it out for the folder's name")

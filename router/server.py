@@ -40,6 +40,7 @@ from baton.router.worker_pages import WorkerPages
 from baton.router.worker_table import WorkerTable
 from baton.rpc.client_tls import ClientTls
 from baton.rpc.credentials import Credentials
+from baton.rpc.identity import ProcessRole
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 
@@ -205,12 +206,21 @@ def _equal(_: str | None) -> float:
 def _credentials(config: RouterConfig) -> Credentials:
     if config.credentials is None:
         raise ConfigError("a router needs credentials: workers ask it for its certificate")
-    return Credentials(config.credentials)
+    credentials = Credentials(config.credentials)
+    if credentials.identity.role is not ProcessRole.ROUTER:
+        raise ConfigError(
+            f"{config.credentials} has the certificate of {credentials.identity.role} "
+            f"{credentials.identity.name!r}; a router needs that of a router"
+        )
+    return credentials
 
 
 def _key_gate(config: RouterConfig, metrics: ClientMetrics) -> KeyGate | None:
     """Return the API keys, with one for `deploy`; None if everybody may call."""
     if config.api_keys is None:
         return None
-    operator = Key("operator of this cluster", config.operator_sha256, frozenset(KeyScope))
-    return KeyGate.open(config.api_keys, [operator], config.limits, metrics)
+    operators = []
+    if config.operator_sha256:
+        name = "operator of this cluster"
+        operators.append(Key(name, config.operator_sha256, frozenset(KeyScope)))
+    return KeyGate.open(config.api_keys, operators, config.limits, metrics)

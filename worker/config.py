@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.core.address import WILDCARDS
 from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.engine.config import EngineConfig
@@ -23,7 +24,8 @@ class WorkerConfig:
     worker_id: str  # kept through restarts; a decode rank's ends with its number
     role: Role
     engine: EngineConfig
-    host: str = "127.0.0.1"  # what it listens on, and where its peers find it
+    host: str = "127.0.0.1"  # what it listens on for its peers
+    advertise_host: str | None = None  # where its peers find it; None: at `host`
     dp_group: int = 0  # a decode rank's data-parallel group
     grpc_port: int = 0  # where its peers find it; 0: any free one
     routers: tuple[str, ...] = ()  # host:port at which each router takes registrations
@@ -51,6 +53,11 @@ class WorkerConfig:
                 f"worker_id is {self.worker_id!r}; expected a decode worker's to end with its "
                 "number in the cluster, as decode-3"
             )
+        if self.peer_host in WILDCARDS:
+            raise ConfigError(
+                f"peers cannot connect to {self.peer_host}, which stands for every address; "
+                "name the one at which they reach this worker (--advertise-host)"
+            )
         if self.channel not in CHANNELS:
             raise ConfigError(f"channel is {self.channel!r}; expected one of {CHANNELS}")
         if self.lease_ms < MIN_LEASE_MS:
@@ -66,6 +73,11 @@ class WorkerConfig:
                 "a prefill worker that state returns to needs at least one ticket, to take it in: "
                 f"engine.tickets is {self.engine.tickets}"
             )
+
+    @property
+    def peer_host(self) -> str:
+        """The host at which peers reach this worker."""
+        return self.advertise_host or self.host
 
     @property
     def dp_rank(self) -> int:
@@ -85,7 +97,7 @@ class WorkerConfig:
 
     @property
     def trusted_network(self) -> TrustedNetwork:
-        return TrustedNetwork(self.host, self.nixl_interfaces)
+        return TrustedNetwork(self.peer_host, self.nixl_interfaces)
 
     @property
     def lease_s(self) -> float:

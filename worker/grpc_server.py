@@ -48,7 +48,7 @@ class WorkerServer:
         # Two workers must not share a port without noticing.
         options = (*OPTIONS, ("grpc.so_reuseport", 0))
         self._server = aio.server(interceptors=[access], options=options)
-        self.address = join_host_port(config.host, self._listen(self.credentials))
+        self.address = join_host_port(config.peer_host, self._listen(self.credentials))
 
     def add_services(self, role: RoleService, worker: worker_pb2_grpc.WorkerServicer) -> None:
         """Add the services of the role and those of every worker."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from baton.api.keys import digest_of, new_key
-from baton.core.address import join_host_port
+from baton.core.address import WILDCARDS, join_host_port
 from baton.core.role import Role
 from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.certs.authority_folder import AuthorityFolder
@@ -24,9 +24,6 @@ from baton.worker.state_options import StateReturn
 MOST_TICKETS = 8
 """Hand-offs at once into one rank: more only wait for the same network and memory."""
 
-
-WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Addresses that stand for all of a machine's, and loopback's of the same family."""
 
 ROUTER = (ProcessRole.ROUTER, "router-0")
 OPERATOR = (ProcessRole.OPERATOR, "operator-0")

@@ -69,7 +69,8 @@ def init(cluster: str, folder: Path) -> None:
 def issue(role: str, name: str, days: int, folder: Path) -> None:
     """Issue a process's certificate, or a new one in place of the last. NAME is its worker id."""
     made = AuthorityFolder(folder).issue(ProcessRole(role), name, days)
-    click.echo(f"{made}  (`baton worker --credentials` reads it)")
+    reader = "router" if ProcessRole(role) is ProcessRole.ROUTER else "worker"
+    click.echo(f"{made}  (`baton {reader} --credentials` reads it)")
 
 
 @certs.command("list")

@@ -62,7 +62,9 @@ def _worker_config(
         given["worker_id"] or f"{role}-{os.getpid()}",
         role,
         engine,
-        host="127.0.0.1" if role is Role.BOTH else host,  # a worker that stands alone has no peers
+        # A worker that stands alone has no peers.
+        host="127.0.0.1" if role is Role.BOTH else given["peer_host"] or host,
+        advertise_host=None if role is Role.BOTH else given["advertise_host"],
         grpc_port=given["peer_port"],
         routers=given["routers"],
         lease_ms=lease_ms_from(given["lease"]),

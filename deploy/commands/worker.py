@@ -46,7 +46,13 @@ from baton.deploy.router_options import lease_option, streaming_option, unknown_
               help="Folder of this worker's certificate (tls.crt, tls.key, ca.crt), which names "
               "its role and --worker-id, for roles prefill and decode.")  # fmt: skip
 @click.option("--host", default="127.0.0.1", show_default=True,
-              help="Address to listen on, which peers also connect to.")  # fmt: skip
+              help="Address to listen on for clients; peers too without --peer-host.")  # fmt: skip
+@click.option("--peer-host", default=None,
+              help="Address to listen on for routers and other workers, which show certificates; "
+              "--host when left out.")  # fmt: skip
+@click.option("--advertise-host", default=None,
+              help="Address at which routers and other workers reach this one, where it is not "
+              "the one that it listens on.")  # fmt: skip
 @click.option("--router", "routers", multiple=True, metavar="HOST:PORT",
               help="Internal address of a router to join; may be given several times.")  # fmt: skip
 @click.option(

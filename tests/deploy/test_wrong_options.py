@@ -32,6 +32,8 @@ ANY_TEXT = {
     "--worker-id": "any name; a decode worker's is checked below",
     "--router": "the worker looks for it as long as it runs",
     "--credentials": "below",
+    "--peer-host": "test_by_hand.py: the worker binds it",
+    "--advertise-host": "test_by_hand.py; whether peers reach it is seen only when they try",
 }  # fmt: skip
 """Options of text -> where wrong values are, besides the table that is made of the types."""
 

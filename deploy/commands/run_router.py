@@ -1,0 +1,54 @@
+"""One router in this process, as `baton router` runs it."""
+
+import asyncio
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.console import Console
+
+from baton.core.errors import BatonError
+from baton.deploy.config_from import router_from
+from baton.deploy.errors import StartError
+from baton.deploy.process.interpreter import switch_often
+from baton.deploy.process.malloc_tuning import keep_what_is_loaded
+from baton.router.config import RouterConfig
+from baton.router.server import RouterServer
+
+
+def run_router(
+    console: Console, folder: Path, given: dict[str, Any], listen: Mapping[str, Any]
+) -> None:
+    """Run one router until Ctrl-C or SIGTERM.
+
+    given: values of the options of `baton router`, by parameter name. listen: fields of
+    RouterConfig that say where clients reach it. Raises StartError.
+    """
+    switch_often()
+    try:
+        config = replace(router_from(folder, given), credentials=given["credentials"], **listen)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(console, config, given["drain"]))
+    except BatonError as err:
+        raise StartError(str(err)) from err
+
+
+async def _serve(console: Console, config: RouterConfig, drain_s: float) -> None:
+    wanted = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, wanted.set)
+    server = RouterServer(config)
+    started = await server.start()
+    try:
+        keep_what_is_loaded()
+        scheme = "http" if config.client_tls is None else "https"
+        console.print(f"ready\n  HTTP     {scheme}://{started.http_address}", soft_wrap=True)
+        console.print(f"  gRPC     {started.grpc_address}", soft_wrap=True)
+        console.print(f"  workers  {started.internal_address}", soft_wrap=True)
+        await wanted.wait()
+        console.print("stopping")
+    finally:
+        await server.stop(drain_s)
