@@ -222,7 +222,7 @@ def test_every_field_of_a_worker_can_be_set(tmp_path: Path) -> None:
     in_cluster = wired(config).worker(Member(Role.DECODE, 2))
     alone = run_command(
         worker_command.worker,
-        "--role", "decode", "--host", "0.0.0.0", "--peer-port", "1",
+        "--role", "decode", "--host", "0.0.0.0", "--advertise-host", "there", "--peer-port", "1",
         "--lease", "1.5", "--router", "there:1", "--insecure", "--credentials", str(tmp_path),
     )  # fmt: skip
     assert isinstance(alone, WorkerConfig)
