@@ -112,8 +112,9 @@ class Batch:
         if found:
             rows = np.concatenate((rows, [index for index, _ in found]))
             table_rows = np.concatenate((table_rows, [row.table_row for _, row in found]))
-            more = np.array([draw.record for draw in drawn], DRAW_RECORD)
-            records = np.concatenate((records, more))
+            records = np.empty(len(rows), DRAW_RECORD)
+            records[:first] = group.records
+            records[first:] = [draw.record for draw in drawn]
         return Draws(rows, table_rows, records, (*group.draws, *drawn))
 
     @cached_property

@@ -1,5 +1,7 @@
 """The conversion of a request and a range of its tokens to a row of the batch."""
 
+from collections.abc import Iterable
+
 from baton.engine.schedule.batch import Row, Scores
 from baton.engine.schedule.draw import Draw
 from baton.engine.schedule.plain_rows import PlainRows
@@ -14,7 +16,7 @@ SCORED_TOKENS = 256
 class RowPlanner:
     """The maker of rows. A row fixes all that its results will be processed by.
 
-    plain: the requests whose next rows are planned together.
+    plain: the running requests whose next rows are planned together. single: the others, by serial.
     """
 
     def __init__(self, tracker: Tracker, page_size: int) -> None:
@@ -22,15 +24,44 @@ class RowPlanner:
         self._tracker = tracker
         self._scores_left = SCORED_TOKENS
         self.plain = PlainTable()
+        self.single: dict[int, Request] = {}
         self._joining: list[tuple[Request, Draw, int]] = []  # with where their plain rows end
 
     def begin(self) -> list[Request]:
         """Begin another step. Return the requests of `plain` of which it must be told, by `extend`
-        or by `plain.discard`, whether their next rows are plain too.
+        or by `leave_plain`, whether their next rows are plain too.
         """
         self._scores_left = SCORED_TOKENS
         self._joining.clear()
         return self.plain.ended()
+
+    def enter(self, request: Request) -> None:
+        """Note that `request` runs."""
+        self.single[request.serial] = request
+
+    def leave(self, request: Request) -> None:
+        """Note that `request` does not run, if it did. It knows its lengths."""
+        self.plain.discard(request)
+        self.single.pop(request.serial, None)
+
+    def leave_plain(self, request: Request) -> None:
+        """Plan the next rows of a running request one by one. It knows its lengths."""
+        if request.plain_place >= 0:
+            self.plain.discard(request)
+            self.single[request.serial] = request
+
+    def check(self, running: Iterable[Request], in_flight: Iterable[Row]) -> list[str]:
+        """Describe what is wrong in `plain` and `single`. [] when all is well. Requests know their
+        lengths after it.
+
+        in_flight: the rows whose results are not processed.
+        """
+        self.plain.write_back()
+        findings = self.plain.check(in_flight)
+        expected = {request.serial for request in running if request.plain_place < 0}
+        if expected != self.single.keys():
+            findings.append(f"requests {[*self.single]} are planned singly, not {[*expected]}")
+        return findings
 
     def lacks_pages_alone(self, request: Request) -> bool:
         """Return true if the next row of a request of `plain` is plain where it has a page."""
@@ -108,6 +139,7 @@ class RowPlanner:
         rows = self.plain.take()
         for request, draw, end in self._joining:
             self.plain.add(request, draw, end)
+            del self.single[request.serial]
         return rows
 
     def _note_plain(self, request: Request) -> None:

@@ -68,7 +68,7 @@ class Scheduler:
 
     def hold(self, request: Request) -> None:
         request.move(RequestState.HELD)
-        self.leave_plain(request)
+        self._planner.leave(request)
         self.running.remove(request)
         self.held[request.serial] = request
 
@@ -79,7 +79,7 @@ class Scheduler:
     def drop(self, request: Request) -> None:
         """End `request`, wherever it stands, and free all that it owns."""
         self.destined(request)
-        self.leave_plain(request)
+        self._planner.leave(request)
         if request.state is RequestState.WAITING:
             self.waiting.remove(request)
         elif request.state is RequestState.RUNNING:
@@ -99,8 +99,8 @@ class Scheduler:
         """Pages that running requests will want soon: the rest of their prompts, and one each."""
         promised = sum(
             self._memory.missing_pages(request, request.target)
-            for request in self.running
-            if request.plain_place < 0 and not request.decodes
+            for request in self._planner.single.values()
+            if not request.decodes
         )
         return promised + len(self.running)
 
@@ -110,19 +110,19 @@ class Scheduler:
 
     def leave_plain(self, request: Request) -> None:
         """Plan the next rows of `request` one by one; it knows its lengths now."""
-        self._planner.plain.discard(request)
+        self._planner.leave_plain(request)
 
     def settle(self, rows: PlainRows) -> list[int]:
         """Note that the step of plain rows is over; see `PlainTable.settle`."""
         return self._planner.plain.settle(rows)
 
     def check(self, in_flight: Iterable[Batch]) -> list[str]:
-        """Describe what is wrong in the table of plain rows. [] when all is well.
+        """Describe what is wrong in the books of running requests. [] when all is well.
 
         in_flight: the steps whose results are not processed. Requests know their lengths after it.
         """
-        self._planner.plain.write_back()
-        return self._planner.plain.check([row for batch in in_flight for row in batch.all_rows])
+        rows = [row for batch in in_flight for row in batch.all_rows]
+        return self._planner.check(self.running, rows)
 
     def plan(self, outbox: list[Event]) -> Batch | None:
         """Plan the next step; None when nothing can run. Moves ids and lengths, touches no
@@ -156,14 +156,10 @@ class Scheduler:
         """Return the running requests, in the order of their turns, whose rows are not plain, or
         have `ended` being it. Where too many run, plain rows are for those that go first.
         """
-        running, table = self.running, self._planner.plain
-        for request in running[self._max_running :]:
-            table.discard(request)
-        ended = [request for request in ended if request.plain_place >= 0]
-        if len(table) == len(running):
-            return sorted(ended, key=_turn)
-        others = [request for request in running if request.plain_place < 0]
-        return sorted(others + ended, key=_turn) if ended else others
+        for request in self.running[self._max_running :]:
+            self.leave_plain(request)
+        still = [request for request in ended if request.plain_place >= 0]
+        return sorted([*still, *self._planner.single.values()], key=_turn)
 
     def _plan_running(
         self,
@@ -293,7 +289,7 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        self._planner.plain.discard(request)
+        self._planner.leave(request)
         self.running.remove(request)
         request.move(RequestState.WAITING)
         self._donations.share_pages(request)
@@ -307,6 +303,7 @@ class Scheduler:
         while index and self.running[index - 1].turn > request.turn:
             index -= 1
         self.running.insert(index, request)
+        self._planner.enter(request)
 
 
 def _turn(request: Request) -> Turn:
