@@ -309,12 +309,13 @@ async def test_health_and_metrics_follow_the_engine(tiny: Path, rng: random.Rand
         await client.generate(ids)
         counters = (await client.state())["counters"]
         async with asyncio.timeout(DEADLINE_S):
-            while (found := await _counters(client)).get("state_hit_tokens") != 3 * GRID:
+            while (found := await _counters(client)).get("steps") != counters["steps"]:
                 await asyncio.sleep(0.01)
+    assert found["state_hit_tokens"] == 3 * GRID
     assert found["prompt_tokens"] == counters["prompt_tokens"] == 1 + 2 * len(ids)
     assert found["snapshots_written"] == counters["snapshots_written"] > 0
     assert found["snapshots_donated"] > 0
-    assert found["steps"] == counters["steps"] > 0
+    assert found["steps"] > 0
     assert found["schedule_seconds"] > 0
 
 
