@@ -2,7 +2,7 @@
 default deny."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import grpc
@@ -12,11 +12,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.api.backend import GenerateRequest
+from baton.api.call_log import CallLog, CallRecord
 from baton.api.key_accounts import KeyCall
 from baton.api.key_gate import KeyGate
 from baton.api.key_guesses import address_of_peer
 from baton.api.keys import Key, KeyScope
 from baton.api.replies import error_response
+from baton.api.request_ids import record_in
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, ConfigError
 from baton.rpc.errors import refuse
@@ -103,6 +105,8 @@ class _KeyGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = self._key(scope)
         scope[_OWNER] = key.name
+        if (record := record_in(scope)) is not None:
+            record.key = key.name
         scope[_ABORTS] = _whose(key)
         if self._scopes != (KeyScope.INFER,):
             await self._app(scope, receive, send)
@@ -170,23 +174,28 @@ def admit(request: Request, answers: Sequence[GenerateRequest]) -> None:
 
 @asynccontextmanager
 async def open_call(
-    context: grpc.aio.ServicerContext, keys: KeyGate | None
-) -> AsyncIterator[KeyCall | None]:
-    """Count a gRPC call, and settle what it reserves at its end. None where no key is asked for.
+    context: grpc.aio.ServicerContext, keys: KeyGate | None, calls: CallLog | None, rpc: str
+) -> AsyncIterator[tuple[KeyCall | None, CallRecord | None]]:
+    """Count and log a gRPC call, and settle what it reserves at its end.
 
-    An ApiError inside ends the call with its status. Trailing metadata says what is left of the
-    key's caps, as the headers of HTTP's replies do.
+    Yields None where no key is asked for, and None where calls are not logged. An ApiError inside
+    ends the call with its status. Trailing metadata says what is left of the key's caps, as the
+    headers of HTTP's replies do.
     """
     call: KeyCall | None = None
+    metadata = context.invocation_metadata()
     try:
-        if keys is None:
-            yield None
-            return
-        text = _key_of_call(context.invocation_metadata())
-        with keys.accounts.call(keys.keyring.authenticate(text)) as call:
-            call.begin()
-            yield call
-        context.set_trailing_metadata(tuple(call.headers().items()))
+        with nullcontext() if calls is None else calls.of_rpc(metadata, rpc) as record:
+            if keys is None:
+                yield None, record
+                return
+            key = keys.keyring.authenticate(_key_of_call(metadata))
+            if record is not None:
+                record.key = key.name
+            with keys.accounts.call(key) as call:
+                call.begin()
+                yield call, record
+            context.set_trailing_metadata(tuple(call.headers().items()))
     except ApiError as error:
         await refuse(context, error, None if call is None else call.headers())
 

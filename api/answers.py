@@ -12,7 +12,7 @@ from baton.api.backend import Backend, GenerateRequest
 from baton.api.text_service import TextService
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.core.finish import Finished, FinishReason
+from baton.core.finish import Finished, FinishReason, Usage
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 
 _AHEAD = 64
@@ -48,11 +48,17 @@ async def stream_answer(
     answer = text.answer(request.sampling, skip_special_tokens)
     given = 0
     over = False
+    failure = ErrorCode.CANCELLED  # unless an error says otherwise
+    record = request.record
+    if record is not None:
+        record.begun(request.request_id, request.client_id)
     async with aclosing(backend.generate(request)) as events:
         try:
             async for event in events:
                 if isinstance(event, Finished):
                     over = True
+                    if record is not None:
+                        record.finished(event)
                     if _out_of_time(event) and (held := answer.finish()):
                         yield AnswerDelta(index, held, given)
                     _raise_if_failed(event)
@@ -66,8 +72,13 @@ async def stream_answer(
                 yield AnswerDelta(index, delta, given, ids, logprobs, prompt_logprobs)
                 given += len(ids)
             raise ApiError(ErrorCode.INTERNAL, "the answer's stream ended without a finish")
+        except ApiError as error:
+            failure = error.code
+            raise
         finally:
             if not over:  # harmless for a request that never began
+                if record is not None:
+                    record.ended(failure.name.lower(), Usage(len(request.prompt_ids), given))
                 await backend.cancel(request.request_id)
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from baton.api.call_log import CallRecord
 from baton.api.deadline import Deadline
 from baton.core.cache_salt import SHARED
 from baton.core.finish import Finished
@@ -45,6 +46,8 @@ class GenerateRequest:
     # Only requests of one salt share cached prefixes; see `core.cache_salt`.
     cache_salt: bytes = field(default=SHARED, repr=False)
     thinking: ThinkingBudget | None = None  # None: reasoning is bounded by max_tokens alone
+    # Of the call that it is a part of; None: the call is not logged.
+    record: CallRecord | None = field(default=None, repr=False, compare=False)
 
     def is_meant(self, name: str | None, owner: str | None) -> bool:
         """Return True if an abort of `name`, on behalf of `owner`, is for this request.

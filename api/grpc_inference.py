@@ -7,6 +7,7 @@ from typing import Any
 from baton.api.access import abortable_by_call, open_call
 from baton.api.answers import stream_answer
 from baton.api.backend import Backend, GenerateRequest, ModelInfo
+from baton.api.call_log import CallLog, CallRecord
 from baton.api.completion_schema import MAX_PROMPTS
 from baton.api.deadline import Deadline
 from baton.api.errors import invalid
@@ -27,19 +28,28 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     A call that the client cancels, or whose deadline passes, cancels its requests.
     """
 
-    def __init__(self, backend: Backend, text: TextService, keys: KeyGate | None = None) -> None:
-        """keys: those that `KeyInterceptor` asks for; None serves everybody."""
+    def __init__(
+        self,
+        backend: Backend,
+        text: TextService,
+        keys: KeyGate | None = None,
+        calls: CallLog | None = None,
+    ) -> None:
+        """keys: those that `KeyInterceptor` asks for; None serves everybody. calls: where calls are
+        logged; None: nowhere.
+        """
         self._backend = backend
         self._text = text
         self._keys = keys
+        self._calls = calls
         self._reader = RequestReader(backend, text)
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateReply]:
-        async with open_call(context, self._keys) as call:
+        async with open_call(context, self._keys, self._calls, "Generate") as (call, record):
             self._backend.check_room(_owner(call))
-            wanted = await self._reader.read(request, _owner(call), _deadline(context))
+            wanted = await self._reader.read(request, _owner(call), _deadline(context), record)
             _admit(call, wanted)
             async with aclosing(self._replies(wanted, request.stream)) as replies:
                 async for reply in replies:
@@ -48,10 +58,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def GenerateBatch(
         self, request: inference_pb2.GenerateBatchRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateBatchReply]:
-        async with open_call(context, self._keys) as call:
+        async with open_call(context, self._keys, self._calls, "GenerateBatch") as (call, record):
             self._backend.check_room(_owner(call))
+            deadline = _deadline(context)
             wanted = [
-                each async for each in self._read_all(request, _owner(call), _deadline(context))
+                each async for each in self._read_all(request, _owner(call), deadline, record)
             ]
             for each in wanted:
                 _admit(call, each)
@@ -66,7 +77,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Any
     ) -> inference_pb2.TokenizeReply:
-        async with open_call(context, self._keys):
+        async with open_call(context, self._keys, self._calls, "Tokenize"):
             model = await self._model(request.model)
             special = request.add_special_tokens or not request.HasField("add_special_tokens")
             ids = await self._text.encode(request.text, add_special_tokens=special, param="text")
@@ -75,7 +86,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Any
     ) -> inference_pb2.DetokenizeReply:
-        async with open_call(context, self._keys):
+        async with open_call(context, self._keys, self._calls, "Detokenize"):
             check_ids(request.ids, await self._model(request.model), "ids")
             text = await self._text.decode(
                 request.ids, skip_special_tokens=request.skip_special_tokens
@@ -85,7 +96,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Any
     ) -> inference_pb2.ListModelsReply:
-        async with open_call(context, self._keys):
+        async with open_call(context, self._keys, self._calls, "ListModels"):
             served = await self._backend.models()
         return inference_pb2.ListModelsReply(
             models=[
@@ -126,6 +137,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request: inference_pb2.GenerateBatchRequest,
         owner: str | None,
         deadline: Deadline | None,
+        record: CallRecord | None,
     ) -> AsyncIterator[GenerateRequest]:
         """Yield the batch's requests. Raises `ApiError` that names the one that is wrong."""
         count = len(request.requests)
@@ -133,7 +145,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             raise invalid("requests", f"{count} requests in a batch; expected 1 to {MAX_PROMPTS}")
         for i, each in enumerate(request.requests):
             try:
-                yield await self._reader.read(each, owner, deadline)
+                yield await self._reader.read(each, owner, deadline, record)
             except ApiError as error:
                 raise ApiError(
                     error.code,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from baton.api.backend import Backend, GenerateRequest
+from baton.api.call_log import CallRecord
 from baton.api.client_salt import client_salt
 from baton.api.deadline import Deadline
 from baton.api.requests import RequestLabels, make_requests, refusal
@@ -26,8 +27,12 @@ class RequestReader:
         request: inference_pb2.GenerateRequest,
         owner: str | None,
         deadline: Deadline | None = None,
+        record: CallRecord | None = None,
     ) -> GenerateRequest:
-        """Return the request. Raises `ApiError` that says what is wrong with it."""
+        """Return the request. Raises `ApiError` that says what is wrong with it.
+
+        record: of the call that it is a part of; None: the call is not logged.
+        """
         model = served_model(request.model, await self.backend.models())
         kind = request.WhichOneof("prompt")
         if kind is None:
@@ -51,6 +56,7 @@ class RequestReader:
                 {"cache_salt": request.cache_salt if request.HasField("cache_salt") else None}
             ),
             deadline=deadline,
+            record=record,
         )
         return make_requests(ids, sampling, 1, labels)[0]
 

@@ -15,6 +15,7 @@ from baton.api.access import guard_routes
 from baton.api.anthropic.endpoint import MessagesEndpoint
 from baton.api.backend import Backend
 from baton.api.browser_guard import BrowserGuard, BrowserPolicy, JsonBodies
+from baton.api.call_log import CallLog
 from baton.api.chat import ChatEndpoint
 from baton.api.chat_turn import ChatTurns
 from baton.api.client_limits import MAX_BODY_BYTES
@@ -57,12 +58,14 @@ def make_app(
     more_routes: Sequence[BaseRoute] = (),
     browsers: BrowserPolicy | None = None,
     keys: KeyGate | None = None,
+    calls: CallLog | None = None,
 ) -> Starlette:
     """Return the application with all endpoints; failures have OpenAI's error body.
 
     more_routes: endpoints that only one kind of server has. The caller closes what it passes
     in. browsers: which pages may call; None: those of the server's own address.
-    keys: None serves everybody. Raises ConfigError for a route without a scope.
+    keys: None serves everybody. calls: None logs no call. Raises ConfigError for a route without
+    a scope.
     """
     bodies = BodyReader(max_body_bytes, backend, text.large, unknown_fields)
     completions = CompletionsEndpoint(backend, text, bodies)
@@ -95,7 +98,7 @@ def make_app(
         guard_routes(routes, keys)
     return Starlette(
         routes=routes,
-        middleware=_middleware(browsers or BrowserPolicy()),
+        middleware=_middleware(browsers or BrowserPolicy(), calls),
         exception_handlers={
             ApiError: _on_api_error,
             HTTPException: _on_http_error,
@@ -106,9 +109,9 @@ def make_app(
     )
 
 
-def _middleware(browsers: BrowserPolicy) -> list[Middleware]:
+def _middleware(browsers: BrowserPolicy, calls: CallLog | None) -> list[Middleware]:
     """Return what each request passes first, in order."""
-    layers = [Middleware(RequestIds), Middleware(BrowserGuard, browsers)]
+    layers = [Middleware(RequestIds, calls), Middleware(BrowserGuard, browsers)]
     if browsers.cors_origins:
         layers.append(
             Middleware(

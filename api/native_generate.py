@@ -17,6 +17,7 @@ from baton.api.errors import invalid
 from baton.api.native_answer import NativeAnswer, until_aborted
 from baton.api.native_schema import DEFAULT_NEW_TOKENS, NATIVE_NAMES, Asked, GenerateBody
 from baton.api.request_body import BodyReader, deadline_of
+from baton.api.request_ids import record_in
 from baton.api.requests import RequestLabels, make_requests
 from baton.api.sse import EventStream
 from baton.api.text_service import TextService, room_for_answer, served_model
@@ -68,7 +69,13 @@ class GenerateEndpoint:
         ids = await asked.prompt_ids(self.text, model)
         await self.text.check_grammar(*asked.sampling.wanted_grammar())
         labels = RequestLabels(
-            asked.label, body.priority or 0, body.dp_rank, owner_of(request), asked.salt, deadline
+            asked.label,
+            body.priority or 0,
+            body.dp_rank,
+            owner_of(request),
+            asked.salt,
+            deadline,
+            record_in(request.scope),
         )
         count = asked.sampling.n
         table = self.text.table if body.return_text_in_logprobs else None

@@ -14,7 +14,7 @@ from baton.api.large.held_bytes import BodyFile
 from baton.api.large.job import ParseJob
 from baton.api.large.requests import LargeRequests
 from baton.api.request_fields import UnknownFields
-from baton.api.request_ids import HEADER
+from baton.api.request_ids import HEADER, record_in
 from baton.api.requests import RequestLabels
 from baton.api.schema import BodyT, SamplingBody, parse_body
 from baton.core.error_codes import ErrorCode
@@ -100,6 +100,7 @@ def labels_of(
         owner_of(request),
         body.salt,
         deadline,
+        record_in(request.scope),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from baton.api.call_log import QUIET, CallLog, CallRecord
 from baton.api.errors import ANTHROPIC_PATH, shorten
 from baton.api.replies import error_response
 from baton.api.requests import new_request_id
@@ -16,6 +17,9 @@ HEADER = "x-request-id"
 _VALID = re.compile(r"[!-~]{1,128}")
 _ID = "baton.request_id"
 """The place of an ASGI scope for its request's id."""
+_RECORD = "baton.record"
+"""The place of an ASGI scope for the record of its call."""
+_MOST_PATH_CHARS = 128  # of a path, in the log
 
 
 class RequestIds:
@@ -25,8 +29,10 @@ class RequestIds:
     characters is answered with 400: it would stand in logs.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, calls: CallLog | None = None) -> None:
+        """calls: where each request is logged; None: nowhere."""
         self._app = app
+        self._calls = calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,9 +42,15 @@ class RequestIds:
         wrong = given is not None and not _VALID.fullmatch(given)
         found = new_request_id() if given is None or wrong else given
         scope[_ID] = found
+        record = None
+        if self._calls is not None:
+            call = f"{scope['method']} {scope['path'][:_MOST_PATH_CHARS]}"
+            record = scope[_RECORD] = self._calls.begin(found, call, Headers(scope=scope))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
+                if record is not None:
+                    record.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[HEADER] = found
                 if scope["path"].startswith(ANTHROPIC_PATH):
@@ -46,12 +58,26 @@ class RequestIds:
             await send(message)
 
         app = error_response(_invalid(given or ""), scope["path"]) if wrong else self._app
-        await app(scope, receive, send_with_id)
+        try:
+            await app(scope, receive, send_with_id)
+        except Exception as error:
+            if record is not None:
+                record.status, record.reason = 500, type(error).__name__
+            raise
+        finally:
+            if record is not None and self._calls is not None:
+                self._calls.end(record, quiet=scope["path"] in QUIET)
 
 
 def request_id_of(scope: Scope) -> str:
     """Return the id that `RequestIds` gave the request."""
     found: str = scope.get(_ID) or new_request_id()
+    return found
+
+
+def record_in(scope: Scope) -> CallRecord | None:
+    """Return the record of this request's call; None where calls are not logged."""
+    found: CallRecord | None = scope.get(_RECORD)
     return found
 
 

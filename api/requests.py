@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton.api.backend import MAX_PRIORITY, GenerateRequest
+from baton.api.call_log import CallRecord
 from baton.api.deadline import Deadline
 from baton.api.errors import invalid
 from baton.core.cache_salt import SHARED
@@ -25,6 +26,7 @@ class RequestLabels:
     owner: str | None = None  # the name of the API key, as in `GenerateRequest`
     cache_salt: bytes = field(default=SHARED, repr=False)  # as in `GenerateRequest`
     deadline: Deadline | None = None
+    record: CallRecord | None = field(default=None, repr=False)  # as in `GenerateRequest`
 
     def __post_init__(self) -> None:
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
@@ -60,6 +62,7 @@ def make_requests(
             owner=labels.owner,
             cache_salt=labels.cache_salt,
             deadline=labels.deadline,
+            record=labels.record,
         )
         for i in range(n)
     ]

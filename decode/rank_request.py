@@ -1,5 +1,6 @@
 """One request on this rank: handed over by a prefill worker, then decoded here."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,7 +19,10 @@ from baton.rpc.convert import finished_to_proto, sampling_from_proto
 from baton.rpc.errors import error_from_proto, error_of, make_error
 from baton.text.grammar import CompiledGrammar
 from baton.transfer.state_machine import StateMachine
+from baton.worker.caller_span import CallerSpan
 from baton.worker.convert import finished_of
+
+log = logging.getLogger(__name__)
 
 
 class RankRequest:
@@ -44,7 +48,8 @@ class RankRequest:
         self._origin = rank.context.worker_id
         name = f"request {start.request_id}/{start.attempt}"
         self._phase = StateMachine(name, ALLOWED, Phase.PREPARING)
-        self._timings = RequestTimings(rank.context.metrics)
+        trace = CallerSpan.of(rank.context, start.trace, start.request_id)
+        self._timings = RequestTimings(rank.context.metrics, trace)
         self._answer = Answer(start, outgoing, self._timings)
         self._attempts = PrefillAttempts(rank, link_to, start, self)
         self._grammar: CompiledGrammar | None = None
@@ -196,8 +201,19 @@ class RankRequest:
         self._attempts.forget()
         name = common_pb2.FinishReason.Name(reason)
         self._rank.context.metrics.count_request(name.lower())
+        log.info(
+            "answer ended here",
+            extra={
+                "request_id": self.request_id,
+                "attempt": self.attempt,
+                "reason": name.lower(),
+                "output_tokens": len(self._answer.token_ids),
+            },
+        )
         self._on_over(self)
 
     def _cancel_in_engine(self, reason: str) -> None:
         engine_id = self.engine_id
-        self._rank.context.port.post(lambda engine: engine.cancel(engine_id, reason), "cancel")
+        self._rank.context.port.post(
+            lambda engine: engine.cancel(engine_id, reason), f"cancel of {engine_id}"
+        )

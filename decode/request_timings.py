@@ -3,6 +3,7 @@
 import time
 
 from baton.proto import common_pb2, handoff_pb2
+from baton.worker.caller_span import CallerSpan
 from baton.worker.metrics import WorkerMetrics
 
 
@@ -12,10 +13,13 @@ class RequestTimings:
     Every argument `at_s` is by `time.monotonic`.
     """
 
-    def __init__(self, metrics: WorkerMetrics) -> None:
+    def __init__(self, metrics: WorkerMetrics, trace: CallerSpan | None = None) -> None:
+        """trace: where spans are recorded; None: nowhere."""
         self.message = common_pb2.Timings()
         self.first_step_ended = False
         self._metrics = metrics
+        self._trace = trace
+        self._has_first_token = False
         now_s = time.monotonic()
         self._first_token_s = now_s
         self._layers_ended_s = now_s  # of the prefill
@@ -29,6 +33,7 @@ class RequestTimings:
     def on_first_token(self, first: handoff_pb2.FirstToken) -> None:
         """Note that the prefill worker's first token has just arrived."""
         self._first_token_s = time.monotonic()
+        self._has_first_token = True
         self.message.prefill_queue_us = first.prefill_queue_us
         self.message.prefill_us = first.prefill_us
 
@@ -42,6 +47,10 @@ class RequestTimings:
         transfer_s = self._complete_s - self._first_token_s
         self.message.transfer_us = _us(transfer_s)
         self._metrics.transfer.observe(transfer_s)
+        if self._trace is not None:
+            # A given first token comes from nobody: the prefill's end stands for it.
+            since_s = self._first_token_s if self._has_first_token else layers_ended_s
+            self._trace.record("transfer", since_s, self._complete_s)
 
     def on_launched(self, at_s: float) -> None:
         """Note that the first decode step starts."""
@@ -58,6 +67,8 @@ class RequestTimings:
         step_s = at_s - self._launched_s
         self.message.first_decode_step_us = _us(step_s)
         self._metrics.first_decode_step.observe(step_s)
+        if self._trace is not None:
+            self._trace.record("first decode", self._launched_s, at_s)
 
 
 def _us(seconds: float) -> int:

@@ -11,7 +11,7 @@ from baton.deploy.access_options import client_tls_from
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.limit_options import limits_from
 from baton.deploy.options import DTYPES, authority_from, folder_from, verify_from
-from baton.deploy.record_options import dump_from
+from baton.deploy.record_options import dump_from, telemetry_from
 from baton.deploy.router_options import lease_ms_from
 from baton.engine.cache.grids import Strategy
 from baton.engine.choices import LoadFormat, WeightFormat
@@ -82,6 +82,7 @@ def router_from(model: Path, given: dict[str, Any]) -> RouterConfig:
         limits=limits_from(given),
         cache_scope=CacheScope(given["cache_scope"]),
         dump=dump_from(given),
+        telemetry=telemetry_from(given),
     )
 
 

@@ -1,4 +1,4 @@
-"""The options of what a cluster records when asked: request dumps and profiles."""
+"""The options of what a cluster records: logs, and when asked request dumps, profiles, traces."""
 
 import os
 from collections.abc import Callable
@@ -7,8 +7,12 @@ from typing import Any
 
 import click
 
+from baton.core.errors import ConfigError
+from baton.core.logs import LogFormat
+from baton.core.telemetry import Telemetry
 from baton.deploy.errors import StartError
 from baton.router.dump.request_dump import DEFAULT_MB, DumpOptions
+from baton.rpc.tracing import check_endpoint
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _DUMP = (
@@ -21,6 +25,32 @@ _DUMP = (
     click.option("--dump-requests-mb", type=click.IntRange(1), default=DEFAULT_MB,
                  show_default=True, help="Largest file of --dump-requests, in MiB; then it ends."),
 )  # fmt: skip
+_TELEMETRY = (
+    click.option("--log-format", type=click.Choice([each.value for each in LogFormat]),
+                 default=LogFormat.JSON.value, show_default=True,
+                 help="Form of the lines in the logs of router and workers."),
+    click.option("--otlp-traces-endpoint", default=None, metavar="URL",
+                 help="OpenTelemetry collector that takes OTLP over gRPC, as "
+                 "http://127.0.0.1:4317, to which router and workers send traces of requests. "
+                 "Needs `pip install 'baton[otel]'`."),
+)  # fmt: skip
+
+
+def telemetry_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of logs and traces; `telemetry_from` reads their values."""
+    for option in reversed(_TELEMETRY):
+        command = option(command)
+    return command
+
+
+def telemetry_from(given: dict[str, Any]) -> Telemetry:
+    """Return the options of logs and traces. Raises StartError."""
+    endpoint: str | None = given["otlp_traces_endpoint"]
+    try:
+        check_endpoint(endpoint)
+    except ConfigError as err:
+        raise StartError(f"--otlp-traces-endpoint: {err}") from err
+    return Telemetry(LogFormat(given["log_format"]), endpoint)
 
 
 def dump_options(command: Callable[..., Any]) -> Callable[..., Any]:

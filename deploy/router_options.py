@@ -15,7 +15,7 @@ from baton.deploy.access_options import (
 from baton.deploy.errors import StartError
 from baton.deploy.limit_options import limit_options
 from baton.deploy.number_types import Seconds
-from baton.deploy.record_options import dump_options
+from baton.deploy.record_options import dump_options, telemetry_options
 from baton.router.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS, REQUEST_TIMEOUT_S, WORKER_WAIT_S
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS
@@ -68,7 +68,7 @@ def router_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all options of a router but where clients reach it; `router_from` reads their values."""
     for option in reversed(_ROUTER):
         command = option(command)
-    command = client_tls_options(limit_options(dump_options(command)))
+    command = client_tls_options(limit_options(dump_options(telemetry_options(command))))
     command = unknown_fields_option(streaming_option(access_options(command)))
     return lease_option(command)
 

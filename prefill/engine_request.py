@@ -66,15 +66,21 @@ class EngineRequest:
 
     def destined(self) -> None:
         """Tell the engine that the state has a destination, so it no longer counts as waiting."""
-        self._context.port.post(lambda engine: engine.destined(self.engine_id), "destined")
+        self._context.port.post(
+            lambda engine: engine.destined(self.engine_id), f"destined of {self.engine_id}"
+        )
 
     def release(self) -> None:
         """Give the engine back the memory of a state that has been written."""
-        self._context.port.post(lambda engine: engine.release(self.engine_id), "release")
+        self._context.port.post(
+            lambda engine: engine.release(self.engine_id), f"release of {self.engine_id}"
+        )
 
     def cancel(self, reason: str) -> None:
         """End the request in the engine and free its memory. No effect once it is released."""
-        self._context.port.post(lambda engine: engine.cancel(self.engine_id, reason), "cancel")
+        self._context.port.post(
+            lambda engine: engine.cancel(self.engine_id, reason), f"cancel of {self.engine_id}"
+        )
 
     def _submit(self) -> None:
         if self._handoff.over_for_sender:

@@ -30,6 +30,7 @@ from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.hashes import prompt_hash, sampling_hash
 from baton.transfer.memory.regions import Holder
 from baton.transfer.tickets import Claim
+from baton.worker.caller_span import CallerSpan
 from baton.worker.context import WorkerContext
 from baton.worker.convert import finished_of
 from baton.worker.handoff_name import HandoffName
@@ -63,6 +64,8 @@ class OutgoingHandoff:
         )
         self._messages = HandoffMessages(name, peer.send)
         self._first_token = FirstTokenRecord(name, context.metrics)
+        trace = CallerSpan.of(context, request.trace, request.request_id)
+        self._span = None if trace is None else trace.begin("prefill", attempt=request.attempt)
         self._prompt = PromptState(context.memory, len(request.prompt_ids))
         self._writer = HandoffWriter(
             self._handoff,
@@ -158,6 +161,8 @@ class OutgoingHandoff:
 
     def _prompt_complete(self, at_s: float) -> None:
         self._prompt.on_complete(at_s)
+        if self._span is not None:
+            self._span.end(prompt_tokens=len(self._request.prompt_ids))
         if not self._engine.first_token_is_given:
             done = self._writer.take_done()
             self._messages.first_token(self._first_token.message(at_s, done=done))
@@ -201,6 +206,8 @@ class OutgoingHandoff:
             self._writing.cancel()
         self._writer.stop(lambda: self._engine.cancel(reason))
         self._context.handoffs.close(self._handoff)
+        if self._span is not None:  # it has ended already where the prompt was computed
+            self._span.end("" if state is HandoffState.COMPLETE else reason)
         self._context.metrics.count_prefill(outcome or state.value)
         self._on_end(self)
 

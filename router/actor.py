@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import uvloop
 
+from baton.core import logs
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer, RouterStarted
 
@@ -17,6 +18,7 @@ class RouterActor:
     """A `RouterServer` with its event loop on a thread of its own."""
 
     def __init__(self, config: RouterConfig) -> None:
+        self._config = config
         self._server = RouterServer(config)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="router", daemon=True)
@@ -26,6 +28,7 @@ class RouterActor:
 
         Raises ConfigError or `TextError`. The actor cannot be used again after either.
         """
+        logs.set_up(self._config.telemetry.log_format, worker="router", role="router")
         self._thread.start()
         return asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(
             START_TIMEOUT_S

@@ -7,6 +7,7 @@ from baton.api.client_limits import MAX_BODY_BYTES, ClientLimits
 from baton.api.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
+from baton.core.telemetry import Telemetry
 from baton.router.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS, REQUEST_TIMEOUT_S, WORKER_WAIT_S
 from baton.router.dump.request_dump import DumpOptions
 from baton.router.placement.registry import POLICIES
@@ -45,6 +46,7 @@ class RouterConfig:
     limits: ClientLimits = field(default_factory=ClientLimits)  # of the ports for clients
     cache_scope: CacheScope = CacheScope.SHARED  # the requests that share cached prefixes
     dump: DumpOptions | None = None  # where requests are recorded; None: nowhere
+    telemetry: Telemetry = field(default_factory=Telemetry)
 
     def __post_init__(self) -> None:
         """Check the values. Raises ConfigError."""

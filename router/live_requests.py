@@ -12,6 +12,7 @@ from baton.proto.worker_pb2 import StartRequest
 from baton.router.admission.admission_queue import QueuePlace
 from baton.router.answer_stream import AnswerStream
 from baton.router.request_times import RequestTimes
+from baton.router.request_trace import RequestTrace
 from baton.router.worker_table import Worker
 from baton.rpc.convert import sampling_to_proto
 
@@ -39,6 +40,7 @@ class LiveRequest:
     output_ids: list[int] = field(default_factory=list)  # given to the client, by any attempt
     loss: ApiError | None = None  # why the attempt before this one ended
     lost_on: set[int] = field(default_factory=set)  # registrations of ranks that lost it
+    trace: RequestTrace | None = None  # None: no traces are sent
 
     def __post_init__(self) -> None:
         self._sampling = self.request.sampling.seeded()

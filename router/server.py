@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Coroutine
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from baton.api.browser_guard import BrowserPolicy
+from baton.api.call_log import CallLog
 from baton.api.client_metrics import ClientMetrics
 from baton.api.counted_backend import CountedBackend
 from baton.api.grpc_inference import InferenceServicer
@@ -41,6 +43,7 @@ from baton.router.worker_table import WorkerTable
 from baton.rpc.client_tls import ClientTls
 from baton.rpc.credentials import Credentials
 from baton.rpc.identity import ProcessRole
+from baton.rpc.tracing import open_tracing
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 
@@ -52,11 +55,12 @@ CLOSE_GRACE_S = 0.25
 
 @dataclass(frozen=True)
 class RouterStarted:
-    """The addresses on which a router listens, each `host:port`."""
+    """The addresses on which a router listens, each `host:port`, and its process."""
 
     http_address: str
     grpc_address: str
     internal_address: str  # where workers register
+    pid: int
 
 
 class RouterServer:
@@ -110,6 +114,11 @@ class RouterServer:
         if tls is not None:
             metrics.certificate("clients", tls.seconds_left)
         dump = self._request_dump(opening)
+        endpoint = config.telemetry.otlp_traces_endpoint
+        tracing = open_tracing(endpoint, **{"service.instance.id": router_id})
+        if tracing is not None:
+            opening.push_async_callback(asyncio.to_thread, tracing.close)
+        calls = CallLog(config.model_id, tracing)
         backend = RouterBackend(
             config,
             read_model_info(config.model, config.model_id, tokenizer),
@@ -118,13 +127,14 @@ class RouterServer:
             metrics,
             _equal if keys is None else keys.keyring.share_of,
             dump,
+            tracing,
         )
         budgeted = BudgetedBackend(backend, tokenizer)
         served = budgeted if keys is None else CountedBackend(budgeted, keys.accounts)
         opening.push_async_callback(self._stop_tasks)
         registry = RegistryServicer(table, router_id, config.lease_ms)
         grpc_server = GrpcServer(
-            InferenceServicer(served, text, keys),
+            InferenceServicer(served, text, keys, calls),
             config.host,
             config.grpc_port,
             max_body_bytes=config.max_body_bytes,
@@ -161,6 +171,7 @@ class RouterServer:
                     config.host, config.allowed_hosts, config.cors_origins, keys=keys is not None
                 ),
                 keys=keys,
+                calls=calls,
             ),
             config.host,
             config.http_port,
@@ -179,6 +190,7 @@ class RouterServer:
             join_host_port(config.host, http.port),
             join_host_port(config.host, grpc_server.port),
             internal_address,
+            os.getpid(),
         )
 
     def _request_dump(self, opening: contextlib.AsyncExitStack) -> RequestDump | None:

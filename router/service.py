@@ -25,8 +25,10 @@ from baton.router.notifier import Notifier
 from baton.router.placement.placer import Assignment, Placer
 from baton.router.rank_session import RankSession, SessionOptions
 from baton.router.rank_sessions import RankSessions
+from baton.router.request_trace import RequestTrace
 from baton.router.state_index import StateIndex
 from baton.router.worker_table import Change, Worker, WorkerTable
+from baton.rpc.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +45,11 @@ class RouterBackend:
         metrics: RouterMetrics,
         share_of: Callable[[KeyName], float],
         dump: RequestDump | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """share_of: returns the share of an API key where requests wait.
         dump: where requests are recorded as they end; None: nowhere.
+        tracing: where spans are sent; None: nowhere.
         """
         self._config = config
         self._model = model
@@ -55,6 +59,7 @@ class RouterBackend:
         self._clock = options.clock
         self._metrics = metrics
         self._dump = dump
+        self._tracing = tracing
         self._started = options.clock()
         self._live = LiveRequests()
         self.changed = Notifier()
@@ -224,10 +229,14 @@ class RouterBackend:
         try:
             self._live.check_open()
             place = self._queue.enter(request)
-            return self._live.add(request, self._clock(), place), place
+            live = self._live.add(request, self._clock(), place)
         except ApiError as error:
             self._metrics.ended(error.code.name.lower(), request.owner)
             raise
+        if self._tracing is not None:
+            caller = None if request.record is None else request.record.trace
+            live.trace = RequestTrace(self._tracing, caller, request.request_id, live.times.arrived)
+        return live, place
 
     async def _wait_for_placement(self, live: LiveRequest) -> tuple[Assignment, RankSession]:
         """QueuePlace a request, waiting up to `worker_wait_s` for a worker of each role.
@@ -263,6 +272,10 @@ class RouterBackend:
         before = live.stream
         state_at = assignment.state_at
         start = live.next_attempt(assignment.prefills, state_at)
+        if live.trace is not None:
+            start.trace.CopyFrom(
+                live.trace.placed(self._clock(), live.attempt, assignment.rank, assignment.prefills)
+            )
         live.stream = session.start(start, 0 if before is None else before.scored_to)
         self._metrics.cluster.placed(assignment.rank, assignment.prefills[0])
         if state_at is not None:
@@ -290,8 +303,11 @@ class RouterBackend:
         log.warning(
             "request %s continues on another rank after %d tokens: %s",
             live.request.request_id, len(live.output_ids), error.message,
+            extra={"request_id": live.request.request_id},
         )  # fmt: skip
         live.record_loss(rank, error)
+        if live.trace is not None:
+            live.trace.left(self._clock(), error.message)
         self._metrics.cluster.replaced(rank, begun=bool(live.output_ids))
 
     def _finish(self, live: LiveRequest, event: Finished) -> Finished:
@@ -302,10 +318,15 @@ class RouterBackend:
             self._metrics.finished(usage, timings, live.request.owner)
         else:
             usage = replace(usage, prompt_tokens=len(live.request.prompt_ids))
-        return replace(event, usage=usage, timings=timings)
+        finished = replace(event, usage=usage, timings=timings)
+        if live.trace is not None:
+            live.trace.finished(finished)
+        return finished
 
     def _end(self, live: LiveRequest) -> None:
         self._live.remove(live)
+        if live.trace is not None:
+            live.trace.ended(live.outcome)
         self._metrics.ended(live.outcome, live.request.owner)
         if self._dump is not None:
             arrived, tokens = live.times.arrived, len(live.output_ids)

@@ -6,8 +6,8 @@ import threading
 
 import uvloop
 
+from baton.core import logs
 from baton.engine.engine import Engine
-from baton.worker import json_logs
 from baton.worker.config import WorkerConfig
 from baton.worker.runtime import MakeRole, WorkerRuntime
 from baton.worker.started import WorkerStarted
@@ -32,7 +32,8 @@ class WorkerActor:
         """Start the worker and return when it serves. Raises ConfigError; then the actor cannot be
         used again.
         """
-        json_logs.set_up(self._config.worker_id, self._config.role.value)
+        config = self._config
+        logs.set_up(config.telemetry.log_format, worker=config.worker_id, role=config.role.value)
         engine = Engine.load(self._config.engine, self._tell)
         self._tell("serving", 1.0)
         self._thread.start()

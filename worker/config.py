@@ -1,11 +1,12 @@
 """The configuration of one worker."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton.core.address import WILDCARDS
 from baton.core.errors import ConfigError
 from baton.core.role import Role
+from baton.core.telemetry import Telemetry
 from baton.engine.config import EngineConfig
 from baton.rpc.identity import number_in
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
@@ -37,6 +38,7 @@ class WorkerConfig:
     state_return: StateReturn = StateReturn.OFF
     send_snapshots: SendSnapshots = SendSnapshots.OFF
     profile_folder: Path | None = None  # for traces of profiles; None: no profile is made
+    telemetry: Telemetry = field(default_factory=Telemetry)
 
     def __post_init__(self) -> None:
         if not self.worker_id:

@@ -9,6 +9,7 @@ from baton.core.errors import InvariantError
 from baton.engine.engine import Engine
 from baton.proto import common_pb2
 from baton.rpc.credentials import Credentials
+from baton.rpc.tracing import Tracing
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.channels.poller import Poller
 from baton.transfer.memory.regions import EngineMemory
@@ -33,6 +34,7 @@ class WorkerContext:
     poller: Poller
     profiler: Profiler
     own_credentials: Credentials | None  # None: it stands alone and has no peers
+    tracing: Tracing | None  # None: no spans are sent
     hub: LocalHub | None  # where the engines of this process meet; None: there is but one
 
     @property

@@ -9,6 +9,7 @@ from baton.engine.engine import Engine
 from baton.engine.memory.device import use_device
 from baton.proto import common_pb2
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from baton.rpc.tracing import open_tracing
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.channels.poller import Poller
 from baton.transfer.memory.regions import EngineMemory
@@ -60,6 +61,9 @@ def make_context(
         own_credentials=server.credentials,
         poller=Poller("transfers", partial(use_device, device)),
         profiler=Profiler(port, device, config.worker_id, config.profile_folder),
+        tracing=open_tracing(
+            config.telemetry.otlp_traces_endpoint, **{"service.instance.id": config.worker_id}
+        ),
         hub=hub,
     )
 

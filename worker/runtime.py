@@ -109,6 +109,8 @@ class WorkerRuntime:
         await self._server.stop()
         await asyncio.to_thread(self._context.port.stop, ENGINE_STOP_S)
         await asyncio.to_thread(self._context.poller.stop)
+        if self._context.tracing is not None:
+            await asyncio.to_thread(self._context.tracing.close)
 
     def _register(self) -> None:
         """Begin to register with every configured router."""

@@ -46,6 +46,7 @@ class Cluster:
         suffice.
         """
         self.seconds: dict[str, float] = {}  # duration of each part of the start
+        self.router_pid = 0  # on its node; set by `up`
         self._progress = progress or Silent()
         with ExitStack() as held:
             self.config = config = self._with_channel(config)
@@ -97,6 +98,14 @@ class Cluster:
         found = map(Identity.parse, self._revoked.get())
         return frozenset(each.name for each in found if each is not None)
 
+    @property
+    def logs(self) -> Path:
+        """Return the folder of the logs of all processes on this machine, once they have started.
+
+        That of a router or worker is worker-*-PID.err.
+        """
+        return ray_start.logs_folder()
+
     def members(self, role: Role) -> list[Member]:
         """Return the present members of one role, ordered by number."""
         return self._fleet.members(role)
@@ -117,6 +126,7 @@ class Cluster:
             self._router = actors.RouterHandle(_ROUTER, RouterActor, self._wiring.router(), cpus=1)
             starting = [self._router, *self._fleet.begin()]
             started = self._wait_for(starting, self._progress)
+            self.router_pid = started[_ROUTER].pid
             self.workers.update({name: s for name, s in started.items() if name != _ROUTER})
         with self._timed("registration"):
             self._wait_until_ready(self.workers)

@@ -73,6 +73,14 @@ def parent_folder() -> Path:
     return usual if len(str(usual)) <= _LONGEST_PARENT else folder(Path("/tmp"))
 
 
+def logs_folder() -> Path:
+    """Return the folder, on this machine, with the logs of Ray's processes and of ours.
+
+    The standard error of an actor is worker-*-PID.err. Ray has started.
+    """
+    return Path(worker._global_node.get_logs_dir_path())
+
+
 def leave() -> None:
     """Stop our own Ray, or disconnect from the one that we joined. Our actors end with it."""
     ray.shutdown()

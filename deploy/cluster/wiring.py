@@ -117,6 +117,7 @@ class Wiring:
             state_return=self.config.state_return,
             send_snapshots=self.config.send_snapshots,
             profile_folder=self.config.profile_folder,
+            telemetry=self.config.router.telemetry,
         )
 
     @property

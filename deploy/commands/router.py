@@ -16,7 +16,7 @@ from baton.deploy.late import call_late
 from baton.deploy.limit_options import limits_from
 from baton.deploy.number_types import Seconds
 from baton.deploy.options import check_folder, folder_from, model_options
-from baton.deploy.record_options import dump_from
+from baton.deploy.record_options import dump_from, telemetry_from
 from baton.deploy.router_options import check_served_name, listen_options, router_options
 
 
@@ -35,7 +35,7 @@ def router(host: str, insecure: bool, http_port: int, grpc_port: int, **given: A
     """
     check_exposed(host, given["api_keys"], insecure=insecure)
     check_access(given)
-    for check in (limits_from, dump_from, check_served_name):
+    for check in (limits_from, dump_from, telemetry_from, check_served_name):
         check(given)
     warning = readable_on_the_way(host, given["api_keys"], client_tls_from(given))
     folder = folder_from(given)

@@ -10,6 +10,7 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
+from baton.core import logs
 from baton.core.errors import BatonError
 from baton.deploy.config_from import router_from
 from baton.deploy.errors import StartError
@@ -30,6 +31,7 @@ def run_router(
     switch_often()
     try:
         config = replace(router_from(folder, given), credentials=given["credentials"], **listen)
+        logs.set_up(config.telemetry.log_format, worker="router", role="router")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(console, config, given["drain"]))
     except BatonError as err:

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from baton.api.request_fields import UnknownFields
+from baton.core import logs
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
 from baton.core.role import Role
@@ -23,6 +24,7 @@ from baton.deploy.local.worker import LocalWorker
 from baton.deploy.options import verify_from
 from baton.deploy.process.interpreter import switch_often
 from baton.deploy.process.malloc_tuning import keep_freed_memory, keep_what_is_loaded
+from baton.deploy.record_options import telemetry_from
 from baton.deploy.router_options import lease_ms_from
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -37,6 +39,7 @@ def run_worker(
     given: values of the options of `baton worker`, by parameter name. Raises StartError.
     """
     clients = _local_config(host, given)
+    logs.set_up(telemetry_from(given).log_format, worker=given["worker_id"] or "")
     keep_freed_memory()
     switch_often()
     engine_config = _engine_config(engine_from(given), role, threads)
@@ -73,6 +76,7 @@ def _worker_config(
         verify=verify_from(given["verify"]),
         credentials=given["credentials"],
         profile_folder=given["profile_folder"].absolute(),
+        telemetry=telemetry_from(given),
     )
 
 

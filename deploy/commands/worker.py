@@ -27,7 +27,7 @@ from baton.deploy.options import (
     folder_from,
     transfer_options,
 )
-from baton.deploy.record_options import profile_option
+from baton.deploy.record_options import profile_option, telemetry_from, telemetry_options
 from baton.deploy.router_options import lease_option, streaming_option, unknown_fields_option
 
 
@@ -70,6 +70,7 @@ from baton.deploy.router_options import lease_option, streaming_option, unknown_
 @client_tls_options
 @limit_options
 @profile_option
+@telemetry_options
 @insecure_option
 @click.option("--threads", type=click.IntRange(1), default=None,
               help="Compute threads; every core when left out.")  # fmt: skip
@@ -83,6 +84,7 @@ def worker(role: str, host: str, insecure: bool, threads: int | None, **given: A
     check_exposed(host, given["api_keys"], insecure=insecure)
     check_access(given)
     limits_from(given)
+    telemetry_from(given)
     check_names(given)
     warning = readable_on_the_way(host, given["api_keys"], client_tls_from(given))
     if given["routers"] and role == Role.BOTH:

@@ -11,6 +11,7 @@ from grpc_health.v1.health_pb2 import HealthCheckResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from baton.api.backend import Backend
+from baton.api.call_log import CallLog
 from baton.api.client_limits import MAX_BODY_BYTES
 from baton.api.client_metrics import ClientMetrics
 from baton.api.counted_backend import CountedBackend
@@ -120,10 +121,11 @@ class LocalWorker:
             if clients.api_keys is not None:
                 keys = KeyGate.open(clients.api_keys, (), clients.limits, metrics)
                 served = CountedBackend(served, keys.accounts)
-            http = self._http(served, text, keys, tls, guard)
+            calls = CallLog(model_id)
+            http = self._http(served, text, keys, calls, tls, guard)
             undo.push_async_callback(http.stop, 0.0)
             grpc_server = GrpcServer(
-                InferenceServicer(served, text, keys),
+                InferenceServicer(served, text, keys, calls),
                 clients.host,
                 clients.grpc_port,
                 max_body_bytes=MAX_BODY_BYTES,
@@ -153,6 +155,7 @@ class LocalWorker:
         served: Backend,
         text: TextService,
         keys: KeyGate | None,
+        calls: CallLog,
         tls: ClientTls | None,
         guard: ClientGuard,
     ) -> HttpServer:
@@ -170,6 +173,7 @@ class LocalWorker:
             ),
             browsers=clients.browsers,
             keys=keys,
+            calls=calls,
         )
         return HttpServer(app, clients.host, clients.http_port, tls, guard)
 

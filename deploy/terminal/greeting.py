@@ -26,6 +26,10 @@ def greet(console: Console, cluster: Cluster, seconds: float) -> None:
     console.print(f"[bold green]ready[/] after {seconds:.1f} s ({parts})", highlight=False)
     console.print(f"  HTTP  {cluster.http_url}", highlight=False)
     console.print(f"  gRPC  {cluster.grpc_address}", highlight=False)
+    where = (
+        f"{cluster.logs}/worker-*-PID.err; requests in that of the router, PID {cluster.router_pid}"
+    )
+    console.print(f"  logs  {escape(where)}", highlight=False, soft_wrap=True)
     for worker in _one_a_role(info["workers"]):
         plan = "; ".join(f"{name} {value}" for name, value in worker["memory_plan"].items())
         line = f"  {worker['role']:<8} {escape(plan)}"

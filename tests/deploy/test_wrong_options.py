@@ -28,6 +28,7 @@ ANY_TEXT = {
     "--allowed-host": "below", "--cors-origin": "below", "--host": "below",
     "--internal-host": "below",
     "--served-model-name": "below", "--forwarded-allow-ips": "below",
+    "--otlp-traces-endpoint": "below",
     "--ray-address": "Ray alone can tell whether a Ray is there",
     "--worker-id": "any name; a decode worker's is checked below",
     "--router": "the worker looks for it as long as it runs",
@@ -149,6 +150,9 @@ def test_what_contradicts_itself_is_refused_without_torch_or_ray(
         (["--ssl-certfile", garbage, "--ssl-keyfile", garbage], "garbage"),
         (["--served-model-name", ""], "--served-model-name"),
         (["--profile-folder", f"{garbage}/below"], "--profile-folder"),
+        (["--otlp-traces-endpoint", "127.0.0.1:4317"], "--otlp-traces-endpoint"),
+        (["--otlp-traces-endpoint", "http://127.0.0.1:x"], "--otlp-traces-endpoint"),
+        (["--otlp-traces-endpoint", "http://h:4318/v1/traces"], "--otlp-traces-endpoint"),
         (["--nonsense"], "--nonsense"),
         (["--port"], "requires an argument" if name == "serve" else "No such option"),
     ]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from baton.core.finish import FinishReason, Usage
+from baton.core.logs import JsonFormatter
 from baton.engine.output.events import RequestFinished
 from baton.proto import common_pb2
 from baton.rpc.convert import finished_to_proto
 from baton.worker.convert import finished_of
-from baton.worker.json_logs import JsonFormatter
 from baton.worker.metric_factory import BUCKETS
 from baton.worker.model_identity import weights_hash
 
