@@ -24,18 +24,19 @@ serve: $(STAMP)
 test: check tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-# Not a part of CI. Takes some forty minutes on two idle cores.
+# Not a part of CI. Takes an hour or more on two idle cores.
 chaos: chaos-faults chaos-load
 
 # Every fault at every state of a hand-off, 500 random ones, and storms of them.
 chaos-faults: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos tests/chaos --ignore tests/chaos/test_soak.py
 
-# 10,000 requests, longer races, more questions to the recall model.
+# 10,000 requests, 100,000 inputs that are mostly wrong, longer races, more questions to the recall model.
 chaos-load: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos --ignore tests/chaos
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m chaos tests/chaos/test_soak.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/client -k any_messages --fuzz 20000 --timeout 1800
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/client -k any_messages --fuzz 70000 --timeout 3600
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e/test_fuzz.py --fuzz 30000 --timeout 7200
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_races.py --race-mixes 200 --timeout 1800
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_recall_modes.py --recall-prompts 1000 --timeout 1800
 
