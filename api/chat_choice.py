@@ -2,18 +2,18 @@
 
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from baton.api.answers import AnswerDelta, WholeAnswer
-from baton.api.chat_turn import AnswerParser
+from baton.api.chat_turn import AnswerParser, AnswerPart
 from baton.api.replies import ending
 from baton.core.finish import Finished, FinishReason
 from baton.core.logprobs import TokenLogprob
 from baton.text.reply_parser import TextPart
 from baton.text.token_table import TokenTable
-from baton.text.tool_calls import ToolCall
+from baton.text.tool_calls import CallMore
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class ChatChoices:
     want_logprobs: bool
     parallel_calls: bool = True  # False: each choice has at most its first tool call
     _calls: Counter[int] = field(default_factory=Counter)  # tool calls so far, by choice
+    _dropping: set[int] = field(default_factory=set)  # choices whose last call is not shown
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """Yield a chunk for each choice that names the role, before any text."""
@@ -36,7 +37,7 @@ class ChatChoices:
         probabilities.
         """
         index, entries = delta.index, delta.logprobs if self.want_logprobs else ()
-        parts = self.parsers[index].push(delta.text)
+        parts: list[AnswerPart] = [*self.parsers[index].push(delta.text)]
         if delta.finished is not None:
             parts += self.parsers[index].finish()
         for part in parts:
@@ -51,11 +52,11 @@ class ChatChoices:
     def whole(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
         """Return one choice of a reply that is not streamed."""
         parser = self.parsers[index]
-        parts = parser.push(answer.text) + parser.finish()
+        parts: list[AnswerPart] = [*parser.push(answer.text), *parser.finish()]
         deltas = [self._delta(index, part) for part in parts if self._wanted(index, part)]
         thoughts = "".join(delta.get("reasoning_content", "") for delta in deltas)
         content = "".join(delta.get("content", "") for delta in deltas)
-        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        calls = _joined(call for delta in deltas for call in delta.get("tool_calls", ()))
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if thoughts:
             message["reasoning_content"] = thoughts
@@ -68,13 +69,21 @@ class ChatChoices:
             "logprobs": self._logprobs(answer.logprobs) if self.want_logprobs else None,
         } | ending(answer.finished, self._reason(index, answer.finished))
 
-    def _wanted(self, index: int, part: TextPart | ToolCall) -> bool:
-        return self.parallel_calls or isinstance(part, TextPart) or not self._calls[index]
+    def _wanted(self, index: int, part: AnswerPart) -> bool:
+        if isinstance(part, CallMore):
+            return index not in self._dropping
+        if self.parallel_calls or isinstance(part, TextPart) or not self._calls[index]:
+            return True
+        self._dropping.add(index)
+        return False
 
-    def _delta(self, index: int, part: TextPart | ToolCall) -> dict[str, Any]:
-        """Return the message part of a chunk. A tool call is sent whole, once it is complete."""
+    def _delta(self, index: int, part: AnswerPart) -> dict[str, Any]:
+        """Return the message part of a chunk. Only the first of a call has its name and id."""
         if isinstance(part, TextPart):
             return {part.kind.value: part.text}
+        if isinstance(part, CallMore):
+            more = {"arguments": part.arguments}
+            return {"tool_calls": [{"index": self._calls[index] - 1, "function": more}]}
         number = self._calls[index]
         self._calls[index] += 1
         function = {"name": part.name, "arguments": part.arguments}
@@ -113,6 +122,17 @@ class ChatChoices:
             "logprob": logprob,
             "bytes": list(self.table.raw_bytes(token_id)),
         }
+
+
+def _joined(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the calls of which `parts` are the chunks."""
+    calls: list[dict[str, Any]] = []
+    for part in parts:
+        if "id" in part:
+            calls.append(part)
+        else:
+            calls[-1]["function"]["arguments"] += part["function"]["arguments"]
+    return calls
 
 
 def _without_index(call: dict[str, Any]) -> dict[str, Any]:

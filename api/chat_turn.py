@@ -24,15 +24,16 @@ from baton.core.logprobs import TokenLogprob
 from baton.core.sampling_params import SamplingParams
 from baton.text.forced_calls import ForcedCallParser
 from baton.text.reply_parser import ReplyParser, TextPart
-from baton.text.tool_calls import ToolCall, properties_of
+from baton.text.tool_calls import CallMore, ToolCall, properties_of
 
 AnswerParser = ReplyParser | ForcedCallParser
+AnswerPart = TextPart | ToolCall | CallMore
 
 
 class TurnParts(NamedTuple):
     """The parts that one delta adds to an answer."""
 
-    parts: list[TextPart | ToolCall]
+    parts: list[AnswerPart]
     logprobs: tuple[TokenLogprob, ...]
     finished: Finished | None  # set on the last
 
@@ -53,10 +54,10 @@ class ChatTurn:
         calls = 0
         async with aclosing(self.deltas):
             async for delta in self.deltas:
-                found = parser.push(delta.text)
+                found: list[AnswerPart] = [*parser.push(delta.text)]
                 if delta.finished is not None:
                     found += parser.finish()
-                kept: list[TextPart | ToolCall] = []
+                kept: list[AnswerPart] = []
                 for part in found:
                     calls += isinstance(part, ToolCall)
                     if self.parallel_calls or calls <= 1 or isinstance(part, TextPart):

@@ -7,44 +7,65 @@ import json
 import re
 
 from baton.text.reply_parser import TextPart
-from baton.text.tool_calls import ToolCall, read_calls
+from baton.text.tool_calls import CallMore, ToolCall, read_calls
 
 _OPENING = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
+Part = TextPart | ToolCall | CallMore
 
 
 class ForcedCallParser:
-    """A parser of the list as it grows. Each call is returned once it is complete."""
+    """A parser of the list as it grows. Arguments are returned as the model writes them."""
 
     def __init__(self) -> None:
-        self._text = ""  # the call that has begun, without what stands before it
-        self._depth = 0  # of brackets; the list's own is the first
+        self._text = ""  # the call that has begun, up to its arguments
+        self._arguments: str | None = None  # those not returned yet; None: none have begun
+        self._depth = 0  # of brackets; the list's own is the first, the arguments' the third
         self._in_string = False
         self._escaped = False
 
-    def push(self, text: str) -> list[TextPart | ToolCall]:
-        calls: list[TextPart | ToolCall] = []
+    def push(self, text: str) -> list[Part]:
+        found: list[Part] = []
         for char in text:
-            if self._depth > 1 or char == "{":
-                self._text += char
             self._follow(char)
-            if self._depth == 1 and char == "}" and not self._in_string:
-                calls += self._complete()
-                self._text = ""
-        return calls
+            if self._arguments is not None:
+                self._arguments += char
+                if self._depth == 2 and char == "}" and not self._in_string:
+                    self._give(found)
+                    self._arguments = None
+            elif self._depth > 1 or (self._depth == 1 and char == "}"):
+                self._take(char, found)
+        self._give(found)
+        return found
 
-    def finish(self) -> list[TextPart | ToolCall]:
-        """Return the call that the end of the answer cut off, with its arguments so far."""
-        return list(self._as_written(self._text))
+    def finish(self) -> list[Part]:
+        """Return the call that the end of the answer cut off before its arguments."""
+        opening = _OPENING.fullmatch(self._text)
+        return [] if opening is None else [ToolCall(json.loads(opening[1]), "")]
 
-    def _complete(self) -> list[ToolCall]:
-        try:
-            return read_calls(self._text)
-        except ValueError:  # nested too deep for Python's parser
-            return self._as_written(self._text.rstrip().removesuffix("}"))
+    def _take(self, char: str, found: list[Part]) -> None:
+        """Take a character of a call outside of its arguments."""
+        if self._depth == 3 and char == "{" and not self._in_string:
+            opening = _OPENING.fullmatch(self._text)
+            if opening is not None:
+                found.append(ToolCall(json.loads(opening[1]), ""))
+                self._text, self._arguments = "", char
+                return
+        self._text += char
+        if self._depth == 1:
+            if self._text != "}":  # a call in another order than the grammar's
+                found += read_calls(self._text)
+            self._text = ""
 
-    def _as_written(self, text: str) -> list[ToolCall]:
-        opening = _OPENING.match(text)
-        return [] if opening is None else [ToolCall(json.loads(opening[1]), text[opening.end() :])]
+    def _give(self, found: list[Part]) -> None:
+        """Return the arguments so far."""
+        if not self._arguments:
+            return
+        last = found[-1] if found else None
+        if isinstance(last, ToolCall):
+            found[-1] = ToolCall(last.name, last.arguments + self._arguments)
+        else:
+            found.append(CallMore(self._arguments))
+        self._arguments = ""
 
     def _follow(self, char: str) -> None:
         if self._in_string:

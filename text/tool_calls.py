@@ -18,7 +18,14 @@ Properties = Mapping[str, Mapping[str, Any]]
 @dataclass(frozen=True)
 class ToolCall:
     name: str
-    arguments: str  # a JSON object
+    arguments: str  # a JSON object, or its beginning: the rest comes as `CallMore`
+
+
+@dataclass(frozen=True)
+class CallMore:
+    """More of the arguments of the last call."""
+
+    arguments: str
 
 
 class JsonInside(Enum):

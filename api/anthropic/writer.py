@@ -11,7 +11,7 @@ from typing import Any
 from baton.api.chat_turn import TurnParts
 from baton.core.finish import Finished, FinishReason
 from baton.text.reply_parser import PartKind, TextPart
-from baton.text.tool_calls import ToolCall
+from baton.text.tool_calls import CallMore, ToolCall
 
 EventJson = dict[str, Any]
 
@@ -31,6 +31,7 @@ class MessageWriter:
             "usage": {"input_tokens": prompt_tokens, "output_tokens": 0},
         }
         self._open: PartKind | None = None  # the kind of the block that grows
+        self._arguments: str | None = None  # of the call that grows
 
     def begin(self) -> Iterator[EventJson]:
         yield {"type": "message_start", "message": self.message | {"content": []}}
@@ -41,6 +42,8 @@ class MessageWriter:
         for part in parts.parts:
             if isinstance(part, TextPart):
                 yield from self._text(part)
+            elif isinstance(part, CallMore):
+                yield self._more(part.arguments)
             else:
                 yield from self._close()
                 yield from self._call(part)
@@ -64,9 +67,12 @@ class MessageWriter:
     def _call(self, call: ToolCall) -> Iterator[EventJson]:
         block = {"type": "tool_use", "id": f"toolu_{secrets.token_hex(12)}", "name": call.name}
         yield self._begin(block | {"input": {}})
-        yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
-        yield self._stop()
-        self._blocks[-1]["input"] = _arguments(call)
+        self._arguments = ""
+        yield self._more(call.arguments)
+
+    def _more(self, arguments: str) -> EventJson:
+        self._arguments = (self._arguments or "") + arguments
+        return self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def _begin(self, block: EventJson) -> EventJson:
         self._blocks.append(block)
@@ -76,8 +82,10 @@ class MessageWriter:
     def _close(self) -> Iterator[EventJson]:
         if self._open is PartKind.REASONING:  # clients send the block back with its signature
             yield self._delta({"type": "signature_delta", "signature": ""})
-        if self._open is not None:
-            self._open = None
+        if self._arguments is not None:
+            self._blocks[-1]["input"] = _parsed(self._arguments)
+        if self._open is not None or self._arguments is not None:
+            self._open = self._arguments = None
             yield self._stop()
 
     def _delta(self, delta: EventJson) -> EventJson:
@@ -116,10 +124,10 @@ def _new_block(kind: PartKind) -> EventJson:
     return {"type": "text", "text": ""}
 
 
-def _arguments(call: ToolCall) -> dict[str, Any]:
+def _parsed(arguments: str) -> dict[str, Any]:
     """Return a call's arguments; {} if the end of the answer cut them off."""
     try:
-        found = json.loads(call.arguments)
+        found = json.loads(arguments)
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

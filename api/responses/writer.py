@@ -3,6 +3,7 @@
 The order of the events is that of OpenAI's reference, "Streaming events" of the Responses API.
 """
 
+import json
 import secrets
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from baton.core.finish import Finished, FinishReason
 from baton.core.logprobs import TokenLogprob
 from baton.text.reply_parser import PartKind, TextPart
 from baton.text.token_table import TokenTable
-from baton.text.tool_calls import ToolCall
+from baton.text.tool_calls import CallMore, ToolCall
 
 EventJson = dict[str, Any]
 _EVENT = {PartKind.CONTENT: "response.output_text", PartKind.REASONING: "response.reasoning_text"}
@@ -32,6 +33,7 @@ class ResponseWriter:
         self._table = table
         self._sequence = 0
         self._open: PartKind | None = None  # the kind of the item that grows
+        self._calling = False  # a call grows
         self._logprobs: list[EventJson] = []  # of tokens whose text is not out yet
 
     def begin(self) -> Iterator[EventJson]:
@@ -45,9 +47,11 @@ class ResponseWriter:
         for part in parts.parts:
             if isinstance(part, TextPart):
                 yield from self._text(part)
+            elif isinstance(part, CallMore):
+                yield self._more(part.arguments)
             else:
                 yield from self._close()
-                yield from self._call(part, parts.finished)
+                yield from self._call(part)
         if parts.finished is not None:
             yield from self._finish(parts.finished)
 
@@ -108,6 +112,8 @@ class ResponseWriter:
 
     def _close(self, status: str = "completed") -> Iterator[EventJson]:
         """Yield the events that end the item that grows, if there is one."""
+        if self._calling:
+            yield from self._end_call(status)
         if self._open is None:
             return
         item, kind = self._items[-1], self._open
@@ -119,7 +125,7 @@ class ResponseWriter:
         self._open = None
         yield self._of_item("response.output_item.done", item=_copy(item))
 
-    def _call(self, call: ToolCall, finished: Finished | None) -> Iterator[EventJson]:
+    def _call(self, call: ToolCall) -> Iterator[EventJson]:
         item = {
             "id": _new_id("fc"),
             "type": "function_call",
@@ -130,12 +136,22 @@ class ResponseWriter:
         }
         self._items.append(item)
         yield self._of_item("response.output_item.added", item=dict(item))
-        place = {"item_id": item["id"], "output_index": len(self._items) - 1}
-        kind = "response.function_call_arguments"
-        yield self._event(f"{kind}.delta", **place, delta=call.arguments)
-        yield self._event(f"{kind}.done", **place, name=call.name, arguments=call.arguments)
-        cut = finished is not None and finished.reason is FinishReason.LENGTH
-        item |= {"arguments": call.arguments, "status": "incomplete" if cut else "completed"}
+        self._calling = True
+        yield self._more(call.arguments)
+
+    def _more(self, arguments: str) -> EventJson:
+        item = self._items[-1]
+        item["arguments"] += arguments
+        kind = "response.function_call_arguments.delta"
+        return self._of_item(kind, item_id=item["id"], delta=arguments)
+
+    def _end_call(self, status: str) -> Iterator[EventJson]:
+        self._calling = False
+        item = self._items[-1]
+        given = {"name": item["name"], "arguments": item["arguments"]}
+        kind = "response.function_call_arguments.done"
+        yield self._of_item(kind, item_id=item["id"], **given)
+        item["status"] = "completed" if _is_json(item["arguments"]) else status
         yield self._of_item("response.output_item.done", item=dict(item))
 
     def _in_part(self, kind: str, **more: Any) -> EventJson:
@@ -162,6 +178,15 @@ class ResponseWriter:
             "logprob": logprob,
             "bytes": list(self._table.raw_bytes(token_id)),
         }
+
+
+def _is_json(text: str) -> bool:
+    """Return False for arguments that the end of the answer cut off."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _new_id(kind: str) -> str:

@@ -74,6 +74,27 @@ async def test_a_conversation_is_answered_with_thoughts_text_and_calls(
     assert reply._request_id
 
 
+async def test_the_input_of_a_forced_call_comes_as_it_is_written(
+    backend: FakeBackend, serve: Serve
+) -> None:
+    backend.says = '[{"name":"add","arguments":{"a":1234567}}]'
+    async with connected(serve) as client:
+        stream = await client.messages.create(
+            model="toy", max_tokens=100, messages=HELLO, tools=TOOLS, stream=True, thinking=OFF,
+            tool_choice={"type": "any"},
+        )  # fmt: skip
+        deltas = [event.delta for event in [e async for e in stream]
+                  if event.type == "content_block_delta"]  # fmt: skip
+        whole = await client.messages.create(
+            model="toy", max_tokens=100, messages=HELLO, tools=TOOLS, thinking=OFF,
+            tool_choice={"type": "any"},
+        )  # fmt: skip
+    parts = [delta.partial_json for delta in deltas if delta.type == "input_json_delta"]
+    assert len(parts) > 4 and json.loads("".join(parts)) == {"a": 1234567}
+    (call,) = whole.content
+    assert call.type == "tool_use" and call.input == {"a": 1234567}
+
+
 @pytest.mark.parametrize("per_event", [1, 6, 500])
 async def test_the_events_come_in_anthropics_order_and_make_the_same_message(
     backend: FakeBackend, serve: Serve, per_event: int

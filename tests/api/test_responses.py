@@ -158,6 +158,15 @@ async def test_a_format_and_a_forced_tool_reach_the_grammar(
                 model="toy", input="hello", tools=TOOLS, tool_choice=choice
             )
             assert [item.type for item in reply.output] == ["function_call"]
+        stream = await client.responses.create(
+            model="toy", input="hello", tools=TOOLS, tool_choice="required", stream=True
+        )
+        found = [event async for event in stream]
+    parts = [e.delta for e in found if e.type == "response.function_call_arguments.delta"]
+    assert len(parts) > 3, "arguments come as they are written"
+    (done,) = [e for e in found if e.type == "response.function_call_arguments.done"]
+    assert "".join(parts) == done.arguments == '{"a":7}'
+    assert found[-1].response.output[0].status == "completed"
     kinds = [request.sampling.grammar for request in backend.seen]
     assert all(kinds) and json.loads(kinds[0].text) == {"type": "object"}
 

@@ -19,7 +19,7 @@ from baton.text.errors import GrammarError
 from baton.text.forced_calls import ForcedCallParser
 from baton.text.grammar import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
-from baton.text.tool_calls import ToolCall, find_tool_format
+from baton.text.tool_calls import CallMore, ToolCall, find_tool_format
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 NODE = {
@@ -88,9 +88,14 @@ async def test_required_calls_are_forced_and_read(
         )
         if stream:
             chunks = [chunk.choices[0] async for chunk in made]
-            calls = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
-            reason = chunks[-1].finish_reason
+            parts = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+            calls = [part for part in parts if part.id is not None]
             assert [call.index for call in calls] == [0, 1]
+            for part in parts:
+                if part.id is None:  # more of a call that has begun
+                    calls[part.index].function.arguments += part.function.arguments
+            assert (len(parts) > 20) == (per_event == 1), "arguments come as they are written"
+            reason = chunks[-1].finish_reason
         else:
             calls = made.choices[0].message.tool_calls
             reason = made.choices[0].finish_reason
@@ -308,9 +313,17 @@ def test_forced_calls_are_read_from_pieces_of_any_size(size: int) -> None:
     arguments = [{"s": '}]{["\\"'}, {"deep": [[{"x": {}}]]}, {}]
     text = json.dumps([{"name": f"n{i}", "arguments": a} for i, a in enumerate(arguments)])
     parser = ForcedCallParser()
-    calls = [c for at in range(0, len(text), size) for c in parser.push(text[at : at + size])]
+    names, given = [], list[str]()
+    for at in range(0, len(text), size):
+        for part in parser.push(text[at : at + size]):
+            assert isinstance(part, ToolCall | CallMore)
+            if isinstance(part, ToolCall):
+                names.append(part.name)
+                given.append("")
+            given[-1] += part.arguments
     assert not parser.finish()
-    assert [json.loads(call.arguments) for call in calls] == arguments  # type: ignore[union-attr]
+    assert names == ["n0", "n1", "n2"]
+    assert [json.loads(each) for each in given] == arguments
 
 
 def test_forced_calls_may_be_deeper_than_python_parses() -> None:
