@@ -149,6 +149,7 @@ FIELDS: tuple[RequestField, ...] = (
     *_works(_MESSAGES, "max_tokens", "most tokens of an answer"),
     *_works(_MESSAGES, "stop_sequences", "ends the answer"),
     *_works(_CHAT, "max_completion_tokens", "as max_tokens"),
+    *_works(_OPENAI, "repeat_penalty", "as repetition_penalty"),
     *_works(_SAMPLING, "max_new_tokens min_new_tokens", "most and fewest tokens of an answer"),
     *_works(_EVERY_SAMPLING, "stop stop_token_ids", "ends the answer"),
     *_works(_EVERY_SAMPLING, "stop_regex", "ends the answer; no anchors, no looking around"),

@@ -168,6 +168,7 @@ class SamplingBody(SamplingFields):
     max_tokens: int | None = None
 
     min_tokens: int = 0
+    repeat_penalty: float | None = None  # the name that Open WebUI and llama.cpp have
     include_stop_str_in_output: bool = False
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
@@ -201,8 +202,16 @@ class SamplingBody(SamplingFields):
             raise refused("n", f"n is {self.n}; expected 1 to {MAX_CHOICES}")
         if self.stream_options is not None and not self.stream:
             raise refused("stream_options", "stream_options needs stream to be true")
+        if None not in (self.repeat_penalty, self.repetition_penalty):
+            raise refused("repeat_penalty", "repetition_penalty is the same; give one of them")
         if self.prompt_logprobs is not None and self.stream:
             raise refused("prompt_logprobs", "prompt_logprobs are not sent in a stream")
+
+    def given(self) -> dict[str, Any]:
+        found = super().given()
+        if self.repeat_penalty is not None:
+            found["repetition_penalty"] = self.repeat_penalty
+        return found
 
     @property
     def choices(self) -> int:
@@ -252,11 +261,20 @@ class SamplingBody(SamplingFields):
         """Return checked parameters. names: this endpoint's names of parameters, where they differ
         from those in SamplingParams. Raises `ApiError` that names the body's field."""
         return checked_sampling(
-            {"include_stop": "include_stop_str_in_output"} | dict(names or {}),
+            self._names() | dict(names or {}),
             **self.given(),
             include_stop=self.include_stop_str_in_output or self.no_stop_trim,
             min_tokens=self.min_tokens,
             max_tokens=max_tokens,
             grammar=self.wanted_grammar()[0],
             **more,
+        )
+
+    def _names(self) -> dict[str, str]:
+        """Return this body's names of parameters, by those in SamplingParams."""
+        names = {"include_stop": "include_stop_str_in_output"}
+        return (
+            names
+            if self.repeat_penalty is None
+            else names | {"repetition_penalty": "repeat_penalty"}
         )

@@ -15,7 +15,15 @@ from baton.api.text_service import TextService
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 
-CLIENTS = ("openai", "anthropic", "langchain-openai", "litellm", "vllm-bench", "sglang-bench")
+CLIENTS = (
+    "openai",
+    "anthropic",
+    "langchain-openai",
+    "litellm",
+    "open-webui",
+    "vllm-bench",
+    "sglang-bench",
+)
 RECORDED = Path(__file__).parent / "recorded"
 FILES = sorted(RECORDED.glob("*.json"))
 CASES = [
@@ -27,7 +35,7 @@ CASES = [
 
 @pytest.fixture
 def text(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[TextService]:
-    monkeypatch.setattr(fake_backend, "CONTEXT", 1000)
+    monkeypatch.setattr(fake_backend, "CONTEXT", 2000)
     service = TextService(tokenizer, ChatTemplate(TEMPLATE))
     yield service
     service.close()

@@ -63,6 +63,7 @@ EXAMPLES: dict[str, Any] = {
     "sampling_params": {"n": 2}, "add_special_tokens": False, "truncate_prompt_tokens": 2,
     "truncation_side": "right", "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
     "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1, "seed": 7,
+    "repeat_penalty": 1.1,
     "sampling_seed": 7, "logit_bias": {"5": 1.5}, "allowed_token_ids": [5, 6],
     "bad_words": ["hello"], "n": 2, "best_of": 1, "max_tokens": 3, "min_tokens": 0,
     "max_completion_tokens": 3, "max_new_tokens": 3, "min_new_tokens": 0, "stop": "x",

@@ -103,6 +103,19 @@ async def test_prompt_logprobs_are_in_vllms_form(connect: Connect, backend: Fake
     assert all(len(entry) == 1 for entry in reply["prompt_logprobs"][1:])
 
 
+async def test_the_repetition_penalty_has_a_second_name(
+    connect: Connect, backend: FakeBackend
+) -> None:
+    body = {"prompt": "x", "repeat_penalty": 1.5}
+    async with connect() as client:
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        assert backend.seen[-1].sampling.repetition_penalty == 1.5
+        for wrong in ({"repeat_penalty": 0}, {"repetition_penalty": 1.1}):
+            reply = await client.post("/v1/completions", json=body | wrong)
+            assert reply.status_code == 400
+            assert reply.json()["error"]["param"] == "repeat_penalty"
+
+
 @pytest.mark.parametrize(
     ("fields", "kept"),
     [
