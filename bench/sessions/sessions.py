@@ -80,12 +80,13 @@ def sessions(
     click.echo(f"seed {seed}")
     counts = numbers_option(ranks, "--ranks")
     plan = _Plan(counts, requests, step_ms / 1000, output_len, trace, mix_requests)
+    issued = max(counts[-1], FITTED_RANKS)  # certificates
     with tempfile.TemporaryDirectory() as folder:
         shape = {**GRANITE_SMALL, "max_position_embeddings": CONTEXT}
         model = write_checkpoint(Path(folder) / "model", shape)
         with (
             cluster_credentials(None) as credentials,
-            rig(model, credentials, 2, counts[-1], random.Random(seed)) as up,
+            rig(model, credentials, 2, issued, random.Random(seed)) as up,
         ):
             rounds = [plan.measured(up, random.Random(seed + i)) for i in range(repeats)]
     results = summarise(rounds)
