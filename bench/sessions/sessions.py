@@ -70,7 +70,8 @@ def sessions(
     us_token_N: CPU of the router with N ranks; loop_us_token_N: of its event loop alone, which is
     what limits it. tok_s_router: tokens a second at which that thread would be full.
     message_us, token_us, request_us: of the loop for a message, a token and a request of the mix;
-    the first two are fitted to rounds with 1, 4 and 16 requests a rank. predicted_us_token_64: what
+    the first two are fitted to rounds with 1, 4 and 16 requests a rank, whose tokens contain the
+    starts of their requests. predicted_us_token_64: what
     they say of the round with so many ranks. routers_R: routers for the last number of ranks at R
     tokens a second each, with steps of --step-ms and requests as in the mix, none busier than 0.7
     of a core. The ranks are divided among them: a router that joins a rank pays for a message of
