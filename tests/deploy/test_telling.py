@@ -95,6 +95,20 @@ def test_the_status_table_names_owners_that_own_something() -> None:
     assert "2 writing" in text and "complete" not in text and "nixl" in text
     assert "3.2ms" in text and "silent" not in text
     assert "cdef01" in text and "draining 1m15s" in text
+    assert "wait here" not in text
+
+
+def test_the_status_says_what_waits_at_the_router_and_for_how_long() -> None:
+    for rate, said in (
+        (0.0, "; 3 wait here with 4,500 tokens"),
+        (50.0, "; 3 wait here with 4,500 tokens, 1m30s of work"),
+    ):
+        info = _info()
+        info["router"] |= {"waiting": 3, "waiting_tokens": 4500, "drain_tokens_per_s": rate}
+        console, out = _console()
+        console.print(render(info))
+        line = next(line for line in out.getvalue().splitlines() if "wait here" in line)
+        assert line.rstrip().endswith(said)
 
 
 @pytest.mark.parametrize("width", [200, 110, 80, 40, 12])
