@@ -15,11 +15,12 @@ from click.testing import CliRunner
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.cli.main import baton
 from baton.deploy.cluster import ray_start
+from baton.deploy.commands.router import router
 from baton.deploy.commands.serve import serve
 from baton.deploy.commands.worker import worker
 from baton.deploy.errors import DeployError
 
-COMMANDS = {"serve": serve, "worker": worker}
+COMMANDS = {"serve": serve, "worker": worker, "router": router}
 ANY_TEXT = {
     "--model": "its folder is checked below",
     "--revision": "below, with a model that is a folder",
@@ -154,12 +155,16 @@ def test_what_contradicts_itself_is_refused_without_torch_or_ray(
         (["--otlp-traces-endpoint", "http://127.0.0.1:x"], "--otlp-traces-endpoint"),
         (["--otlp-traces-endpoint", "http://h:4318/v1/traces"], "--otlp-traces-endpoint"),
         (["--nonsense"], "--nonsense"),
-        (["--port"], "requires an argument" if name == "serve" else "No such option"),
+        (["--port"], "No such option" if name == "worker" else "requires an argument"),
     ]
     cases += {
         "serve": [
             (["--tls-ca", garbage], "belong together"),
             (["--authority", "a", "--tls-ca", garbage], "exclude each other"),
+            (["--dump-prompts"], "--dump-requests"),
+            (["--dump-requests", f"{garbage}/below"], "--dump-requests"),
+        ],
+        "router": [
             (["--dump-prompts"], "--dump-requests"),
             (["--dump-requests", f"{garbage}/below"], "--dump-requests"),
         ],
@@ -169,7 +174,10 @@ def test_what_contradicts_itself_is_refused_without_torch_or_ray(
             (["--credentials", str(tmp_path)], "--credentials is for"),
         ],
     }[name]
-    given = [[name, "--model", str(model), *words] for words, _ in cases]
+    base = [name, "--model", str(model)]
+    if name == "router":
+        base += ["--credentials", str(tmp_path)]
+    given = [[*base, *words] for words, _ in cases]
     for (words, expected), (kind, said, heavy) in zip(cases, refusals(given), strict=True):
         assert kind in ("StartError", "NoSuchOption", "BadOptionUsage"), (words, kind, said)
         assert expected in said, (words, said)
