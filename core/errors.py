@@ -32,7 +32,8 @@ BatonError                     INTERNAL
 │   ├── StartError             INTERNAL           a cluster that cannot start
 │   ├── RayLostError           UNAVAILABLE        Ray has ended under a running cluster
 │   ├── ScaleError             INVALID_REQUEST    a cluster that cannot change as was asked
-│   └── NotRunning             UNAVAILABLE        no cluster answers where one was looked for
+│   ├── NotRunning             UNAVAILABLE        no cluster answers where one was looked for
+│   └── ProbeError             INTERNAL           a part of the machine fails when it is tried
 ├── BuildError                 INTERNAL           native kernels cannot be compiled [kernels]
 ├── LayoutError                INTERNAL           structs differ from the native library's [kernels]
 ├── NotRecordableError         INTERNAL           a model step that cannot be recorded [kernels]

@@ -54,8 +54,12 @@ class TextFormatter(logging.Formatter):
 
 
 def extra_of(record: logging.LogRecord) -> dict[str, object]:
-    """Return the fields that `extra` gave the record."""
-    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+    """Return the fields that `extra` gave the record, without those that Ray adds to each."""
+    return {
+        name: value
+        for name, value in vars(record).items()
+        if name not in _STANDARD and not name.startswith("_")
+    }
 
 
 def set_up(log_format: LogFormat, **fields: str) -> None:

@@ -28,3 +28,7 @@ class NotRunning(DeployError):
     """A cluster or router that was looked for and does not answer."""
 
     code = ErrorCode.UNAVAILABLE
+
+
+class ProbeError(DeployError):
+    """A probe of `baton doctor` that raised, ended or did not answer; the message says which."""

@@ -10,7 +10,8 @@ from packaging.requirements import Requirement
 
 from baton.deploy.doctor.finding import Finding, Level, ok
 from baton.deploy.doctor.packages import installed, requirements
-from baton.deploy.doctor.probe import ProbeError, run_probe
+from baton.deploy.doctor.probe import run_probe
+from baton.deploy.errors import ProbeError
 
 DRIVER = Path("/proc/driver/nvidia/version")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

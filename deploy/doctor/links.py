@@ -7,7 +7,8 @@ from pathlib import Path
 
 from baton.deploy.doctor.finding import Finding, Level, ok
 from baton.deploy.doctor.packages import installed
-from baton.deploy.doctor.probe import ProbeError, run_probe
+from baton.deploy.doctor.probe import run_probe
+from baton.deploy.errors import ProbeError
 from baton.transfer.channels.nixl.ucx import AGENT_BYTES, SHARED_MEMORY
 
 LEAST_AGENTS = 4

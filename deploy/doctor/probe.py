@@ -9,12 +9,10 @@ import subprocess
 import sys
 from typing import Any
 
+from baton.deploy.errors import ProbeError
+
 DEADLINE_S = 60.0
 _LAST_LINES = 3
-
-
-class ProbeError(Exception):
-    """A probe that raised, ended or did not answer; the message says which."""
 
 
 def run_probe(module: str, deadline_s: float = DEADLINE_S) -> Any:

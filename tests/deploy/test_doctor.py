@@ -23,7 +23,8 @@ from baton.deploy.doctor.finding import Finding, Level
 from baton.deploy.doctor.host import check_clock
 from baton.deploy.doctor.links import check_rdma, check_ucx
 from baton.deploy.doctor.packages import check_package
-from baton.deploy.doctor.probe import ProbeError, run_probe
+from baton.deploy.doctor.probe import run_probe
+from baton.deploy.errors import ProbeError
 
 BATON = [sys.executable, "-m", "baton.cli.main"]
 CAN_MOUNT = os.geteuid() == 0 and shutil.which("unshare") is not None
