@@ -39,7 +39,9 @@ def certificates(folder: Path) -> AuthorityFolder:
 
 @contextmanager
 def running(*command: str, **environment: str) -> Iterator["subprocess.Popen[str]"]:
-    with subprocess.Popen(command, text=True, env=os.environ | environment) as process:
+    # A test of NIXL in this process leaves its own interface in the environment.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
+    with subprocess.Popen(command, text=True, env=inherited | environment) as process:
         try:
             yield process
             process.send_signal(signal.SIGTERM)
@@ -68,22 +70,23 @@ async def by_hand(
     with ExitStack() as stack:
         listen = ["--host", hosts["router"], "--http-port", str(HTTP)]
         reach = ["--internal-host", hosts["router"], "--internal-port", str(INTERNAL)]
-        stack.enter_context(running(*words("router"), *listen, *reach))
+        started = [stack.enter_context(running(*words("router"), *listen, *reach))]
         for role in ("prefill", "decode"):
             place = ["--role", role, "--worker-id", f"{role}-0", "--router", internal,
                      "--peer-host", hosts[role], "--http", "0"]  # fmt: skip
             command = [*words(role), *place, *ENGINE, *options]
-            stack.enter_context(running(*command, UCX_TLS="tcp,self"))
+            started.append(stack.enter_context(running(*command, UCX_TLS="tcp,self")))
         url = f"http://{join_host_port(hosts['router'], HTTP)}"
         async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http:
-            await ready(http)
+            await ready(http, started)
             yield http
 
 
-async def ready(http: httpx.AsyncClient) -> None:
+async def ready(http: httpx.AsyncClient, started: "list[subprocess.Popen[str]]") -> None:
     """Wait until the router could answer a request."""
     async with asyncio.timeout(START_S):
         while True:
+            assert [process.poll() for process in started] == [None] * len(started)
             with contextlib.suppress(httpx.TransportError):
                 if (await http.get("/ready")).status_code == 200:
                     return

@@ -169,7 +169,7 @@ def test_what_ray_tells_of_workers_is_not_printed_but_that_memory_ran_out(
     ray_start.connect(RayConfig(folder=tmp_path))
     died = "A worker died or was killed while executing a task by an unexpected system error."
     scarce = "1 Workers (tasks / actors) killed due to memory pressure (OOM)"
-    with caplog.at_level(logging.DEBUG):
+    with caplog.at_level(logging.DEBUG, logger="baton"):
         worker.listen_error_messages(_Told(died, scarce), threading.Event())
     assert "Worker" not in capfd.readouterr().out
     found = {each.message.removeprefix("Ray says: "): each.levelno for each in caplog.records}
