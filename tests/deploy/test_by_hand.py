@@ -8,6 +8,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -26,7 +27,6 @@ from baton.rpc.identity import ProcessRole
 
 BATON = (sys.executable, "-m", "baton.cli.main")
 START_S = 180.0
-INTERNAL, HTTP = 7000, 8000
 ENGINE = ("--page-size", str(GRID), "--memory-gb", "0.06", "--threads", "1", "--max-running", "4")
 
 
@@ -35,6 +35,11 @@ def certificates(folder: Path) -> AuthorityFolder:
     for role, name in (("router", "router-0"), ("prefill", "prefill-0"), ("decode", "decode-0")):
         authority.issue(ProcessRole(role), name)
     return authority
+
+
+def free_port() -> int:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        return int(server.getsockname()[1])
 
 
 @contextmanager
@@ -66,17 +71,18 @@ async def by_hand(
                 "--model", str(tiny), "--credentials", str(credentials), "--insecure",
                 "--grpc-port", "0"]  # fmt: skip
 
-    internal = join_host_port(hosts["router"], INTERNAL)
+    internal_port, http_port = free_port(), free_port()
+    internal = join_host_port(hosts["router"], internal_port)
     with ExitStack() as stack:
-        listen = ["--host", hosts["router"], "--http-port", str(HTTP)]
-        reach = ["--internal-host", hosts["router"], "--internal-port", str(INTERNAL)]
+        listen = ["--host", hosts["router"], "--http-port", str(http_port)]
+        reach = ["--internal-host", hosts["router"], "--internal-port", str(internal_port)]
         started = [stack.enter_context(running(*words("router"), *listen, *reach))]
         for role in ("prefill", "decode"):
             place = ["--role", role, "--worker-id", f"{role}-0", "--router", internal,
                      "--peer-host", hosts[role], "--http", "0"]  # fmt: skip
             command = [*words(role), *place, *ENGINE, *options]
             started.append(stack.enter_context(running(*command, UCX_TLS="tcp,self")))
-        url = f"http://{join_host_port(hosts['router'], HTTP)}"
+        url = f"http://{join_host_port(hosts['router'], http_port)}"
         async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http:
             await ready(http, started)
             yield http
