@@ -1,24 +1,23 @@
 """A `Backend` that ends the reasoning of an answer once it has spent its budget of tokens."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from baton.api.backend import (
     Backend,
     GenerateRequest,
-    Health,
-    ModelInfo,
     ThinkingBudget,
     TokenEvent,
 )
 from baton.api.requests import new_request_id
+from baton.api.wrapped_backend import WrappedBackend
 from baton.core.finish import Finished
 from baton.text.detokenizer import make_detokenizer
 from baton.text.tokenizer import Tokenizer
 
 
-class BudgetedBackend:
+class BudgetedBackend(WrappedBackend):
     """`backend`, with budgets of reasoning.
 
     A request whose reasoning goes on beyond its budget is stopped, and goes on as another one,
@@ -27,7 +26,7 @@ class BudgetedBackend:
     """
 
     def __init__(self, backend: Backend, tokenizer: Tokenizer) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._tokenizer = tokenizer
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Finished, None]:
@@ -90,27 +89,6 @@ class BudgetedBackend:
                     yield replace(event, usage=usage)
                 else:
                     yield event._replace(first_index=event.first_index + len(before))
-
-    def check_room(self, owner: str | None) -> None:
-        self._backend.check_room(owner)
-
-    async def cancel(self, request_id: str) -> None:
-        await self._backend.cancel(request_id)
-
-    async def abort(self, name: str | None, owner: str | None = None) -> int:
-        return await self._backend.abort(name, owner)
-
-    async def models(self) -> Sequence[ModelInfo]:
-        return await self._backend.models()
-
-    async def server_info(self) -> Mapping[str, object]:
-        return await self._backend.server_info()
-
-    async def health(self) -> Health:
-        return await self._backend.health()
-
-    async def flush_cache(self, timeout_s: float) -> None:
-        await self._backend.flush_cache(timeout_s)
 
 
 def _room(request: GenerateRequest, given: Sequence[int], budget: ThinkingBudget) -> int:

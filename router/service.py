@@ -239,7 +239,7 @@ class RouterBackend:
         return live, place
 
     async def _wait_for_placement(self, live: LiveRequest) -> tuple[Assignment, RankSession]:
-        """QueuePlace a request, waiting up to `worker_wait_s` for a worker of each role.
+        """Place a request, waiting up to `worker_wait_s` for a worker of each role.
 
         A started answer that is pinned to a rank waits as long for that rank to come back.
         After that any other rank may continue it.
