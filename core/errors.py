@@ -32,6 +32,7 @@ BatonError                     INTERNAL
 │   ├── StartError             INTERNAL           a cluster that cannot start
 │   ├── RayLostError           UNAVAILABLE        Ray has ended under a running cluster
 │   ├── ScaleError             INVALID_REQUEST    a cluster that cannot change as was asked
+│   ├── ControlError           INVALID_REQUEST    a request that a cluster cannot take
 │   ├── NotRunning             UNAVAILABLE        no cluster answers where one was looked for
 │   └── ProbeError             INTERNAL           a part of the machine fails when it is tried
 ├── BuildError                 INTERNAL           native kernels cannot be compiled [kernels]

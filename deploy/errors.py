@@ -24,6 +24,12 @@ class ScaleError(DeployError):
     code = ErrorCode.INVALID_REQUEST
 
 
+class ControlError(DeployError):
+    """A request that the cluster does not have, or whose arguments are wrong."""
+
+    code = ErrorCode.INVALID_REQUEST
+
+
 class NotRunning(DeployError):
     """A cluster or router that was looked for and does not answer."""
 

@@ -1,23 +1,31 @@
-"""The control socket, by which other commands ask the serving process to change its cluster.
+"""The control socket, by which commands ask whoever runs a cluster to do something with it.
 
 The socket lies in this user's own folder, so that no other user can connect. A connection carries
-one request: one line of JSON. The reply is any number of progress lines and one answer.
+one request, one line of JSON: `{"request": NAME, "arguments": {...}}`. The reply is any number of
+lines of progress, then one with the answer or with an error.
 """
 
 import json
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from baton.deploy.cluster.start_progress import StartProgress
-from baton.deploy.errors import DeployError, NotRunning, StartError
+from baton.deploy.errors import ControlError, DeployError, NotRunning, StartError
 
 Handler = Callable[[Mapping[str, Any], StartProgress], Mapping[str, Any]]
-"""Takes a request and a progress receiver; returns the answer, or raises DeployError."""
+"""Takes a request's arguments and a progress receiver; returns the answer, or raises DeployError.
+
+Arguments and answer are JSON. Handlers run beside each other, on a thread each, and run on when the
+requester disconnects.
+"""
+
+Handlers = Mapping[str, Handler]
+"""Handlers by the name of their request."""
 
 SILENCE_S = 900.0
 """Longest wait between two lines of the answer: a worker's start, or a drain."""
@@ -42,7 +50,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 @contextmanager
-def listening(path: Path, handle: Handler) -> Iterator[None]:
+def listening(path: Path, handlers: Handlers) -> Iterator[None]:
     """Handle requests at `path` inside the context, each on its own thread. Raises StartError."""
 
     class RequestHandler(socketserver.StreamRequestHandler):
@@ -52,7 +60,7 @@ def listening(path: Path, handle: Handler) -> Iterator[None]:
 
         def _answer(self) -> None:
             try:
-                answer = handle(json.loads(self.rfile.readline()), _Told(self._tell))
+                answer = _handle(self.rfile.readline(), handlers, _Told(self._tell))
             except DeployError as err:
                 self._send({"error": str(err)})
             else:
@@ -80,7 +88,14 @@ def listening(path: Path, handle: Handler) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def ask(path: Path, request: Mapping[str, Any], progress: StartProgress) -> Mapping[str, Any]:
+def request_line(name: str, arguments: Mapping[str, Any]) -> bytes:
+    """Return the line that carries a request."""
+    return json.dumps({"request": name, "arguments": arguments}).encode() + b"\n"
+
+
+def ask(
+    path: Path, name: str, arguments: Mapping[str, Any], progress: StartProgress
+) -> Mapping[str, Any]:
     """Send a request and return its answer.
 
     Raises NotRunning, or DeployError with the other side's message.
@@ -90,16 +105,20 @@ def ask(path: Path, request: Mapping[str, Any], progress: StartProgress) -> Mapp
             connection.settimeout(SILENCE_S)
             connection.connect(str(path))
             with connection.makefile("rwb") as lines:
-                lines.write(json.dumps(request).encode() + b"\n")
+                lines.write(request_line(name, arguments))
                 lines.flush()
-                return _answer(lines, progress)
+                return answer_in(lines, progress)
     except TimeoutError as err:
         raise DeployError(f"{path} did not answer for {SILENCE_S:g} s; see `baton status`") from err
     except OSError as err:
         raise NotRunning(f"no `baton serve` answers at {path}: {err}") from err
 
 
-def _answer(lines: Iterator[bytes], progress: StartProgress) -> Mapping[str, Any]:
+def answer_in(lines: Iterable[bytes], progress: StartProgress) -> Mapping[str, Any]:
+    """Report the progress in the lines of a reply, and return the answer that follows.
+
+    Raises DeployError with the message of an error, or NotRunning if the lines end before either.
+    """
     for line in lines:
         message = json.loads(line)
         if "error" in message:
@@ -112,3 +131,22 @@ def _answer(lines: Iterator[bytes], progress: StartProgress) -> Mapping[str, Any
         else:
             progress.update(message["part"], message["phase"], message["fraction"])
     raise NotRunning("the cluster ended before it answered")
+
+
+def _handle(line: bytes, handlers: Handlers, progress: StartProgress) -> Mapping[str, Any]:
+    """Return the answer to a request. Raises DeployError."""
+    try:
+        request = json.loads(line)
+        name, arguments = request["request"], request["arguments"]
+    except (ValueError, KeyError, TypeError) as err:
+        raise ControlError(
+            'expected one line of JSON, {"request": NAME, "arguments": {…}}; got '
+            f"{line[:80].decode(errors='replace')!r}"
+        ) from err
+    handler = handlers.get(name) if isinstance(name, str) else None
+    if handler is None:
+        known = ", ".join(sorted(handlers))
+        raise ControlError(f"this cluster has no request {name!r}; it has {known}")
+    if not isinstance(arguments, dict):
+        raise ControlError(f"the arguments of {name} must be an object; got {arguments!r}")
+    return handler(arguments, progress)

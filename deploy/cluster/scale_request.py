@@ -1,11 +1,45 @@
-"""The request that `baton scale` sends to the serving process.
+"""The request that `baton scale` sends to whoever runs the cluster.
 
 This module imports nothing of a cluster, so that the command starts at once.
 """
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
+
+from baton.deploy.errors import ControlError
+
+SCALE = "scale"
+_ROLES = ("prefill", "decode")
+
+
+@dataclass(frozen=True)
+class ScaleRequest:
+    """The number of workers that there should be of each named role."""
+
+    counts: Mapping[str, int]  # by role
+    drain_s: float  # seconds for running requests on a worker that leaves
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"counts": dict(self.counts), "drain_s": self.drain_s}
+
+    @classmethod
+    def parse(cls, arguments: Mapping[str, Any]) -> Self:
+        """Parse what `arguments` returned. Raises ControlError for anything else."""
+        counts, drain_s = arguments.get("counts"), arguments.get("drain_s")
+        if (
+            not isinstance(counts, dict)
+            or not all(role in _ROLES and type(n) is int for role, n in counts.items())
+            or not isinstance(drain_s, int | float)
+            or drain_s < 0
+        ):
+            raise ControlError(
+                f"{SCALE} takes counts, as in {{'decode': 4}}, and drain_s, seconds from 0; got "
+                f"{dict(arguments)}"
+            )
+        return cls(counts, float(drain_s))
 
 
 def parse_counts(words: tuple[str, ...]) -> dict[str, int]:
@@ -21,7 +55,3 @@ def parse_counts(words: tuple[str, ...]) -> dict[str, int]:
     if not counts:
         raise ValueError("name a role and how many of it there should be, as in decode=4")
     return counts
-
-
-def scale_request(counts: Mapping[str, int], drain_s: float) -> dict[str, Any]:
-    return {"scale": dict(counts), "drain_s": drain_s}

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -12,9 +11,9 @@ from baton.deploy.client.owned_folder import owned_folder
 from baton.deploy.client.state_file import control_path, folder, published
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.control import listening
+from baton.deploy.cluster.control_handlers import control_handlers
 from baton.deploy.cluster.preflight import check_device, check_model
 from baton.deploy.cluster.ray_lost import end_if_ray_is_lost
-from baton.deploy.cluster.scaling import handle_scale
 from baton.deploy.cluster.worker_watch import watch_workers
 from baton.deploy.config_from import config_from
 from baton.deploy.errors import StartError
@@ -47,8 +46,7 @@ def run_cluster(
                 cluster = stack.enter_context(Cluster(config, progress))
             own = stack.enter_context(owned_folder(folder()))
             model = str(config.engine.model)
-            scaled = partial(handle_scale, cluster)
-            stack.enter_context(listening(control_path(own), scaled))
+            stack.enter_context(listening(control_path(own), control_handlers(cluster)))
             tls = config.router.client_tls
             certificate = None if tls is None else tls.certificate
             stack.enter_context(

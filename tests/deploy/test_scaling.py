@@ -1,5 +1,6 @@
 """Tests of a cluster's membership, and of the requests that change it while it runs."""
 
+import json
 import os
 import random
 import socket
@@ -14,8 +15,8 @@ from deploy.wired import wired
 
 from baton.core.role import Role
 from baton.deploy.cluster.config import ClusterConfig
-from baton.deploy.cluster.control import ask, listening
-from baton.deploy.cluster.scale_request import parse_counts
+from baton.deploy.cluster.control import Handler, ask, listening, request_line
+from baton.deploy.cluster.scale_request import ScaleRequest, parse_counts
 from baton.deploy.cluster.start_progress import Silent, StartProgress
 from baton.deploy.errors import DeployError, NotRunning, ScaleError, StartError
 from baton.deploy.process import memory_budget
@@ -63,6 +64,11 @@ def test_counts_are_read_and_what_is_wrong_is_named() -> None:
             parse_counts(words)
 
 
+def test_a_scale_request_arrives_as_it_was() -> None:
+    request = ScaleRequest({"decode": 4, "prefill": 2}, 1.5)
+    assert ScaleRequest.parse(json.loads(json.dumps(request.arguments))) == request
+
+
 def test_a_request_is_answered_and_progress_told_meanwhile(tmp_path: Path) -> None:
     seen: list[Mapping[str, Any]] = []
 
@@ -73,13 +79,13 @@ def test_a_request_is_answered_and_progress_told_meanwhile(tmp_path: Path) -> No
         return {"decode": ["decode-2"]}
 
     number = random.randrange(1000)
-    with listening(tmp_path / "s", handle):
+    with listening(tmp_path / "s", {"grow": handle}):
         heard = Heard()
-        assert ask(tmp_path / "s", {"n": number}, heard) == {"decode": ["decode-2"]}
+        assert ask(tmp_path / "s", "grow", {"n": number}, heard) == {"decode": ["decode-2"]}
     assert seen == [{"n": number}]
     assert heard.lines == [("decode-2", "weights"), ("decode-2", "ready")]
     with pytest.raises(NotRunning, match="no `baton serve` answers"):
-        ask(tmp_path / "s", {}, Silent())
+        ask(tmp_path / "s", "grow", {}, Silent())
 
 
 def test_what_is_wrong_reaches_who_asked_and_others_are_answered_on(tmp_path: Path) -> None:
@@ -92,15 +98,46 @@ def test_what_is_wrong_reaches_who_asked_and_others_are_answered_on(tmp_path: Pa
             return {}
         raise ScaleError("decode=0; a cluster needs at least one of each role")
 
-    with listening(tmp_path / "s", handle):
-        slow = threading.Thread(target=ask, args=(tmp_path / "s", {"slow": True}, Silent()))
+    with listening(tmp_path / "s", {"do": handle}):
+        slow = threading.Thread(target=ask, args=(tmp_path / "s", "do", {"slow": True}, Silent()))
         slow.start()
         assert busy.wait(60)
         with pytest.raises(DeployError, match="at least one of each role"):
-            ask(tmp_path / "s", {"slow": False}, Silent())
+            ask(tmp_path / "s", "do", {"slow": False}, Silent())
         free.set()
         slow.join(60)
         assert not slow.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        (request_line("grow", {}), "no request 'grow'; it has do, scale"),
+        (b"{}\n", "expected one line of JSON"),
+        (b'["do"]\n', "expected one line of JSON"),
+        (b'{"request": ["do"], "arguments": {}}\n', "no request"),
+        (b'{"request": "do", "arguments": [1]}\n', "arguments of do must be an object"),
+        (b"\xff\n", "expected one line of JSON"),
+        (request_line("scale", {"counts": {"both": 1}, "drain_s": 1}), "scale takes counts"),
+        (request_line("scale", {"counts": {"decode": 1.5}, "drain_s": 1}), "scale takes counts"),
+        (request_line("scale", {"counts": {"decode": 1}, "drain_s": -1}), "scale takes counts"),
+    ],
+)
+def test_a_wrong_request_is_answered_with_what_is_wrong(
+    line: bytes, wrong: str, tmp_path: Path
+) -> None:
+    def parse(arguments: Mapping[str, Any], progress: StartProgress) -> Mapping[str, Any]:
+        return ScaleRequest.parse(arguments).arguments
+
+    handlers: dict[str, Handler] = {"do": lambda *_: {}, "scale": parse}
+    with (
+        listening(tmp_path / "s", handlers),
+        socket.socket(socket.AF_UNIX) as connection,
+    ):
+        connection.settimeout(60)
+        connection.connect(str(tmp_path / "s"))
+        connection.sendall(line)
+        assert wrong in json.loads(connection.makefile().readline())["error"]
 
 
 def test_one_who_asks_and_goes_does_not_end_what_was_asked_for(tmp_path: Path) -> None:
@@ -113,10 +150,10 @@ def test_one_who_asks_and_goes_does_not_end_what_was_asked_for(tmp_path: Path) -
         ended.set()
         return {}
 
-    with listening(tmp_path / "s", handle):
+    with listening(tmp_path / "s", {"do": handle}):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(tmp_path / "s"))
-            connection.sendall(b"{}\n")
+            connection.sendall(request_line("do", {}))
         gone.set()
         assert ended.wait(60)
 

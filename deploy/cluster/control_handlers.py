@@ -1,0 +1,12 @@
+"""The requests that a running cluster takes, by name: the one list of them."""
+
+from functools import partial
+
+from baton.deploy.cluster.cluster import Cluster
+from baton.deploy.cluster.control import Handlers
+from baton.deploy.cluster.scale_request import SCALE
+from baton.deploy.cluster.scaling import handle_scale
+
+
+def control_handlers(cluster: Cluster) -> Handlers:
+    return {SCALE: partial(handle_scale, cluster)}
