@@ -30,8 +30,10 @@ Count = Callable[[str, str], None]  # a key's name, and the cap that it reached
 class Account:
     """The use of one key."""
 
-    def __init__(self, key: Key, clock: Callable[[], float]) -> None:
+    def __init__(self, key: Key, clock: Callable[[], float], parts: int) -> None:
+        """parts: servers among which the key's caps are divided."""
         self._clock = clock
+        self._parts = parts
         self.running = 0  # answers that have not ended
         self.requests: MinuteRate | None = None
         self.tokens: MinuteRate | None = None
@@ -47,7 +49,7 @@ class Account:
         if per_minute is None:
             return None
         if present is None:
-            return MinuteRate(per_minute, self._clock)
+            return MinuteRate(per_minute, self._clock, self._parts)
         if present.per_minute != per_minute:
             present.change(per_minute)
         return present
@@ -105,10 +107,16 @@ class KeyAccounts:
     """The accounts of all keys, by name: a key that is replaced under its name keeps its use."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, count: Count = lambda key, cap: None
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        count: Count = lambda key, cap: None,
+        parts: int = 1,
     ) -> None:
-        """count: called for each refusal."""
+        """count: called for each refusal. parts: servers among which each key's caps are divided;
+        they do not know of each other.
+        """
         self._clock = clock
+        self._parts = parts
         self.count_refusal = count
         self._accounts: dict[str, Account] = {}
         self._answers: dict[str, _Answer] = {}  # by request id
@@ -178,7 +186,7 @@ class KeyAccounts:
     def _account(self, key: Key) -> Account:
         account = self._accounts.get(key.name)
         if account is None:
-            account = self._accounts[key.name] = Account(key, self._clock)
+            account = self._accounts[key.name] = Account(key, self._clock, self._parts)
         elif account.key is not key:
             account.follow(key)
         return account
@@ -201,17 +209,22 @@ class KeyAccounts:
 
     def _check_running(self, account: Account, more: int) -> None:
         most, name = account.key.concurrent_requests, account.key.name
-        if most is None or account.running + more <= most:
+        if most is None:
+            return
+        part = -(-most // self._parts)
+        # Alone, a request may ask for as many answers as the key may have: no other server has
+        # a larger part.
+        if account.running + more <= part or (account.running == 0 and more <= most):
             return
         later = account.running > 0 and more <= most
         raise self._refused(
             name,
             "concurrent_requests",
             ErrorCode.OVERLOADED if later else ErrorCode.PERMISSION_DENIED,
-            f"the API key {name!r} may have {most} answers at once, {account.running} are under "
-            f"way and this request asks for {more}; "
+            f"the API key {name!r} may have {part} answers at once here, {account.running} are "
+            f"under way and this request asks for {more}; "
             + ("send it again later" if later else "ask for fewer"),
-            f"at most {most}",
+            f"at most {part}",
             RETRY_AFTER_S if later else None,
         )
 

@@ -27,8 +27,12 @@ class KeyGate:
         more: Sequence[Key] = (),
         limits: ClientLimits | None = None,
         metrics: ClientMetrics | None = None,
+        parts: int = 1,
     ) -> Self:
-        """more: keys that are in no file. Raises ConfigError as `read_keys` does."""
-        count = metrics.key_refused if metrics is not None else None
-        accounts = KeyAccounts() if count is None else KeyAccounts(count=count)
+        """more: keys that are in no file. parts: servers among which their caps are divided.
+        Raises ConfigError as `read_keys` does.
+        """
+        accounts = KeyAccounts(parts=parts)
+        if metrics is not None:
+            accounts = KeyAccounts(count=metrics.key_refused, parts=parts)
         return cls(Keyring(path, more), accounts, KeyGuesses(limits, metrics))

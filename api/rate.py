@@ -4,11 +4,15 @@ from collections.abc import Callable
 
 
 class MinuteRate:
-    """A limit of `per_minute` units a minute, in bursts of up to one minute's."""
+    """A limit of `per_minute` units a minute, in bursts of up to one minute's.
 
-    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+    `parts` servers share the limit: each fills up by its part of it.
+    """
+
+    def __init__(self, per_minute: int, clock: Callable[[], float], parts: int = 1) -> None:
         self._clock = clock
         self._per_minute = per_minute
+        self._parts = parts
         self._credit = float(per_minute)
         self._at = clock()
 
@@ -31,7 +35,7 @@ class MinuteRate:
     def wait_s(self, units: float) -> float:
         """Return the seconds until so many units may be used; 0 if they may be used now."""
         self._fill()
-        return max(0.0, (units - self._credit) * 60 / self._per_minute)
+        return max(0.0, (units - self._credit) * 60 * self._parts / self._per_minute)
 
     @property
     def full_s(self) -> float:
@@ -45,6 +49,6 @@ class MinuteRate:
 
     def _fill(self) -> None:
         now = self._clock()
-        gained = (now - self._at) * self._per_minute / 60
+        gained = (now - self._at) * self._per_minute / (60 * self._parts)
         self._credit = min(self._credit + gained, float(self._per_minute))
         self._at = now

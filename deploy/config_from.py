@@ -63,6 +63,7 @@ def router_from(model: Path, given: dict[str, Any]) -> RouterConfig:
     """
     return RouterConfig(
         model,
+        routers=given["routers"],
         served_model_name=given["served_model_name"],
         internal_host=given["internal_host"],
         internal_port=given["internal_port"],
@@ -95,6 +96,7 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
     return ClusterConfig(
         engine,
         router_from(engine.model, given),
+        routers=given["routers"],
         prefill=given["prefill"],
         decode=given["decode"],
         decode_dp=given["decode_dp"],

@@ -119,6 +119,9 @@ _TRANSFER = (
 )  # fmt: skip
 
 _CLUSTER = (
+    click.option("--routers", type=click.IntRange(1), default=1, show_default=True,
+                 help="Number of routers; router i has each port plus i. Each serves with all "
+                 "workers, and a part of every API key's caps."),
     click.option("--prefill", type=click.IntRange(1), default=1, show_default=True,
                  help="Number of workers that compute prompts."),
     click.option("--decode", type=click.IntRange(1), default=1, show_default=True,

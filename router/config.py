@@ -42,6 +42,7 @@ class RouterConfig:
     api_keys: Path | None = None  # the file of API keys; None: everybody may call
     operator_sha256: str = ""  # the digest of a key for `deploy`, which is in no file
     cors_origins: tuple[str, ...] = ()  # origins of pages that may call from a browser
+    routers: int = 1  # of the cluster, of each of which API keys' caps are a part
     client_tls: CertificateFiles | None = None  # of the ports for clients; None: in the clear
     limits: ClientLimits = field(default_factory=ClientLimits)  # of the ports for clients
     cache_scope: CacheScope = CacheScope.SHARED  # the requests that share cached prefixes
@@ -58,6 +59,7 @@ class RouterConfig:
             raise ConfigError(f"lease_ms is {self.lease_ms}; expected at least {MIN_LEASE_MS}")
         for name, value in (
             ("max_body_bytes", self.max_body_bytes),
+            ("routers", self.routers),
             ("request_timeout_s", self.request_timeout_s),
         ):
             if not value > 0:

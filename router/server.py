@@ -235,4 +235,4 @@ def _key_gate(config: RouterConfig, metrics: ClientMetrics) -> KeyGate | None:
     if config.operator_sha256:
         name = "operator of this cluster"
         operators.append(Key(name, config.operator_sha256, frozenset(KeyScope)))
-    return KeyGate.open(config.api_keys, operators, config.limits, metrics)
+    return KeyGate.open(config.api_keys, operators, config.limits, metrics, config.routers)

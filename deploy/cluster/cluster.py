@@ -1,11 +1,11 @@
-"""A router and its workers on Ray, from start to stop."""
+"""Routers and their workers on Ray, from start to stop."""
 
 import itertools
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,26 +16,21 @@ from baton.core.role import Role
 from baton.deploy.client.owned_folder import owned_folder
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterAddress
-from baton.deploy.client.trust import PinnedCertificate
 from baton.deploy.cluster import actors, ray_start
 from baton.deploy.cluster.config import ClusterConfig
-from baton.deploy.cluster.fleet import STOP_MARGIN_S, Fleet
+from baton.deploy.cluster.fleet import Fleet
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.preflight import settle_channel
 from baton.deploy.cluster.ray_processes import RayProcesses
+from baton.deploy.cluster.routers import Routers
 from baton.deploy.cluster.start_progress import Silent, StartProgress
 from baton.deploy.cluster.start_watch import wait_for_all
 from baton.deploy.cluster.wiring import OPERATOR, Wiring
-from baton.deploy.errors import RayLostError, ScaleError, StartError
-from baton.router.actor import RouterActor
+from baton.deploy.errors import RayLostError, ScaleError
 from baton.rpc.followed import Followed
 from baton.rpc.identity import Identity
 from baton.rpc.revoked import REVOKED, read_revoked
 from baton.worker.started import WorkerStarted
-
-_READY_S = 30.0  # until the router has registered all workers that serve
-_TOLD_S = 5.0
-_ROUTER = "router"
 
 
 class Cluster:
@@ -46,18 +41,15 @@ class Cluster:
         suffice.
         """
         self.seconds: dict[str, float] = {}  # duration of each part of the start
-        self.router_pid = 0  # on its node; set by `up`
         self._progress = progress or Silent()
         with ExitStack() as held:
             self.config = config = self._with_channel(config)
             self._wiring = Wiring.settle(config, held)
             self._fleet = Fleet(self._wiring)
+            self.routers = Routers(self._wiring)
             self._ray = self._ray_config(held)
             self._held = held.pop_all()
         self._ray_processes: RayProcesses | None = None  # of a Ray of our own, once it runs
-        self._router: actors.RouterHandle | None = None
-        tls = config.router.client_tls
-        self._trust = None if tls is None else PinnedCertificate(tls.certificate)
         self._scaling = threading.Lock()
         path = self.operator_folder / REVOKED
         self._revoked = Followed("the list of revoked processes", (path,),
@@ -65,12 +57,13 @@ class Cluster:
 
     @property
     def http_url(self) -> str:
-        scheme = "http" if self.config.router.client_tls is None else "https"
-        return f"{scheme}://{self._wiring.http_address}"
+        """Return the first router's URL."""
+        return self.routers.http_urls[0]
 
     @property
     def grpc_address(self) -> str:
-        return self._wiring.grpc_address
+        """Return the first router's address for gRPC."""
+        return self.routers.grpc_addresses[0]
 
     @property
     def operator_folder(self) -> Path:
@@ -79,13 +72,13 @@ class Cluster:
 
     @property
     def address(self) -> RouterAddress:
-        """Return the router's URL, the operator's key and the trust in the router's certificate."""
-        return RouterAddress(self.http_url, self._wiring.operator_key, self._trust)
+        """Return the first router's URL, the operator's key and the trust in its certificate."""
+        return RouterAddress(self.http_url, self._wiring.operator_key, self.routers.trust)
 
     @property
     def router(self) -> RouterClient:
-        address = self.address
-        return RouterClient(address.url, address.api_key, address.trust)
+        """Return a client of the first router that answers; of the very first if none does."""
+        return self.routers.any_client()
 
     @property
     def workers(self) -> dict[str, WorkerStarted]:
@@ -122,14 +115,14 @@ class Cluster:
             self._ray_processes = RayProcesses()
         self._progress.done("Ray", f"ready after {self.seconds['Ray']:.1f} s")
         with self._timed("workers"):
-            # All start at once: the router's addresses are settled, so no worker waits for it.
-            self._router = actors.RouterHandle(_ROUTER, RouterActor, self._wiring.router(), cpus=1)
-            starting = [self._router, *self._fleet.begin()]
+            # All start at once: the routers' addresses are settled, so no worker waits for them.
+            routers = self.routers.begin()
+            starting = [*routers, *self._fleet.begin()]
             started = self._wait_for(starting, self._progress)
-            self.router_pid = started[_ROUTER].pid
-            self.workers.update({name: s for name, s in started.items() if name != _ROUTER})
+            self.routers.pids = {each.name: started.pop(each.name).pid for each in routers}
+            self.workers.update(started)
         with self._timed("registration"):
-            self._wait_until_ready(self.workers)
+            self.routers.wait_until_ready(self.workers)
 
     def scale(
         self, role: Role, count: int, drain_s: float, progress: StartProgress | None = None
@@ -178,9 +171,7 @@ class Cluster:
             if drain_s is not None:
                 self._drain(drain_s)
             self._fleet.leave_all()
-            if self._router is not None:
-                self._router.end()
-                self._router = None
+            self.routers.end()
         finally:
             ray_start.leave()
             self._held.close()
@@ -221,7 +212,7 @@ class Cluster:
     def _ray_config(self, held: ExitStack) -> ray_start.RayConfig:
         if self.config.ray_address is not None:
             return ray_start.RayConfig(self.config.ray_address)
-        cpus = 1 + self._wiring.threads * len(self.config.members)
+        cpus = self.config.routers + self._wiring.threads * len(self.config.members)
         folder = held.enter_context(owned_folder(ray_start.parent_folder()))
         return ray_start.RayConfig(None, cpus, folder)
 
@@ -229,7 +220,7 @@ class Cluster:
         starting = self._fleet.join(joining)
         try:
             started = self._wait_for(starting, progress)
-            self._wait_until_ready(started)
+            self.routers.wait_until_ready(started)
         except BaseException:
             self._fleet.leave(joining)
             raise
@@ -238,7 +229,7 @@ class Cluster:
     def _leave(self, leaving: Sequence[Member], drain_s: float, progress: StartProgress) -> None:
         for member in leaving:
             progress.update(member.worker_id, f"draining, for {drain_s:g} s at most", 0.0)
-        # Before the drain: the router stops waiting for ranks that have died already. After it:
+        # Before the drain: the routers stop waiting for ranks that have died already. After it:
         # for ranks that ended without notifying the router.
         self._retire(leaving)
         self._fleet.drain(leaving, drain_s)
@@ -254,32 +245,11 @@ class Cluster:
         return wait_for_all(starting, progress, self.config.start_deadline_s, shared=shared)
 
     def _retire(self, leaving: Sequence[Member]) -> None:
-        """Tell the router which ranks leave. A router that does not answer has died and needs no
-        word.
-        """
-        if self._router is not None:
-            ranks = [member.number for member in leaving if member.role is Role.DECODE]
-            self._router.retire(ranks).ready(_TOLD_S)
-
-    def _wait_until_ready(self, names: Iterable[str]) -> None:
-        until = time.monotonic() + _READY_S
-        while True:
-            workers = self.router.server_info()["workers"]
-            ready = {worker["worker_id"] for worker in workers if worker["ready"]}
-            missing = set(names) - ready
-            if not missing:
-                return
-            if time.monotonic() > until:
-                raise StartError(
-                    f"{', '.join(sorted(missing))} started, but the router does not reach them "
-                    f"after {_READY_S:g} s"
-                )
-            time.sleep(0.05)
+        self.routers.retire([m.number for m in leaving if m.role is Role.DECODE])
 
     def _drain(self, drain_s: float) -> None:
-        """Drain the router first, so that requests end while their workers still serve."""
-        if self._router is not None:
-            self._router.stop(drain_s).ready(drain_s + STOP_MARGIN_S)
+        """Drain the routers first, so that requests end while their workers still serve."""
+        self.routers.drain(drain_s)
         self._fleet.drain_all(drain_s)
 
     @contextmanager

@@ -21,6 +21,7 @@ class ClusterConfig:
     # Its lease is that of the workers too. Its model, its credentials and ports that are 0 are
     # overridden.
     router: RouterConfig = field(default_factory=lambda: RouterConfig(Path()))
+    routers: int = 1  # each with its own ports; all have all workers
     prefill: int = 1  # prefill workers
     decode: int = 1  # groups of decode workers
     decode_dp: int = 1  # ranks of each group: a worker each, with an engine of its own
@@ -39,6 +40,8 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         """Check the counts. Raises StartError."""
+        if self.routers < 1:
+            raise StartError(f"--routers is {self.routers}; a cluster needs at least one")
         for option, count in (("--prefill", self.prefill), ("--decode", self.decode)):
             if count < 1:
                 raise StartError(f"{option} is {count}; a cluster needs at least one of each role")

@@ -1,4 +1,4 @@
-"""The configs of the router and of each worker: addresses, threads, shares of memory."""
+"""The configs of the routers and of each worker: addresses, threads, shares of memory."""
 
 import os
 from contextlib import ExitStack
@@ -14,8 +14,7 @@ from baton.deploy.certs.authority_folder import AuthorityFolder
 from baton.deploy.certs.cluster_credentials import Issuer, cluster_credentials
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.member import Member
-from baton.deploy.errors import StartError
-from baton.deploy.process.ports import settle
+from baton.deploy.cluster.router_ports import RouterPorts, settle_routers
 from baton.router.config import RouterConfig
 from baton.rpc.identity import ProcessRole
 from baton.worker.config import WorkerConfig
@@ -25,7 +24,6 @@ MOST_TICKETS = 8
 """Hand-offs at once into one rank: more only wait for the same network and memory."""
 
 
-ROUTER = (ProcessRole.ROUTER, "router-0")
 OPERATOR = (ProcessRole.OPERATOR, "operator-0")
 
 
@@ -34,46 +32,34 @@ class Wiring:
     """The addresses and shares of one cluster, settled once before anything starts."""
 
     config: ClusterConfig
-    http_port: int
-    grpc_port: int
-    internal_port: int
+    ports: tuple[RouterPorts, ...]  # of each router
     threads: int  # compute threads of each worker: oversubscribed OpenMP collapses
     credentials: Issuer
     operator_key: str = field(default_factory=new_key, repr=False)  # stays in this process
 
     @classmethod
     def settle(cls, config: ClusterConfig, held: ExitStack) -> Self:
-        """Choose ports and threads, and issue the certificates of router and operator.
+        """Choose ports and threads, and issue the certificates of routers and operator.
 
         held: keeps the ports reserved, and the certificates' folder. Raises StartError if a port or
         the authority cannot be used.
         """
-        router = config.router
-        wanted = {"--http-port": router.http_port, "--grpc-port": router.grpc_port}
-        ports = settle(router.host, wanted, held)
-        internal = settle_internal(router, held)
+        ports = settle_routers(config.router, config.routers, held)
         credentials = _issuer(config.authority, held)
-        for role, name in (ROUTER, OPERATOR):
+        for role, name in (*map(_router, range(config.routers)), OPERATOR):
             credentials.issue(role, name)
         cores = len(os.sched_getaffinity(0))
         threads = config.threads or max(1, cores // len(config.members))
-        return cls(
-            config,
-            ports["--http-port"],
-            ports["--grpc-port"],
-            internal,
-            threads,
-            credentials,
-        )
+        return cls(config, ports, threads, credentials)
 
     @property
-    def http_address(self) -> str:
-        """Return host:port as this machine reaches it."""
-        return join_host_port(self._reachable, self.http_port)
+    def http_addresses(self) -> tuple[str, ...]:
+        """Return each router's host:port as this machine reaches it."""
+        return tuple(join_host_port(self._reachable, ports.http) for ports in self.ports)
 
     @property
-    def grpc_address(self) -> str:
-        return join_host_port(self._reachable, self.grpc_port)
+    def grpc_addresses(self) -> tuple[str, ...]:
+        return tuple(join_host_port(self._reachable, ports.grpc) for ports in self.ports)
 
     def issue(self, member: Member) -> None:
         """Issue the certificate that this member's config names."""
@@ -83,15 +69,22 @@ class Wiring:
         """Delete the certificate of a member that has left. Idempotent."""
         self.credentials.forget(ProcessRole(member.role), member.worker_id)
 
-    def router(self) -> RouterConfig:
+    @property
+    def router_names(self) -> tuple[str, ...]:
+        return tuple(_router(number)[1] for number in range(len(self.ports)))
+
+    def router(self, number: int = 0) -> RouterConfig:
+        """Return the config of one router."""
+        ports = self.ports[number]
         return replace(
             self.config.router,
             model=self.config.engine.model,
-            credentials=self.credentials.folder_of(*ROUTER),
+            credentials=self.credentials.folder_of(*_router(number)),
             operator_sha256=digest_of(self.operator_key),
-            http_port=self.http_port,
-            grpc_port=self.grpc_port,
-            internal_port=self.internal_port,
+            http_port=ports.http,
+            grpc_port=ports.grpc,
+            internal_port=ports.internal,
+            routers=len(self.ports),
         )
 
     def worker(self, member: Member) -> WorkerConfig:
@@ -108,7 +101,10 @@ class Wiring:
                 tickets=min(engine.max_running, MOST_TICKETS) if takes_in else 0,
             ),
             dp_group=self.config.group_of(member.number) if decodes else 0,
-            routers=(join_host_port(self.config.router.internal_host, self.internal_port),),
+            routers=tuple(
+                join_host_port(self.config.router.internal_host, each.internal)
+                for each in self.ports
+            ),
             credentials=self.credentials.folder_of(ProcessRole(member.role), member.worker_id),
             lease_ms=self.config.router.lease_ms,
             channel=self.config.channel,
@@ -126,18 +122,9 @@ class Wiring:
         return WILDCARDS.get(self.config.router.host, self.config.router.host)
 
 
-def settle_internal(router: RouterConfig, held: ExitStack) -> int:
-    """Return the port at which workers register. Raises StartError, as `settle` does.
-
-    Workers connect to the very address, so one that stands for all cannot be used.
-    """
-    if router.internal_host in WILDCARDS:
-        raise StartError(
-            f"--internal-host is {router.internal_host}; name the one address at which workers "
-            "reach the router"
-        )
-    wanted = {"--internal-port": router.internal_port}
-    return settle(router.internal_host, wanted, held, "--internal-host")["--internal-port"]
+def _router(number: int) -> tuple[ProcessRole, str]:
+    """Return the identity of a router."""
+    return ProcessRole.ROUTER, f"router-{number}"
 
 
 def _issuer(authority: AuthorityFiles | Path | None, held: ExitStack) -> Issuer:

@@ -27,6 +27,9 @@ from baton.deploy.router_options import check_served_name, listen_options, route
 @click.option("--credentials", type=click.Path(file_okay=False, path_type=Path), required=True,
               help="Folder of this router's certificate (tls.crt, tls.key, ca.crt), as `baton "
               "certs issue router NAME` makes it.")  # fmt: skip
+@click.option("--routers", type=click.IntRange(1), default=1, show_default=True,
+              help="Number of routers that the cluster has; this one serves a part of every API "
+              "key's caps.")  # fmt: skip
 @click.option("--drain", type=Seconds(0), default=5.0, show_default=True,
               help="Seconds for running requests at the stop.")  # fmt: skip
 def router(host: str, insecure: bool, http_port: int, grpc_port: int, **given: Any) -> None:

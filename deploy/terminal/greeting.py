@@ -24,11 +24,10 @@ def greet(console: Console, cluster: Cluster, seconds: float) -> None:
     info = cluster.router.server_info()
     parts = ", ".join(f"{part} {took:.1f} s" for part, took in cluster.seconds.items())
     console.print(f"[bold green]ready[/] after {seconds:.1f} s ({parts})", highlight=False)
-    console.print(f"  HTTP  {cluster.http_url}", highlight=False)
-    console.print(f"  gRPC  {cluster.grpc_address}", highlight=False)
-    where = (
-        f"{cluster.logs}/worker-*-PID.err; requests in that of the router, PID {cluster.router_pid}"
-    )
+    routers = cluster.routers
+    for name, addresses in (("HTTP", routers.http_urls), ("gRPC", routers.grpc_addresses)):
+        console.print(f"  {name}  {', '.join(addresses)}", highlight=False, soft_wrap=True)
+    where = f"{cluster.logs}/worker-*-PID.err; requests in that of {_routers(routers.pids)}"
     console.print(f"  logs  {escape(where)}", highlight=False, soft_wrap=True)
     for worker in _one_a_role(info["workers"]):
         plan = "; ".join(f"{name} {value}" for name, value in worker["memory_plan"].items())
@@ -41,6 +40,13 @@ def greet(console: Console, cluster: Cluster, seconds: float) -> None:
         url, trusted = _named(url, config.client_tls)
     line = curl_line(url, info["router"]["model"], keys=keys, trusted=trusted)
     console.print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
+
+
+def _routers(pids: Mapping[str, int]) -> str:
+    """Name the routers' processes."""
+    if len(pids) == 1:
+        return f"the router, PID {next(iter(pids.values()))}"
+    return "the routers, " + ", ".join(f"{name} PID {pid}" for name, pid in pids.items())
 
 
 def _one_a_role(workers: list[dict[str, Any]]) -> list[Mapping[str, Any]]:

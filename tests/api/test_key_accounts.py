@@ -67,6 +67,26 @@ def test_a_rate_fills_up_steadily_to_one_minutes_units(clock: Clock) -> None:
     assert rate.left == 60
 
 
+def test_servers_that_share_a_rate_fill_up_by_their_parts(clock: Clock) -> None:
+    rate = MinuteRate(60, clock, parts=3)
+    assert rate.left == 60, "a whole minute's, so that no long prompt is refused for good"
+    rate.use(60)
+    assert (rate.wait_s(1), rate.full_s) == (3, 180)
+    clock.now += 60
+    assert rate.left == 20
+
+
+def test_servers_that_share_a_cap_of_answers_have_a_part_each(clock: Clock) -> None:
+    accounts = KeyAccounts(clock, parts=3)
+    key = replace(KEY, concurrent_requests=4)
+    with accounts.call(key) as call:
+        call.admit(answers(1, 1, n=2))
+        assert code_of(call, answers(1, 1)) is ErrorCode.OVERLOADED
+    with accounts.call(key) as call:
+        call.admit(answers(1, 1, n=4))
+        assert code_of(call, answers(1, 1, n=5)) is ErrorCode.PERMISSION_DENIED
+
+
 def test_requests_beyond_the_rate_hear_when_to_come_back(
     accounts: KeyAccounts, clock: Clock, refused: list[tuple[str, str]]
 ) -> None:

@@ -16,6 +16,7 @@ from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.member import Member
+from baton.deploy.cluster.router_ports import RouterPorts
 from baton.deploy.commands import run_cluster, run_worker
 from baton.deploy.commands import serve as serve_command
 from baton.deploy.commands import worker as worker_command
@@ -174,7 +175,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--channel", "grpc", "--nixl-interface", "eth9", "--verify", "full",
         "--tls-ca", str(folder / "ca"),
         "--tls-ca-key", str(folder / "key"), "--internal-port", "4",
-        "--internal-host", "::1",
+        "--internal-host", "::1", "--routers", "2",
         "--prefill", "2", "--decode", "2", "--decode-dp", "2", "--threads", "3",
         "--policy", "least_load", "--state-return", "demand", "--send-snapshots", "last",
         "--served-model-name", "name", "--incremental-streaming-output",
@@ -204,7 +205,8 @@ def test_every_field_of_cluster_and_router_can_be_set(tmp_path: Path) -> None:
     config = run_command(serve_command.serve, *options_everywhere(tmp_path))
     assert isinstance(config, ClusterConfig)
     assert unset(config) == set()
-    router = wired(config, config.router.http_port, config.router.grpc_port).router()
+    ports = RouterPorts(config.router.http_port, config.router.grpc_port, 3)
+    router = wired(config, ports, ports).router()
     assert isinstance(router, RouterConfig)
     assert unset(router) == set()
 

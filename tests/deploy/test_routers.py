@@ -1,0 +1,124 @@
+"""A cluster of three routers: one is killed under load, and the others' streams do not notice."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator, Sequence
+
+import httpx
+import pytest
+from e2e.books import settled_findings
+from oracle.reference import Oracle
+
+from baton.bench.cluster.scrape import total
+from baton.bench.cluster.stream_client import RequestFailed, complete
+from baton.core.role import Role
+from baton.core.sampling_params import SamplingParams
+from baton.deploy.client.router_client import RouterClient
+from baton.deploy.cluster.cluster import Cluster
+from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.errors import NotRunning
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.router.config import RouterConfig
+
+pytestmark = pytest.mark.cluster
+
+ROUTERS = 3
+DEADLINE_S = 180.0
+ANSWER = 400  # tokens: long enough that a router is killed half-way
+
+
+@pytest.fixture(scope="module")
+def engine_config(oracle: Oracle) -> EngineConfig:
+    model = oracle.checkpoint("granite_dense_nope")
+    return EngineConfig(
+        model, page_size=16, chunked_prefill_size=64, max_running=16, memory_bytes=128 << 20
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(engine_config: EngineConfig) -> Iterator[Cluster]:
+    config = ClusterConfig(
+        engine_config,
+        RouterConfig(engine_config.model, http_port=0),
+        routers=ROUTERS,
+        decode_dp=2,
+        channel="grpc",
+    )
+    with Cluster(config) as cluster:
+        yield cluster
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not true():
+            await asyncio.sleep(0.05)
+
+
+def placed(router: RouterClient) -> int:
+    return sum(int(worker["placed"]) for worker in router.server_info()["workers"])
+
+
+def asked(url: str, prompts: Sequence[Sequence[int]]) -> list["asyncio.Task[list[int]]"]:
+    async def one(prompt: Sequence[int]) -> list[int]:
+        body = {"prompt": prompt, "temperature": 0, "max_tokens": ANSWER, "ignore_eos": True,
+                "return_token_ids": True}  # fmt: skip
+        return list((await complete(url, body, DEADLINE_S)).token_ids)
+
+    return [asyncio.create_task(one(prompt)) for prompt in prompts]
+
+
+def expected(engine_config: EngineConfig, prompts: list[list[int]]) -> list[list[int]]:
+    greedy = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
+    outputs = Engine.load(engine_config).generate(prompts, greedy)
+    return [list(output.token_ids) for output in outputs]
+
+
+async def test_one_of_three_routers_is_killed_under_load(
+    cluster: Cluster, engine_config: EngineConfig
+) -> None:
+    rng = random.Random(random.randrange(2**31))
+    prompts = [[rng.randrange(3, 320) for _ in range(30)] for _ in range(4 * ROUTERS)]
+    right = expected(engine_config, prompts)
+    share = len(prompts) // ROUTERS
+    streams = [
+        asked(url, prompts[number * share : (number + 1) * share])
+        for number, url in enumerate(cluster.routers.http_urls)
+    ]
+    await until(lambda: all(placed(router) >= share for router in cluster.routers.clients))
+    ids = [router.server_info()["router"]["router_id"] for router in cluster.routers.clients]
+    assert [each.split("/")[0] for each in ids] == [f"router-{i}" for i in range(ROUTERS)]
+    os.kill(cluster.routers.pids["router-1"], signal.SIGKILL)
+    lost = await asyncio.gather(*streams[1], return_exceptions=True)
+    assert all(isinstance(each, RequestFailed) or len(each) < ANSWER for each in lost), lost
+    for number in (0, 2):
+        found = await asyncio.gather(*streams[number])
+        assert found == right[number * share : (number + 1) * share]
+    pages = [cluster.routers.clients[number].metrics() for number in (0, 2)]
+    assert total(pages, "baton_router_retries_total") == 0
+    assert total(pages, "baton_router_worker_losses_total") == 0
+    assert not await asyncio.wait_for(settled_findings(cluster), DEADLINE_S)
+    await until(lambda: _serves(cluster.routers.clients[1], cluster))
+    assert await asyncio.gather(*asked(cluster.routers.http_urls[1], prompts[:2])) == right[:2]
+
+
+async def test_every_router_serves_without_a_rank_that_has_left(cluster: Cluster) -> None:
+    await until(lambda: all(_serves(router, cluster) for router in cluster.routers.clients))
+    await asyncio.to_thread(cluster.scale, Role.DECODE, 3, 5.0)
+    assert all(_serves(router, cluster) for router in cluster.routers.clients)
+    await asyncio.to_thread(cluster.scale, Role.DECODE, 2, 5.0)
+    assert all(_serves(router, cluster) for router in cluster.routers.clients)
+    body = {"prompt": [5, 6, 7], "max_tokens": 2, "routed_dp_rank": 2}
+    for url in cluster.routers.http_urls:
+        async with httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http:
+            assert (await http.post("/v1/completions", json=body)).status_code == 200
+
+
+def _serves(router: RouterClient, cluster: Cluster) -> bool:
+    try:
+        workers = router.server_info()["workers"]
+    except NotRunning:
+        return False
+    return {w["worker_id"] for w in workers if w["ready"]} == set(cluster.workers)
