@@ -1,12 +1,21 @@
 """The base of all request bodies and of the objects in them."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationInfo,
+    model_validator,
+)
 
 from baton.api.field_table import FieldPlace
 from baton.api.prepared import Prepared
-from baton.api.request_fields import UnknownFields, given_fields
+from baton.api.request_fields import UnknownFields, given_fields, labels_in
 
 T = TypeVar("T")
 ListOf = Annotated[list[T], Field(fail_fast=True)]
@@ -25,6 +34,12 @@ class Body(BaseModel):
     """Its place in the table. None: it has the fields of its class alone."""
 
     _prepared: Prepared | None = PrivateAttr(default=None)
+    _labels: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Return the fields that its call's log line, span and dump have; see `labels_in`."""
+        return self._labels
 
     @property
     def prepared(self) -> Prepared | None:
@@ -37,11 +52,16 @@ class Body(BaseModel):
         made._prepared = prepared
         return made
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _check_names(cls, data: Any, info: ValidationInfo) -> Any:
+    def _check_names(
+        cls, data: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
         if not isinstance(data, dict):
-            return data
+            return handler(data)
         policy = info.context or UnknownFields.REFUSE
         own = {field.alias or name for name, field in cls.model_fields.items()}
-        return given_fields(data, cls.place, own, policy)
+        made = handler(given_fields(data, cls.place, own, policy))
+        if labels := labels_in(data, cls.place):
+            made._labels = labels
+        return made

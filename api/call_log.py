@@ -43,6 +43,7 @@ class CallRecord:
     ttft_us: int = 0  # of the first token of any answer
     answers: list[str] = field(default_factory=list)  # their own ids, which workers' lines have
     count: int = 0  # of answers
+    labels: Mapping[str, str] = field(default_factory=dict)  # of the body; set when it is read
     span: TraceSpan | None = None  # None: no traces are sent
 
     def begun(self, answer_id: str, client_id: str | None) -> None:
@@ -93,6 +94,7 @@ class CallRecord:
             "ttft_ms": _ms(self.ttft_us),
             "total_ms": _ms((time.monotonic() - self.began) * 1e6),
             "answers": ",".join(self.answers) or None,
+            "labels": dict(self.labels) or None,
         }
 
 
@@ -115,7 +117,9 @@ class CallLog:
         """Write the line. quiet: only if the call has failed."""
         if record.span is not None:
             good = record.status in ("OK", 200)
-            record.span.end("" if good else record.reason, status=record.status, key=record.key)
+            labels = {f"label.{name}": text for name, text in record.labels.items()}
+            failure = "" if good else record.reason
+            record.span.end(failure, status=record.status, key=record.key, **labels)
         if not quiet or record.status != 200:
             log.info("request", extra=record.fields())
 

@@ -5,7 +5,7 @@ are parsed; docs/requests.md and the tests are made from it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -54,6 +54,7 @@ class RequestField:
     kind: FieldClass
     goes: str
     values: tuple[object, ...] = ()
+    carried: bool = False  # it goes into the call's log line, span and dump
 
     def takes(self, value: object) -> bool:
         """Return True if a field of class LABEL or NEUTRAL may have this value."""
@@ -89,6 +90,14 @@ def _label(
 ) -> Iterator[RequestField]:
     for name in names.split():
         yield RequestField(name, places, FieldClass.LABEL, goes, values)
+
+
+def _carried(
+    places: tuple[FieldPlace, ...], names: str, goes: str, *values: object
+) -> Iterator[RequestField]:
+    """A label of the request as a whole, by which its log line, span and dump can be found."""
+    for field in _label(places, names, f"{goes}; carried", *values):
+        yield replace(field, carried=True)
 
 
 def _neutral(places: tuple[FieldPlace, ...], names: str, *values: object) -> Iterator[RequestField]:
@@ -198,21 +207,27 @@ FIELDS: tuple[RequestField, ...] = (
     *_works(_EVERY_REQUEST, "data_parallel_rank", "the decode rank to use"),
     *_works(_EVERY_ANSWER, "cache_salt", "who shares cached prefixes"),
     *_works(_EVERY_REQUEST, "extra_key", "who shares cached prefixes"),
-    *_works(_EVERY_REQUEST, "rid", "the id that /abort_request takes"),
+    RequestField(
+        "rid",
+        _EVERY_REQUEST,
+        FieldClass.WORKS,
+        "the id that /abort_request takes; carried",
+        carried=True,
+    ),
     *_works((FieldPlace.ABORT,), "rid abort_all", "which requests"),
     *_label((FieldPlace.ABORT,), "abort_message", "changes nothing"),
     # Labels.
-    *_label(_OPENAI, "user request_id", "the id that /abort_request takes, if there is no rid"),
-    *_label(
+    *_carried(_OPENAI, "user request_id", "the id that /abort_request takes, if there is no rid"),
+    *_carried(
         _OPENAI,
         "metadata store safety_identifier prompt_cache_key prompt_cache_retention "
         "prompt_cache_options verbosity",
         "changes no answer",
     ),
-    *_label(_OPENAI, "service_tier", "changes no answer", "auto", "default"),
-    *_label(_EVERY_REQUEST, "session_id custom_labels", "changes no answer"),
-    *_label(_GENERATE, "conversation_id routing_key no_logs", "changes no answer"),
-    *_label(_GENERATE, "external_trace_header received_time", "changes no answer"),
+    *_carried(_OPENAI, "service_tier", "changes no answer", "auto", "default"),
+    *_carried(_EVERY_REQUEST, "session_id custom_labels", "changes no answer"),
+    *_carried(_GENERATE, "conversation_id routing_key", "changes no answer"),
+    *_label(_GENERATE, "no_logs external_trace_header received_time", "changes no answer"),
     *_label(_SAMPLING_OF_OPENAI, "spaces_between_special_tokens", "fast tokenizers have one way"),
     *_label(_SAMPLING_OF_OPENAI, "stream_interval", "each token is sent when it is there"),
     *_label(_OPENAI, "return_mm_kwargs", "no reply has any"),
@@ -260,14 +275,14 @@ FIELDS: tuple[RequestField, ...] = (
     *_works(_RESPONSES, "text", "a grammar"),
     *_works(_RESPONSES, "reasoning", "variable of the chat template"),
     *_works(_RESPONSES, "include", "message.output_text.logprobs: log probabilities of the answer"),
-    *_label(_RESPONSES, "user", "the id that /abort_request takes"),
-    *_label(
+    *_carried(_RESPONSES, "user", "the id that /abort_request takes"),
+    *_carried(
         _RESPONSES,
         "metadata store safety_identifier prompt_cache_key prompt_cache_retention "
         "prompt_cache_options max_tool_calls",
         "changes no answer",
     ),
-    *_label(_RESPONSES, "service_tier", "changes no answer", "auto", "default"),
+    *_carried(_RESPONSES, "service_tier", "changes no answer", "auto", "default"),
     *_neutral(
         _RESPONSES, "conversation prompt context_management access_programs moderation image"
     ),
@@ -290,9 +305,15 @@ FIELDS: tuple[RequestField, ...] = (
     *_works(_CONVERSATION, "tool_choice", "a grammar that forces calls"),
     *_works(_CONVERSATION, "thinking", "variable of the chat template"),
     *_works(_CONVERSATION, "output_config", "a grammar"),
-    *_works(_MESSAGES, "metadata", "its user_id is the id that /abort_request takes"),
+    RequestField(
+        "metadata",
+        _MESSAGES,
+        FieldClass.WORKS,
+        "its user_id is the id that /abort_request takes; carried",
+        carried=True,
+    ),
     *_label(_CONVERSATION, "cache_control", "prefixes are cached by themselves"),
-    *_label(_MESSAGES, "service_tier", "changes no answer", "auto", "standard_only"),
+    *_carried(_MESSAGES, "service_tier", "changes no answer", "auto", "standard_only"),
     *_neutral(_CONVERSATION, "user_profile_id workspace_id diagnostics mcp_servers"),
     *_neutral(_CONVERSATION, "context_management"),
     *_neutral(_CONVERSATION, "speed", "standard"),

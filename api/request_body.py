@@ -34,10 +34,17 @@ class BodyReader:
     unknown: UnknownFields = UnknownFields.REFUSE
 
     async def read(self, request: Request, kind: type[BodyT]) -> BodyT:
-        """Return the body. A large one has no prompts, but what was `prepared` of them.
+        """Return the body. A large one has no prompts, but what was `prepared` of them. Its labels
+        are in the record of its call.
 
         Raises `ApiError` that names what is wrong with it, and `ClientGone`.
         """
+        body = await self._read(request, kind)
+        if body.labels and (record := record_in(request.scope)) is not None:
+            record.labels = body.labels
+        return body
+
+    async def _read(self, request: Request, kind: type[BodyT]) -> BodyT:
         request.state.arrived = time.monotonic()
         parts: list[bytes] = []
         size = 0

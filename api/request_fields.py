@@ -22,6 +22,13 @@ BY_PLACE: Mapping[FieldPlace, Mapping[str, RequestField]] = {
     place: {field.name: field for field in FIELDS if place in field.places} for place in FieldPlace
 }
 
+_CARRIED = {
+    place: [name for name, field in fields.items() if field.carried]
+    for place, fields in BY_PLACE.items()
+}
+LABEL_CHARS = 512
+"""The most characters of a label: as many as OpenAI allows for a value of `metadata`."""
+
 
 class UnknownFields(StrEnum):
     """The treatment of fields that nobody knows."""
@@ -58,6 +65,21 @@ def given_fields(
         elif field is None:
             _unknown(name, place, [*known, *own], policy)
     return kept
+
+
+def labels_in(data: Mapping[str, Any], place: FieldPlace | None) -> dict[str, str]:
+    """Return the carried fields of a body as texts; other values than texts as JSON.
+
+    A text is cut to `LABEL_CHARS` characters.
+    """
+    known = {} if place is None else _CARRIED[place]
+    found: dict[str, str] = {}
+    for name in known:
+        value = data.get(name)
+        if value is not None:
+            text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+            found[name] = text if len(text) <= LABEL_CHARS else f"{text[: LABEL_CHARS - 1]}…"
+    return found
 
 
 def _not_supported(field: RequestField) -> PydanticCustomError:

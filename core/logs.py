@@ -77,7 +77,9 @@ def set_up(log_format: LogFormat, **fields: str) -> None:
 
 
 def _shown(value: object) -> str:
-    """Return a value as one word: in JSON where it has spaces or quotation marks."""
+    """Return a value as one word: in JSON if it is an object, or has spaces or quotation marks."""
     text = "-" if value is None else str(value)
+    if isinstance(value, dict):
+        return json.dumps(value, separators=(",", ":"))
     plain = text.isprintable() and not set(text) & {" ", '"', "="}
     return text if plain and text else json.dumps(text)

@@ -146,4 +146,5 @@ class RequestDump:
             self._salts.setdefault(salt, len(self._salts)),
             sampling_lengths(request.sampling) if redacted else {},
             None if redacted else request.prompt_ids,
+            {} if redacted or request.record is None else request.record.labels,
         )

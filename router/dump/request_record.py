@@ -23,7 +23,7 @@ class DumpHeader:
     model: str
     started: float  # Unix time; requests count from it
     block: int  # tokens that one id of `RequestRecord.blocks` stands for
-    redacted: bool  # no prompts, and no sampling parameters but those of PLAIN
+    redacted: bool  # no prompts, no labels, and no sampling parameters but those of PLAIN
     baton_dump: int = VERSION
 
     def line(self) -> str:
@@ -49,6 +49,7 @@ class RequestRecord:
     salt: int = 0  # the number of its cache salt in this dump; 0: none
     lengths: Mapping[str, Any] = field(default_factory=dict)  # of redacted parameters
     prompt_ids: tuple[int, ...] | None = None  # None where redacted
+    labels: Mapping[str, str] = field(default_factory=dict)  # of the call; none where redacted
 
     def line(self) -> str:
         given = asdict(self)

@@ -1,6 +1,7 @@
 """The line that each call leaves in the log: what it says, and what it must not."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -18,17 +19,23 @@ from baton.api.http import MetricsPage, make_app
 from baton.api.key_gate import KeyGate
 from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.api.native import native_routes
+from baton.api.request_body import LARGE_BYTES
+from baton.api.request_fields import LABEL_CHARS
 from baton.api.text_service import TextService
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
+from baton.rpc.tracing import TraceContext, Tracing
 
 PROMPT = "hello world"
 
 
 @asynccontextmanager
 async def connected(
-    backend: FakeBackend, text: TextService, keys: KeyGate | None = None
+    backend: FakeBackend,
+    text: TextService,
+    keys: KeyGate | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     app = make_app(
         backend,
@@ -36,7 +43,7 @@ async def connected(
         lambda: MetricsPage(b"", "text/plain"),
         more_routes=native_routes(backend, text),
         keys=keys,
-        calls=CallLog("toy"),
+        calls=CallLog("toy", tracing),
     )
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
@@ -128,6 +135,74 @@ async def test_the_callers_own_id_is_in_the_line(
     async with connected(backend, text) as client:
         await client.post("/v1/completions", json={"prompt": PROMPT, name: "theirs"})
     assert vars(lines[0])["client_id"] == "theirs"
+
+
+LABELS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"user": "ada", "metadata": {"job": "7"}, "store": False, "rid": "r"},
+    "/v1/chat/completions": {"safety_identifier": "s", "prompt_cache_key": "p", "session_id": "t"},
+    "/v1/responses": {"metadata": {"job": "7"}, "prompt_cache_retention": "24h"},
+    "/v1/messages": {"metadata": {"user_id": "ada"}, "service_tier": "auto"},
+    "/generate": {"session_id": "t", "custom_labels": {"a": 1}, "routing_key": "k"},
+}
+
+
+def as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+async def test_labels_are_carried_into_the_line(
+    path: str, body: dict[str, Any],
+    backend: FakeBackend, text: TextService, lines: list[logging.LogRecord],
+) -> None:  # fmt: skip
+    async with connected(backend, text) as client:
+        reply = await client.post(path, json=body | LABELS[path])
+        assert reply.status_code == 200, reply.text
+        expected = {name: as_text(value) for name, value in LABELS[path].items()}
+        assert vars(lines[0])["labels"] == expected
+        await client.post(path, json=body)
+        assert vars(lines[1])["labels"] is None
+
+
+async def test_a_long_label_is_cut_and_a_body_that_another_process_reads_keeps_its_labels(
+    backend: FakeBackend, text: TextService, lines: list[logging.LogRecord]
+) -> None:
+    body = json.dumps({"prompt": PROMPT, "user": "u" * (2 * LABEL_CHARS)})
+    async with connected(backend, text) as client:
+        content, kind = body + " " * LARGE_BYTES, {"content-type": "application/json"}
+        reply = await client.post("/v1/completions", content=content, headers=kind, timeout=60)
+    assert reply.status_code == 200, reply.text
+    shown = vars(lines[0])["labels"]["user"]
+    assert shown == "u" * (LABEL_CHARS - 1) + "…"
+
+
+class _Spans:
+    """A `Tracing` that keeps what its spans end with."""
+
+    def __init__(self) -> None:
+        self.context = TraceContext("00-0-0-01")
+        self.ended: list[dict[str, Any]] = []
+
+    def begin(self, name: str, parent: Any, **more: Any) -> "_Spans":
+        return self
+
+    def end(self, error: str = "", **attributes: Any) -> None:
+        self.ended.append(attributes)
+
+    def record(self, name: str, parent: Any, since_s: float, until_s: float, **more: Any) -> None:
+        raise AssertionError("the call has one span")
+
+    def close(self) -> None:
+        raise AssertionError("the server closes it")
+
+
+async def test_labels_are_carried_into_the_span_of_the_call(
+    backend: FakeBackend, text: TextService
+) -> None:
+    spans = _Spans()
+    async with connected(backend, text, tracing=spans) as client:
+        await client.post("/v1/completions", json={"prompt": PROMPT, "user": "ada"})
+    assert spans.ended == [{"status": 200, "key": None, "label.user": "ada"}]
 
 
 async def test_what_is_refused_leaves_a_line_with_its_status(

@@ -56,7 +56,8 @@ async def test_a_redacted_dump_has_lengths_and_shared_beginnings_but_no_word(
     rng = random.Random()
     ids = random_ids(rng, 3 * BLOCK)
     told: dict[str, Any] = {"temperature": 0.5, "max_tokens": 9, "priority": 3, "user": SECRET,
-                            "stop": [SECRET], "seed": 4242424242, "cache_salt": SECRET}  # fmt: skip
+                            "metadata": {"a": SECRET}, "stop": [SECRET], "seed": 4242424242,
+                            "cache_salt": SECRET}  # fmt: skip
     folder = tmp_path / "dump"
     await served(
         tmp_path,
@@ -86,12 +87,14 @@ async def test_a_redacted_dump_has_lengths_and_shared_beginnings_but_no_word(
 async def test_prompts_are_recorded_where_the_operator_asks(tmp_path: Path) -> None:
     ids = random_ids(random.Random(), 10)
     folder = tmp_path / "dump"
-    body = {"prompt": ids, "stop": ["x"], "seed": 5, "regex": "a+", "routed_dp_rank": 0}
+    body = {"prompt": ids, "stop": ["x"], "seed": 5, "regex": "a+", "routed_dp_rank": 0,
+            "user": "ada", "metadata": {"job": "7"}}  # fmt: skip
     await served(tmp_path, DumpOptions(folder, prompts=True), body)
     (record,) = records(folder)
     assert record.prompt_ids == tuple(ids) and record.routed_dp_rank == 0
     assert record.sampling["stop"] == ["x"] and record.sampling["seed"] == 5
     assert record.sampling["grammar"] == {"kind": "regex", "text": "a+"}
+    assert record.labels == {"user": "ada", "metadata": '{"job":"7"}'}
 
 
 async def test_a_cancelled_request_is_recorded_with_what_its_client_was_given(
