@@ -12,13 +12,12 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.api.backend import GenerateRequest
-from baton.api.call_log import CallLog, CallRecord
+from baton.api.call_log import CallLog, CallRecord, record_in
 from baton.api.key_accounts import KeyCall
 from baton.api.key_gate import KeyGate
 from baton.api.key_guesses import address_of_peer
 from baton.api.keys import Key, KeyScope
 from baton.api.replies import error_response
-from baton.api.request_ids import record_in
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, ConfigError
 from baton.rpc.errors import refuse
@@ -203,8 +202,10 @@ async def open_call(
 class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stubs
     """An interceptor that ends calls without a key of the RPC's scope."""
 
-    def __init__(self, keys: KeyGate) -> None:
+    def __init__(self, keys: KeyGate, calls: CallLog | None = None) -> None:
+        """calls: where the calls that are ended here are logged; None: nowhere."""
         self._keys = keys
+        self._calls = calls
 
     async def intercept_service(
         self, continuation: _Continue, handler_call_details: grpc.HandlerCallDetails
@@ -212,7 +213,7 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has n
         try:
             self._check(handler_call_details)
         except ApiError as err:
-            return self._refusing(err)
+            return self._refusing(handler_call_details.method, err)
         return await continuation(handler_call_details)
 
     def _check(self, call: grpc.HandlerCallDetails) -> None:
@@ -224,11 +225,13 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has n
             scopes = (scope,) if own is None else (scope, own)
             self._keys.keyring.admit(_key_of_call(call.invocation_metadata), *scopes)
 
-    def _refusing(self, error: ApiError) -> grpc.RpcMethodHandler:
+    def _refusing(self, method: str, error: ApiError) -> grpc.RpcMethodHandler:
         """Return a handler that ends a call of any kind, before it reads a message."""
 
         async def end(_: object, context: grpc.aio.ServicerContext) -> None:
             told = self._keys.guesses.told(address_of_peer(context.peer()), error)
+            if self._calls is not None:
+                self._calls.refused_rpc(context.invocation_metadata(), method, told)
             await refuse(context, told)
 
         return grpc.stream_stream_rpc_method_handler(end)

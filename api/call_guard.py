@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from baton.api.busy_connections import BusyConnections
+from baton.api.call_log import CallLog, Metadata
 from baton.api.client_limits import ClientLimits, Refusal
 from baton.api.client_metrics import ClientMetrics
 from baton.api.errors import too_many
@@ -27,10 +28,18 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
     """An interceptor that bounds the open calls, one client's connections with calls, and the time
     of `Inference`."""
 
-    def __init__(self, limits: ClientLimits, metrics: ClientMetrics, busy: BusyConnections) -> None:
+    def __init__(
+        self,
+        limits: ClientLimits,
+        metrics: ClientMetrics,
+        busy: BusyConnections,
+        calls: CallLog | None = None,
+    ) -> None:
+        """calls: where calls that are refused here are logged; None: nowhere."""
         self._limits = limits
         self._metrics = metrics
         self._busy = busy
+        self._calls = calls
         self._open = 0
 
     async def intercept_service(
@@ -40,7 +49,9 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
         if self._open >= self._limits.grpc_streams and method != HEALTH_CHECK:
             self._metrics.refused(Refusal.STREAMS)
             found, most = f"{self._open} calls are open", f"{self._limits.grpc_streams} calls"
-            return refusing(too_many(ErrorCode.OVERLOADED, found, most))
+            error = too_many(ErrorCode.OVERLOADED, found, most)
+            self._log(handler_call_details.invocation_metadata, method, error)
+            return refusing(error)
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -49,13 +60,13 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
             answer = _one_reply(handler.unary_unary)
         if method.startswith(_INFERENCE) and answer is not None:  # None: it refuses the call
             return grpc.stream_stream_rpc_method_handler(
-                self._timed(answer, handler.request_deserializer),
+                self._timed(method, answer, handler.request_deserializer),
                 response_serializer=handler.response_serializer,
             )
         return handler if method == HEALTH_CHECK else self._bounded(handler)
 
     def _timed(
-        self, answer: Callable[..., Any], parse: Callable[[bytes], object]
+        self, method: str, answer: Callable[..., Any], parse: Callable[[bytes], object]
     ) -> Callable[..., Any]:
         """Return `answer`, a handler of one message and many replies, with deadlines.
 
@@ -64,10 +75,19 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
         """
 
         async def serve(_: object, context: grpc.aio.ServicerContext) -> None:
+            begun = False
             refused = self._of_client(context)
             if refused is None:
                 with self._counted(context):
-                    refused = await self._serve(answer, parse, context)
+                    try:
+                        request = await self._message(parse, context)
+                    except ApiError as error:
+                        refused = error
+                    else:
+                        begun = True  # from here on the method logs the call
+                        refused = await self._reply(answer(request, context), context)
+            if refused is not None and not begun:
+                self._log(context.invocation_metadata(), method, refused)
             if refused is not None:  # it may wait for ever for room, so it is counted no more
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._limits.write_s):
@@ -75,28 +95,33 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
 
         return serve
 
-    async def _serve(
-        self,
-        answer: Callable[..., Any],
-        parse: Callable[[bytes], object],
-        context: grpc.aio.ServicerContext,
-    ) -> ApiError | None:
+    async def _message(
+        self, parse: Callable[[bytes], object], context: grpc.aio.ServicerContext
+    ) -> object:
+        """Return the call's message. Raises `ApiError`."""
         limits = self._limits
         try:
             async with asyncio.timeout(limits.body_s):
                 raw = await context.read()
         except TimeoutError:
-            return self._late(Refusal.BODY_TIME, f"no message came within {limits.body_s:g} s")
+            raise self._late(
+                Refusal.BODY_TIME, f"no message came within {limits.body_s:g} s"
+            ) from None
         if raw is grpc.aio.EOF:
-            return ApiError(ErrorCode.INVALID_REQUEST, "the call has no message; send one")
+            raise ApiError(ErrorCode.INVALID_REQUEST, "the call has no message; send one")
         try:
-            request = parse(raw)
+            return parse(raw)
         except DecodeError as error:
-            return ApiError(
+            raise ApiError(
                 ErrorCode.INVALID_REQUEST,
                 f"the bytes are no message of this method: {error}; see proto/inference.proto",
-            )
-        async with aclosing(answer(request, context)) as replies:
+            ) from error
+
+    async def _reply(self, answer: Any, context: grpc.aio.ServicerContext) -> ApiError | None:
+        """Send the replies that `answer` yields. Return the error of a client that does not read
+        them."""
+        limits = self._limits
+        async with aclosing(answer) as replies:
             async for reply in replies:
                 try:
                     async with asyncio.timeout(limits.write_s):
@@ -107,6 +132,10 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # has no stu
                         f"the answer was not read for {limits.write_s:g} s; read it as it comes",
                     )
         return None
+
+    def _log(self, metadata: Metadata, method: str, error: ApiError) -> None:
+        if self._calls is not None:
+            self._calls.refused_rpc(metadata, method, error)
 
     def _late(self, reason: Refusal, message: str) -> ApiError:
         self._metrics.refused(reason)

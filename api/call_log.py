@@ -6,7 +6,7 @@ It never has a key, a prompt or an answer.
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +45,11 @@ class CallRecord:
     count: int = 0  # of answers
     labels: Mapping[str, str] = field(default_factory=dict)  # of the body; set when it is read
     span: TraceSpan | None = None  # None: no traces are sent
+    cut_off: bool = False  # the connection was refused meanwhile: status and reason are of that
+
+    def refused(self, status: int | str, reason: str) -> None:
+        """Note that the server cut the call off, whatever its application says afterwards."""
+        self.status, self.reason, self.cut_off = status, reason, True
 
     def begun(self, answer_id: str, client_id: str | None) -> None:
         """Note that an answer begins. client_id: the caller's own id of it, if any."""
@@ -55,7 +60,7 @@ class CallRecord:
 
     def ended(self, reason: str, usage: Usage, timings: Timings | None = None) -> None:
         """Note the end of one answer. reason: a finish reason, or an error's code."""
-        if reason not in self.reason.split(","):
+        if not self.cut_off and reason not in self.reason.split(","):
             self.reason = f"{self.reason},{reason}".strip(",")
         mine = self.usage
         self.usage = Usage(
@@ -123,15 +128,28 @@ class CallLog:
         if not quiet or record.status != 200:
             log.info("request", extra=record.fields())
 
+    def refused(
+        self, request_id: str, call: str, headers: Mapping[str, str], status: int | str, reason: str
+    ) -> None:
+        """Write the line of a call that is refused before its application hears of it."""
+        record = self.begin(request_id, call, headers)
+        record.refused(status, reason)
+        self.end(record)
+
+    def refused_rpc(self, metadata: Metadata, rpc: str, error: ApiError) -> None:
+        """Write the line of a gRPC call that is refused before its method is called."""
+        request_id, headers = _of_metadata(metadata)
+        name = rpc.rpartition("/")[2]
+        self.refused(request_id, name, headers, error.status.grpc, error.code.name.lower())
+
     @contextmanager
     def of_rpc(self, metadata: Metadata, rpc: str) -> Iterator[CallRecord]:
         """Record one gRPC call, with the ApiError or the cancellation that ends it.
 
         Its request id is that of the metadata `x-request-id`, else 32 hex digits.
         """
-        headers = {name: str(value) for name, value in metadata or ()}
-        given = headers.get("x-request-id", "")[:MOST_ID_CHARS]
-        record = self.begin(given or secrets.token_hex(16), rpc, headers)
+        request_id, headers = _of_metadata(metadata)
+        record = self.begin(request_id, rpc, headers)
         record.status = "OK"
         try:
             yield record
@@ -144,6 +162,28 @@ class CallLog:
             raise
         finally:
             self.end(record)
+
+
+_RECORD = "baton.record"
+"""The place of an ASGI scope for the record of its call."""
+
+
+def record_in(scope: Mapping[str, Any]) -> CallRecord | None:
+    """Return the record of an ASGI scope's call; None where calls are not logged."""
+    found: CallRecord | None = scope.get(_RECORD)
+    return found
+
+
+def keep_record(scope: MutableMapping[str, Any], record: CallRecord) -> None:
+    """Give an ASGI scope the record of its call."""
+    scope[_RECORD] = record
+
+
+def _of_metadata(metadata: Metadata) -> tuple[str, dict[str, str]]:
+    """Return the id of a gRPC call, the caller's or a new one, and the metadata by name."""
+    headers = {name: str(value) for name, value in metadata or ()}
+    given = headers.get("x-request-id", "")[:MOST_ID_CHARS]
+    return given or secrets.token_hex(16), headers
 
 
 def _ms(microseconds: float) -> float:

@@ -1,7 +1,7 @@
 """The gRPC service `baton.v1.Inference` over a `Backend`."""
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import Any
 
 from baton.api.access import abortable_by_call, open_call
@@ -115,12 +115,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.AbortRequest, context: Any
     ) -> inference_pb2.AbortReply:
         """Abort requests. Unknown names, and those of other keys, are no error."""
+        metadata, calls = context.invocation_metadata(), self._calls
         try:
-            if not request.name and not request.all:
-                raise invalid("name", "expected a name, or all to be true")
-            name = None if request.all else request.name
-            whose = abortable_by_call(context.invocation_metadata(), self._keys)
-            stopped = await self._backend.abort(name, whose)
+            with nullcontext() if calls is None else calls.of_rpc(metadata, "Abort"):
+                if not request.name and not request.all:
+                    raise invalid("name", "expected a name, or all to be true")
+                name = None if request.all else request.name
+                stopped = await self._backend.abort(name, abortable_by_call(metadata, self._keys))
         except ApiError as error:
             await refuse(context, error)
         return inference_pb2.AbortReply(aborted=stopped)

@@ -11,13 +11,13 @@ from starlette.responses import JSONResponse, Response
 from baton.api.access import admit, owner_of
 from baton.api.answers import AnswerDelta, merged, stream_answer
 from baton.api.backend import Backend, GenerateRequest, ModelInfo
+from baton.api.call_log import record_in
 from baton.api.deadline import Deadline, within
 from baton.api.disconnect import unless_disconnected
 from baton.api.errors import invalid
 from baton.api.native_answer import NativeAnswer, until_aborted
 from baton.api.native_schema import DEFAULT_NEW_TOKENS, NATIVE_NAMES, Asked, GenerateBody
 from baton.api.request_body import BodyReader, deadline_of
-from baton.api.request_ids import record_in
 from baton.api.requests import RequestLabels, make_requests
 from baton.api.sse import EventStream
 from baton.api.text_service import TextService, room_for_answer, served_model

@@ -5,7 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
+from baton.api.call_log import record_in
 from baton.api.errors import error_body
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -13,7 +15,18 @@ from baton.core.finish import Finished
 from baton.rpc.errors import RETRY_AFTER, retry_after
 
 
-def error_response(err: ApiError, path: str = "") -> JSONResponse:
+class ErrorReply(JSONResponse):
+    """A reply with an error, whose code is the reason in the line of its call."""
+
+    code: ErrorCode = ErrorCode.INTERNAL
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (record := record_in(scope)) is not None and not record.reason:
+            record.reason = self.code.name.lower()
+        await super().__call__(scope, receive, send)
+
+
+def error_response(err: ApiError, path: str = "") -> ErrorReply:
     """Return an error body with the HTTP status of the error's code.
 
     path: the request's; its API decides the form of the body. '': OpenAI's.
@@ -23,7 +36,9 @@ def error_response(err: ApiError, path: str = "") -> JSONResponse:
         headers[RETRY_AFTER] = str(retry_after(err.retry_after_s))
     if err.code is ErrorCode.UNAUTHENTICATED:
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse(error_body(err, path), err.status.http, headers)
+    reply = ErrorReply(error_body(err, path), err.status.http, headers)
+    reply.code = err.code
+    return reply
 
 
 def usage_json(prompts: Sequence[Sequence[Finished]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from baton.api.call_log import QUIET, CallLog, CallRecord
+from baton.api.call_log import QUIET, CallLog, keep_record
 from baton.api.errors import ANTHROPIC_PATH, shorten
 from baton.api.replies import error_response
 from baton.api.requests import new_request_id
@@ -17,9 +17,8 @@ HEADER = "x-request-id"
 _VALID = re.compile(r"[!-~]{1,128}")
 _ID = "baton.request_id"
 """The place of an ASGI scope for its request's id."""
-_RECORD = "baton.record"
-"""The place of an ASGI scope for the record of its call."""
-_MOST_PATH_CHARS = 128  # of a path, in the log
+MAX_PATH_CHARS = 128
+"""The most characters of a path in the log."""
 
 
 class RequestIds:
@@ -44,12 +43,13 @@ class RequestIds:
         scope[_ID] = found
         record = None
         if self._calls is not None:
-            call = f"{scope['method']} {scope['path'][:_MOST_PATH_CHARS]}"
-            record = scope[_RECORD] = self._calls.begin(found, call, Headers(scope=scope))
+            call = f"{scope['method']} {scope['path'][:MAX_PATH_CHARS]}"
+            record = self._calls.begin(found, call, Headers(scope=scope))
+            keep_record(scope, record)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                if record is not None:
+                if record is not None and not record.cut_off:
                     record.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers[HEADER] = found
@@ -61,7 +61,7 @@ class RequestIds:
         try:
             await app(scope, receive, send_with_id)
         except Exception as error:
-            if record is not None:
+            if record is not None and not record.cut_off:
                 record.status, record.reason = 500, type(error).__name__
             raise
         finally:
@@ -72,12 +72,6 @@ class RequestIds:
 def request_id_of(scope: Scope) -> str:
     """Return the id that `RequestIds` gave the request."""
     found: str = scope.get(_ID) or new_request_id()
-    return found
-
-
-def record_in(scope: Scope) -> CallRecord | None:
-    """Return the record of this request's call; None where calls are not logged."""
-    found: CallRecord | None = scope.get(_RECORD)
     return found
 
 

@@ -5,6 +5,7 @@ from typing import Self
 
 from prometheus_client import CollectorRegistry
 
+from baton.api.call_log import CallLog
 from baton.api.client_limits import ClientLimits
 from baton.api.client_metrics import ClientMetrics
 from baton.router.http.descriptors import client_connections
@@ -18,10 +19,17 @@ class ClientGuard:
     metrics: ClientMetrics
     http_connections: int
     grpc_connections: int
+    calls: CallLog | None = None  # where calls that are refused are logged; None: nowhere
 
     @classmethod
-    def make(cls, limits: ClientLimits | None = None, metrics: ClientMetrics | None = None) -> Self:
-        """limits: None has the defaults. metrics: None exports nothing."""
+    def make(
+        cls,
+        limits: ClientLimits | None = None,
+        metrics: ClientMetrics | None = None,
+        calls: CallLog | None = None,
+    ) -> Self:
+        """limits: None has the defaults. metrics: None exports nothing. calls: None logs
+        nothing."""
         limits = limits or ClientLimits()
         metrics = metrics or ClientMetrics("router", CollectorRegistry())
-        return cls(limits, metrics, *client_connections(limits.connections))
+        return cls(limits, metrics, *client_connections(limits.connections), calls)

@@ -46,10 +46,10 @@ class GrpcServer:
         guard = guard or ClientGuard.make()
         busy = BusyConnections(guard.limits.of_client(guard.grpc_connections))
         interceptors: list[grpc.aio.ServerInterceptor] = [
-            CallGuard(guard.limits, guard.metrics, busy)
+            CallGuard(guard.limits, guard.metrics, busy, guard.calls)
         ]
         if keys is not None:
-            interceptors.append(KeyInterceptor(keys))
+            interceptors.append(KeyInterceptor(keys, guard.calls))
         self.health = health_aio.HealthServicer()
         self.server = grpc.aio.server(
             interceptors=interceptors,

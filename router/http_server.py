@@ -37,12 +37,13 @@ class HttpServer:
         self._tls = tls
         guard = guard or ClientGuard.make()
         self._limits = guard.limits
+        self._calls = guard.calls
         self._table = ConnectionTable(guard.limits, guard.http_connections, guard.metrics)
         self._socket = _bind(host, port)
         self.port: int = self._socket.getsockname()[1]
         self._server = uvicorn.Server(
             uvicorn.Config(
-                StreamLimit(app, guard.limits, guard.metrics),
+                StreamLimit(app, guard.limits, guard.metrics, guard.calls),
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -88,6 +89,7 @@ class HttpServer:
             place,
             self._table,
             self._limits,
+            self._calls,
             config=server.config,
             server_state=server.server_state,
             app_state=server.lifespan.state,

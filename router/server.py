@@ -110,7 +110,6 @@ class RouterServer:
         metrics.certificate("internal", credentials.seconds_left)
         client_metrics = ClientMetrics("router", metrics.registry)
         keys = _key_gate(config, client_metrics)
-        guard = ClientGuard.make(config.limits, client_metrics)
         if tls is not None:
             metrics.certificate("clients", tls.seconds_left)
         dump = self._request_dump(opening)
@@ -119,6 +118,7 @@ class RouterServer:
         if tracing is not None:
             opening.push_async_callback(asyncio.to_thread, tracing.close)
         calls = CallLog(config.model_id, tracing)
+        guard = ClientGuard.make(config.limits, client_metrics, calls)
         backend = RouterBackend(
             config,
             read_model_info(config.model, config.model_id, tokenizer),

@@ -115,13 +115,13 @@ class LocalWorker:
             undo.push_async_callback(runtime.stop, 0.0)
             labels = {"worker": config.worker_id, "role": config.role.value}
             metrics = ClientMetrics("worker", self._context.metrics.registry, labels, self._of_keys)
-            guard = ClientGuard.make(clients.limits, metrics)
+            calls = CallLog(model_id)
+            guard = ClientGuard.make(clients.limits, metrics, calls)
             keys: KeyGate | None = None
             served: Backend = BudgetedBackend(self.backend, tokenizer)
             if clients.api_keys is not None:
                 keys = KeyGate.open(clients.api_keys, (), clients.limits, metrics)
                 served = CountedBackend(served, keys.accounts)
-            calls = CallLog(model_id)
             http = self._http(served, text, keys, calls, tls, guard)
             undo.push_async_callback(http.stop, 0.0)
             grpc_server = GrpcServer(

@@ -6,15 +6,17 @@ import time
 from enum import Enum, auto
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     RequestResponseCycle,
 )
 
+from baton.api.call_log import CallLog, record_in
 from baton.api.client_limits import HEALTH, ClientLimits, Refusal
 from baton.api.replies import error_response
-from baton.api.request_ids import HEADER, id_in_headers
+from baton.api.request_ids import HEADER, MAX_PATH_CHARS, RequestIds, id_in_headers
 from baton.api.sse import PARTS
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -47,14 +49,21 @@ class GuardedHttp(BufferedHttp):
     """
 
     def __init__(
-        self, place: Connection, table: ConnectionTable, limits: ClientLimits, **given: Any
+        self,
+        place: Connection,
+        table: ConnectionTable,
+        limits: ClientLimits,
+        calls: CallLog | None = None,
+        **given: Any,
     ) -> None:
+        """calls: where refused requests are logged; None: nowhere."""
         super().__init__(table.buffer, **given)
         self.logger = log
         self.timeout_keep_alive = limits.idle_s  # type: ignore[assignment]  # any float will do
         self._place = place
         self._table = table
         self._limits = limits
+        self._calls = calls
         self._reading = _Reading.HEADER
         self._since = time.monotonic()  # when `_reading` began
         self._unparsed = 0  # bytes that the parser may hold
@@ -72,7 +81,7 @@ class GuardedHttp(BufferedHttp):
         self._place.served_by = self
         self._place.drop = transport.abort
         if self._place.shed is not None:
-            self.app = _Shedding(self.app, self._place.shed)
+            self.app = _Shedding(self.app, self._place.shed, self._calls)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._table.closed(self._place)
@@ -136,7 +145,7 @@ class GuardedHttp(BufferedHttp):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._unparsed = 0
+        self._unparsed = self._header_bytes = 0
         super().on_message_complete()
         self._enter(_Reading.NOTHING)
 
@@ -221,8 +230,10 @@ class GuardedHttp(BufferedHttp):
             self._abort(reason)
             return
         self._table.refused(reason)
+        request_id = id_in_headers(self.headers)
+        self._log(reason, status, request_id)
         path = self.url.partition(b"?")[0] if self.headers is not None else b""
-        self.transport.write(_reply(error, status, path, self.headers))
+        self.transport.write(_reply(error, status, path, request_id))
         if self._reading is _Reading.BODY:
             self.cycle.disconnected = True  # its application hears that the client is gone
             self.cycle.message_event.set()
@@ -237,23 +248,40 @@ class GuardedHttp(BufferedHttp):
         asked = self._unparsed or self._header_bytes
         return bool(asked) and not self._answering
 
+    def _log(self, reason: Refusal, status: int, request_id: str) -> None:
+        """Write the line of the request that is refused, or tell the record of the one under way.
+
+        A connection on which nothing was asked leaves no line.
+        """
+        if self._answering and self._running is not None:
+            if (record := record_in(self._running.scope)) is not None:
+                record.refused(status or record.status, reason)
+        elif self._calls is not None and (self._unparsed or self._header_bytes):
+            call = "unread"
+            if self._header_bytes and self.url:
+                path = self.url.partition(b"?")[0][:MAX_PATH_CHARS].decode("ascii", "replace")
+                call = f"{self.parser.get_method().decode('ascii')} {path}"
+            headers = Headers(raw=list(self.headers or ()))
+            self._calls.refused(request_id, call, headers, status, reason)
+
     def _abort(self, reason: Refusal) -> None:
         self._table.refused(reason)
+        self._log(reason, 0, id_in_headers(self.headers))
         self.transport.abort()
 
 
 class _Shedding:
     """An ASGI application that answers health alone, and `error` to everything else."""
 
-    def __init__(self, app: ASGIApp, error: ApiError) -> None:
+    def __init__(self, app: ASGIApp, error: ApiError, calls: CallLog | None) -> None:
         self._app = app
         self._error = error
+        self._calls = calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply: ASGIApp = self._app
         if scope["path"] != HEALTH:
-            reply = error_response(self._error, scope["path"])
-            reply.headers[HEADER] = id_in_headers(scope["headers"])
+            reply = RequestIds(error_response(self._error, scope["path"]), self._calls)
         await reply(scope, receive, send)
 
 
@@ -274,12 +302,10 @@ def _late(reason: Refusal, part: str, limit_s: float) -> tuple[Refusal, ApiError
     return reason, error, 408
 
 
-def _reply(
-    error: ApiError, status: int, path: bytes, headers: list[tuple[bytes, bytes]] | None
-) -> bytes:
-    """Return a whole HTTP response to a request whose path and headers were read so far."""
+def _reply(error: ApiError, status: int, path: bytes, request_id: str) -> bytes:
+    """Return a whole HTTP response to a request whose path was read so far."""
     response = error_response(error, path.decode("ascii", "replace"))
-    response.headers[HEADER] = id_in_headers(headers)
+    response.headers[HEADER] = request_id
     lines = [name + b": " + value + b"\r\n" for name, value in response.raw_headers]
     return b"".join(
         [STATUS_LINE[status], *lines, b"connection: close\r\n\r\n", bytes(response.body)]

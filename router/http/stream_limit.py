@@ -2,6 +2,7 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from baton.api.call_log import CallLog
 from baton.api.client_limits import HEALTH, ClientLimits, Refusal
 from baton.api.client_metrics import ClientMetrics
 from baton.api.errors import too_many
@@ -16,10 +17,18 @@ class StreamLimit:
     Health is always answered.
     """
 
-    def __init__(self, app: ASGIApp, limits: ClientLimits, metrics: ClientMetrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: ClientLimits,
+        metrics: ClientMetrics,
+        calls: CallLog | None = None,
+    ) -> None:
+        """calls: where refused requests are logged; None: nowhere."""
         self._app = app
         self._most = limits.http_streams
         self._metrics = metrics
+        self._calls = calls
         self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -29,7 +38,8 @@ class StreamLimit:
             self._metrics.refused(Refusal.STREAMS)
             found = f"{self._open} requests are being answered"
             error = too_many(ErrorCode.OVERLOADED, found, f"{self._most} requests")
-            await RequestIds(error_response(error, scope["path"]))(scope, receive, send)
+            reply = error_response(error, scope["path"])
+            await RequestIds(reply, self._calls)(scope, receive, send)
         else:
             self._count(1)
             try:

@@ -11,9 +11,11 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from call_lines import kept_lines
 from fake_backend import FakeBackend
 
 from baton.api.call_log import CallLog
+from baton.api.client_limits import ClientLimits
 from baton.api.grpc_inference import InferenceServicer
 from baton.api.http import MetricsPage, make_app
 from baton.api.key_gate import KeyGate
@@ -25,6 +27,8 @@ from baton.api.text_service import TextService
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
+from baton.router.client_guard import ClientGuard
+from baton.router.grpc_server import GrpcServer
 from baton.rpc.tracing import TraceContext, Tracing
 
 PROMPT = "hello world"
@@ -58,25 +62,11 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     return {name: vars(record)[name] for name in names}
 
 
-class _Kept(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record)
-
-
 @pytest.fixture
 def lines() -> Iterator[list[logging.LogRecord]]:
     """Return the lines of calls, as they are written."""
-    log, kept = logging.getLogger("baton.access"), _Kept()
-    level = log.level
-    log.addHandler(kept)
-    log.setLevel(logging.INFO)
-    yield kept.lines
-    log.removeHandler(kept)
-    log.setLevel(level)
+    with kept_lines() as kept:
+        yield kept.records
 
 
 def only(lines: list[logging.LogRecord]) -> dict[str, Any]:
@@ -219,6 +209,7 @@ async def test_what_is_refused_leaves_a_line_with_its_status(
             assert reply.status_code == status
             line = only(lines)
             assert (line["status"], line["model"], line["output_tokens"]) == (status, None, 0)
+            assert line["reason"] == ("invalid_request" if status == 400 else "not_found")
             assert line["request_id"] == reply.headers["x-request-id"]
 
 
@@ -325,3 +316,33 @@ async def test_grpc_calls_leave_lines_too(
     assert (
         called | {"status": "RESOURCE_EXHAUSTED", "reason": "overloaded"}
     ).items() <= full.items()
+
+
+async def test_grpc_calls_that_the_port_refuses_leave_lines(
+    backend: FakeBackend, text: TextService, lines: list[logging.LogRecord]
+) -> None:
+    calls = CallLog("toy")
+    guard = ClientGuard.make(ClientLimits(body_s=0.2), calls=calls)
+    servicer = InferenceServicer(backend, text, None, calls)
+    server = GrpcServer(servicer, "127.0.0.1", 0, max_body_bytes=1 << 20, guard=guard)
+    await server.start()
+    named = (("x-request-id", "mine"),)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        malformed = channel.unary_stream("/baton.v1.Inference/Generate")(b"\xff", metadata=named)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await malformed.read()
+        silent = channel.stream_stream("/baton.v1.Inference/Generate")(metadata=named)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await silent.read()
+        abort = channel.unary_unary(
+            "/baton.v1.Inference/Abort", inference_pb2.AbortRequest.SerializeToString
+        )
+        with pytest.raises(grpc.aio.AioRpcError):
+            await abort(inference_pb2.AbortRequest(), metadata=named)
+    await server.stop(0.0)
+    assert [(line["call"], line["status"], line["reason"]) for line in map(vars, lines)] == [
+        ("Generate", "INVALID_ARGUMENT", "invalid_request"),
+        ("Generate", "DEADLINE_EXCEEDED", "deadline_exceeded"),
+        ("Abort", "INVALID_ARGUMENT", "invalid_request"),
+    ]
+    assert {line["request_id"] for line in map(vars, lines)} == {"mine"}

@@ -14,8 +14,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from baton.api.call_log import CallLog
 from baton.api.client_limits import ClientLimits, Refusal
 from baton.api.client_metrics import ClientMetrics
+from baton.api.request_ids import RequestIds
 from baton.api.sse import EventStream
 from baton.router.client_guard import ClientGuard
 from baton.router.http_server import HttpServer
@@ -138,8 +140,10 @@ async def serving(tls: ClientTls | None = None, **limits: Any) -> AsyncIterator[
     server = Server()
     metrics = ClientMetrics("router", server.registry)
     given = ClientLimits(**limits)
-    guard = ClientGuard(given, metrics, given.connections, given.connections)
-    http = HttpServer(server.app(), "127.0.0.1", 0, tls, guard)
+    calls = CallLog("toy")
+    guard = ClientGuard(given, metrics, given.connections, given.connections, calls)
+    app = RequestIds(server.app(), calls)
+    http = HttpServer(app, "127.0.0.1", 0, tls, guard)
     await http.start()
     server.port = http.port
     try:
