@@ -7,6 +7,7 @@ from baton.kernels.interface.attention import AttentionKernels
 from baton.kernels.interface.layers import LayerKernels
 from baton.kernels.interface.recurrent import RecurrentKernels
 from baton.kernels.interface.sampling import SamplingKernels
+from baton.kernels.interface.speculation import SpeculationKernels
 from baton.kernels.native.recorder import Native
 
 
@@ -17,7 +18,9 @@ class AttentionKind(StrEnum):
     LATENT = "latent"
 
 
-class Kernels(LayerKernels, AttentionKernels, RecurrentKernels, SamplingKernels):
+class Kernels(
+    LayerKernels, AttentionKernels, RecurrentKernels, SpeculationKernels, SamplingKernels
+):
     """One implementation of every kernel.
 
     Large because a model gets all its kernels from one object: one method a kernel, documented in

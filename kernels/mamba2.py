@@ -24,6 +24,8 @@ from baton.kernels.prompt_plan import ChunkedPromptPlan, plan_chunked_prompts
 from baton.kernels.ssd import block_size, ssd_index, ssd_prefill
 from baton.kernels.state_update import selective_state_update
 
+LARGEST_STEP = math.ldexp(1.0, 127)  # stands for no limit: finite, and a float32
+
 
 @dataclass(frozen=True)
 class Mamba2Weights:
@@ -153,7 +155,7 @@ def mamba2_step_native(
             ssm_dtype=signatures.DTYPES[ssm_pool.dtype],
             gate_last=int(weights.gate_last),
             dt_low=low,
-            dt_high=min(high, _LARGEST_STEP),
+            dt_high=min(high, LARGEST_STEP),
             eps=weights.eps,
         )
     )
@@ -278,13 +280,10 @@ def _native_prefill_of(native: Native, plan: ChunkedPromptPlan, rows: RaggedRows
                 ssm_dtype=signatures.DTYPES[ssm_pool.dtype],
                 gate_last=int(weights.gate_last),
                 dt_low=low,
-                dt_high=min(high, _LARGEST_STEP),
+                dt_high=min(high, LARGEST_STEP),
                 eps=weights.eps,
             )
         )
         return y
 
     return prefill
-
-
-_LARGEST_STEP = math.ldexp(1.0, 127)  # stands for no limit: finite, and a float32

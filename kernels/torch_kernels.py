@@ -34,6 +34,14 @@ from baton.kernels.moe import (
 from baton.kernels.norm import rms_norm
 from baton.kernels.rope import apply_rope
 from baton.kernels.sampling import add_token_counts, apply_penalties, sample_tokens
+from baton.kernels.verify import (
+    gated_conv_commit,
+    gated_conv_verify,
+    gated_delta_commit,
+    gated_delta_verify,
+    mamba2_commit,
+    mamba2_verify,
+)
 
 
 class TorchKernels(Kernels):
@@ -73,6 +81,13 @@ class TorchKernels(Kernels):
     plan_mamba2_prefill = staticmethod(plan_mamba2_prefill)
     gated_delta_step = staticmethod(gated_delta_step)
     plan_delta_prefill = staticmethod(plan_delta_prefill)
+
+    gated_conv_verify = staticmethod(gated_conv_verify)
+    gated_conv_commit = staticmethod(gated_conv_commit)
+    mamba2_verify = staticmethod(mamba2_verify)
+    mamba2_commit = staticmethod(mamba2_commit)
+    gated_delta_verify = staticmethod(gated_delta_verify)
+    gated_delta_commit = staticmethod(gated_delta_commit)
 
     add_token_counts = staticmethod(add_token_counts)
     apply_penalties = staticmethod(apply_penalties)

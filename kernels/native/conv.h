@@ -20,12 +20,13 @@ struct ConvStep {
 
 constexpr int64_t CONV_PART = 256;  // channels of one piece of work
 
-// Channels first .. first + count of one row: the window moves on and is convolved.
+// Channels first .. first + count of one token, convolved behind the window at `from` (null: zeros),
+// which moves on to `to`; both may be one place. Not inlined: one code, so the same bits whoever
+// calls it.
 template <class T>
-void convolve(const ConvStep& a, int64_t row, int64_t first, int64_t count) {
-  const int64_t lead = a.width - 1, place = row * a.x_stride + first;
-  const T* from = static_cast<const T*>(a.pool) + a.read_slots[row] * a.pool_stride + first * lead;
-  T* to = static_cast<T*>(a.pool) + a.write_slots[row] * a.pool_stride + first * lead;
+__attribute__((noinline)) void convolve(const ConvStep& a, int64_t token, int64_t first,
+                                        int64_t count, const T* from, T* to) {
+  const int64_t lead = a.width - 1, place = token * a.x_stride + first;
   const float* x = a.x + place;
   float inputs[CONV_PART], total[CONV_PART] = {};
   if (a.before) {
@@ -36,7 +37,7 @@ void convolve(const ConvStep& a, int64_t row, int64_t first, int64_t count) {
   }
   struct Windows {};
   float* window = scratch<float, Windows>(CONV_PART * lead);  // in place: read whole, then written
-  if (a.has_initial && !a.has_initial[row]) {
+  if (!from) {
     memset(window, 0, count * lead * sizeof(float));
   } else {
     runs(count * lead, [&](int64_t i, int64_t n) {
@@ -65,12 +66,20 @@ void convolve(const ConvStep& a, int64_t row, int64_t first, int64_t count) {
     }
   }
   runs(count * lead, [&](int64_t i, int64_t n) { store_run(to + i, load_run(window + i, n), n); });
-  float* out = a.out + row * a.channels + first;
+  float* out = a.out + token * a.channels + first;
   runs(count, [&](int64_t i, int64_t n) {
     Vec sums = load_run(total + i, n);
     if (a.silu) sums = silu(sums);
     store_run(out + i, a.after ? sums * load_run(a.after + place + i, n) : sums, n);
   });
+}
+
+template <class T>
+void convolve_row(const ConvStep& a, int64_t row, int64_t first, int64_t count) {
+  T* pool = static_cast<T*>(a.pool) + first * (a.width - 1);
+  const bool empty = a.has_initial && !a.has_initial[row];
+  convolve<T>(a, row, first, count, empty ? nullptr : pool + a.read_slots[row] * a.pool_stride,
+              pool + a.write_slots[row] * a.pool_stride);
 }
 
 void conv_step(const ConvStep& a, Team& team) {
@@ -79,9 +88,9 @@ void conv_step(const ConvStep& a, Team& team) {
     const int64_t row = job / parts, first = job % parts * CONV_PART;
     const int64_t count = first + CONV_PART < a.channels ? CONV_PART : a.channels - first;
     if (a.dtype == FLOAT32) {
-      convolve<float>(a, row, first, count);
+      convolve_row<float>(a, row, first, count);
     } else {
-      convolve<Bf16>(a, row, first, count);
+      convolve_row<Bf16>(a, row, first, count);
     }
   });
 }

@@ -68,11 +68,15 @@ inline void delta_columns(const T* from, T* to, int64_t stride, int64_t n, bool 
   }
 }
 
+// One head of one token. Its state lies at `from` (null: zeros) and goes to `to`; both may be one
+// place. y: [value_dim], normed and gated but where a.z is null. Not inlined: one code, so the same
+// bits whoever calls it.
 template <class T>
-void delta_head(const DeltaStep& a, int64_t row, int64_t head) {
+__attribute__((noinline)) void delta_head(const DeltaStep& a, int64_t row, int64_t head,
+                                          const T* from, T* to, float* y) {
   struct Vectors {};
   const int64_t K = a.key_dim, V = a.value_dim, keys = a.key_heads * K;
-  const int64_t key_head = head / (a.heads / a.key_heads), place = head * K * V;
+  const int64_t key_head = head / (a.heads / a.key_heads);
   float* q = scratch<float, Vectors>(3 * K);
   float* k = q + K;
   float* decay = k + K;
@@ -93,10 +97,7 @@ void delta_head(const DeltaStep& a, int64_t row, int64_t head) {
   Vec product = {};
   runs(K, [&](int64_t i, int64_t n) { product += load_run(q + i, n) * load_run(k + i, n); });
   const float kq = sum(product), beta = 1.0f / (1.0f + expf(-a.b[row * a.b_stride + head]));
-  const bool empty = a.has_initial && !a.has_initial[row];
-  const T* from = static_cast<const T*>(a.state_pool) + a.read_slots[row] * a.state_stride + place;
-  T* to = static_cast<T*>(a.state_pool) + a.write_slots[row] * a.state_stride + place;
-  float* y = a.y + row * a.inner() + head * V;
+  const bool empty = !from;
   int64_t first = 0;
   for (; first + 4 * LANES <= V; first += 4 * LANES) {
     delta_columns<T, 4>(from + first, to + first, V, LANES, empty, K, decay, q, k, kq, v + first,
@@ -106,11 +107,24 @@ void delta_head(const DeltaStep& a, int64_t row, int64_t head) {
     delta_columns<T, 1>(from + first, to + first, V, V - first < LANES ? V - first : LANES, empty,
                         K, decay, q, k, kq, v + first, beta, y + first);
   }
+  if (!a.z) return;
   const float scale = 1.0f / sqrtf(mean_square(y, V) + static_cast<float>(a.eps));
   const float* z = a.z + row * a.z_stride + head * V;
   runs(V, [&](int64_t i, int64_t n) {
     const Vec gate = load_run(z + i, n), open = a.silu_gate ? silu(gate) : sigmoid(gate);
     store_run(y + i, load_run(y + i, n) * scale * load_run(a.norm_weight + i, n) * open, n);
+  });
+}
+
+template <class T>
+void delta_heads(const DeltaStep& a, Team& team) {
+  team.each(a.rows * a.heads, [&](int64_t job) {
+    const int64_t row = job / a.heads, head = job % a.heads;
+    T* state = static_cast<T*>(a.state_pool) + head * a.key_dim * a.value_dim;
+    const bool empty = a.has_initial && !a.has_initial[row];
+    delta_head<T>(a, row, head, empty ? nullptr : state + a.read_slots[row] * a.state_stride,
+                  state + a.write_slots[row] * a.state_stride,
+                  a.y + row * a.inner() + head * a.value_dim);
   });
 }
 
@@ -120,13 +134,7 @@ void delta_step(const DeltaStep& a, Team& team) {
                       a.rows,        a.channels(), a.qkv_stride,  a.width,       a.conv_stride,
                       a.conv_dtype,  /*silu=*/1};
   conv_step(conv, team);
-  team.each(a.rows * a.heads, [&](int64_t job) {
-    if (a.state_dtype == FLOAT32) {
-      delta_head<float>(a, job / a.heads, job % a.heads);
-    } else {
-      delta_head<Bf16>(a, job / a.heads, job % a.heads);
-    }
-  });
+  a.state_dtype == FLOAT32 ? delta_heads<float>(a, team) : delta_heads<Bf16>(a, team);
 }
 
 }  // namespace

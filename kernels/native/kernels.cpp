@@ -30,6 +30,7 @@
 #include "past_cache.h"
 #include "rows.h"
 #include "sampling.h"
+#include "several_tokens.h"
 #include "team.h"
 
 extern "C" {
@@ -113,6 +114,22 @@ OPERATION(mamba2_prefill, Mamba2Prefill,
           row_snapshots, snapshot_ends, snapshot_slots, convolved, scores, y, rows, tokens,
           chunks, chunk, stride, heads, head_dim, groups, d_state, width, conv_stride, ssm_stride,
           conv_dtype, ssm_dtype, gate_last, dt_low, dt_high, eps)
+
+OPERATION(conv_tokens, ConvTokens,
+          x, before, after, taps, bias, pool, read_slots, write_slots, has_initial, counts,
+          track_slots, track_counts, kept, out, rows, tokens, channels, x_stride, width,
+          pool_stride, kept_stride, dtype, silu)
+OPERATION(mamba2_tokens, Mamba2Tokens,
+          inputs, z, conv_weight, conv_bias, A, D, dt_bias, norm_weight, conv_pool, ssm_pool,
+          read_slots, write_slots, has_initial, counts, track_slots, track_counts, kept,
+          convolved, y, rows, tokens, stride, kept_stride, heads, head_dim, groups, d_state, width,
+          conv_stride, ssm_stride, conv_dtype, ssm_dtype, gate_last, dt_low, dt_high, eps)
+OPERATION(delta_tokens, DeltaTokens,
+          qkv, z, b, a, conv_weight, A, dt_bias, norm_weight, conv_pool, state_pool, read_slots,
+          write_slots, has_initial, counts, track_slots, track_counts, kept, convolved, y, rows,
+          tokens, qkv_stride, z_stride, b_stride, a_stride, kept_stride, key_heads, heads,
+          key_dim, value_dim, width, conv_stride, state_stride, conv_dtype, state_dtype,
+          channelwise, silu_gate, eps)
 
 OPERATION(sample_tokens, SampleTokens,
           logits, rows, temperature, seeds, positions, top_k, top_p, min_p, tokens, count, vocab,

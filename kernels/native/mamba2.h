@@ -41,43 +41,49 @@ inline float step_size(float raw, double low, double high) {
   return step < low ? static_cast<float>(low) : step > high ? static_cast<float>(high) : step;
 }
 
-// One head of one row: h = exp(dt A) h + dt x B^T; y = (h C + D x) silu(z), or not yet the gate.
+// One head of one token: h = exp(dt A) h + dt x B^T; y = (h C + D x) silu(z), or not yet the gate,
+// nor where z is null. h lies at `from` (null: zeros) and goes to `to`; both may be one place. Not
+// inlined: one code, so the same bits whoever calls it.
+//
+// convolved: the token's [x | B | C]. raw: its dt, of this head.
 template <class T>
-void advance(const Mamba2Step& a, int64_t row, int64_t head) {
-  const int64_t P = a.head_dim, N = a.d_state, place = head * P * N;
-  const float* projected = a.zxbcdt + row * a.stride;
-  const float* x = a.convolved + row * a.channels() + head * P;
-  const float* B =
-      a.convolved + row * a.channels() + a.inner() + head / (a.heads / a.groups) * N;
+__attribute__((noinline)) void advance(const Mamba2Step& a, int64_t head, const float* convolved,
+                                       float raw, const float* z, const T* from, T* to, float* y) {
+  const int64_t P = a.head_dim, N = a.d_state;
+  const float* x = convolved + head * P;
+  const float* B = convolved + a.inner() + head / (a.heads / a.groups) * N;
   const float* C = B + a.groups * N;
-  const float dt = step_size(projected[a.inner() + a.channels() + head] + a.dt_bias[head],
-                             a.dt_low, a.dt_high);
+  const float dt = step_size(raw + a.dt_bias[head], a.dt_low, a.dt_high);
   const float decay = expf(dt * a.A[head]);
-  const bool empty = a.starts_empty(row);
-  const T* from = static_cast<const T*>(a.ssm_pool) + a.read_slots[row] * a.ssm_stride + place;
-  T* to = static_cast<T*>(a.ssm_pool) + a.write_slots[row] * a.ssm_stride + place;
-  float* y = a.y + row * a.inner() + head * P;
   for (int64_t p = 0; p < P; p++) {
     const float step = dt * x[p];
     Vec total = {};
     runs(N, [&](int64_t i, int64_t n) {
-      Vec state = empty ? Vec{} : load_run(from + p * N + i, n) * decay;
+      Vec state = from ? load_run(from + p * N + i, n) * decay : Vec{};
       state += step * load_run(B + i, n);
       store_run(to + p * N + i, state, n);
       total += state * load_run(C + i, n);
     });
     y[p] = sum(total) + a.D[head] * x[p];
   }
-  if (a.gate_last) return;
+  if (a.gate_last || !z) return;
   runs(P, [&](int64_t i, int64_t n) {
-    store_run(y + i, load_run(y + i, n) * silu(load_run(projected + head * P + i, n)), n);
+    store_run(y + i, load_run(y + i, n) * silu(load_run(z + head * P + i, n)), n);
   });
 }
 
 template <class T>
 void advance_all(const Mamba2Step& a, Team& team) {
-  team.each(a.rows * a.heads,
-            [&](int64_t job) { advance<T>(a, job / a.heads, job % a.heads); });
+  T* pool = static_cast<T*>(a.ssm_pool);
+  team.each(a.rows * a.heads, [&](int64_t job) {
+    const int64_t row = job / a.heads, head = job % a.heads;
+    const float* projected = a.zxbcdt + row * a.stride;
+    T* state = pool + head * a.head_dim * a.d_state;
+    advance<T>(a, head, a.convolved + row * a.channels(),
+               projected[a.inner() + a.channels() + head], projected,
+               a.starts_empty(row) ? nullptr : state + a.read_slots[row] * a.ssm_stride,
+               state + a.write_slots[row] * a.ssm_stride, a.y + row * a.inner() + head * a.head_dim);
+  });
 }
 
 // In place: the norm of each group of channels of each row, then the gate silu(z) if there is one.

@@ -61,6 +61,15 @@ from baton.kernels.norm import rms_norm_native
 from baton.kernels.rope import apply_rope_native
 from baton.kernels.sampling import sample_tokens_native
 from baton.kernels.torch_kernels import TorchKernels
+from baton.kernels.verify import Accepted
+from baton.kernels.verify_native import (
+    gated_conv_commit_native,
+    gated_conv_verify_native,
+    gated_delta_commit_native,
+    gated_delta_verify_native,
+    mamba2_commit_native,
+    mamba2_verify_native,
+)
 
 
 class NativeKernels(Kernels):
@@ -353,6 +362,73 @@ class NativeKernels(Kernels):
         return plan_delta_prefill_native(
             self._native, cu_seqlens_host, prefix_lens_host, width, snapshots
         )
+
+    def gated_conv_verify(
+        self,
+        bcx: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        conv_pool: Tensor,
+        read_slots: Tensor,
+        has_initial: Tensor | None,
+        kept: Tensor,
+    ) -> Tensor:
+        return gated_conv_verify_native(
+            self._native, bcx, weight, bias, conv_pool, read_slots, has_initial, kept
+        )
+
+    def gated_conv_commit(
+        self, kept: Tensor, width: int, conv_pool: Tensor, accepted: Accepted
+    ) -> None:
+        gated_conv_commit_native(self._native, kept, width, conv_pool, accepted)
+
+    def mamba2_verify(
+        self,
+        weights: Mamba2Weights,
+        zxbcdt: Tensor,
+        conv_pool: Tensor,
+        ssm_pool: Tensor,
+        read_slots: Tensor,
+        has_initial: Tensor | None,
+        kept: Tensor,
+    ) -> Tensor:
+        return mamba2_verify_native(
+            self._native, weights, zxbcdt, conv_pool, ssm_pool, read_slots, has_initial, kept
+        )
+
+    def mamba2_commit(
+        self,
+        weights: Mamba2Weights,
+        kept: Tensor,
+        conv_pool: Tensor,
+        ssm_pool: Tensor,
+        accepted: Accepted,
+    ) -> None:
+        mamba2_commit_native(self._native, weights, kept, conv_pool, ssm_pool, accepted)
+
+    def gated_delta_verify(
+        self,
+        weights: DeltaWeights,
+        inputs: DeltaInputs,
+        conv_pool: Tensor,
+        state_pool: Tensor,
+        read_slots: Tensor,
+        has_initial: Tensor | None,
+        kept: Tensor,
+    ) -> Tensor:
+        return gated_delta_verify_native(
+            self._native, weights, inputs, conv_pool, state_pool, read_slots, has_initial, kept
+        )
+
+    def gated_delta_commit(
+        self,
+        weights: DeltaWeights,
+        kept: Tensor,
+        conv_pool: Tensor,
+        state_pool: Tensor,
+        accepted: Accepted,
+    ) -> None:
+        gated_delta_commit_native(self._native, weights, kept, conv_pool, state_pool, accepted)
 
     def sample_tokens(
         self,

@@ -306,6 +306,45 @@ class Mamba2PrefillArguments(Arguments):
     )
 
 
+_NOT_ALWAYS = frozenset(
+    {"has_initial", "write_slots", "counts", "track_slots", "track_counts", "kept"}
+)
+_ROWS = "read_slots write_slots has_initial counts track_slots track_counts kept"
+
+
+class ConvTokensArguments(Arguments):
+    operation = "conv_tokens"
+    optional = _NOT_ALWAYS | {"before", "after", "bias"}
+    _fields_ = _fields(
+        f"x before after taps bias pool {_ROWS} out",
+        "rows tokens channels x_stride width pool_stride kept_stride dtype silu",
+    )
+
+
+class Mamba2TokensArguments(Arguments):
+    operation = "mamba2_tokens"
+    optional = _NOT_ALWAYS | {"z", "conv_bias", "norm_weight", "y"}
+    _fields_ = _fields(
+        f"inputs z conv_weight conv_bias A D dt_bias norm_weight conv_pool ssm_pool {_ROWS} "
+        "convolved y",
+        "rows tokens stride kept_stride heads head_dim groups d_state width "
+        "conv_stride ssm_stride conv_dtype ssm_dtype gate_last",
+        "dt_low dt_high eps",
+    )
+
+
+class DeltaTokensArguments(Arguments):
+    operation = "delta_tokens"
+    optional = _NOT_ALWAYS | {"z", "y"}
+    _fields_ = _fields(
+        f"qkv z b a conv_weight A dt_bias norm_weight conv_pool state_pool {_ROWS} convolved y",
+        "rows tokens qkv_stride z_stride b_stride a_stride kept_stride "
+        "key_heads heads key_dim value_dim width "
+        "conv_stride state_stride conv_dtype state_dtype channelwise silu_gate",
+        "eps",
+    )
+
+
 OPERATIONS: tuple[type[Arguments], ...] = (
     LinearArguments,
     PackedLinearArguments,
@@ -340,4 +379,7 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     DeltaPrefillArguments,
     Mamba2StepArguments,
     Mamba2PrefillArguments,
+    ConvTokensArguments,
+    Mamba2TokensArguments,
+    DeltaTokensArguments,
 )

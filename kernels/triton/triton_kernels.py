@@ -32,6 +32,8 @@ class TritonKernels(Kernels):
         {
             "embedding", "linear", "add_scaled", "scaled", "concat", "select_rows",
             "mla_query", "from_latent",
+            "gated_conv_verify", "gated_conv_commit", "mamba2_verify", "mamba2_commit",
+            "gated_delta_verify", "gated_delta_commit",
         }
     )  # fmt: skip
     replayable = True
@@ -72,6 +74,13 @@ class TritonKernels(Kernels):
     plan_mamba2_prefill = staticmethod(plan_mamba2_prefill)
     gated_delta_step = staticmethod(gated_delta_step)
     plan_delta_prefill = staticmethod(plan_delta_prefill)
+
+    gated_conv_verify = staticmethod(TorchKernels.gated_conv_verify)
+    gated_conv_commit = staticmethod(TorchKernels.gated_conv_commit)
+    mamba2_verify = staticmethod(TorchKernels.mamba2_verify)
+    mamba2_commit = staticmethod(TorchKernels.mamba2_commit)
+    gated_delta_verify = staticmethod(TorchKernels.gated_delta_verify)
+    gated_delta_commit = staticmethod(TorchKernels.gated_delta_commit)
 
     add_token_counts = staticmethod(add_token_counts)
     apply_penalties = staticmethod(apply_penalties)

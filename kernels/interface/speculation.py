@@ -1,0 +1,123 @@
+"""Abstract kernels of recurrent mixers that compute several tokens a row before it is known how
+many of them are right; see baton.kernels.verify.
+
+Attention needs none of its own: each token is a row of a decode step, with its own length.
+"""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
+from baton.kernels.mamba2 import Mamba2Weights
+from baton.kernels.verify import Accepted
+
+
+class SpeculationKernels(ABC):
+    """Kernels that verify Q tokens a row without writing a state, and commit those accepted.
+
+    Token t of row r is token r * Q + t. The outputs and states are those of single steps.
+    """
+
+    @abstractmethod
+    def gated_conv_verify(
+        self,
+        bcx: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        conv_pool: Tensor,
+        read_slots: Tensor,
+        has_initial: Tensor | None,
+        kept: Tensor,
+    ) -> Tensor:
+        """Compute LFM2's gated convolution of Q tokens a row.
+
+        bcx:         [B Q, 3 C] float
+        weight, bias, conv_pool: as in gated_conv_step; the pool is not written
+        read_slots:  [B] int64; 0 for padding rows
+        has_initial: [B] bool; False: start from zeros, whatever the read slot holds. None: all True
+        kept:        [B Q, C], dtype of bcx; set to the inputs of the convolution
+        returns      [B Q, C], dtype of bcx
+        """
+
+    @abstractmethod
+    def gated_conv_commit(
+        self, kept: Tensor, width: int, conv_pool: Tensor, accepted: Accepted
+    ) -> None:
+        """Move the windows on by the accepted tokens.
+
+        kept:      [B Q, C] float, of gated_conv_verify
+        width:     taps of the convolution
+        conv_pool: [slots, C, width - 1] float, strided over slots; written in place
+        """
+
+    @abstractmethod
+    def mamba2_verify(
+        self,
+        weights: Mamba2Weights,
+        zxbcdt: Tensor,
+        conv_pool: Tensor,
+        ssm_pool: Tensor,
+        read_slots: Tensor,
+        has_initial: Tensor | None,
+        kept: Tensor,
+    ) -> Tensor:
+        """Compute a Mamba-2 mixer of Q tokens a row.
+
+        zxbcdt:  [B Q, H P + C + H] float, as in mamba2_step
+        conv_pool, ssm_pool: as in mamba2_step; not written
+        read_slots, has_initial: as in gated_conv_verify
+        kept:    [B Q, C + H], dtype of zxbcdt; set to its columns x B C and dt
+        returns  [B Q, H P], dtype of zxbcdt
+        """
+
+    @abstractmethod
+    def mamba2_commit(
+        self,
+        weights: Mamba2Weights,
+        kept: Tensor,
+        conv_pool: Tensor,
+        ssm_pool: Tensor,
+        accepted: Accepted,
+    ) -> None:
+        """Write the states after the accepted tokens.
+
+        kept: [B Q, C + H] float, of mamba2_verify
+        conv_pool, ssm_pool: as in mamba2_step; written in place
+        """
+
+    @abstractmethod
+    def gated_delta_verify(
+        self,
+        weights: DeltaWeights,
+        inputs: DeltaInputs,
+        conv_pool: Tensor,
+        state_pool: Tensor,
+        read_slots: Tensor,
+        has_initial: Tensor | None,
+        kept: Tensor,
+    ) -> Tensor:
+        """Compute a gated-delta mixer of Q tokens a row.
+
+        inputs:  Q tokens a row
+        conv_pool, state_pool: as in gated_delta_step; not written
+        read_slots, has_initial: as in gated_conv_verify
+        kept:    [B Q, C + Hv + n], dtype of the inputs; set to their qkv, b and a, which have C, Hv
+                 and n columns
+        returns  [B Q, Hv V], dtype of the inputs
+        """
+
+    @abstractmethod
+    def gated_delta_commit(
+        self,
+        weights: DeltaWeights,
+        kept: Tensor,
+        conv_pool: Tensor,
+        state_pool: Tensor,
+        accepted: Accepted,
+    ) -> None:
+        """Write the states after the accepted tokens.
+
+        kept: [B Q, C + Hv + n] float, of gated_delta_verify
+        conv_pool, state_pool: as in gated_delta_step; written in place
+        """

@@ -1,0 +1,235 @@
+"""Several tokens a row, and single steps of the same kernels: the same bits, on poisoned pools."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from kernels.native_cases import random_mixer, strided
+from kernels.test_native_delta import random_inputs
+from kernels.test_native_delta import random_mixer as random_delta
+from torch import Tensor
+
+from baton.kernels.base import Kernels
+from baton.kernels.delta_mixer import DeltaInputs
+from baton.kernels.native.native_kernels import NativeKernels
+from baton.kernels.native.recorder import Native
+from baton.kernels.torch_kernels import TORCH
+from baton.kernels.verify import Accepted
+
+ROWS, SLOTS = 3, 14
+KINDS = ["short conv", "mamba2", "mamba2, gate last", "gated delta", "kda"]
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """One mixer on one implementation. x: [B * Q, n], the tokens' inputs."""
+
+    x: Tensor
+    pools: tuple[Tensor, ...]  # of SLOTS slots
+    kept_width: int
+    step: Callable[..., Tensor]  # (x [B, n], pools, read, write, has_initial) -> [B, outputs]
+    verify: Callable[..., Tensor]  # (x, pools, read, has_initial, kept) -> [B * Q, outputs]
+    commit: Callable[..., None]  # (kept, pools, accepted)
+
+    def clone(self) -> tuple[Tensor, ...]:
+        return tuple(pool.clone() for pool in self.pools)
+
+
+def pool(shape: tuple[int, ...], dtype: torch.dtype, rng: random.Random) -> Tensor:
+    """A pool whose slots are strided, with NaN between them."""
+    size = torch.Size(shape).numel()
+    return strided(SLOTS, size, rng).to(dtype).unflatten(1, shape)
+
+
+def make(kind: str, kernels: Kernels, tokens: int, dtype: torch.dtype, rng: random.Random) -> Mixer:
+    width = rng.choice([3, 4])
+    count = ROWS * tokens
+    if kind == "short conv":
+        channels = rng.choice([5, 300])
+        weight, bias = torch.randn(channels, width), torch.randn(channels)
+        return Mixer(
+            torch.randn(count, 3 * channels),
+            (pool((channels, width - 1), dtype, rng),),
+            channels,
+            lambda x, p, *slots: kernels.gated_conv_step(x, weight, bias, *p, *slots),
+            lambda x, p, *more: kernels.gated_conv_verify(x, weight, bias, *p, *more),
+            lambda kept, p, accepted: kernels.gated_conv_commit(kept, width, *p, accepted),
+        )
+    if kind.startswith("mamba2"):
+        mixer = random_mixer(4, rng.choice([5, 16]), 2, rng.choice([7, 16, 40]), width, rng)
+        mixer = replace(mixer, gate_last=kind.endswith("last"))
+        channels = mixer.conv_weight.shape[0]
+        return Mixer(
+            strided(count, sum(mixer.splits), rng),
+            (
+                pool((channels, width - 1), dtype, rng),
+                pool((mixer.heads, mixer.head_dim, mixer.d_state), dtype, rng),
+            ),
+            channels + mixer.heads,
+            lambda x, p, *slots: kernels.mamba2_step(mixer, x, *p, *slots),
+            lambda x, p, *more: kernels.mamba2_verify(mixer, x, *p, *more),
+            lambda kept, p, accepted: kernels.mamba2_commit(mixer, kept, *p, accepted),
+        )
+    key_heads = 2
+    heads = key_heads if kind == "kda" else 4
+    delta = random_delta((key_heads, heads, 9, rng.choice([10, 70])), kind == "kda", rng)
+    width = delta.conv_weight.shape[1]
+    inputs = random_inputs(count, delta, rng)
+    parts = (inputs.qkv, inputs.z, inputs.b, inputs.a)
+    widths = [part.shape[1] for part in parts]
+
+    def given(x: Tensor) -> DeltaInputs:
+        return DeltaInputs(*x.split(widths, dim=1))
+
+    channels = delta.conv_weight.shape[0]
+    return Mixer(
+        torch.cat(parts, dim=1),
+        (
+            pool((channels, width - 1), dtype, rng),
+            pool((delta.heads, delta.key_dim, delta.value_dim), dtype, rng),
+        ),
+        channels + widths[2] + widths[3],
+        lambda x, p, *slots: kernels.gated_delta_step(delta, given(x), *p, *slots),
+        lambda x, p, *more: kernels.gated_delta_verify(delta, given(x), *p, *more),
+        lambda kept, p, accepted: kernels.gated_delta_commit(delta, kept, *p, accepted),
+    )
+
+
+@pytest.fixture(params=["torch", "native"])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    if request.param == "torch":
+        return TORCH
+    return NativeKernels(request.getfixturevalue("native"))
+
+
+@dataclass(frozen=True)
+class Case:
+    mixer: Mixer
+    tokens: int
+    read: Tensor
+    has_initial: Tensor | None
+
+    def of_token(self, token: int) -> Tensor:
+        return self.mixer.x.view(ROWS, self.tokens, -1)[:, token]
+
+    def stepped(self) -> tuple[list[Tensor], list[tuple[Tensor, ...]]]:
+        """Outputs [B, n] and states of each token in turn, by single steps in slots 1 to ROWS of
+        other pools."""
+        pools = tuple(p[self.read].clone() for p in self.mixer.pools)
+        pools = tuple(torch.cat((p[:1], p)) for p in pools)
+        slots, has_initial = torch.arange(1, ROWS + 1), self.has_initial
+        outputs, states = [], []
+        for token in range(self.tokens):
+            y = self.mixer.step(self.of_token(token), pools, slots, slots, has_initial)
+            outputs.append(y.clone())
+            states.append(tuple(p[1:].clone() for p in pools))
+            has_initial = None
+        return outputs, states
+
+
+@pytest.fixture(params=KINDS)
+def case(request, kernels, rng) -> Case:
+    tokens = rng.choice([1, 2, 4, 8])
+    dtype = rng.choice([torch.float32, torch.bfloat16])
+    print(f"{tokens} tokens, {dtype}")
+    mixer = make(request.param, kernels, tokens, dtype, rng)
+    read = torch.tensor(rng.sample(range(1, SLOTS), ROWS))
+    if rng.random() < 0.5:
+        return Case(mixer, tokens, read, None)
+    has_initial = torch.tensor([rng.random() < 0.5 for _ in range(ROWS)])
+    for p in mixer.pools:
+        p[read[~has_initial]] = torch.nan
+    return Case(mixer, tokens, read, has_initial)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """So that NaN equals itself."""
+    return tensor.contiguous().view(torch.uint8)
+
+
+@pytest.mark.parametrize("repeat", range(4))
+def test_verified_tokens_are_those_of_single_steps_and_no_state_is_written(case, repeat):
+    pools = case.mixer.clone()
+    kept = torch.full((ROWS * case.tokens, case.mixer.kept_width), torch.nan)
+    y = case.mixer.verify(case.mixer.x, pools, case.read, case.has_initial, kept)
+    outputs, _ = case.stepped()
+    assert torch.equal(y.view(ROWS, case.tokens, -1), torch.stack(outputs, dim=1))
+    for before, after in zip(case.mixer.pools, pools, strict=True):
+        assert torch.equal(bits(before), bits(after))
+    assert not kept.isnan().any()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("repeat", range(4))
+def test_committed_states_are_those_of_single_steps(case, repeat, in_place, rng):
+    tokens = case.tokens
+    kept = torch.full((ROWS * tokens, case.mixer.kept_width), torch.nan)
+    case.mixer.verify(case.mixer.x, case.mixer.clone(), case.read, case.has_initial, kept)
+    others = [slot for slot in range(1, SLOTS) if slot not in case.read.tolist()]
+    write = case.read.tolist() if in_place else [others.pop() for _ in range(ROWS)]
+    counts = [rng.randrange(tokens + 1) for _ in range(ROWS)]
+    tracked = [rng.random() < 0.7 for _ in range(ROWS)]
+    track_slots = [others.pop() if is_tracked else 0 for is_tracked in tracked]
+    track_counts = [rng.randint(1, tokens) if is_tracked else 0 for is_tracked in tracked]
+    print(f"{counts=} {track_counts=}")
+    pools, wanted = case.mixer.clone(), case.mixer.clone()
+    _, states = case.stepped()
+    for row, count in enumerate(counts):
+        for p, of_token in zip(wanted, zip(*states, strict=True), strict=True):
+            if count:
+                p[write[row]] = of_token[count - 1][row]
+            if 0 < track_counts[row] <= count:
+                p[track_slots[row]] = of_token[track_counts[row] - 1][row]
+    listed = (write, counts, track_slots, track_counts)
+    write, counts, track_slots, track_counts = map(torch.tensor, listed)
+    accepted = Accepted(case.read, write, case.has_initial, counts, track_slots, track_counts)
+    case.mixer.commit(kept, pools, accepted)
+    for got, expected in zip(pools, wanted, strict=True):
+        assert torch.equal(bits(got[1:]), bits(expected[1:]))
+
+
+def test_a_native_row_is_the_same_bits_in_every_batch_and_on_every_number_of_threads(native, rng):
+    mixer = make("mamba2", NativeKernels(native), 4, torch.float32, rng)
+    read = torch.tensor([3, 1, 2])
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            kept = torch.empty(ROWS * 4, mixer.kept_width)
+            results.append(mixer.verify(mixer.x, mixer.clone(), read, None, kept).clone())
+            alone = [
+                mixer.verify(
+                    mixer.x[4 * row : 4 * row + 4], mixer.clone(), read[row : row + 1], None,
+                    kept[:4],
+                ).clone()
+                for row in range(ROWS)
+            ]  # fmt: skip
+            results.append(torch.cat(alone))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_they_can_be_recorded(native, rng):
+    """A recording reads the counts of accepted tokens where they lie."""
+    recorder = Native(native.library)
+    mixer = make("gated delta", NativeKernels(recorder), 4, torch.float32, rng)
+    read, kept = torch.tensor([1, 2, 3]), torch.empty(ROWS * 4, mixer.kept_width)
+    counts, none = torch.zeros(ROWS, dtype=torch.int64), torch.zeros(ROWS, dtype=torch.int64)
+    accepted = Accepted(read, read, None, counts, none, none)
+    pools, wanted = mixer.clone(), mixer.clone()
+
+    def both() -> Tensor:
+        y = mixer.verify(mixer.x, pools, read, None, kept)
+        mixer.commit(kept, pools, accepted)
+        return y
+
+    recording, _ = recorder.record(both)
+    counts.copy_(torch.tensor([4, 0, 2]))
+    recording.run()
+    mixer.verify(mixer.x, wanted, read, None, kept)
+    mixer.commit(kept, wanted, accepted)
+    for got, expected in zip(pools, wanted, strict=True):
+        assert torch.equal(bits(got[1:]), bits(expected[1:]))
