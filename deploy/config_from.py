@@ -11,6 +11,7 @@ from baton.deploy.access_options import client_tls_from
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.limit_options import limits_from
 from baton.deploy.options import DTYPES, authority_from, folder_from, verify_from
+from baton.deploy.placement_options import placement_from
 from baton.deploy.record_options import dump_from, telemetry_from
 from baton.deploy.router_options import lease_ms_from
 from baton.engine.cache.grids import Strategy
@@ -108,6 +109,8 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         state_return=StateReturn(given["state_return"]),
         send_snapshots=SendSnapshots(given["send_snapshots"]),
         ray_address=given["ray_address"],
+        placement=placement_from(given),
+        worker_interface=given["worker_interface"],
         start_deadline_s=given["start_timeout"],
         profile_folder=given["profile_folder"].absolute(),
     )

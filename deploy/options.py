@@ -14,6 +14,7 @@ from baton.core.errors import ConfigError
 from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.errors import StartError
 from baton.deploy.number_types import Ratio, Seconds
+from baton.deploy.placement_options import placement_options
 from baton.deploy.record_options import check_can_be_made, profile_option
 from baton.deploy.router_options import check_served_name, router_options
 from baton.engine.cache.grids import Strategy
@@ -158,7 +159,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all options of a cluster; `config_from` reads their values."""
     for option in reversed(_MODEL + _ENGINE + _TRANSFER + _CLUSTER):
         command = option(command)
-    return router_options(profile_option(command))
+    return router_options(profile_option(placement_options(command)))
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:

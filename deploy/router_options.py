@@ -51,7 +51,8 @@ _ROUTER = (
                  help="Port of --internal-host; 0: any free one."),
     click.option("--internal-host", default="127.0.0.1", show_default=True,
                  help="Address at which workers register with the router. They and the router "
-                 "show certificates."),
+                 "show certificates. On a Ray that is joined, loopback stands for the address by "
+                 "which this host joined it."),
 )  # fmt: skip
 _LISTEN = (
     click.option("--host", default="127.0.0.1", show_default=True,

@@ -39,6 +39,7 @@ class WorkerConfig:
     send_snapshots: SendSnapshots = SendSnapshots.OFF
     profile_folder: Path | None = None  # for traces of profiles; None: no profile is made
     telemetry: Telemetry = field(default_factory=Telemetry)
+    incarnation: int | None = None  # of this start, above all earlier ones; None: by the clock
 
     def __post_init__(self) -> None:
         if not self.worker_id:

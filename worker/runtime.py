@@ -55,8 +55,8 @@ class WorkerRuntime:
         self._on_engine_lost = on_engine_lost
         self._tasks: list[asyncio.Task[None]] = []
         self._registrations: list[Registration] = []
-        # Wall-clock nanoseconds: larger at every later start of this worker.
-        self.incarnation = time.time_ns()
+        # Wall-clock nanoseconds: larger at every later start of this worker on this machine.
+        self.incarnation = config.incarnation or time.time_ns()
 
     async def start(self) -> WorkerStarted:
         """Start to serve.

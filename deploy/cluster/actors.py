@@ -6,9 +6,22 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from baton.deploy.cluster.host import Host, RouterHost, Served, WorkerHost
+from baton.deploy.certs.credential_files import CredentialFiles
+from baton.deploy.cluster.arrival import Arrival
+from baton.deploy.cluster.demand import Demand
+from baton.deploy.cluster.host import ReportingServed, RetiringServed, RouterHost, WorkerHost
+from baton.deploy.cluster.ray_nodes import living_nodes
+from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.errors import StartError
+from baton.worker.config import WorkerConfig
 
 
 @dataclass(frozen=True)
@@ -42,14 +55,11 @@ class Call:
 class ActorHandle:
     """A router or worker in a process of its own. Ray restarts the process when it dies."""
 
-    _host: type[Host] = Host
-
-    def __init__(self, name: str, kind: type[Served], config: object, cpus: int) -> None:
-        """cpus: logical CPUs that Ray reserves. Ray sets OMP_NUM_THREADS to it in that process."""
+    def __init__(self, name: str, demand: Demand, handle: Any) -> None:
+        """handle: Ray's, of the actor that was created."""
         self.name = name
-        self.cpus = cpus
-        options = {"name": name, "max_restarts": -1, "num_cpus": cpus, "max_concurrency": 64}
-        self._handle = ray.remote(self._host).options(**options).remote(kind, config)
+        self._demand = demand
+        self._handle = handle
 
     def start(self) -> Call:
         """Call `start`, which returns the `Started` of the process's present incarnation."""
@@ -59,9 +69,12 @@ class ActorHandle:
         return Call(self.name, self._handle.stop.remote(grace_s))
 
     def lacks(self) -> str:
-        """Say which resource Ray lacks to place the actor now; empty if it lacks none."""
-        free = ray.available_resources().get("CPU", 0.0)
-        return f"it asks for {self.cpus} CPUs, {free:g} are free" if free < self.cpus else ""
+        """Say what Ray lacks to place the actor now; empty if it lacks nothing."""
+        try:
+            choose_nodes(living_nodes(), [Wish(self.name, self._demand)])
+        except StartError as err:
+            return str(err)
+        return ""
 
     def end(self) -> None:
         """End the process now and do not restart it."""
@@ -69,7 +82,14 @@ class ActorHandle:
 
 
 class RouterHandle(ActorHandle):
-    _host = RouterHost
+    """A router, on the node that its demand names."""
+
+    def __init__(
+        self, name: str, kind: type[RetiringServed], config: object, demand: Demand
+    ) -> None:
+        options = _options(name, demand) | {"label_selector": dict(demand.labels)}
+        handle = ray.remote(RouterHost).options(**options).remote(kind, config)
+        super().__init__(name, demand, handle)
 
     def retire(self, ranks: Collection[int]) -> Call:
         """Tell the router which decode ranks will not be restarted."""
@@ -77,8 +97,76 @@ class RouterHandle(ActorHandle):
 
 
 class WorkerHandle(ActorHandle):
-    _host = WorkerHost
+    """A replica, in a placement group of its own.
+
+    The group has a bundle for each of the replica's ranks, which is one, all on one node. If that
+    node is lost, Ray reserves the group elsewhere and starts the replica there.
+    """
+
+    def __init__(
+        self,
+        kind: type[ReportingServed],
+        config: WorkerConfig,
+        demand: Demand,
+        arrival: Arrival,
+        near: str | None = None,
+    ) -> None:
+        """near: the id of the node that Ray tries first; None: it chooses."""
+        name = config.worker_id
+        options = _options(name, demand)
+        self._group = _reserve(demand, near)
+        if self._group is not None:
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, 0)
+        handle = ray.remote(WorkerHost).options(**options).remote(kind, config, arrival)
+        super().__init__(name, demand, handle)
+
+    @property
+    def node_id(self) -> str | None:
+        """Return the node on which Ray has reserved what the replica asks for; None: nowhere."""
+        if self._group is None:
+            return None
+        found: dict[int, str] = placement_group_table(self._group).get("bundles_to_node_id", {})
+        return found.get(0) or None
+
+    def lacks(self) -> str:
+        """Say what Ray lacks to place the replica now; empty where it has a place."""
+        return "" if self.node_id is not None else super().lacks()
 
     def progress(self) -> Call:
         """Call `progress`, which returns (phase, fraction) of the start."""
         return Call(self.name, self._handle.progress.remote())
+
+    def renew(self, files: CredentialFiles) -> Call:
+        """Send the process another certificate of its own name."""
+        return Call(self.name, self._handle.renew.remote(files))
+
+    def end(self) -> None:
+        """End the process now, do not restart it, and free what was reserved for it."""
+        super().end()
+        if self._group is not None:
+            remove_placement_group(self._group)
+
+
+def _options(name: str, demand: Demand) -> dict[str, Any]:
+    """Return an actor's options. Ray sets OMP_NUM_THREADS to the CPUs in that process, and
+    CUDA_VISIBLE_DEVICES to the GPUs that it gives it."""
+    return {
+        "name": name,
+        "max_restarts": -1,
+        "max_concurrency": 64,
+        "num_cpus": demand.cpus,
+        "num_gpus": demand.gpus,
+        "resources": dict(demand.custom),
+    }
+
+
+def _reserve(demand: Demand, near: str | None) -> PlacementGroup | None:
+    """Reserve what one replica asks for; nothing where it asks for nothing."""
+    if not demand.resources:
+        return None
+    return placement_group(
+        [demand.resources],
+        strategy="STRICT_PACK",  # the ranks of a replica share a host
+        bundle_label_selector=[dict(demand.labels)] if demand.labels else None,
+        _soft_target_node_id=near,
+    )

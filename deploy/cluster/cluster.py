@@ -19,6 +19,7 @@ from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.cluster import actors, ray_start
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.fleet import Fleet
+from baton.deploy.cluster.joined_ray import settled
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.preflight import settle_channel
 from baton.deploy.cluster.ray_processes import RayProcesses
@@ -37,13 +38,14 @@ class Cluster:
     """A cluster that runs inside `with Cluster(config) as cluster:` and has ended after it."""
 
     def __init__(self, config: ClusterConfig, progress: StartProgress | None = None) -> None:
-        """Reserve ports and memory. Raises StartError if a port is taken or memory does not
-        suffice.
+        """Reserve ports and memory, and join the Ray that the config names.
+
+        Raises StartError if a port is taken, memory does not suffice, or that Ray does not answer.
         """
         self.seconds: dict[str, float] = {}  # duration of each part of the start
         self._progress = progress or Silent()
         with ExitStack() as held:
-            self.config = config = self._with_channel(config)
+            self.config = config = self._settled(config, held)
             self._wiring = Wiring.settle(config, held)
             self._fleet = Fleet(self._wiring)
             self.routers = Routers(self._wiring)
@@ -108,16 +110,17 @@ class Cluster:
 
         Raises StartError; the caller must then call `down`.
         """
-        with self._timed("Ray"):
-            self._progress.update("Ray", "starting", 0.0)
-            ray_start.connect(self._ray)
         if self.config.ray_address is None:
+            with self._timed("Ray"):
+                self._progress.update("Ray", "starting", 0.0)
+                ray_start.connect(self._ray)
             self._ray_processes = RayProcesses()
         self._progress.done("Ray", f"ready after {self.seconds['Ray']:.1f} s")
         with self._timed("workers"):
             # All start at once: the routers' addresses are settled, so no worker waits for them.
+            nodes = self._fleet.find_room(self.config.members, self.routers.wishes)
             routers = self.routers.begin()
-            starting = [*routers, *self._fleet.begin()]
+            starting = [*routers, *self._fleet.begin(nodes)]
             started = self._wait_for(starting, self._progress)
             self.routers.pids = {each.name: started.pop(each.name).pid for each in routers}
             self.workers.update(started)
@@ -200,16 +203,24 @@ class Cluster:
     ) -> None:
         self.down(self.config.drain_s if kind is None else None)
 
-    def _with_channel(self, config: ClusterConfig) -> ClusterConfig:
-        """Return the config with a channel for which this machine has room. Raises StartError."""
-        if config.ray_address is not None:  # workers may have other machines
-            return config
+    def _settled(self, config: ClusterConfig, held: ExitStack) -> ClusterConfig:
+        """Return the config with what this machine, or the Ray that it joins, has room for.
+
+        held: keeps that Ray joined. Raises StartError.
+        """
+        if config.ray_address is not None:
+            with self._timed("Ray"):
+                self._progress.update("Ray", "joining", 0.0)
+                ray_start.connect(ray_start.RayConfig(config.ray_address))
+                held.callback(ray_start.leave)
+            return settled(config)
         channel, why = settle_channel(config)
         if why:
             self._progress.done("channel", f"{channel}: {why}")
         return replace(config, channel=channel)
 
     def _ray_config(self, held: ExitStack) -> ray_start.RayConfig:
+        """Return the settings of a Ray of our own."""
         if self.config.ray_address is not None:
             return ray_start.RayConfig(self.config.ray_address)
         cpus = self.config.routers + self._wiring.threads * len(self.config.members)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from baton.core.role import Role
 from baton.deploy.certs.authority import AuthorityFiles
+from baton.deploy.cluster.demand import NodePlacement
 from baton.deploy.cluster.member import Member
 from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig
@@ -35,6 +36,8 @@ class ClusterConfig:
     send_snapshots: SendSnapshots = SendSnapshots.OFF
     profile_folder: Path | None = None  # for traces of workers; None: no profile is made
     ray_address: str | None = None  # None: a Ray of our own
+    placement: NodePlacement = field(default_factory=NodePlacement)
+    worker_interface: str | None = None  # of workers on a joined Ray; None: their node's address
     start_deadline_s: float = 600.0
     drain_s: float = 5.0  # seconds for running requests at the stop
 
@@ -47,6 +50,26 @@ class ClusterConfig:
                 raise StartError(f"{option} is {count}; a cluster needs at least one of each role")
         if self.decode_dp < 1:
             raise StartError(f"--decode-dp is {self.decode_dp}; a group needs at least one rank")
+        if self.engine.device.startswith("cuda:"):
+            raise StartError(
+                f"--device {self.engine.device}: Ray gives each worker a GPU of its own; expected "
+                "cuda"
+            )
+        self._check_placement()
+
+    def _check_placement(self) -> None:
+        """Raise StartError for what only a Ray with other hosts can give."""
+        if self.ray_address is not None:
+            return
+        placement = self.placement
+        for option, given in (
+            ("--prefill-label and --prefill-resource", placement.prefill),
+            ("--decode-label and --decode-resource", placement.decode),
+            ("--wait-for-nodes", placement.await_nodes),
+            ("--worker-interface", self.worker_interface),
+        ):
+            if given:
+                raise StartError(f"{option}: only for a Ray that you join with --ray-address")
 
     @property
     def members(self) -> tuple[Member, ...]:

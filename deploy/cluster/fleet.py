@@ -1,23 +1,34 @@
 """The workers of one cluster: Ray actors that start, drain and end."""
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from baton.core.role import Role
 from baton.decode.actor import DecodeActor
+from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster.actors import WorkerHandle
+from baton.deploy.cluster.arrival import Arrival, Travel
+from baton.deploy.cluster.demand import Demand
 from baton.deploy.cluster.host import ReportingServed
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.preflight import check_fits
+from baton.deploy.cluster.ray_nodes import living_nodes
+from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.cluster.wiring import Wiring
 from baton.deploy.errors import StartError
 from baton.deploy.process.memory_budget import MemoryBudget
+from baton.engine.config import EngineConfig
 from baton.prefill.actor import PrefillActor
 from baton.worker.config import WorkerConfig
 from baton.worker.started import WorkerStarted
 
 STOP_MARGIN_S = 5.0
+_REMEDY = (
+    "Add nodes, or ask for less: fewer workers, smaller --threads or --gpus-per-worker. "
+    "--wait-for-nodes waits for nodes that an autoscaler adds"
+)
 _KINDS: dict[Role, type[ReportingServed]] = {
     Role.PREFILL: PrefillActor,
     Role.DECODE: DecodeActor,
@@ -47,25 +58,45 @@ class Fleet:
         """Return the present members of one role, ordered by number."""
         return sorted((m for m in self._actors if m.role is role), key=lambda m: m.number)
 
-    def begin(self) -> list[WorkerHandle]:
-        """Create an actor for each of the first members, without starting it."""
-        threads = self._wiring.threads
-        return [self._make(m, self._wiring.worker(m), threads) for m in self._wiring.config.members]
+    def find_room(self, members: Sequence[Member], besides: Sequence[Wish] = ()) -> dict[str, str]:
+        """Return the id of a Ray node for each worker that is about to be created.
+
+        Empty where Ray waits for nodes that an autoscaler adds. besides: other processes to come.
+        Raises StartError that names what is missing.
+        """
+        placement = self._wiring.config.placement
+        if placement.await_nodes:
+            return {}
+        first = not self._actors
+        wishes = [Wish(m.worker_id, self._demand(m.role, first), m.role) for m in members]
+        there = [(actor.node_id, member.role) for member, actor in self._actors.items()]
+        known = [(node_id, role) for node_id, role in there if node_id is not None]
+        try:
+            return choose_nodes(living_nodes(), [*besides, *wishes], known)
+        except StartError as err:
+            raise StartError(f"{err}. {_REMEDY}") from err
+
+    def begin(self, nodes: Mapping[str, str]) -> list[WorkerHandle]:
+        """Create an actor for each of the first members, without starting it.
+
+        nodes: from `find_room`.
+        """
+        configs = [(member, self._wiring.worker(member)) for member in self._wiring.config.members]
+        return self._make_all(configs, nodes, first=True)
 
     def join(self, members: Sequence[Member]) -> list[WorkerHandle]:
         """Create an actor for each new member, without starting it.
 
-        Raises StartError if one does not fit into this machine's memory.
+        Raises StartError if one does not fit into this machine's memory, or has no room in Ray.
         """
+        nodes = self.find_room(members)
         try:
             configs = [(member, self._fitting(member)) for member in members]
         except StartError:
             for member in members:
                 self._memory_budget.remove(member.worker_id)
             raise
-        # Our own Ray has CPUs for the first members only; a joined Ray counts its own.
-        cpus = 0 if self._wiring.config.ray_address is None else self._wiring.threads
-        return [self._make(member, config, cpus) for member, config in configs]
+        return self._make_all(configs, nodes, first=False)
 
     def drain(self, members: Sequence[Member], drain_s: float) -> None:
         """Make workers refuse new requests, and give running ones `drain_s` seconds."""
@@ -92,11 +123,53 @@ class Fleet:
         """Drain all workers that have started."""
         self.drain([m for m in self._actors if m.worker_id in self.started], drain_s)
 
-    def _make(self, member: Member, config: WorkerConfig, cpus: int) -> WorkerHandle:
-        self._wiring.issue(member)
-        actor = WorkerHandle(member.worker_id, _KINDS[member.role], config, cpus)
-        self._actors[member] = actor
-        return actor
+    def _make_all(
+        self,
+        configs: Sequence[tuple[Member, WorkerConfig]],
+        nodes: Mapping[str, str],
+        *,
+        first: bool,
+    ) -> list[WorkerHandle]:
+        beside = Counter(nodes.get(member.worker_id) for member, _ in configs)
+        made = []
+        for member, config in configs:
+            self._wiring.issue(member)
+            near = nodes.get(member.worker_id)
+            engine = self._sharing(config.engine, beside[near])
+            actor = WorkerHandle(
+                _KINDS[member.role],
+                replace(config, engine=engine),
+                self._demand(member.role, first),
+                self._arrival(config),
+                near,
+            )
+            self._actors[member] = actor
+            made.append(actor)
+        return made
+
+    def _sharing(self, engine: EngineConfig, beside: int) -> EngineConfig:
+        """Return the engine's config for a node with `beside` workers that start together."""
+        gpus = self._wiring.config.placement.gpus_on(engine.device)
+        part = min(1.0, gpus) if engine.device != "cpu" else 1.0  # of one GPU's memory
+        return replace(
+            engine, workers_on_host=beside, memory_fraction=engine.memory_fraction * part
+        )
+
+    def _demand(self, role: Role, first: bool) -> Demand:
+        """Return what a worker asks for. first: it is one that the cluster starts with."""
+        config = self._wiring.config
+        # Our own Ray has CPUs for the first members only; a joined Ray counts its own.
+        counted = first or config.ray_address is not None
+        cpus = self._wiring.threads if counted else 0
+        return config.placement.demand(role, cpus, config.engine.device)
+
+    def _arrival(self, config: WorkerConfig) -> Arrival:
+        cluster = self._wiring.config
+        travel = None
+        if cluster.ray_address is not None and config.credentials is not None:
+            files = CredentialFiles.read(config.credentials)
+            travel = Travel(files, cluster.worker_interface)
+        return Arrival(time.time_ns(), travel)
 
     def _fitting(self, member: Member) -> WorkerConfig:
         """Return a member's config with as much memory as a first member has, or what is free."""

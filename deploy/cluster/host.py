@@ -2,12 +2,19 @@
 
 import asyncio
 from collections.abc import Collection
-from typing import Any, Protocol
+from contextlib import ExitStack
+from typing import Any, Generic, Protocol, TypeVar
 
 import ray
 
+from baton.core.errors import ConfigError
+from baton.deploy.certs.credential_files import CredentialFiles
+from baton.deploy.cluster import ray_nodes
+from baton.deploy.cluster.arrival import Arrival
+from baton.deploy.errors import StartError
 from baton.deploy.process.interpreter import switch_often
 from baton.deploy.process.malloc_tuning import keep_freed_memory, keep_what_is_loaded
+from baton.worker.config import WorkerConfig
 
 
 class Served(Protocol):
@@ -22,15 +29,30 @@ class Served(Protocol):
     def stop(self, grace_s: float) -> None: ...
 
 
-class Host:
+class RetiringServed(Served, Protocol):
+    def retire(self, ranks: Collection[int]) -> None:
+        """Forget decode ranks that will not be restarted."""
+        ...
+
+
+class ReportingServed(Served, Protocol):
+    def progress(self) -> tuple[str, float]:
+        """Return the phase of the start and the fraction done, 0 to 1."""
+        ...
+
+
+S = TypeVar("S", bound=Served)
+
+
+class Host(Generic[S]):
     """A Ray actor that starts the object it holds once in each life of its process.
 
     When Ray restarts a process it only calls `__init__` again, with the first arguments. No one
     calls `start` then, so the actor starts itself.
     """
 
-    def __init__(self, kind: type[Served], config: object) -> None:
-        self._served = kind(config)
+    def __init__(self) -> None:
+        self._served: S | None = None  # once it starts
         self._started: asyncio.Task[Any] | None = None
         if ray.get_runtime_context().was_current_actor_reconstructed:
             self._begin()
@@ -42,7 +64,8 @@ class Host:
         return await asyncio.shield(self._begin())
 
     async def stop(self, grace_s: float) -> None:
-        await asyncio.to_thread(self._served.stop, grace_s)
+        if self._served is not None:
+            await asyncio.to_thread(self._served.stop, grace_s)
 
     def _begin(self) -> "asyncio.Task[Any]":
         if self._started is None:
@@ -52,36 +75,56 @@ class Host:
 
     def _start(self) -> Any:
         switch_often()
+        self._served = self._make()
         started = self._served.start()
         keep_what_is_loaded()
         return started
 
-
-class RetiringServed(Served, Protocol):
-    def retire(self, ranks: Collection[int]) -> None:
-        """Forget decode ranks that will not be restarted."""
-        ...
+    def _make(self) -> S:
+        raise NotImplementedError
 
 
-class RouterHost(Host):
-    _served: RetiringServed
+class RouterHost(Host[RetiringServed]):
+    """The Ray actor of a router."""
+
+    def __init__(self, kind: type[RetiringServed], config: object) -> None:
+        self._kind = kind
+        self._config = config
+        super().__init__()
 
     async def retire(self, ranks: Collection[int]) -> None:
-        self._served.retire(ranks)
+        if self._served is not None:
+            self._served.retire(ranks)
+
+    def _make(self) -> RetiringServed:
+        return self._kind(self._config)
 
 
-class ReportingServed(Served, Protocol):
-    def progress(self) -> tuple[str, float]:
-        """Return the phase of the start and the fraction done, 0 to 1."""
-        ...
+class WorkerHost(Host[ReportingServed]):
+    """The Ray actor of a worker, which completes its config on the node where it starts."""
 
+    def __init__(self, kind: type[ReportingServed], config: WorkerConfig, arrival: Arrival) -> None:
+        self._kind = kind
+        self._config = config
+        self._arrival = arrival
+        self._held = ExitStack()  # until the process ends
+        super().__init__()
 
-class WorkerHost(Host):
-    _served: ReportingServed
+    async def progress(self) -> tuple[str, float]:
+        return ("process", 0.0) if self._served is None else self._served.progress()
+
+    async def renew(self, files: CredentialFiles) -> None:
+        """Replace the worker's certificate on this node; it reads the files by itself."""
+        if self._config.credentials is not None and self._served is not None:
+            await asyncio.to_thread(files.write, self._config.credentials)
 
     def _start(self) -> Any:
         keep_freed_memory()
-        return super()._start()
+        try:
+            return super()._start()
+        except ConfigError as err:  # of this node: its memory, its devices, its files
+            raise StartError(f"on node {ray_nodes.this_address()}: {err}") from err
 
-    async def progress(self) -> tuple[str, float]:
-        return self._served.progress()
+    def _make(self) -> ReportingServed:
+        self._config = self._arrival.complete(self._config, self._held)
+        return self._kind(self._config)

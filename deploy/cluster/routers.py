@@ -8,6 +8,8 @@ from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.trust import PinnedCertificate
 from baton.deploy.cluster.actors import RouterHandle
 from baton.deploy.cluster.fleet import STOP_MARGIN_S
+from baton.deploy.cluster.joined_ray import router_demand, router_wishes
+from baton.deploy.cluster.room import Wish
 from baton.deploy.cluster.wiring import Wiring
 from baton.deploy.errors import NotRunning, StartError
 from baton.router.actor import RouterActor
@@ -50,10 +52,15 @@ class Routers:
                 return each
         return clients[0]
 
+    @property
+    def wishes(self) -> list[Wish]:
+        """Return the nodes that the routers need: this process's, where their ports are settled."""
+        return router_wishes(self._wiring.config)
+
     def begin(self) -> list[RouterHandle]:
         """Create an actor for each router, without starting it."""
         self._actors = [
-            RouterHandle(name, RouterActor, self._wiring.router(number), cpus=1)
+            RouterHandle(name, RouterActor, self._wiring.router(number), router_demand())
             for number, name in enumerate(self._wiring.router_names)
         ]
         return self._actors

@@ -21,6 +21,7 @@ from baton.deploy.options import (
     cluster_options,
     folder_from,
 )
+from baton.deploy.placement_options import placement_from
 from baton.deploy.record_options import dump_from, telemetry_from
 from baton.deploy.router_options import listen_options
 
@@ -43,7 +44,14 @@ def serve(
     """Start a cluster and keep it up until Ctrl-C or SIGTERM."""
     check_exposed(host, given["api_keys"], insecure=insecure)
     check_access(given)
-    for check in (authority_from, limits_from, dump_from, telemetry_from, check_names):
+    for check in (
+        authority_from,
+        limits_from,
+        dump_from,
+        telemetry_from,
+        placement_from,
+        check_names,
+    ):
         check(given)
     warning = readable_on_the_way(host, given["api_keys"], client_tls_from(given))
     folder = folder_from(given)

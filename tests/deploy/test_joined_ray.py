@@ -4,61 +4,27 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
+from deploy.some_ray import DEADLINE_S, SomeRay, some_ray
 
 from baton.deploy.client.state_file import ClusterState
 
 pytestmark = pytest.mark.chaos  # by its length: two starts of Ray
 
-DEADLINE_S = 150.0
-ENV = os.environ | {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
-
-
-@dataclass(frozen=True)
-class Head:
-    address: str
-    process: "subprocess.Popen[bytes]"  # its process group's leader
-    token: Path
-
 
 @pytest.fixture
-def head(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Head]:
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SomeRay]:
     """A Ray with 5 CPUs in its books that asks for a token."""
-    token = tmp_path_factory.mktemp("ray") / "token"
-    token.write_text(secrets.token_hex(32))
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    words = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block",
-             "--node-ip-address", "127.0.0.1", "--port", str(port), "--num-cpus", "5",
-             "--include-dashboard", "false", "--object-store-memory", str(80 << 20)]  # fmt: skip
-    process = subprocess.Popen(
-        words,
-        env=ENV | {"RAY_AUTH_TOKEN_PATH": str(token)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield Head(f"127.0.0.1:{port}", process, token)
-    finally:
-        ours = psutil.Process(process.pid).children(recursive=True)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(DEADLINE_S)
-        for child in ours:
-            if child.is_running():
-                child.kill()
+    with some_ray(tmp_path_factory.mktemp("ray"), "127.0.0.1", "--num-cpus", "5") as ray:
+        yield ray
 
 
 def _state(folder: Path, serve: "subprocess.Popen[str]") -> ClusterState:
@@ -78,26 +44,17 @@ def _actors(process: "subprocess.Popen[bytes]") -> list[str]:
     return [name for name in names if name.startswith(("ray::RouterHost", "ray::WorkerHost"))]
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 def test_a_cluster_serves_grows_and_goes_on_a_joined_ray(
-    head: Head, tiny: Path, tmp_path: Path
+    head: SomeRay, tiny: Path, tmp_path: Path
 ) -> None:
-    address, ray = head.address, head.process
+    address, ray = head.address, head.processes["127.0.0.1"]
     wrong = tmp_path / "wrong"
     wrong.write_text(secrets.token_hex(32))
     # Ray's own files lie under /tmp whatever this says: a socket's path must be short.
-    env = ENV | {"TMPDIR": str(tmp_path), "RAY_AUTH_TOKEN_PATH": str(head.token)}
+    env = os.environ | head.env | {"TMPDIR": str(tmp_path)}
     baton = [sys.executable, "-m", "baton.cli.main"]
     words = ["serve", "--model", str(tiny), "--ray-address", address, "--memory-gb", "0.25",
              "--threads", "1", "--http-port", "0", "--grpc-port", "0"]  # fmt: skip
-    until = time.monotonic() + DEADLINE_S
-    while not _listens(int(address.rpartition(":")[2])):
-        assert time.monotonic() < until, "Ray's head does not come up"
-        time.sleep(0.2)
     refused = subprocess.run(
         baton + words, env=env | {"RAY_AUTH_TOKEN_PATH": str(wrong)}, capture_output=True,
         text=True, timeout=DEADLINE_S, check=False,

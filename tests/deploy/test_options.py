@@ -1,5 +1,6 @@
 """Tests of the path from the command line to the engine's options."""
 
+import re
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +16,7 @@ from baton.api.keys import write_keys
 from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.demand import Demand, NodePlacement
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.router_ports import RouterPorts
 from baton.deploy.commands import run_cluster, run_worker
@@ -186,7 +188,10 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--api-keys", str(folder / "keys"), "--ssl-certfile", str(clients.certificate),
         "--ssl-keyfile", str(clients.key), "--cache-scope", "key",
         "--dump-requests", str(folder / "dump"), "--profile-folder", str(folder / "profiles"),
-        "--ray-address", "here", "--start-timeout", "9", "--page-size", "32",
+        "--ray-address", "here", "--worker-interface", "eth9", "--wait-for-nodes",
+        "--gpus-per-worker", "0.5", "--prefill-label", "pool=a", "--decode-label", "pool=!a",
+        "--prefill-resource", "x=1", "--decode-resource", "rdma=2", "--start-timeout", "9",
+        "--page-size", "32",
         "--host", "0.0.0.0", "--http-port", "1", "--grpc-port", "2", "--drain", "3",
     )  # fmt: skip
 
@@ -228,7 +233,54 @@ def test_every_field_of_a_worker_can_be_set(tmp_path: Path) -> None:
         "--lease", "1.5", "--router", "there:1", "--insecure", "--credentials", str(tmp_path),
     )  # fmt: skip
     assert isinstance(alone, WorkerConfig)
-    assert unset(in_cluster) & unset(alone) == set()
+    # Ray's actor sets it, once its process runs; a worker by hand has its clock.
+    assert unset(in_cluster) & unset(alone) == {"incarnation"}
+
+
+def test_where_workers_run_is_asked_of_ray() -> None:
+    words = ("--ray-address", "here", "--device", "cuda", "--prefill-label", "pool=in(a,b)",
+             "--decode-label", "pool=!a", "--decode-label", "zone=z",
+             "--decode-resource", "rdma=2")  # fmt: skip
+    placement = parse_cluster(*words).placement
+    prefill, decode = (placement.demand(r, 3, "cuda") for r in (Role.PREFILL, Role.DECODE))
+    assert prefill == Demand(3, 1.0, (), (("pool", "in(a,b)"),))
+    assert decode == Demand(3, 1.0, (("rdma", 2.0),), (("pool", "!a"), ("zone", "z")))
+    assert NodePlacement().demand(Role.DECODE, 2, "cpu").resources == {"CPU": 2}
+    shared = parse_cluster("--gpus-per-worker", "0.5").placement
+    assert shared.demand(Role.DECODE, 1, "cuda").gpus == 0.5
+
+
+@pytest.mark.usefixtures("starts_nothing")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--prefill-label", "pool"), "--prefill-label pool: expected KEY=VALUE"),
+        (("--prefill-label", "pool=in("), "expected VALUE, !VALUE"),
+        (("--decode-label", "a=b", "--decode-label", "a=c"), "names a twice"),
+        (("--decode-resource", "rdma"), "expected NAME=AMOUNT"),
+        (("--decode-resource", "rdma=1.5"), "a whole number, or a part of 1"),
+        (("--decode-resource", "GPU=1"), "for GPUs by --gpus-per-worker"),
+        (("--gpus-per-worker", "1.5"), "expected a whole number, or a part of 1"),
+        (("--device", "cuda:1"), "Ray gives each worker a GPU of its own; expected cuda"),
+    ],
+)
+def test_a_wrong_place_is_refused(words: tuple[str, ...], told: str) -> None:
+    with pytest.raises(StartError, match=re.escape(told)):
+        run_command(serve_command.serve, "--ray-address", "here", *words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--prefill-label", "a=b"),
+        ("--decode-resource", "a=1"),
+        ("--wait-for-nodes",),
+        ("--worker-interface", "lo"),
+    ],
+)
+def test_nodes_are_chosen_only_where_there_are_several(words: tuple[str, ...]) -> None:
+    with pytest.raises(StartError, match=f"{words[0]}.*: only for a Ray that you join"):
+        parse_cluster(*words)
 
 
 def test_a_dump_has_its_options_or_there_is_none(tmp_path: Path) -> None:

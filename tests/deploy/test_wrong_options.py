@@ -31,6 +31,9 @@ ANY_TEXT = {
     "--served-model-name": "below", "--forwarded-allow-ips": "below",
     "--otlp-traces-endpoint": "below",
     "--ray-address": "Ray alone can tell whether a Ray is there",
+    "--prefill-label": "test_options.py", "--decode-label": "test_options.py",
+    "--prefill-resource": "test_options.py", "--decode-resource": "test_options.py",
+    "--worker-interface": "test_ray_placement.py: each host has its own names",
     "--worker-id": "any name; a decode worker's is checked below",
     "--router": "the worker looks for it as long as it runs",
     "--credentials": "below",
@@ -210,7 +213,7 @@ def test_what_only_the_machine_and_the_model_can_tell_is_refused_before_ray(
     garbage.write_text("garbage")
     cases = [
         (["--device", "nonsense"], "--device nonsense"),
-        (["--device", "cuda:999"], "--device cuda:999: this machine has"),
+        (["--device", "cuda:999"], "--device cuda:999: Ray gives each worker a GPU"),
         (["--device", "meta"], "--device meta"),
         (["--device", "cuda", "--weight-format", "int8"], "int8 is for the CPU"),
         (["--memory-gb", "0.0001"], "raise memory_bytes"),

@@ -1,0 +1,50 @@
+"""A class in a worker's place, which tells where it was started, and with what."""
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.worker.config import WorkerConfig
+
+
+@dataclass(frozen=True)
+class Found:
+    """The surroundings that a probe found at its start."""
+
+    pid: int
+    gpus: str | None  # CUDA_VISIBLE_DEVICES
+    host: str
+    incarnation: int | None
+    credentials: Path | None
+    files: dict[str, tuple[bytes, int]]  # content and mode in the folder of credentials, by name
+    folder_mode: int
+
+
+class Probe:
+    """A `ReportingServed` that serves nobody."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+
+    def start(self) -> Found:
+        config = self._config
+        assert config.credentials is not None
+        files = {
+            each.name: (each.read_bytes(), stat.S_IMODE(each.stat().st_mode))
+            for each in config.credentials.iterdir()
+        }
+        return Found(
+            os.getpid(),
+            os.environ.get("CUDA_VISIBLE_DEVICES"),
+            config.host,
+            config.incarnation,
+            config.credentials,
+            files,
+            stat.S_IMODE(config.credentials.stat().st_mode),
+        )
+
+    def stop(self, grace_s: float) -> None: ...
+
+    def progress(self) -> tuple[str, float]:
+        return "probing", 0.5

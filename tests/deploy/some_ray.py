@@ -1,0 +1,89 @@
+"""A Ray of several nodes on this machine, each with a loopback address of its own."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+DEADLINE_S = 150.0
+RAY = str(Path(sys.executable).parent / "ray")
+TESTS = str(Path(__file__).parents[1])
+"""The folder with the classes that tests run as actors."""
+
+
+@dataclass
+class SomeRay:
+    """The head and the other nodes; `ray start --block` runs each."""
+
+    address: str
+    token: Path
+    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)  # by address
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.token),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
+        }
+
+    def start(self, host: str, *options: str) -> None:
+        """Start the node of one address."""
+        words = [RAY, "start", "--block", "--node-ip-address", host,
+                 "--object-store-memory", str(80 << 20), *options]  # fmt: skip
+        self.processes[host] = subprocess.Popen(
+            words,
+            env=os.environ | self.env | {"PYTHONPATH": TESTS},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def join(self, host: str, *options: str) -> None:
+        self.start(host, "--address", self.address, *options)
+
+    def kill(self, host: str) -> None:
+        """Kill all processes of a node at once. Idempotent."""
+        process = self.processes[host]
+        if process.poll() is not None:
+            return
+        ours = [process, *psutil.Process(process.pid).children(recursive=True)]
+        for each in ours:
+            try:
+                each.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        process.wait(DEADLINE_S)
+
+
+@contextmanager
+def some_ray(folder: Path, head: str, *options: str) -> Iterator[SomeRay]:
+    """Start a head that asks for a token, and end it with all nodes that have joined."""
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    with socket.create_server((head, 0)) as probe:
+        port = probe.getsockname()[1]
+    ray = SomeRay(f"{head}:{port}", token)
+    with ExitStack() as stack:
+        stack.callback(lambda: [ray.kill(host) for host in reversed(ray.processes)])
+        ray.start(head, "--head", "--port", str(port), "--include-dashboard", "false", *options)
+        until = time.monotonic() + DEADLINE_S
+        while not _listens(head, port):
+            assert time.monotonic() < until, "Ray's head does not come up"
+            time.sleep(0.1)
+        yield ray
+
+
+def _listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0

@@ -1,0 +1,208 @@
+"""Workers on a Ray of two nodes: their GPUs, their node, their address, their certificate."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from certificates import folder_of
+from deploy.probe import Found, Probe
+from deploy.some_ray import DEADLINE_S, SomeRay, some_ray
+
+from baton.core.role import Role
+from baton.deploy.certs.credential_files import CredentialFiles
+from baton.deploy.cluster import ray_nodes, ray_start
+from baton.deploy.cluster.actors import WorkerHandle
+from baton.deploy.cluster.arrival import Arrival, Travel
+from baton.deploy.cluster.demand import Demand
+from baton.deploy.cluster.ray_nodes import living_nodes
+from baton.deploy.cluster.room import Wish, choose_nodes
+from baton.deploy.errors import StartError
+from baton.engine.config import EngineConfig
+from baton.rpc.credentials import AUTHORITIES, CERT, KEY
+from baton.rpc.identity import ProcessRole
+from baton.worker.config import WorkerConfig
+
+HEAD, OTHER = "127.0.0.2", "127.0.0.3"
+MADE = 1_000
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SomeRay]:
+    """A head of two GPUs that are in its books alone, and a node with a label; this process has
+    joined."""
+    with some_ray(
+        tmp_path_factory.mktemp("ray"), HEAD, "--num-cpus", "4", "--num-gpus", "2"
+    ) as ray, pytest.MonkeyPatch.context() as patch:  # fmt: skip
+        for name, value in ray.env.items():
+            patch.setenv(name, value)
+        ray.join(OTHER, "--num-cpus", "2", "--labels", "pool=fast", "--resources", '{"rdma": 1}')
+        ray_start.connect(ray_start.RayConfig(ray.address))
+        try:
+            until(lambda: len(living_nodes()) == 2)
+            yield ray
+        finally:
+            ray_start.leave()
+
+
+@pytest.fixture
+def made(two_nodes: SomeRay) -> Iterator["Maker"]:
+    with ExitStack() as ended:
+        yield Maker(ended)
+
+
+class Maker:
+    """Makes workers that end with the test."""
+
+    def __init__(self, ended: ExitStack) -> None:
+        self._ended = ended
+
+    def __call__(
+        self, name: str, demand: Demand, near: str | None = None, interface: str | None = None
+    ) -> WorkerHandle:
+        config = WorkerConfig(name, Role.DECODE, EngineConfig(Path("m"), tickets=1),
+                              credentials=certificate(name))  # fmt: skip
+        travel = Travel(CredentialFiles.read(certificate(name)), interface)
+        handle = WorkerHandle(Probe, config, demand, Arrival(MADE, travel), near)
+        self._ended.callback(handle.end)
+        return handle
+
+
+def certificate(name: str) -> Path:
+    return folder_of(ProcessRole.DECODE, name)
+
+
+def found(handle: WorkerHandle) -> Found:
+    answer: Found = handle.start().result(DEADLINE_S)
+    return answer
+
+
+def until(true: Callable[[], object]) -> None:
+    ends = time.monotonic() + DEADLINE_S
+    while not true():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def free(resource: str) -> float:
+    return sum(node.free.get(resource, 0.0) for node in living_nodes())
+
+
+def test_each_worker_gets_a_gpu_of_its_own_and_a_third_is_told_what_is_missing(
+    made: Maker,
+) -> None:
+    demand = Demand(cpus=1, gpus=1)
+    first, second = (found(made(f"decode-{n}", demand)) for n in range(2))
+    assert {first.gpus, second.gpus} == {"0", "1"}
+    third = made("decode-2", demand)
+    assert third.node_id is None
+    told = third.lacks()
+    assert told.startswith("decode-2 asks for 1 CPU, 1 GPU, and no node has that: ")
+    assert f"node {HEAD} has 2 GPU, 0 free" in told
+    assert f"node {OTHER} has 0 GPU, 0 free" in told
+
+
+def test_parts_of_a_gpu_are_shared(made: Maker) -> None:
+    shared = [found(made(f"decode-{n}", Demand(cpus=1, gpus=0.5))) for n in range(2)]
+    assert shared[0].gpus == shared[1].gpus and shared[0].gpus in {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    "demand",
+    [Demand(1, labels=(("pool", "fast"),)), Demand(1, custom=(("rdma", 1.0),))],
+    ids=["label", "resource"],
+)
+def test_a_worker_runs_where_its_label_or_resource_is(made: Maker, demand: Demand) -> None:
+    assert found(made("decode-0", demand)).host == OTHER
+
+
+def test_workers_are_spread_and_what_they_took_is_free_again(
+    two_nodes: SomeRay,
+) -> None:
+    until(lambda: free("CPU") == 6)
+    wishes = [Wish(f"decode-{n}", Demand(1), Role.DECODE) for n in range(4)]
+    nodes = choose_nodes(living_nodes(), wishes)
+    with ExitStack() as ended:
+        make = Maker(ended)
+        handles = [make(wish.name, wish.demand, nodes[wish.name]) for wish in wishes]
+        hosts = [found(handle).host for handle in handles]
+        assert sorted(hosts) == [HEAD, HEAD, OTHER, OTHER]
+        assert [handle.node_id for handle in handles] == [nodes[wish.name] for wish in wishes]
+        assert free("CPU") == 2
+    until(lambda: free("CPU") == 6)
+
+
+def test_its_certificate_comes_along_for_its_user_alone(made: Maker) -> None:
+    there = found(made("decode-0", Demand(1)))
+    sent = certificate("decode-0")
+    assert there.credentials not in (None, sent)
+    assert there.folder_mode == 0o700
+    for name in (CERT, KEY, AUTHORITIES):
+        assert there.files[name] == ((sent / name).read_bytes(), 0o600)
+
+
+def test_it_listens_on_the_interface_that_is_named(made: Maker) -> None:
+    assert found(made("decode-0", Demand(1), interface="lo")).host == "127.0.0.1"
+
+
+def test_an_interface_that_its_host_lacks_is_named(made: Maker) -> None:
+    with pytest.raises(StartError, match=r"--worker-interface eth99: this machine has .*lo"):
+        found(made("decode-0", Demand(1), interface="eth99"))
+
+
+def test_no_key_is_in_what_is_printed_of_a_worker() -> None:
+    files = CredentialFiles.read(certificate("decode-0"))
+    printed = repr(Arrival(MADE, Travel(files)))
+    assert "tls.key" in printed and "PRIVATE" not in printed
+
+
+def test_a_renewed_certificate_reaches_it(made: Maker) -> None:
+    handle = made("decode-0", Demand(1))
+    folder = found(handle).credentials
+    assert folder is not None
+    other = CredentialFiles.read(certificate("decode-1"))
+    handle.renew(other).result(DEADLINE_S)
+    assert CredentialFiles.read(folder) == other
+
+
+def test_each_life_has_a_later_incarnation_whatever_the_clock_says(made: Maker) -> None:
+    handle = made("decode-0", Demand(1))
+    lives = [found(handle)]
+    for _ in range(2):
+        os.kill(lives[-1].pid, signal.SIGKILL)
+        until(lambda: (again := later(handle, lives[-1])) and not lives.append(again))
+    assert [life.incarnation for life in lives] == [MADE, MADE + 1, MADE + 2]
+
+
+def later(handle: WorkerHandle, before: Found) -> Found | None:
+    """Return what the next life found; None while there is none."""
+    call = handle.start()
+    if not call.ready(DEADLINE_S):
+        return None
+    try:
+        again: Found = call.result()
+    except StartError:  # the call met the life that has ended
+        return None
+    return None if again.pid == before.pid else again
+
+
+def test_a_worker_of_a_lost_node_returns_on_another_at_its_address(
+    made: Maker, two_nodes: SomeRay
+) -> None:
+    near = next(node.node_id for node in living_nodes() if node.address == OTHER)
+    handle = made("decode-0", Demand(1), near)
+    first = found(handle)
+    assert first.host == OTHER
+    two_nodes.kill(OTHER)
+    again: list[Found] = []
+    until(lambda: (life := later(handle, first)) and not again.append(life))
+    assert (again[0].host, again[0].incarnation) == (HEAD, MADE + 1)
+    assert again[0].files[KEY] == first.files[KEY]
+    until(lambda: [node.address for node in living_nodes()] == [HEAD])
+
+
+def test_the_address_is_the_one_by_which_the_node_joined(two_nodes: SomeRay) -> None:
+    assert ray_nodes.this_address() in {HEAD, OTHER}

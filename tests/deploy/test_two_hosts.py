@@ -1,0 +1,94 @@
+"""A cluster on a Ray of two hosts, of which one is lost."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deploy.some_ray import DEADLINE_S, some_ray
+from deploy.tiny_worker import GRID, prompt, served
+
+from baton.bench.cluster.stream_client import complete
+from baton.core.role import Role
+from baton.deploy.cluster import ray_start
+from baton.deploy.cluster.cluster import Cluster
+from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.ray_nodes import living_nodes
+from baton.deploy.errors import StartError
+from baton.engine.config import EngineConfig
+from baton.router.config import RouterConfig
+
+HEAD, OTHER = "127.0.0.2", "127.0.0.3"
+LONG = 600
+
+
+def workers(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """The workers that are ready, by their ids."""
+    found = cluster.router.server_info()["workers"]
+    return {worker["worker_id"]: worker for worker in found if worker["ready"]}
+
+
+def host_of(worker: dict[str, Any]) -> str:
+    return str(worker["address"]).rpartition(":")[0]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not true():
+            await asyncio.sleep(0.1)
+
+
+async def expected(tiny: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
+    async with served(tiny) as alone:
+        return [(await alone.generate(ids, new))["output_ids"] for ids in prompts]
+
+
+async def ask(cluster: Cluster, ids: list[int], new: int) -> list[int]:
+    body = {"prompt": ids, "temperature": 0, "max_tokens": new, "ignore_eos": True,
+            "return_token_ids": True}  # fmt: skip
+    return list((await complete(cluster.http_url, body, DEADLINE_S)).token_ids)
+
+
+def cluster_config(tiny: Path, address: str) -> ClusterConfig:
+    engine = EngineConfig(tiny, page_size=GRID, max_running=8, memory_bytes=64 << 20)
+    return ClusterConfig(engine, RouterConfig(tiny), decode=2, threads=1, ray_address=address)
+
+
+async def test_workers_of_a_lost_host_go_on_elsewhere(
+    tiny: Path, tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [prompt(rng, rng.randrange(20, 200)) for _ in range(8)]
+    right = await expected(tiny, prompts, LONG)
+    with some_ray(tmp_path, HEAD, "--num-cpus", "4") as ray:
+        for name, value in ray.env.items():
+            monkeypatch.setenv(name, value)
+        ray.join(OTHER, "--num-cpus", "2")
+        ray_start.connect(ray_start.RayConfig(ray.address))
+        await until(lambda: len(living_nodes()) == 2)
+        ray_start.leave()
+        with Cluster(cluster_config(tiny, ray.address)) as cluster:
+            before = workers(cluster)
+            assert {host_of(before[f"decode-{n}"]) for n in range(2)} == {HEAD, OTHER}
+            streams = [asyncio.create_task(ask(cluster, ids, LONG)) for ids in prompts]
+            await until(lambda: any(worker["placed"] for worker in workers(cluster).values()))
+            await asyncio.to_thread(ray.kill, OTHER)
+            assert await asyncio.gather(*streams) == right
+            lost = {name for name, worker in before.items() if host_of(worker) == OTHER}
+            await until(lambda: returned(workers(cluster), before, lost))
+            assert await ask(cluster, prompts[0], 8) == right[0][:8]
+            with pytest.raises(
+                StartError, match=rf"decode-2 asks for 1 CPU, .* node {HEAD} has 4 CPU, 0 free"
+            ):
+                await asyncio.to_thread(cluster.scale, Role.DECODE, 4, 1.0)
+            assert workers(cluster).keys() == before.keys()
+
+
+def returned(
+    now: dict[str, dict[str, Any]], before: dict[str, dict[str, Any]], lost: set[str]
+) -> bool:
+    return now.keys() == before.keys() and all(
+        host_of(now[name]) == HEAD and now[name]["incarnation"] > before[name]["incarnation"]
+        for name in lost
+    )
