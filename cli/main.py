@@ -28,6 +28,8 @@ baton = LazyGroup(
         "generate": Lazy(f"{_COMMANDS}.generate:generate", "Ask a running cluster one question."),
         "models": Lazy(f"{_COMMANDS}.models:models", "Model families, and what a folder holds."),
         "status": Lazy(f"{_COMMANDS}.status:status", "Workers, slots, pages and queues."),
+        "restart": Lazy(f"{_COMMANDS}.restart:restart", "Restart its processes while it serves."),
+        "drain": Lazy(f"{_COMMANDS}.drain:drain", "Take a worker out of service, or back."),
         "scale": Lazy(f"{_COMMANDS}.scale:scale", "Let workers join or leave while it serves."),
         "stop": Lazy(f"{_COMMANDS}.stop:stop", "Stop the cluster that you started last."),
         "doctor": Lazy(f"{_COMMANDS}.doctor:doctor", "What this machine lacks, and the remedy."),

@@ -102,10 +102,13 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         for request in list(self._requests):
             request.fail(self._failure)
 
-    async def close(self) -> None:
-        message = f"decode rank {self._context.worker_id} is stopping"
+    def hand_over(self, why: str) -> None:
+        message = f"decode rank {self._context.worker_id} {why}"
         for request in list(self._requests):
             request.fail(make_error(ErrorCode.UNAVAILABLE, self._context.worker_id, message))
+
+    async def close(self) -> None:
+        self.hand_over("is stopping")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 await asyncio.gather(*(session.close() for session in self._sessions))

@@ -72,10 +72,13 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         for handoff in list(self._handoffs.values()):
             handoff.fail(error_of(error, self._context.worker_id))
 
-    async def close(self) -> None:
-        message = f"prefill worker {self._context.worker_id} is stopping"
+    def hand_over(self, why: str) -> None:
+        message = f"prefill worker {self._context.worker_id} {why}"
         for handoff in list(self._handoffs.values()):
             handoff.fail(make_error(ErrorCode.UNAVAILABLE, self._context.worker_id, message))
+
+    async def close(self) -> None:
+        self.hand_over("is stopping")
         await self._prefixes.close()
         await self._drains.wait()
 

@@ -38,6 +38,7 @@ class LiveRequest:
     stream: AnswerStream | None = None  # of the newest attempt; set when it is dispatched
     attempt: int = 0  # the newest; 0 before the first
     output_ids: list[int] = field(default_factory=list)  # given to the client, by any attempt
+    excused: int = 0  # attempts whose rank left: a restart of all ranks is no fault of a request
     loss: ApiError | None = None  # why the attempt before this one ended
     lost_on: set[int] = field(default_factory=set)  # registrations of ranks that lost it
     trace: RequestTrace | None = None  # None: no traces are sent
@@ -88,16 +89,22 @@ class LiveRequest:
             cache_salt=request.cache_salt,
         )
 
-    def may_continue(self, event: Finished) -> bool:
-        """Return True if the rank caused the attempt's end and another rank can continue."""
+    def may_continue(self, event: Finished, *, left: bool) -> bool:
+        """Return True if the rank caused the attempt's end and another rank can continue.
+
+        left: the rank leaves, or has left.
+        """
         error = event.error
-        if error is None or self.stop_error is not None or self.attempt >= MAX_ATTEMPTS:
+        if error is None or self.stop_error is not None:
+            return False
+        if not left and self.attempt - self.excused >= MAX_ATTEMPTS:
             return False
         return error.replaceable and error.origin != ROUTER
 
-    def record_loss(self, rank: Worker, error: ApiError) -> None:
-        """Record that `rank` ended the newest attempt with `error`."""
+    def record_loss(self, rank: Worker, error: ApiError, *, left: bool) -> None:
+        """Record that `rank` ended the newest attempt with `error`. left: as in `may_continue`."""
         self.loss = error
+        self.excused += left
         self.lost_on.add(rank.registration)
 
     def failed(self, error: ApiError) -> Finished:

@@ -116,13 +116,14 @@ class RouterBackend:
                     if stream.state_tokens:
                         kept = live.all_ids[: stream.state_tokens]
                         self._states.add(assignment.rank, kept, live.request.cache_salt)
-                    if event.error is None or not live.may_continue(event):
+                    left = self._table.has_left(assignment.rank.rank)
+                    if event.error is None or not live.may_continue(event, left=left):
                         yield self._finish(live, event)
                         return
                 finally:
                     in_flight.release()
                     session.end(stream, live.outcome)
-                self._record_loss(live, assignment.rank, event.error)
+                self._record_loss(live, assignment.rank, event.error, left=left)
         except ApiError as error:
             live.outcome = error.code.name.lower()
             if not live.attempt:
@@ -296,7 +297,7 @@ class RouterBackend:
             self._metrics.between_tokens(now - times.last_out, len(token_ids))
         times.last_out = now
 
-    def _record_loss(self, live: LiveRequest, rank: Worker, error: ApiError) -> None:
+    def _record_loss(self, live: LiveRequest, rank: Worker, error: ApiError, *, left: bool) -> None:
         """Record that a rank ended the attempt. The next attempt continues from the tokens so
         far.
         """
@@ -305,7 +306,7 @@ class RouterBackend:
             live.request.request_id, len(live.output_ids), error.message,
             extra={"request_id": live.request.request_id},
         )  # fmt: skip
-        live.record_loss(rank, error)
+        live.record_loss(rank, error, left=left)
         if live.trace is not None:
             live.trace.left(self._clock(), error.message)
         self._metrics.cluster.replaced(rank, begun=bool(live.output_ids))

@@ -5,6 +5,8 @@ from pathlib import Path
 import click
 
 from baton.deploy.commands.doctor import doctor
+from baton.deploy.commands.drain import drain
+from baton.deploy.commands.restart import restart
 from baton.deploy.commands.router import router
 from baton.deploy.commands.scale import scale
 from baton.deploy.commands.serve import serve
@@ -19,7 +21,7 @@ def tables() -> str:
     """Return one Markdown table a command: after `serve` only where they differ."""
     shared = rows(serve)
     parts = [("baton serve", shared)]
-    for command in (router, worker, scale, doctor):
+    for command in (router, worker, scale, restart, drain, doctor):
         own = {name: row for name, row in rows(command).items() if shared.get(name) != row}
         parts.append((f"baton {command.name}", own))
     found = [f"### {title}\n\n{HEAD}{''.join(table.values())}\n" for title, table in parts]

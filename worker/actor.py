@@ -3,10 +3,13 @@
 import asyncio
 import os
 import threading
+from collections.abc import Coroutine
+from typing import Any
 
 import uvloop
 
 from baton.core import logs
+from baton.core.errors import ConfigError
 from baton.engine.engine import Engine
 from baton.worker.config import WorkerConfig
 from baton.worker.runtime import MakeRole, WorkerRuntime
@@ -55,6 +58,24 @@ class WorkerActor:
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(STOP_MARGIN_S)
+
+    def drain(self, grace_s: float) -> None:
+        """Refuse new requests, and let those under way finish for `grace_s`."""
+        self._call(self._running.drain(grace_s), grace_s)
+
+    def undrain(self) -> None:
+        """Take requests again."""
+        self._call(self._running.undrain(), 0.0)
+
+    @property
+    def _running(self) -> WorkerRuntime:
+        """Return the runtime. Raises ConfigError before `start`."""
+        if self._runtime is None:
+            raise ConfigError(f"{self._config.worker_id} has not started yet")
+        return self._runtime
+
+    def _call(self, work: Coroutine[Any, Any, None], grace_s: float) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(grace_s + STOP_MARGIN_S)
 
     def _tell(self, phase: str, fraction: float) -> None:
         self._progress = (phase, fraction)

@@ -43,6 +43,7 @@ class Registration:
         self._named: str | None = None  # the router that the next connection is for; None: any
         self.router_id: str | None = None  # of the router that has taken this worker on
         self._goodbye = asyncio.Event()
+        self._renewal = asyncio.Event()
 
     async def run(self) -> None:
         """Stay registered until cancelled."""
@@ -64,9 +65,14 @@ class Registration:
         if self.router_id is not None:
             await self._goodbye.wait()
 
+    def renew(self) -> None:
+        """End the registration and make a new one."""
+        self._renewal.set()
+
     async def _attend(self) -> None:
         """Hold one connection. Always raises the BatonError that ends it."""
         self._goodbye.clear()
+        self._renewal.clear()
         named, self._named = self._named, None
         async with self._credentials.dial_router(self._router, OPTIONS, named) as channel:
             call = worker_pb2_grpc.RegistryStub(channel).Register()
@@ -74,7 +80,7 @@ class Registration:
                 async with asyncio.timeout(self._deadline_s):
                     number = await self._greet(call)
                 self._check_name(named)
-                await first_of(self._listen(call), self._report(call, number))
+                await first_of(self._listen(call), self._report(call, number), self._renewed())
             except aio.AioRpcError as failed:
                 raise error_from_proto(error_of_call(failed, self._router)) from failed
             except asyncio.InvalidStateError as failed:  # grpc.aio's word for a finished call
@@ -103,6 +109,10 @@ class Registration:
     async def _listen(self, call: aio.StreamStreamCall) -> None:
         while True:
             await self._hear(call)
+
+    async def _renewed(self) -> None:
+        await self._renewal.wait()
+        raise self._lost("this worker registers again")
 
     async def _hear(self, call: aio.StreamStreamCall) -> worker_pb2.RegistryReply:
         read = await call.read()

@@ -89,17 +89,7 @@ class WorkerRuntime:
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new requests, let those under way finish for `grace_s`, then end everything."""
-        self._reporter.leaving = True
-        self._reporter.load_changed()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_NOTICE_S):
-                await asyncio.gather(*(each.heard_leaving() for each in self._registrations))
-                if self._registrations and grace_s:
-                    await asyncio.sleep(PLACED_BEFORE_S)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                while self._role.busy:
-                    await asyncio.sleep(DRAIN_POLL_S)
+        await self._leave(grace_s)
         await self._role.close()
         await self._context.grammars.close()
         await self._context.profiler.close()
@@ -111,6 +101,35 @@ class WorkerRuntime:
         await asyncio.to_thread(self._context.poller.stop)
         if self._context.tracing is not None:
             await asyncio.to_thread(self._context.tracing.close)
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new requests, let those under way finish for `grace_s`, and leave the rest to
+        other workers. The worker stays as it is until `undrain` or `stop`.
+        """
+        await self._leave(grace_s)
+        self._role.hand_over("was drained")
+
+    async def undrain(self) -> None:
+        """Take requests again. Routers do not take back that a worker leaves, so it registers
+        anew, and what it has under way is continued by whatever worker they choose.
+        """
+        self._reporter.leaving = False
+        for registration in self._registrations:
+            registration.renew()
+
+    async def _leave(self, grace_s: float) -> None:
+        """Tell the routers to place nothing more here, and give what is under way `grace_s`."""
+        self._reporter.leaving = True
+        self._reporter.load_changed()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_NOTICE_S):
+                await asyncio.gather(*(each.heard_leaving() for each in self._registrations))
+                if self._registrations and grace_s:
+                    await asyncio.sleep(PLACED_BEFORE_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self._role.busy:
+                    await asyncio.sleep(DRAIN_POLL_S)
 
     def _register(self) -> None:
         """Begin to register with every configured router."""

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster.arrival import Arrival
 from baton.deploy.cluster.demand import Demand
-from baton.deploy.cluster.host import ReportingServed, RetiringServed, RouterHost, WorkerHost
+from baton.deploy.cluster.host import RetiringServed, RouterHost, WorkerHost, WorkerServed
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.errors import StartError
@@ -68,6 +68,10 @@ class ActorHandle:
     def stop(self, grace_s: float) -> Call:
         return Call(self.name, self._handle.stop.remote(grace_s))
 
+    def restart(self) -> None:
+        """End the process now; Ray starts it again, with the config that it had."""
+        ray.kill(self._handle, no_restart=False)
+
     def lacks(self) -> str:
         """Say what Ray lacks to place the actor now; empty if it lacks nothing."""
         try:
@@ -105,7 +109,7 @@ class WorkerHandle(ActorHandle):
 
     def __init__(
         self,
-        kind: type[ReportingServed],
+        kind: type[WorkerServed],
         config: WorkerConfig,
         demand: Demand,
         arrival: Arrival,
@@ -131,6 +135,13 @@ class WorkerHandle(ActorHandle):
     def lacks(self) -> str:
         """Say what Ray lacks to place the replica now; empty where it has a place."""
         return "" if self.node_id is not None else super().lacks()
+
+    def drain(self, grace_s: float) -> Call:
+        """Make the worker refuse new requests, and give running ones `grace_s` seconds."""
+        return Call(self.name, self._handle.drain.remote(grace_s))
+
+    def undrain(self) -> Call:
+        return Call(self.name, self._handle.undrain.remote())
 
     def progress(self) -> Call:
         """Call `progress`, which returns (phase, fraction) of the start."""

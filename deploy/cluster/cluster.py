@@ -3,7 +3,6 @@
 import itertools
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,12 +16,14 @@ from baton.deploy.client.owned_folder import owned_folder
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.cluster import actors, ray_start
+from baton.deploy.cluster.change_lock import ChangeLock
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.fleet import Fleet
 from baton.deploy.cluster.joined_ray import settled
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.preflight import settle_channel
 from baton.deploy.cluster.ray_processes import RayProcesses
+from baton.deploy.cluster.rolling import Rolling
 from baton.deploy.cluster.routers import Routers
 from baton.deploy.cluster.start_progress import Silent, StartProgress
 from baton.deploy.cluster.start_watch import wait_for_all
@@ -52,7 +53,8 @@ class Cluster:
             self._ray = self._ray_config(held)
             self._held = held.pop_all()
         self._ray_processes: RayProcesses | None = None  # of a Ray of our own, once it runs
-        self._scaling = threading.Lock()
+        self._changing = ChangeLock()
+        self.rolling = Rolling(self._fleet, self.routers, self._changing, config.start_deadline_s)
         path = self.operator_folder / REVOKED
         self._revoked = Followed("the list of revoked processes", (path,),
                                  lambda: read_revoked(path))  # fmt: skip
@@ -139,9 +141,7 @@ class Cluster:
         """
         if count < 1:
             raise ScaleError(f"{role}={count}; a cluster needs at least one of each role")
-        if not self._scaling.acquire(blocking=False):
-            raise ScaleError("the cluster is growing or shrinking already; wait until it is done")
-        try:
+        with self._changing.held("growing or shrinking"):
             members = self._fleet.members(role)
             taken = {member.number for member in members}
             free = (number for number in itertools.count() if number not in taken)
@@ -150,8 +150,6 @@ class Cluster:
                 self._join(joining, progress or Silent())
             elif leaving := members[count:]:
                 self._leave(leaving, drain_s, progress or Silent())
-        finally:
-            self._scaling.release()
 
     def check_ray(self) -> None:
         """Raise RayLostError if a Ray of our own has lost a process that it cannot replace."""

@@ -11,13 +11,13 @@ from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster.actors import WorkerHandle
 from baton.deploy.cluster.arrival import Arrival, Travel
 from baton.deploy.cluster.demand import Demand
-from baton.deploy.cluster.host import ReportingServed
+from baton.deploy.cluster.host import WorkerServed
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.preflight import check_fits
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.cluster.wiring import Wiring
-from baton.deploy.errors import StartError
+from baton.deploy.errors import ScaleError, StartError
 from baton.deploy.process.memory_budget import MemoryBudget
 from baton.engine.config import EngineConfig
 from baton.prefill.actor import PrefillActor
@@ -29,7 +29,7 @@ _REMEDY = (
     "Add nodes, or ask for less: fewer workers, smaller --threads or --gpus-per-worker. "
     "--wait-for-nodes waits for nodes that an autoscaler adds"
 )
-_KINDS: dict[Role, type[ReportingServed]] = {
+_KINDS: dict[Role, type[WorkerServed]] = {
     Role.PREFILL: PrefillActor,
     Role.DECODE: DecodeActor,
 }
@@ -105,6 +105,14 @@ class Fleet:
         until = time.monotonic() + drain_s + STOP_MARGIN_S
         for call in [self._actors[member].stop(drain_s) for member in members]:
             call.ready(max(0.0, until - time.monotonic()))
+
+    def find(self, worker_id: str) -> tuple[Member, WorkerHandle]:
+        """Return a present member. Raises ScaleError, which names those that there are."""
+        for member, actor in self._actors.items():
+            if member.worker_id == worker_id:
+                return member, actor
+        there = ", ".join(sorted(member.worker_id for member in self._actors))
+        raise ScaleError(f"there is no worker {worker_id!r}; there are {there}")
 
     def leave(self, members: Sequence[Member]) -> None:
         """End the workers' processes now and do not restart them."""

@@ -35,7 +35,15 @@ class RetiringServed(Served, Protocol):
         ...
 
 
-class ReportingServed(Served, Protocol):
+class WorkerServed(Served, Protocol):
+    def drain(self, grace_s: float) -> None:
+        """Refuse new requests, and let those under way finish for `grace_s`."""
+        ...
+
+    def undrain(self) -> None:
+        """Take requests again."""
+        ...
+
     def progress(self) -> tuple[str, float]:
         """Return the phase of the start and the fraction done, 0 to 1."""
         ...
@@ -100,10 +108,10 @@ class RouterHost(Host[RetiringServed]):
         return self._kind(self._config)
 
 
-class WorkerHost(Host[ReportingServed]):
+class WorkerHost(Host[WorkerServed]):
     """The Ray actor of a worker, which completes its config on the node where it starts."""
 
-    def __init__(self, kind: type[ReportingServed], config: WorkerConfig, arrival: Arrival) -> None:
+    def __init__(self, kind: type[WorkerServed], config: WorkerConfig, arrival: Arrival) -> None:
         self._kind = kind
         self._config = config
         self._arrival = arrival
@@ -112,6 +120,14 @@ class WorkerHost(Host[ReportingServed]):
 
     async def progress(self) -> tuple[str, float]:
         return ("process", 0.0) if self._served is None else self._served.progress()
+
+    async def drain(self, grace_s: float) -> None:
+        if self._served is not None:
+            await asyncio.to_thread(self._served.drain, grace_s)
+
+    async def undrain(self) -> None:
+        if self._served is not None:
+            await asyncio.to_thread(self._served.undrain)
 
     async def renew(self, files: CredentialFiles) -> None:
         """Replace the worker's certificate on this node; it reads the files by itself."""
@@ -125,6 +141,6 @@ class WorkerHost(Host[ReportingServed]):
         except ConfigError as err:  # of this node: its memory, its devices, its files
             raise StartError(f"on node {ray_nodes.this_address()}: {err}") from err
 
-    def _make(self) -> ReportingServed:
+    def _make(self) -> WorkerServed:
         self._config = self._arrival.complete(self._config, self._held)
         return self._kind(self._config)

@@ -1,7 +1,7 @@
 """The routers of one cluster: Ray actors that start, drain and end, and how commands ask them."""
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from baton.deploy.client.router_client import RouterClient
@@ -10,11 +10,12 @@ from baton.deploy.cluster.actors import RouterHandle
 from baton.deploy.cluster.fleet import STOP_MARGIN_S
 from baton.deploy.cluster.joined_ray import router_demand, router_wishes
 from baton.deploy.cluster.room import Wish
+from baton.deploy.cluster.start_progress import StartProgress
 from baton.deploy.cluster.wiring import Wiring
 from baton.deploy.errors import NotRunning, StartError
 from baton.router.actor import RouterActor
 
-_READY_S = 30.0  # until a router has registered all workers that serve
+READY_S = 30.0  # until a router has registered all workers that serve
 _TOLD_S = 5.0
 
 
@@ -70,18 +71,38 @@ class Routers:
         for call in [router.retire(ranks) for router in self._actors]:
             call.ready(_TOLD_S)
 
-    def wait_until_ready(self, workers: Iterable[str]) -> None:
-        """Wait until every router can place requests on these workers. Raises StartError."""
-        until = time.monotonic() + _READY_S
-        wanted = set(workers)
+    def wait_until_ready(
+        self,
+        workers: Iterable[str],
+        within_s: float = READY_S,
+        least: Mapping[str, int] | None = None,
+    ) -> None:
+        """Wait until every router can place requests on these workers. Raises StartError.
+
+        least: the lowest incarnations that count, by worker id.
+        """
+        until = time.monotonic() + within_s
         for name, router in zip(self._wiring.router_names, self.clients, strict=True):
-            while missing := wanted - _ready(router):
-                if time.monotonic() > until:
-                    raise StartError(
-                        f"{', '.join(sorted(missing))} started, but {name} does not reach them "
-                        f"after {_READY_S:g} s"
-                    )
-                time.sleep(0.05)
+            _wait_for(name, router, set(workers), until, least or {})
+
+    def restart(
+        self, workers: Sequence[str], drain_s: float, within_s: float, progress: StartProgress
+    ) -> list[str]:
+        """Restart all, one after another; return their names.
+
+        Each refuses new requests and has `drain_s` seconds for running ones. The next one follows
+        when it reaches all `workers` again. Raises StartError if that takes more than `within_s`.
+        """
+        for actor, router in zip(self._actors, self.clients, strict=True):
+            progress.update(actor.name, f"draining, for {drain_s:g} s at most", 0.0)
+            actor.stop(drain_s).ready(drain_s + STOP_MARGIN_S)
+            progress.update(actor.name, "starts again", 0.5)
+            began = time.monotonic()
+            actor.restart()
+            _wait_for(actor.name, router, set(workers), began + within_s, {})
+            self.pids[actor.name] = actor.start().result(within_s).pid
+            progress.done(actor.name, f"serves again after {time.monotonic() - began:.1f} s")
+        return [actor.name for actor in self._actors]
 
     def drain(self, drain_s: float) -> None:
         """Make all refuse new requests, and give running ones `drain_s` seconds."""
@@ -96,7 +117,26 @@ class Routers:
         self._actors = []
 
 
-def _ready(router: RouterClient) -> set[str]:
-    """Return the ids of the workers on which a router can place requests now."""
-    workers = router.server_info()["workers"]
-    return {worker["worker_id"] for worker in workers if worker["ready"]}
+def _wait_for(
+    name: str, router: RouterClient, workers: set[str], until: float, least: Mapping[str, int]
+) -> None:
+    """Wait until one router can place requests on `workers`. Raises StartError."""
+    while missing := workers - _ready(router, least):
+        if time.monotonic() > until:
+            raise StartError(f"{name} does not reach {', '.join(sorted(missing))} in time")
+        time.sleep(0.05)
+
+
+def _ready(router: RouterClient, least: Mapping[str, int]) -> set[str]:
+    """Return the ids of the workers on which a router can place requests now; none if it does not
+    answer.
+    """
+    try:
+        workers = router.server_info()["workers"]
+    except NotRunning:
+        return set()
+    return {
+        worker["worker_id"]
+        for worker in workers
+        if worker["ready"] and worker["incarnation"] >= least.get(worker["worker_id"], 0)
+    }

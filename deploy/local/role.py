@@ -39,6 +39,10 @@ class LocalRole:
         if self._inner is not None:
             self._inner.on_engine_failure(error)
 
+    def hand_over(self, why: str) -> None:
+        if self._inner is not None:
+            self._inner.hand_over(why)
+
     async def close(self) -> None:
         self._backend.close()
         if self._inner is not None:

@@ -22,7 +22,7 @@ class Found:
 
 
 class Probe:
-    """A `ReportingServed` that serves nobody."""
+    """A `WorkerServed` that serves nobody."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config

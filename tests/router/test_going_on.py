@@ -254,6 +254,35 @@ async def test_a_pinned_answer_that_its_rank_leaves_for_good_goes_on_elsewhere(
         assert wrong.json()["error"]["message"] == "routed_dp_rank is 2; the decode ranks are 0"
 
 
+async def test_an_answer_goes_on_however_many_of_its_ranks_leave(tmp_path: Path) -> None:
+    """A rolling restart may overtake one answer on every rank; only lost ranks are its fault."""
+    async with Cluster(tmp_path, policy="round_robin") as cluster, client(cluster) as http:
+        ranks = [FakeRank(f"d{number}") for number in range(5)]
+        await cluster.add(FakeWorker("p0"), *ranks)
+        body = {"input_ids": [11], "sampling_params": {"max_new_tokens": 5}}
+        asked = asyncio.create_task(http.post("/generate", json=body))
+        for index in range(4):
+            rank, start = await started(ranks)
+            rank.send(tokens_of(start, [20 + index], first_index=index))
+            rank.report(leaving=True)
+            name = rank.worker_id
+            await cluster.until(lambda workers, name=name: workers[name]["state"] == "draining")
+            rank.send(ended(start, common_pb2.UNAVAILABLE, retryable=True))
+        rank, start = await started(ranks)
+        rank.send(tokens_of(start, [24], first_index=4, last=True))
+        assert (await within(asked)).json()["output_ids"] == [20, 21, 22, 23, 24]
+
+
+async def started(ranks: list[FakeRank]) -> tuple[FakeRank, StartRequest]:
+    """Wait for the rank that is given a request next."""
+    waiting = {asyncio.create_task(rank.starts.get()): rank for rank in ranks}
+    done, others = await within(asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED))
+    for task in others:
+        task.cancel()
+    (task,) = done
+    return waiting[task], task.result()
+
+
 async def test_a_pinned_request_waits_no_longer_once_its_lost_rank_is_retired(
     tmp_path: Path,
 ) -> None:

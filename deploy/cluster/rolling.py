@@ -1,0 +1,102 @@
+"""Changes of single processes while the cluster serves: rolling restarts and drains."""
+
+import time
+from collections.abc import Collection, Mapping
+
+from baton.core.role import ROUTED_ROLES
+from baton.deploy.cluster.actors import WorkerHandle
+from baton.deploy.cluster.change_lock import ChangeLock
+from baton.deploy.cluster.fleet import STOP_MARGIN_S, Fleet
+from baton.deploy.cluster.member import Member
+from baton.deploy.cluster.routers import Routers
+from baton.deploy.cluster.start_progress import StartProgress
+from baton.deploy.errors import ScaleError
+from baton.rpc.identity import ProcessRole
+
+_UNDRAIN_S = 30.0  # for a worker to register again
+
+
+class Rolling:
+    """Restarts and drains of the members of one cluster."""
+
+    def __init__(
+        self, fleet: Fleet, routers: Routers, lock: ChangeLock, start_deadline_s: float
+    ) -> None:
+        """start_deadline_s: for a restarted process to serve again."""
+        self._fleet = fleet
+        self._routers = routers
+        self._lock = lock
+        self._start_deadline_s = start_deadline_s
+
+    def restart(
+        self, roles: Collection[ProcessRole], drain_s: float, progress: StartProgress
+    ) -> list[str]:
+        """Restart the processes of these roles, one after another; return their names.
+
+        Each refuses new requests, has `drain_s` seconds for running ones, and ends. Other workers
+        continue what a worker leaves behind. The next one is restarted once every router reaches
+        this one again. Raises ScaleError or StartError; then the others stay as they are.
+        """
+        done = []
+        with self._lock.held("a rolling restart"):
+            for role in ROUTED_ROLES:
+                for member in self._fleet.members(role) if ProcessRole(role) in roles else ():
+                    self._restart_worker(member, drain_s, progress)
+                    done.append(member.worker_id)
+            if ProcessRole.ROUTER in roles:
+                workers = list(self._fleet.started)
+                done += self._routers.restart(workers, drain_s, self._start_deadline_s, progress)
+        return done
+
+    def drain(self, worker_id: str, drain_s: float, progress: StartProgress) -> None:
+        """Make a worker refuse new requests, give running ones `drain_s` seconds, and leave the
+        rest to other workers. It takes nothing until `undrain` or a restart of its process.
+
+        Raises ScaleError for an unknown worker, or the last of its role that takes requests.
+        """
+        with self._lock.held(f"draining {worker_id}"):
+            member, actor = self._fleet.find(worker_id)
+            self._check_others(member)
+            progress.update(worker_id, f"draining, for {drain_s:g} s at most", 0.0)
+            actor.drain(drain_s).result(drain_s + STOP_MARGIN_S)
+            progress.done(worker_id, "takes no requests until `baton drain --undo` or a restart")
+
+    def undrain(self, worker_id: str, progress: StartProgress) -> None:
+        """Let a drained worker take requests again. Raises ScaleError or StartError."""
+        with self._lock.held(f"the return of {worker_id}"):
+            _, actor = self._fleet.find(worker_id)
+            actor.undrain().result(STOP_MARGIN_S)
+            self._routers.wait_until_ready([worker_id], _UNDRAIN_S)
+            progress.done(worker_id, "takes requests again")
+
+    def _restart_worker(self, member: Member, drain_s: float, progress: StartProgress) -> None:
+        name = member.worker_id
+        actor: WorkerHandle = self._fleet.find(name)[1]
+        before = _incarnations(self._routers)
+        progress.update(name, f"draining, for {drain_s:g} s at most", 0.0)
+        actor.stop(drain_s).ready(drain_s + STOP_MARGIN_S)
+        progress.update(name, "starts again", 0.5)
+        began = time.monotonic()
+        actor.restart()
+        newer = {name: before.get(name, 0) + 1}
+        self._routers.wait_until_ready([name], self._start_deadline_s, newer)
+        progress.done(name, f"serves again after {time.monotonic() - began:.1f} s")
+
+    def _check_others(self, member: Member) -> None:
+        """Raise ScaleError if no other worker of the member's role takes requests."""
+        workers = self._routers.any_client().server_info()["workers"]
+        if not any(
+            worker["ready"]
+            for worker in workers
+            if worker["role"] == member.role.value and worker["worker_id"] != member.worker_id
+        ):
+            raise ScaleError(
+                f"no other {member.role.value} worker takes requests, so nothing would be served "
+                f"without {member.worker_id}; `baton scale {member.role.value}="
+                f"{len(self._fleet.members(member.role)) + 1}` adds one"
+            )
+
+
+def _incarnations(routers: Routers) -> Mapping[str, int]:
+    workers = routers.any_client().server_info()["workers"]
+    return {worker["worker_id"]: int(worker["incarnation"]) for worker in workers}

@@ -1,0 +1,143 @@
+"""Restarts and drains of workers and routers under load: no stream is lost, no token is another."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+from deploy.several_routers import DEADLINE_S, Load, greedy, running
+from deploy.test_scaling import Heard
+from e2e.books import settled_findings
+from e2e.clients import assert_same_where_it_went_on
+from oracle.reference import Oracle
+
+from baton.bench.cluster.scrape import total
+from baton.core.role import Role
+from baton.deploy.cluster.cluster import Cluster
+from baton.deploy.errors import ScaleError
+from baton.engine.config import EngineConfig
+from baton.rpc.identity import ProcessRole
+
+pytestmark = pytest.mark.cluster
+
+WORKERS = (ProcessRole.PREFILL, ProcessRole.DECODE)
+ROUTERS = (ProcessRole.ROUTER,)
+TOKENS = 150
+
+
+@pytest.fixture(scope="module")
+def engine(oracle: Oracle) -> EngineConfig:
+    model = oracle.checkpoint("granite_dense_nope")
+    return EngineConfig(
+        model, page_size=16, chunked_prefill_size=64, max_running=32, memory_bytes=192 << 20
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(engine: EngineConfig) -> Iterator[Cluster]:
+    with running(engine, routers=2, prefill=1, decode_dp=2) as cluster:
+        yield cluster
+
+
+def prompts_of(count: int) -> list[list[int]]:
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    return [[rng.randrange(3, 320) for _ in range(rng.randrange(20, 60))] for _ in range(count)]
+
+
+def incarnations(cluster: Cluster) -> dict[str, int]:
+    workers = cluster.router.server_info()["workers"]
+    return {worker["worker_id"]: worker["incarnation"] for worker in workers}
+
+
+async def restart_under_load(
+    cluster: Cluster, engine: EngineConfig, oracle: Oracle, streams: int, drain_s: float
+) -> Load:
+    """Restart everything under so many streams, and check every answer."""
+    prompts = prompts_of(8)
+    right = greedy(engine, prompts, TOKENS)
+    before, pids = incarnations(cluster), dict(cluster.routers.pids)
+    load = Load(cluster, prompts, TOKENS)
+    load.start(streams)
+    await asyncio.sleep(1.0)
+    heard = Heard()
+    names = await asyncio.to_thread(cluster.rolling.restart, WORKERS, drain_s, heard)
+    # Its streams have nowhere else to go.
+    names += await asyncio.to_thread(cluster.rolling.restart, ROUTERS, DEADLINE_S, heard)
+    await load.stop()
+    after = incarnations(cluster)
+    assert names == [*sorted(before, key=lambda name: not name.startswith("prefill")), *pids]
+    assert after.keys() == before.keys() and all(after[name] > before[name] for name in before)
+    assert all(cluster.routers.pids[name] != pid for name, pid in pids.items())
+    assert len(load.answers) >= streams
+    by_prompt = {tuple(prompt): wanted for prompt, wanted in zip(prompts, right, strict=True)}
+    asked = [prompt for prompt, _ in load.answers]
+    found = [tokens for _, tokens in load.answers]
+    wanted = [by_prompt[tuple(prompt)] for prompt in asked]
+    assert_same_where_it_went_on(oracle, engine.model, asked, found, wanted)
+    assert not await asyncio.wait_for(settled_findings(cluster), DEADLINE_S)
+    return load
+
+
+async def test_everything_is_restarted_under_load(
+    cluster: Cluster, engine: EngineConfig, oracle: Oracle
+) -> None:
+    await restart_under_load(cluster, engine, oracle, streams=8, drain_s=0.3)
+
+
+@pytest.mark.chaos
+async def test_everything_is_restarted_under_64_streams(
+    engine: EngineConfig, oracle: Oracle
+) -> None:
+    with running(engine, routers=3, prefill=2, decode_dp=2) as cluster:
+        load = await restart_under_load(cluster, engine, oracle, streams=64, drain_s=30.0)
+    print(f"{len(load.answers)} answers, {load.refused} refusals of stopping routers")
+
+
+async def test_a_drained_worker_takes_nothing_until_that_is_undone(
+    cluster: Cluster, engine: EngineConfig, oracle: Oracle
+) -> None:
+    prompts = prompts_of(4)
+    right = greedy(engine, prompts, TOKENS)
+    before = incarnations(cluster)
+    load = Load(cluster, prompts, TOKENS)
+    load.start(4)
+    await asyncio.sleep(0.5)
+    heard = Heard()
+    await asyncio.to_thread(cluster.rolling.drain, "decode-0", 0.2, heard)
+    assert states(cluster, "decode-0") == {"draining"}
+    placed = placements(cluster, "decode-0")
+    await load.stop()
+    wanted = {tuple(p): w for p, w in zip(prompts, right, strict=True)}
+    asked, found = map(list, zip(*load.answers, strict=True))
+    assert_same_where_it_went_on(
+        oracle, engine.model, asked, found, [wanted[tuple(p)] for p in asked]
+    )
+    assert placements(cluster, "decode-0") == placed, "it was given a request"
+    with pytest.raises(ScaleError, match="no other decode worker takes requests"):
+        cluster.rolling.drain("decode-1", 0.0, heard)
+    with pytest.raises(ScaleError, match="there is no worker 'decode-7'; there are decode-0"):
+        cluster.rolling.drain("decode-7", 0.0, heard)
+    await asyncio.to_thread(cluster.rolling.undrain, "decode-0", heard)
+    assert states(cluster, "decode-0") == {"ready"}
+    assert incarnations(cluster) == before, "no process was restarted"
+    assert [member.worker_id for member in cluster.members(Role.DECODE)] == ["decode-0", "decode-1"]
+    again = Load(cluster, prompts, TOKENS)
+    again.start(4)
+    async with asyncio.timeout(DEADLINE_S):
+        while len(again.answers) < 8:
+            await asyncio.sleep(0.05)
+    await again.stop()
+    assert placements(cluster, "decode-0") > placed
+
+
+def states(cluster: Cluster, worker_id: str) -> set[str]:
+    """Return what the routers say of a worker."""
+    infos = [router.server_info() for router in cluster.routers.clients]
+    return {w["state"] for info in infos for w in info["workers"] if w["worker_id"] == worker_id}
+
+
+def placements(cluster: Cluster, worker_id: str) -> float:
+    pages = [router.metrics() for router in cluster.routers.clients]
+    return total(pages, "baton_router_placements_total", worker=worker_id)
