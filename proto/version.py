@@ -1,7 +1,12 @@
-"""The protocol version, sent in every `Hello`. A peer with another major version is refused."""
+"""The protocol version, sent in every `Hello`.
+
+A peer with another major version is refused, and one whose minor version is more than one apart:
+a release raises it once at most, so that each works with the one before it.
+"""
 
 # 5: logit_bias, bad_words, allowed_token_ids, stop_regex: a worker that ignores one writes other
 # tokens. 4: cache salts.
 PROTOCOL_MAJOR = 5
-# 1: tokens of a step in columns, to routers that give handles.
-PROTOCOL_MINOR = 1
+# 2: workers count the flushes of their caches. 1: tokens of a step in columns, to routers that give
+# handles.
+PROTOCOL_MINOR = 2

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.proto import common_pb2 as baton_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/proto/worker.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/proto/common.proto\"\xdf\x01\n\rRouterMessage\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12\'\n\x05start\x18\x02 \x01(\x0b\x32\x16.baton.v1.StartRequestH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.baton.v1.CancelRequestH\x00\x12(\n\theartbeat\x18\x04 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x12&\n\x08prefills\x18\x05 \x01(\x0b\x32\x12.baton.v1.PrefillsH\x00\x42\x06\n\x04kind\"5\n\x08Prefills\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.baton.v1.WorkerIdentity\"\xd0\x02\n\x0cStartRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x16\n\nprompt_ids\x18\x04 \x03(\rB\x02\x10\x01\x12\x16\n\noutput_ids\x18\x05 \x03(\rB\x02\x10\x01\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12*\n\x08prefills\x18\x07 \x03(\x0b\x32\x18.baton.v1.WorkerIdentity\x12#\n\x08state_at\x18\x08 \x01(\x0b\x32\x11.baton.v1.StateAt\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x12\n\ncache_salt\x18\n \x01(\x0c\x12\x0e\n\x06handle\x18\x0b \x01(\x04\x12%\n\x05trace\x18\x14 \x01(\x0b\x32\x16.baton.v1.TraceContext\"D\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xb5\x01\n\x0bRankMessage\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Hello\x12)\n\x08requests\x18\x02 \x03(\x0b\x32\x17.baton.v1.RequestTokens\x12&\n\theartbeat\x18\x03 \x01(\x0b\x32\x13.baton.v1.Heartbeat\x12\x0f\n\x07\x63losing\x18\x04 \x01(\x08\x12\"\n\x04step\x18\x05 \x01(\x0b\x32\x14.baton.v1.StepTokens\"M\n\nStepTokens\x12\x13\n\x07handles\x18\x01 \x03(\x04\x42\x02\x10\x01\x12\x13\n\x07indices\x18\x02 \x03(\rB\x02\x10\x01\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\"\xf4\x01\n\rRequestTokens\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12\x15\n\ttoken_ids\x18\x04 \x03(\rB\x02\x10\x01\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12\x31\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32\x18.baton.v1.PromptLogprobs\x12$\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x12.baton.v1.Finished\x12\x0f\n\x07held_us\x18\x08 \x01(\x04\"\x0f\n\rStatusRequest\"*\n\nOwnerCount\x12\r\n\x05owner\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"&\n\x08PlanPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xa6\x06\n\x0cWorkerStatus\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x13\n\x0bmax_running\x18\x05 \x01(\r\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12#\n\x05slots\x18\x07 \x03(\x0b\x32\x14.baton.v1.OwnerCount\x12#\n\x05pages\x18\x08 \x03(\x0b\x32\x14.baton.v1.OwnerCount\x12\x11\n\tpage_size\x18\t \x01(\r\x12\x10\n\x08uptime_s\x18\n \x01(\x01\x12\'\n\x0bmemory_plan\x18\x14 \x03(\x0b\x32\x12.baton.v1.PlanPart\x12\x36\n\x08handoffs\x18\x0c \x03(\x0b\x32$.baton.v1.WorkerStatus.HandoffsEntry\x12\x0b\n\x03pid\x18\r \x01(\r\x12\'\n\x05peers\x18\x0f \x03(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x36\n\x08settings\x18\x10 \x03(\x0b\x32$.baton.v1.WorkerStatus.SettingsEntry\x12\x36\n\x08\x63hannels\x18\x11 \x03(\x0b\x32$.baton.v1.WorkerStatus.ChannelsEntry\x12\x0e\n\x06lag_us\x18\x12 \x01(\x04\x12\x38\n\tshortages\x18\x13 \x03(\x0b\x32%.baton.v1.WorkerStatus.ShortagesEntry\x1a/\n\rHandoffsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rChannelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0eShortagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x0b\x10\x0cJ\x04\x08\x0e\x10\x0f\"\'\n\x11\x46lushCacheRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\"1\n\x0f\x46lushCacheReply\x12\x1e\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Error\"\x0e\n\x0c\x41uditRequest\"-\n\nAuditReply\x12\r\n\x05\x63lean\x18\x01 \x01(\x08\x12\x10\n\x08\x66indings\x18\x02 \x03(\t\"c\n\x13StartProfileRequest\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x12\n\nwith_stack\x18\x03 \x01(\x08\x12\x15\n\rrecord_shapes\x18\x04 \x01(\x08\"3\n\x11StartProfileReply\x12\x1e\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Error\"\x14\n\x12StopProfileRequest\"^\n\x10StopProfileReply\x12\x1e\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Error\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\r\n\x05steps\x18\x03 \x01(\r\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\"\x10\n\x0eMetricsRequest\"\x1c\n\x0cMetricsReply\x12\x0c\n\x04text\x18\x01 \x01(\x0c\"g\n\x0cWorkerReport\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Hello\x12&\n\x06status\x18\x02 \x01(\x0b\x32\x16.baton.v1.WorkerStatus\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\"e\n\rRegistryReply\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x12\x1e\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Error\x12\x0f\n\x07leaving\x18\x04 \x01(\x08\x32\x45\n\x04Rank\x12=\n\x07Session\x12\x17.baton.v1.RouterMessage\x1a\x15.baton.v1.RankMessage(\x01\x30\x01\x32\x92\x03\n\x06Worker\x12\x39\n\x06Status\x12\x17.baton.v1.StatusRequest\x1a\x16.baton.v1.WorkerStatus\x12\x44\n\nFlushCache\x12\x1b.baton.v1.FlushCacheRequest\x1a\x19.baton.v1.FlushCacheReply\x12\x35\n\x05\x41udit\x12\x16.baton.v1.AuditRequest\x1a\x14.baton.v1.AuditReply\x12J\n\x0cStartProfile\x12\x1d.baton.v1.StartProfileRequest\x1a\x1b.baton.v1.StartProfileReply\x12G\n\x0bStopProfile\x12\x1c.baton.v1.StopProfileRequest\x1a\x1a.baton.v1.StopProfileReply\x12;\n\x07Metrics\x12\x18.baton.v1.MetricsRequest\x1a\x16.baton.v1.MetricsReply2K\n\x08Registry\x12?\n\x08Register\x12\x16.baton.v1.WorkerReport\x1a\x17.baton.v1.RegistryReply(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x62\x61ton/proto/worker.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/proto/common.proto\"\xdf\x01\n\rRouterMessage\x12 \n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.HelloH\x00\x12\'\n\x05start\x18\x02 \x01(\x0b\x32\x16.baton.v1.StartRequestH\x00\x12)\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x17.baton.v1.CancelRequestH\x00\x12(\n\theartbeat\x18\x04 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x12&\n\x08prefills\x18\x05 \x01(\x0b\x32\x12.baton.v1.PrefillsH\x00\x42\x06\n\x04kind\"5\n\x08Prefills\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.baton.v1.WorkerIdentity\"\xd0\x02\n\x0cStartRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tclient_id\x18\x03 \x01(\t\x12\x16\n\nprompt_ids\x18\x04 \x03(\rB\x02\x10\x01\x12\x16\n\noutput_ids\x18\x05 \x03(\rB\x02\x10\x01\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12*\n\x08prefills\x18\x07 \x03(\x0b\x32\x18.baton.v1.WorkerIdentity\x12#\n\x08state_at\x18\x08 \x01(\x0b\x32\x11.baton.v1.StateAt\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x12\n\ncache_salt\x18\n \x01(\x0c\x12\x0e\n\x06handle\x18\x0b \x01(\x04\x12%\n\x05trace\x18\x14 \x01(\x0b\x32\x16.baton.v1.TraceContext\"D\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xb5\x01\n\x0bRankMessage\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Hello\x12)\n\x08requests\x18\x02 \x03(\x0b\x32\x17.baton.v1.RequestTokens\x12&\n\theartbeat\x18\x03 \x01(\x0b\x32\x13.baton.v1.Heartbeat\x12\x0f\n\x07\x63losing\x18\x04 \x01(\x08\x12\"\n\x04step\x18\x05 \x01(\x0b\x32\x14.baton.v1.StepTokens\"M\n\nStepTokens\x12\x13\n\x07handles\x18\x01 \x03(\x04\x42\x02\x10\x01\x12\x13\n\x07indices\x18\x02 \x03(\rB\x02\x10\x01\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\"\xf4\x01\n\rRequestTokens\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\r\x12\x15\n\ttoken_ids\x18\x04 \x03(\rB\x02\x10\x01\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12\x31\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32\x18.baton.v1.PromptLogprobs\x12$\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x12.baton.v1.Finished\x12\x0f\n\x07held_us\x18\x08 \x01(\x04\"\x0f\n\rStatusRequest\"*\n\nOwnerCount\x12\r\n\x05owner\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"&\n\x08PlanPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\xb7\x06\n\x0cWorkerStatus\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x13\n\x0bmax_running\x18\x05 \x01(\r\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12#\n\x05slots\x18\x07 \x03(\x0b\x32\x14.baton.v1.OwnerCount\x12#\n\x05pages\x18\x08 \x03(\x0b\x32\x14.baton.v1.OwnerCount\x12\x11\n\tpage_size\x18\t \x01(\r\x12\x10\n\x08uptime_s\x18\n \x01(\x01\x12\'\n\x0bmemory_plan\x18\x14 \x03(\x0b\x32\x12.baton.v1.PlanPart\x12\x36\n\x08handoffs\x18\x0c \x03(\x0b\x32$.baton.v1.WorkerStatus.HandoffsEntry\x12\x0b\n\x03pid\x18\r \x01(\r\x12\'\n\x05peers\x18\x0f \x03(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x36\n\x08settings\x18\x10 \x03(\x0b\x32$.baton.v1.WorkerStatus.SettingsEntry\x12\x36\n\x08\x63hannels\x18\x11 \x03(\x0b\x32$.baton.v1.WorkerStatus.ChannelsEntry\x12\x0e\n\x06lag_us\x18\x12 \x01(\x04\x12\x0f\n\x07\x66lushes\x18\x15 \x01(\x04\x12\x38\n\tshortages\x18\x13 \x03(\x0b\x32%.baton.v1.WorkerStatus.ShortagesEntry\x1a/\n\rHandoffsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a/\n\rChannelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x30\n\x0eShortagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01J\x04\x08\x0b\x10\x0cJ\x04\x08\x0e\x10\x0f\"\'\n\x11\x46lushCacheRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\"1\n\x0f\x46lushCacheReply\x12\x1e\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Error\"\x0e\n\x0c\x41uditRequest\"-\n\nAuditReply\x12\r\n\x05\x63lean\x18\x01 \x01(\x08\x12\x10\n\x08\x66indings\x18\x02 \x03(\t\"c\n\x13StartProfileRequest\x12\r\n\x05steps\x18\x01 \x01(\r\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x12\n\nwith_stack\x18\x03 \x01(\x08\x12\x15\n\rrecord_shapes\x18\x04 \x01(\x08\"3\n\x11StartProfileReply\x12\x1e\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Error\"\x14\n\x12StopProfileRequest\"^\n\x10StopProfileReply\x12\x1e\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Error\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\r\n\x05steps\x18\x03 \x01(\r\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\"\x10\n\x0eMetricsRequest\"\x1c\n\x0cMetricsReply\x12\x0c\n\x04text\x18\x01 \x01(\x0c\"g\n\x0cWorkerReport\x12\x1e\n\x05hello\x18\x01 \x01(\x0b\x32\x0f.baton.v1.Hello\x12&\n\x06status\x18\x02 \x01(\x0b\x32\x16.baton.v1.WorkerStatus\x12\x0f\n\x07leaving\x18\x03 \x01(\x08\"e\n\rRegistryReply\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x10\n\x08lease_ms\x18\x02 \x01(\r\x12\x1e\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Error\x12\x0f\n\x07leaving\x18\x04 \x01(\x08\x32\x45\n\x04Rank\x12=\n\x07Session\x12\x17.baton.v1.RouterMessage\x1a\x15.baton.v1.RankMessage(\x01\x30\x01\x32\x92\x03\n\x06Worker\x12\x39\n\x06Status\x12\x17.baton.v1.StatusRequest\x1a\x16.baton.v1.WorkerStatus\x12\x44\n\nFlushCache\x12\x1b.baton.v1.FlushCacheRequest\x1a\x19.baton.v1.FlushCacheReply\x12\x35\n\x05\x41udit\x12\x16.baton.v1.AuditRequest\x1a\x14.baton.v1.AuditReply\x12J\n\x0cStartProfile\x12\x1d.baton.v1.StartProfileRequest\x1a\x1b.baton.v1.StartProfileReply\x12G\n\x0bStopProfile\x12\x1c.baton.v1.StopProfileRequest\x1a\x1a.baton.v1.StopProfileReply\x12;\n\x07Metrics\x12\x18.baton.v1.MetricsRequest\x1a\x16.baton.v1.MetricsReply2K\n\x08Registry\x12?\n\x08Register\x12\x16.baton.v1.WorkerReport\x1a\x17.baton.v1.RegistryReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -73,43 +73,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PLANPART']._serialized_start=1325
   _globals['_PLANPART']._serialized_end=1363
   _globals['_WORKERSTATUS']._serialized_start=1366
-  _globals['_WORKERSTATUS']._serialized_end=2172
-  _globals['_WORKERSTATUS_HANDOFFSENTRY']._serialized_start=1965
-  _globals['_WORKERSTATUS_HANDOFFSENTRY']._serialized_end=2012
-  _globals['_WORKERSTATUS_SETTINGSENTRY']._serialized_start=2014
-  _globals['_WORKERSTATUS_SETTINGSENTRY']._serialized_end=2061
-  _globals['_WORKERSTATUS_CHANNELSENTRY']._serialized_start=2063
-  _globals['_WORKERSTATUS_CHANNELSENTRY']._serialized_end=2110
-  _globals['_WORKERSTATUS_SHORTAGESENTRY']._serialized_start=2112
-  _globals['_WORKERSTATUS_SHORTAGESENTRY']._serialized_end=2160
-  _globals['_FLUSHCACHEREQUEST']._serialized_start=2174
-  _globals['_FLUSHCACHEREQUEST']._serialized_end=2213
-  _globals['_FLUSHCACHEREPLY']._serialized_start=2215
-  _globals['_FLUSHCACHEREPLY']._serialized_end=2264
-  _globals['_AUDITREQUEST']._serialized_start=2266
-  _globals['_AUDITREQUEST']._serialized_end=2280
-  _globals['_AUDITREPLY']._serialized_start=2282
-  _globals['_AUDITREPLY']._serialized_end=2327
-  _globals['_STARTPROFILEREQUEST']._serialized_start=2329
-  _globals['_STARTPROFILEREQUEST']._serialized_end=2428
-  _globals['_STARTPROFILEREPLY']._serialized_start=2430
-  _globals['_STARTPROFILEREPLY']._serialized_end=2481
-  _globals['_STOPPROFILEREQUEST']._serialized_start=2483
-  _globals['_STOPPROFILEREQUEST']._serialized_end=2503
-  _globals['_STOPPROFILEREPLY']._serialized_start=2505
-  _globals['_STOPPROFILEREPLY']._serialized_end=2599
-  _globals['_METRICSREQUEST']._serialized_start=2601
-  _globals['_METRICSREQUEST']._serialized_end=2617
-  _globals['_METRICSREPLY']._serialized_start=2619
-  _globals['_METRICSREPLY']._serialized_end=2647
-  _globals['_WORKERREPORT']._serialized_start=2649
-  _globals['_WORKERREPORT']._serialized_end=2752
-  _globals['_REGISTRYREPLY']._serialized_start=2754
-  _globals['_REGISTRYREPLY']._serialized_end=2855
-  _globals['_RANK']._serialized_start=2857
-  _globals['_RANK']._serialized_end=2926
-  _globals['_WORKER']._serialized_start=2929
-  _globals['_WORKER']._serialized_end=3331
-  _globals['_REGISTRY']._serialized_start=3333
-  _globals['_REGISTRY']._serialized_end=3408
+  _globals['_WORKERSTATUS']._serialized_end=2189
+  _globals['_WORKERSTATUS_HANDOFFSENTRY']._serialized_start=1982
+  _globals['_WORKERSTATUS_HANDOFFSENTRY']._serialized_end=2029
+  _globals['_WORKERSTATUS_SETTINGSENTRY']._serialized_start=2031
+  _globals['_WORKERSTATUS_SETTINGSENTRY']._serialized_end=2078
+  _globals['_WORKERSTATUS_CHANNELSENTRY']._serialized_start=2080
+  _globals['_WORKERSTATUS_CHANNELSENTRY']._serialized_end=2127
+  _globals['_WORKERSTATUS_SHORTAGESENTRY']._serialized_start=2129
+  _globals['_WORKERSTATUS_SHORTAGESENTRY']._serialized_end=2177
+  _globals['_FLUSHCACHEREQUEST']._serialized_start=2191
+  _globals['_FLUSHCACHEREQUEST']._serialized_end=2230
+  _globals['_FLUSHCACHEREPLY']._serialized_start=2232
+  _globals['_FLUSHCACHEREPLY']._serialized_end=2281
+  _globals['_AUDITREQUEST']._serialized_start=2283
+  _globals['_AUDITREQUEST']._serialized_end=2297
+  _globals['_AUDITREPLY']._serialized_start=2299
+  _globals['_AUDITREPLY']._serialized_end=2344
+  _globals['_STARTPROFILEREQUEST']._serialized_start=2346
+  _globals['_STARTPROFILEREQUEST']._serialized_end=2445
+  _globals['_STARTPROFILEREPLY']._serialized_start=2447
+  _globals['_STARTPROFILEREPLY']._serialized_end=2498
+  _globals['_STOPPROFILEREQUEST']._serialized_start=2500
+  _globals['_STOPPROFILEREQUEST']._serialized_end=2520
+  _globals['_STOPPROFILEREPLY']._serialized_start=2522
+  _globals['_STOPPROFILEREPLY']._serialized_end=2616
+  _globals['_METRICSREQUEST']._serialized_start=2618
+  _globals['_METRICSREQUEST']._serialized_end=2634
+  _globals['_METRICSREPLY']._serialized_start=2636
+  _globals['_METRICSREPLY']._serialized_end=2664
+  _globals['_WORKERREPORT']._serialized_start=2666
+  _globals['_WORKERREPORT']._serialized_end=2769
+  _globals['_REGISTRYREPLY']._serialized_start=2771
+  _globals['_REGISTRYREPLY']._serialized_end=2872
+  _globals['_RANK']._serialized_start=2874
+  _globals['_RANK']._serialized_end=2943
+  _globals['_WORKER']._serialized_start=2946
+  _globals['_WORKER']._serialized_end=3348
+  _globals['_REGISTRY']._serialized_start=3350
+  _globals['_REGISTRY']._serialized_end=3425
 # @@protoc_insertion_point(module_scope)

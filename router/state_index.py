@@ -11,20 +11,27 @@ MAX_PREFIXES = 32768
 """Prefixes that a router remembers, in about 10 MB."""
 
 
+_Content = tuple[str, int, int]  # (worker_id, incarnation, flushes)
+
+
 class StateIndex:
     """A map from token prefixes to the ranks that hold their state.
 
-    An entry belongs to one start of a rank: a rank that is started again has lost its cache.
+    An entry belongs to one content of a rank's cache: a rank that is started again has lost it,
+    and so has one whose cache was flushed, by this router or another.
     """
 
     def __init__(self, table: WorkerTable) -> None:
         self._table = table
-        self._index = PrefixIndex[tuple[str, int]](MAX_PREFIXES)  # (worker_id, incarnation)
+        self._index = PrefixIndex[_Content](MAX_PREFIXES)
 
     def add(self, rank: Worker, token_ids: Sequence[int], salt: bytes = SHARED) -> None:
         """Record that `rank` has cached the state after exactly these tokens, and their KV, under
         the cache salt `salt`."""
-        self._index.add(token_ids, _start(rank), salt)
+        # `rank` is as it was when the request was placed.
+        present = self._table.find(rank.worker_id)
+        if present is not None and present.registration == rank.registration:
+            self._index.add(token_ids, _content(present), salt)
 
     def find(self, token_ids: Sequence[int], salt: bytes = SHARED) -> list[tuple[int, Worker]]:
         """Return (tokens, rank) of every rank that stays and holds the state of a prefix under
@@ -35,11 +42,11 @@ class StateIndex:
         """
         found = [
             (tokens, rank)
-            for start, tokens in self._index.held(token_ids, salt).items()
-            if (rank := self._table.find(start[0])) is not None
+            for content, tokens in self._index.held(token_ids, salt).items()
+            if (rank := self._table.find(content[0])) is not None
             and rank.role is Role.DECODE
             and not rank.leaving
-            and _start(rank) == start
+            and _content(rank) == content
         ]
         return sorted(found, key=lambda each: (-each[0], id_order(each[1].worker_id)))
 
@@ -48,5 +55,5 @@ class StateIndex:
         self._index.clear()
 
 
-def _start(rank: Worker) -> tuple[str, int]:
-    return rank.worker_id, rank.identity.incarnation
+def _content(rank: Worker) -> _Content:
+    return rank.worker_id, rank.identity.incarnation, rank.status.flushes

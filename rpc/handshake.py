@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from baton.core.errors import IncompatibleError, PeerLostError
 from baton.proto.common_pb2 import Hello, WorkerIdentity
-from baton.proto.version import PROTOCOL_MAJOR
+from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 
 HELLO_S = 5.0
 """Seconds that whoever opened a stream may take to say Hello. Nothing waits for it meanwhile."""
+MINORS_APART = 1
+"""Minor versions between two processes that work together."""
 ABSENT = "(absent)"
 """The value shown for a name that only the other side's fingerprint has."""
 
@@ -25,15 +27,24 @@ def check_hello(ours: Hello, theirs: Hello) -> None:
 
 
 def check_version(theirs: Hello, us: str) -> None:
-    """Raise IncompatibleError for another major version of the protocol."""
-    if theirs.protocol_major == PROTOCOL_MAJOR:
+    """Raise IncompatibleError for a version of the protocol that is not this one or next to it."""
+    apart = abs(theirs.protocol_minor - PROTOCOL_MINOR)
+    if theirs.protocol_major == PROTOCOL_MAJOR and apart <= MINORS_APART:
         return
+    found = f"{theirs.protocol_major}.{theirs.protocol_minor}"
     raise IncompatibleError(
-        f"{theirs.worker.worker_id or theirs.router_id} speaks protocol {theirs.protocol_major}; "
-        f"{us} speaks {PROTOCOL_MAJOR}: run the same release on both",
-        expected=str(PROTOCOL_MAJOR),
-        actual=str(theirs.protocol_major),
+        f"{theirs.worker.worker_id or theirs.router_id} speaks protocol {found}; {us} speaks "
+        f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}: run the same release on both, or releases next to "
+        "each other",
+        expected=_window(),
+        actual=found,
     )
+
+
+def _window() -> str:
+    """Return the versions that work with this one."""
+    minors = (PROTOCOL_MINOR + by for by in range(-MINORS_APART, MINORS_APART + 1))
+    return ", ".join(f"{PROTOCOL_MAJOR}.{minor}" for minor in minors if minor >= 0)
 
 
 def check_identity(expected: WorkerIdentity, found: WorkerIdentity) -> None:

@@ -23,7 +23,7 @@ from baton.proto.common_pb2 import (
     Usage,
     WorkerIdentity,
 )
-from baton.proto.version import PROTOCOL_MAJOR
+from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import (
     CancelRequest,
     FlushCacheReply,
@@ -119,7 +119,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
     @property
     def hello(self) -> Hello:
         return Hello(
-            protocol_major=PROTOCOL_MAJOR, worker=self.identity, fingerprint=self.fingerprint
+            protocol_major=PROTOCOL_MAJOR,
+            protocol_minor=PROTOCOL_MINOR,
+            worker=self.identity,
+            fingerprint=self.fingerprint,
         )
 
     @property

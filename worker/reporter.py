@@ -48,6 +48,12 @@ class Reporter:
         self._reports = 0
         self._latest = worker_pb2.WorkerStatus()
         self.leaving = False
+        self._flushes = 0
+
+    def flushed(self) -> None:
+        """Count a flush of the prefix cache, and report it soon."""
+        self._flushes += 1
+        self.load_changed()
 
     def load_changed(self) -> None:
         """Report soon instead of at the end of the period."""
@@ -128,6 +134,7 @@ class Reporter:
             channels=self._role.channels(),
             settings=self._settings,
             lag_us=round(lag_s * 1e6),
+            flushes=self._flushes,
             shortages=_shortages(status.shortages),
         )
 

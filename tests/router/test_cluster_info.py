@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 from baton.proto.common_pb2 import DECODE, Hello, WorkerIdentity
-from baton.proto.version import PROTOCOL_MAJOR
+from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import PlanPart, WorkerStatus
 from baton.router.cluster_info import worker_info
 from baton.router.worker_table import WorkerTable
@@ -14,7 +14,13 @@ def test_a_workers_fields_come_in_one_order_however_they_were_reported() -> None
     """A protobuf map has no order of its own: each process may read another one."""
     table = WorkerTable(1.0, lambda: 0.0)
     identity = WorkerIdentity(worker_id="d0", incarnation=1, address="a:1", role=DECODE)
-    worker = table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
+    worker = table.register(
+        Hello(
+            protocol_major=PROTOCOL_MAJOR,
+            protocol_minor=PROTOCOL_MINOR,
+            worker=identity,
+        )
+    )
     names = [f"field {number}" for number in range(20)]
     random.shuffle(names)
     status = WorkerStatus(

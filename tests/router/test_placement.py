@@ -6,7 +6,7 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.role import Role
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, StateAt, WorkerIdentity
-from baton.proto.version import PROTOCOL_MAJOR
+from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import WorkerStatus
 from baton.router.placement.placer import Placer
 from baton.router.placement.policy import Policy
@@ -30,7 +30,13 @@ class Setup:
                 identity = WorkerIdentity(
                     worker_id=f"{letter}{i}", address="a:1", role=role, rank=i
                 )
-                worker = self.table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
+                worker = self.table.register(
+                    Hello(
+                        protocol_major=PROTOCOL_MAJOR,
+                        protocol_minor=PROTOCOL_MINOR,
+                        worker=identity,
+                    )
+                )
                 self.workers[worker.worker_id] = worker
         self.states = StateIndex(self.table)
         self.placer = Placer(self.table, self.states, self.reachable, policy, prefill_fallbacks=1)
@@ -142,7 +148,13 @@ def test_a_named_rank_that_was_lost_and_then_retired_is_waited_for_no_longer() -
     setup.table.remove(setup.workers["d1"], "its stream ended")
     assert setup.chosen(only_rank=1)[1] == "d0"
     identity = WorkerIdentity(worker_id="d2", address="a:1", role=DECODE, rank=2, incarnation=2)
-    setup.table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
+    setup.table.register(
+        Hello(
+            protocol_major=PROTOCOL_MAJOR,
+            protocol_minor=PROTOCOL_MINOR,
+            worker=identity,
+        )
+    )
     assert setup.chosen(only_rank=2)[1] == "d2", "the cluster has grown again"
 
 
@@ -150,7 +162,13 @@ def test_a_prefill_worker_that_registers_says_nothing_of_a_rank_that_was_lost() 
     setup = Setup(prefills=1, ranks=2)
     setup.table.remove(setup.workers["d0"], "its stream ended")
     identity = WorkerIdentity(worker_id="p1", address="a:1", role=PREFILL)
-    setup.table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
+    setup.table.register(
+        Hello(
+            protocol_major=PROTOCOL_MAJOR,
+            protocol_minor=PROTOCOL_MINOR,
+            worker=identity,
+        )
+    )
     assert setup.placer.place(PROMPT, only_rank=0) is None, "it is waited for still"
 
 

@@ -12,8 +12,8 @@ from router_neighbours import Cluster, random_ids, replies_of
 from baton.core.cache_salt import make_salt
 from baton.proto import common_pb2
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
-from baton.proto.version import PROTOCOL_MAJOR
-from baton.proto.worker_pb2 import RequestTokens, StartRequest
+from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from baton.proto.worker_pb2 import RequestTokens, StartRequest, WorkerStatus
 from baton.router.state_index import StateIndex
 from baton.router.worker_table import Worker, WorkerTable
 
@@ -34,7 +34,13 @@ def join(table: WorkerTable, name: str, incarnation: int = 1) -> Worker:
     identity = WorkerIdentity(
         worker_id=name, incarnation=incarnation, address="a:1", role=DECODE, rank=int(name[1:])
     )
-    return table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
+    return table.register(
+        Hello(
+            protocol_major=PROTOCOL_MAJOR,
+            protocol_minor=PROTOCOL_MINOR,
+            worker=identity,
+        )
+    )
 
 
 def names(found: list[tuple[int, Worker]]) -> list[tuple[int, str]]:
@@ -74,7 +80,13 @@ def test_a_prefill_worker_is_not_taken_for_a_rank_of_its_name(table: WorkerTable
     index = StateIndex(table)
     index.add(join(table, "d0"), (1, 2))
     identity = WorkerIdentity(worker_id="d0", incarnation=1, address="a:1", role=PREFILL)
-    table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
+    table.register(
+        Hello(
+            protocol_major=PROTOCOL_MAJOR,
+            protocol_minor=PROTOCOL_MINOR,
+            worker=identity,
+        )
+    )
     assert index.find((1, 2, 3)) == []
 
 
@@ -166,3 +178,15 @@ async def test_a_flush_forgets_the_states(tmp_path: Path, rng: random.Random) ->
         assert not start.HasField("state_at")
         rank.send(finished(start, [7], state_tokens=0))
         await within(replies_of(call))
+
+
+def test_a_flush_by_whomever_makes_what_was_known_of_a_rank_stale() -> None:
+    table = WorkerTable(1.0, lambda: 0.0)
+    index = StateIndex(table)
+    ranks = [join(table, "d0"), join(table, "d1")]
+    for rank in ranks:
+        index.add(rank, (1, 2))
+    table.report(ranks[0], WorkerStatus(flushes=1), leaving=False)
+    assert [rank.worker_id for _, rank in index.find((1, 2, 3))] == ["d1"]
+    index.add(ranks[0], (1, 2))  # as it was when its request was placed
+    assert [rank.worker_id for _, rank in index.find((1, 2, 3))] == ["d0", "d1"]

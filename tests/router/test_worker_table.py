@@ -6,7 +6,7 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import IncompatibleError, RequestError
 from baton.core.role import Role
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
-from baton.proto.version import PROTOCOL_MAJOR
+from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import WorkerStatus
 from baton.router.worker_table import Change, WorkerTable
 from baton.rpc.handshake import ABSENT
@@ -52,7 +52,12 @@ def hello(
     identity = WorkerIdentity(
         worker_id=worker_id, incarnation=incarnation, role=role, address="127.0.0.1:1"
     )
-    return Hello(protocol_major=PROTOCOL_MAJOR, worker=identity, fingerprint=fingerprint)
+    return Hello(
+        protocol_major=PROTOCOL_MAJOR,
+        protocol_minor=PROTOCOL_MINOR,
+        worker=identity,
+        fingerprint=fingerprint,
+    )
 
 
 def test_a_worker_that_reports_stays_and_one_that_is_silent_for_a_lease_goes(
@@ -162,14 +167,16 @@ def test_another_major_protocol_is_turned_away(watched: Watched) -> None:
     theirs.protocol_major += 1
     with pytest.raises(IncompatibleError) as refused:
         watched.table.register(theirs)
-    assert (refused.value.expected, refused.value.actual) == (
-        str(PROTOCOL_MAJOR),
-        str(PROTOCOL_MAJOR + 1),
-    )
+    assert refused.value.actual == f"{PROTOCOL_MAJOR + 1}.{PROTOCOL_MINOR}"
 
 
 @pytest.mark.parametrize(
-    "bad", [hello(role=0), hello(worker_id=""), Hello(protocol_major=PROTOCOL_MAJOR)]
+    "bad",
+    [
+        hello(role=0),
+        hello(worker_id=""),
+        Hello(protocol_major=PROTOCOL_MAJOR, protocol_minor=PROTOCOL_MINOR),
+    ],
 )
 def test_a_hello_without_identity_is_turned_away(watched: Watched, bad: Hello) -> None:
     with pytest.raises(RequestError):

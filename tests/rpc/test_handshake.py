@@ -4,7 +4,7 @@ import pytest
 
 from baton.core.errors import IncompatibleError, PeerLostError
 from baton.proto.common_pb2 import Hello, WorkerIdentity
-from baton.proto.version import PROTOCOL_MAJOR
+from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.rpc.handshake import (
     ABSENT,
     check_fingerprint,
@@ -18,6 +18,7 @@ from baton.rpc.handshake import (
 def hello(worker_id: str, **fingerprint: str) -> Hello:
     return Hello(
         protocol_major=PROTOCOL_MAJOR,
+        protocol_minor=PROTOCOL_MINOR,
         worker=WorkerIdentity(worker_id=worker_id, incarnation=1, address="h:1"),
         fingerprint=fingerprint,
     )
@@ -33,9 +34,26 @@ def test_another_major_version_is_refused_with_both_numbers(by: int) -> None:
     theirs.protocol_major += by
     with pytest.raises(IncompatibleError, match="d0 speaks protocol") as refused:
         check_version(theirs, "p0")
-    assert (refused.value.expected, refused.value.actual) == (
-        str(PROTOCOL_MAJOR), str(PROTOCOL_MAJOR + by),
-    )  # fmt: skip
+    assert f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR}" in str(refused.value.expected)
+    assert refused.value.actual == f"{PROTOCOL_MAJOR + by}.{PROTOCOL_MINOR}"
+
+
+@pytest.mark.parametrize("by", [-1, 0, 1])
+def test_a_neighbouring_minor_version_is_let_in(by: int) -> None:
+    theirs = hello("d0")
+    theirs.protocol_minor += by
+    check_version(theirs, "p0")
+
+
+@pytest.mark.parametrize("by", [-2, 2])
+def test_a_minor_version_further_apart_is_refused_with_those_that_work(by: int) -> None:
+    theirs = hello("d0")
+    theirs.protocol_minor += by
+    with pytest.raises(IncompatibleError, match="releases next to each other") as refused:
+        check_version(theirs, "p0")
+    minors = (PROTOCOL_MINOR - 1, PROTOCOL_MINOR, PROTOCOL_MINOR + 1)
+    assert refused.value.expected == ", ".join(f"{PROTOCOL_MAJOR}.{minor}" for minor in minors)
+    assert refused.value.actual == f"{PROTOCOL_MAJOR}.{PROTOCOL_MINOR + by}"
 
 
 def test_every_difference_of_two_fingerprints_is_named_with_both_values() -> None:
