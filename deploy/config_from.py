@@ -72,6 +72,7 @@ def router_from(model: Path, given: dict[str, Any]) -> RouterConfig:
         lease_ms=lease_ms_from(given["lease"]),
         max_queued=given["max_queued_requests"],
         max_queued_tokens=given["max_queued_tokens"],
+        key_slowdown=given["key_slowdown"],
         max_body_bytes=given["max_body_mb"] << 20,
         unknown_fields=UnknownFields(given["unknown_fields"]),
         worker_wait_s=given["worker_wait"],

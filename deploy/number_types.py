@@ -28,3 +28,18 @@ class Ratio(click.FloatRange):
         if not math.isfinite(ratio):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return ratio
+
+
+class Slowdown(Ratio):
+    """A finite number above 1, or 0 for none."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        ratio = super().convert(value, param, ctx)
+        if 0 < ratio <= 1:
+            self.fail(f"{value} is neither more than 1 nor 0.", param, ctx)
+        return ratio

@@ -14,9 +14,15 @@ from baton.deploy.access_options import (
 )
 from baton.deploy.errors import StartError
 from baton.deploy.limit_options import limit_options
-from baton.deploy.number_types import Seconds
+from baton.deploy.number_types import Seconds, Slowdown
 from baton.deploy.record_options import dump_options, telemetry_options
-from baton.router.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS, REQUEST_TIMEOUT_S, WORKER_WAIT_S
+from baton.router.defaults import (
+    KEY_SLOWDOWN,
+    MAX_QUEUED,
+    MAX_QUEUED_TOKENS,
+    REQUEST_TIMEOUT_S,
+    WORKER_WAIT_S,
+)
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS
 
@@ -36,6 +42,11 @@ _ROUTER = (
                  show_default=True,
                  help="Most tokens of requests that wait at the router, prompts and up to 1,024 of "
                  "each answer; further requests are answered with 429. One alone may have more."),
+    click.option("--key-slowdown", type=Slowdown(), default=KEY_SLOWDOWN, show_default=True,
+                 help="How much longer one API key may make the decode steps of others, compared "
+                 "with their own requests alone; requests beyond that wait at the router. "
+                 "Each key may have one request, and a key that is alone is not bounded. 0: no "
+                 "bound."),
     click.option("--max-body-mb", type=click.IntRange(1, _MAX_BODY_MB),
                  default=MAX_BODY_BYTES >> 20, show_default=True,
                  help="Largest request that the router reads, over HTTP or gRPC, in MiB."),

@@ -8,7 +8,13 @@ from baton.api.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
 from baton.core.telemetry import Telemetry
-from baton.router.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS, REQUEST_TIMEOUT_S, WORKER_WAIT_S
+from baton.router.defaults import (
+    KEY_SLOWDOWN,
+    MAX_QUEUED,
+    MAX_QUEUED_TOKENS,
+    REQUEST_TIMEOUT_S,
+    WORKER_WAIT_S,
+)
 from baton.router.dump.request_dump import DumpOptions
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
@@ -33,6 +39,8 @@ class RouterConfig:
     lease_ms: int = DEFAULT_LEASE_MS  # a worker that is silent for longer counts as lost
     max_queued: int = MAX_QUEUED  # requests beyond the capacity of all decode ranks
     max_queued_tokens: int = MAX_QUEUED_TOKENS  # of requests that wait; one alone may have more
+    # How much longer one key's requests may make a decode step of the others'; 0: without bound.
+    key_slowdown: float = KEY_SLOWDOWN
     max_body_bytes: int = MAX_BODY_BYTES  # of one request, over HTTP or gRPC
     unknown_fields: UnknownFields = UnknownFields.REFUSE  # in bodies of HTTP requests
     worker_wait_s: float = WORKER_WAIT_S  # a request waits so long for a missing role, then fails
@@ -71,6 +79,8 @@ class RouterConfig:
         ):
             if not value >= 0:
                 raise ConfigError(f"{name} is {value}; expected 0 or more")
+        if self.key_slowdown and not self.key_slowdown > 1:
+            raise ConfigError(f"key_slowdown is {self.key_slowdown}; expected more than 1, or 0")
         for name, port in (
             ("http_port", self.http_port),
             ("grpc_port", self.grpc_port),

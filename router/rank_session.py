@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -21,6 +21,7 @@ from baton.proto.worker_pb2 import (
     StartRequest,
     StepTokens,
 )
+from baton.router.admission.step_times import StepClock, StepTimes
 from baton.router.answer_stream import AnswerStream
 from baton.router.worker_table import Worker
 from baton.rpc.channel_options import SESSION_OPTIONS
@@ -40,6 +41,7 @@ class SessionOptions:
     lease_s: float  # silence for longer ends the session
     clock: Callable[[], float]  # monotonic, in seconds
     credentials: Credentials  # of this router
+    step_times: StepTimes = field(default_factory=StepTimes)  # of all ranks; sessions add to it
 
 
 class RankSession:
@@ -67,6 +69,7 @@ class RankSession:
         self._by_handle: dict[int, AnswerStream] = {}
         self._handles = itertools.count(1)
         self._outbox: Outbox[RouterMessage] = Outbox()
+        self._steps = StepClock(options.step_times)
 
     def start(self, request: StartRequest, scored_to: int = 0) -> AnswerStream:
         """Send a request. Its tokens, or the reason why there are none, come out of the stream.
@@ -155,6 +158,7 @@ class RankSession:
 
     async def _serve(self, call: grpc.aio.StreamStreamCall) -> None:
         self._outbox = Outbox()
+        self._steps = StepClock(self._options.step_times)
         lease = Lease(f"decode rank {self.worker.worker_id}", self._options.lease_s)
         self.ready = True
         self.announce_prefills(self._prefills())
@@ -202,17 +206,19 @@ class RankSession:
                 else:
                     stream.feed(tokens)
             if message.HasField("step"):
-                self._feed_step(message.step)
+                self._feed_step(message.step, len(message.requests))
             for stream, tokens in ended:
                 stream.feed(tokens)
             if message.closing:
                 closing = True
                 await call.done_writing()
 
-    def _feed_step(self, step: StepTokens) -> None:
+    def _feed_step(self, step: StepTokens, others: int) -> None:
+        """others: requests whose tokens are in the message, and not in `step`."""
         columns = list(step.handles), list(step.indices), list(step.token_ids)
         if len(set(map(len, columns))) != 1:
             raise PeerLostError("it sent a step whose lists differ in length")
+        self._steps.step(columns[0], others, self._options.clock())
         by_handle = self._by_handle
         for handle, index, token_id in zip(*columns, strict=True):
             stream = by_handle.get(handle)

@@ -14,6 +14,7 @@ from baton.core.finish import Finished, FinishReason
 from baton.core.role import Role
 from baton.router.admission.admission_queue import AdmissionQueue, QueueBounds, QueuePlace
 from baton.router.admission.fair_queue import KeyName
+from baton.router.admission.key_limit import KeyLimit
 from baton.router.answer_stream import AnswerStream
 from baton.router.cache_flush import flush_all
 from baton.router.cluster_info import engine_settings, worker_info
@@ -79,6 +80,7 @@ class RouterBackend:
             share_of,
             options.clock,
             metrics.queue.refused,
+            KeyLimit(config.key_slowdown, options.step_times.seconds, options.clock),
         )
         table.subscribe(self._on_change)
         metrics.serves(lambda: len(self._live), self._placer.capacity)

@@ -14,6 +14,7 @@ from baton.core.errors import ApiError
 from baton.core.turns import turn_of
 from baton.router.admission.drain_rate import DrainRate
 from baton.router.admission.fair_queue import NOTHING, FairQueue, KeyName, Use, Waiting
+from baton.router.admission.key_limit import KeyLimit
 from baton.router.admission.room import Room
 
 PREFILLS_AHEAD = 2
@@ -105,16 +106,19 @@ class AdmissionQueue:
         share_of: Callable[[KeyName], float],
         clock: Callable[[], float],
         on_refusal: Callable[[str], None] = lambda reason: None,
+        limit: KeyLimit | None = None,
     ) -> None:
         """
         capacity: returns the requests that the decode ranks run at once.
         on_refusal: called with the reason of each refusal: full, displaced or timeout.
+        limit: on what a key may have beside others; None: no limit.
         """
         self._bounds = bounds
         self._room = room
         self._capacity = capacity
         self._share_of = share_of
         self._on_refusal = on_refusal
+        self._limit = limit or KeyLimit(0.0, lambda rows: None, clock)
         self._queue = FairQueue(share_of)
         self._rate = DrainRate(clock)
         self._numbers = itertools.count()
@@ -149,7 +153,9 @@ class AdmissionQueue:
         place = QueuePlace(self, waiting)
         room = self._room()
         over = len(self._places) + 1 - self._capacity() - self._bounds.requests
-        waits = bool(self._queue) or not self._fits(waiting, room)
+        waits = bool(self._queue) or not (
+            self._may(waiting.key, room) and self._fits(waiting, room)
+        )
         if waits:
             self._check_time(request)
             over_tokens = self._queue.tokens + waiting.tokens - self._bounds.tokens
@@ -178,7 +184,11 @@ class AdmissionQueue:
         if not self._queue:
             return
         room = self._room()
-        while (waiting := self._queue.pop(lambda each: self._fits(each, room))) is not None:
+        while (
+            waiting := self._queue.pop(
+                lambda each: self._fits(each, room), lambda key: self._may(key, room)
+            )
+        ) is not None:
             place = self._places[waiting]
             self._called += 1
             self._prefilling += 1
@@ -232,11 +242,15 @@ class AdmissionQueue:
     def _add_use(self, waiting: Waiting, by: int) -> None:
         requests, tokens = self._under_way.get(waiting.key, NOTHING)
         self._under_way[waiting.key] = Use(requests + by, tokens + by * waiting.tokens)
+        self._limit.note(waiting.key, requests + by)
 
     def _took(self, tokens: int) -> None:
         self._rate.left(tokens)
         if not self._queue:
             self._rate.end()
+
+    def _may(self, key: KeyName, room: Room) -> bool:
+        return room.decode is None or self._limit.allows(key, len(room.by_rank))
 
     def _fits(self, waiting: Waiting, room: Room) -> bool:
         if room.decode is None:

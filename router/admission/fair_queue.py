@@ -81,12 +81,19 @@ class FairQueue:
         flow.waiting.remove(waiting)
         self._change(flow, -1, -waiting.tokens)
 
-    def pop(self, fits: Callable[[Waiting], bool]) -> Waiting | None:
-        """Take out the next request for which `fits` is true, and count its tokens as served."""
+    def pop(
+        self, fits: Callable[[Waiting], bool], may: Callable[[KeyName], bool] = lambda key: True
+    ) -> Waiting | None:
+        """Take out the next request for which `fits` is true, and count its tokens as served.
+
+        may: False for a key of which no request is to be taken.
+        """
         heads = [
             (flow.served, head.turn, head)
-            for flow in self._flows.values()
-            if (head := next(filter(fits, flow.waiting), None)) is not None
+            for key, flow in self._flows.items()
+            if flow.waiting
+            and may(key)
+            and (head := next(filter(fits, flow.waiting), None)) is not None
         ]
         if not heads:
             return None

@@ -11,6 +11,7 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.sampling_params import SamplingParams
 from baton.router.admission.admission_queue import AdmissionQueue, QueueBounds, QueuePlace
+from baton.router.admission.key_limit import PRESENT_S, KeyLimit
 from baton.router.admission.room import Room
 
 
@@ -25,6 +26,7 @@ class Door:
     now: float = 0.0
     refusals: list[str] = field(default_factory=list)
     placed: int = 0
+    slowdown: float = 0.0  # 0: keys have no bound; a step takes 20 ms, and 4 for each request
 
     def __post_init__(self) -> None:
         self.queue = AdmissionQueue(
@@ -34,6 +36,7 @@ class Door:
             lambda key: 1.0,
             lambda: self.now,
             self.refusals.append,
+            KeyLimit(self.slowdown, lambda rows: 0.02 + 0.004 * rows, lambda: self.now),
         )
 
     def _room(self) -> Room:
@@ -233,3 +236,25 @@ async def test_a_stop_refuses_what_waits_and_leaves_what_was_called() -> None:
     assert called(first) and called(second)
     with pytest.raises(ApiError, match="stopping"):
         await asyncio.wait_for(third.turn(), 60)
+
+
+async def test_a_flood_of_one_key_leaves_room_in_the_steps_of_another() -> None:
+    door = Door(capacity=30, slowdown=1.5)
+    quiet = door.enter("ben")
+    door.place(quiet)
+    flood = [door.enter("ada") for _ in range(20)]
+    running = [each for each in flood if called(each)]
+    assert len(running) == 7, "8 on two ranks take 36 ms, 1.5 times as long as 1"
+    for each in running:
+        door.place(each)
+    door.end(running[0])
+    assert [called(each) for each in flood].count(True) == 8
+    door.end(quiet)
+    again = door.enter("ben")
+    assert called(again), "there is room for it, as the flood may not take it"
+    door.place(again)
+    door.end(again)
+    door.now += 2 * PRESENT_S
+    door.place(next(each for each in flood[7:] if called(each)))
+    door.end(running[1])
+    assert [called(each) for each in flood].count(True) > 15, "the other has left"
