@@ -6,11 +6,10 @@ vLLM and SGLang force calls in the same form, whatever form the model was traine
 import json
 import re
 
-from baton.text.reply_parser import TextPart
+from baton.text.reply_parser import Part
 from baton.text.tool_calls import CallMore, ToolCall, read_calls
 
 _OPENING = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
-Part = TextPart | ToolCall | CallMore
 
 
 class ForcedCallParser:

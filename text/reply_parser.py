@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from baton.text.tool_calls import Properties, ToolCall, ToolFormat
+from baton.text.call_stream import CallStream
+from baton.text.tool_calls import CallMore, Properties, ToolCall, ToolFormat
 
 
 class PartKind(StrEnum):
@@ -16,6 +17,9 @@ class PartKind(StrEnum):
 class TextPart:
     kind: PartKind
     text: str  # what is new
+
+
+Part = TextPart | ToolCall | CallMore
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,11 @@ def find_reasoning_format(template: str) -> ReasoningFormat | None:
 class ReplyParser:
     """A parser of text that arrives in pieces. The beginning of a mark is held back.
 
-    A call that cannot be read is content, as the model wrote it.
+    The arguments of a call are given out as they are written, but for the form with tags, whose
+    values need the whole call. A call that cannot be read is content, as the model wrote it; where
+    a part of it was given out before, the rest is.
+
+    Large because a call may come whole or in pieces.
     """
 
     def __init__(
@@ -62,17 +70,20 @@ class ReplyParser:
         self._text = ""  # not given out yet
         self._calling = False
         self._searched = 0  # characters of a call that its end does not begin in
+        self._stream: CallStream | None = None  # of the call that is read; None: no try was made
+        self._streamed = 0  # characters of `_text` that the stream has
+        self._given = False  # a part of the call was given out, and the stream has all text
         self._trim = False  # white space after a mark belongs to it
 
-    def push(self, text: str) -> list[TextPart | ToolCall]:
+    def push(self, text: str) -> list[Part]:
         self._text += text
         return list(self._read(last=False))
 
-    def finish(self) -> list[TextPart | ToolCall]:
+    def finish(self) -> list[Part]:
         """Return the parts that were held back, at the end of the answer."""
         return list(self._read(last=True))
 
-    def _read(self, last: bool) -> Iterator[TextPart | ToolCall]:
+    def _read(self, last: bool) -> Iterator[Part]:
         while True:
             if self._trim:
                 self._text = self._text.lstrip()
@@ -140,21 +151,67 @@ class ReplyParser:
         bare = text[: len(text) - longest]
         return longest + len(bare) - len(bare.rstrip())
 
-    def _take_call(self, last: bool) -> list[TextPart | ToolCall] | None:
-        """Return the calls up to their end mark, or None while that has not come."""
+    def _take_call(self, last: bool) -> list[Part] | None:
+        """Return what is sure of the calls, or None while nothing is."""
         tools = self._tools
         assert tools is not None
+        if self._given:
+            return self._more_of_call(last)
         at = self._text.find(tools.end, self._searched) if tools.end else -1
+        body = self._text if at < 0 else self._text[:at]
+        if at >= 0 or last:
+            try:
+                calls = list(tools.read(body, self._properties))
+            except ValueError:
+                pass
+            else:
+                self._end_call("" if at < 0 else self._text[at + len(tools.end) :])
+                return list(calls)
+        if (begun := self._begin_stream()) is not None:
+            return begun
         if at < 0 and not last:
             self._searched = max(0, len(self._text) - len(tools.end))
             return None
+        end = "" if at < 0 else tools.end
+        self._end_call(self._text[len(body) + len(end) :])
+        return [TextPart(PartKind.CONTENT, f"{tools.begin}{body}{end}")]
+
+    def _begin_stream(self) -> list[Part] | None:
+        """Return the beginning of a call that is still written; None where it cannot be told."""
+        if self._tools is None or (self._stream is not None and self._stream.wrong):
+            return None
+        if self._stream is None:
+            self._stream, self._streamed = CallStream(self._tools), 0
+        stream = self._stream
+        found = stream.push(self._text[self._streamed :])
+        self._streamed = len(self._text)
+        if stream.wrong or not found:
+            return None
+        self._given, self._text = True, ""
+        if stream.over:
+            self._end_call(stream.rest)
+        return [*found]
+
+    def _more_of_call(self, last: bool) -> list[Part] | None:
+        """Return what the text adds to a call of which a part was given out."""
+        stream = self._stream
+        assert stream is not None
+        found: list[Part] = [*stream.push(self._text)]
+        self._text = ""
+        if not (stream.over or stream.wrong or last):
+            return found or None
+        rest = stream.rest
+        if last and not stream.over:
+            found += stream.finish()
+        self._end_call(rest if stream.over or stream.wrong else "")
+        if stream.wrong:  # not a call's, and not the space behind a mark
+            self._trim = False
+        return found
+
+    def _end_call(self, rest: str) -> None:
+        """Go on with the text behind a call."""
+        self._text = rest
         self._searched = 0
-        body = self._text if at < 0 else self._text[:at]
-        self._text = "" if at < 0 else self._text[at + len(tools.end) :]
+        self._stream, self._given = None, False
         self._calling = False
         self._trim = True
-        try:
-            return list(tools.read(body, self._properties))
-        except ValueError:
-            end = "" if at < 0 else tools.end
-            return [TextPart(PartKind.CONTENT, f"{tools.begin}{body}{end}")]

@@ -74,7 +74,7 @@ def read_calls(body: str) -> list[ToolCall]:
 
 def _call(entry: Any) -> ToolCall:
     name = entry.get("name") if isinstance(entry, dict) else None
-    if not isinstance(name, str) or not _is_unicode(name):
+    if not isinstance(name, str) or not is_unicode(name):
         raise ValueError("a call needs a name")
     arguments = entry.get("arguments", entry.get("parameters", {}))
     if isinstance(arguments, str):
@@ -101,10 +101,11 @@ def _dumps(arguments: Mapping[str, Any]) -> str:
     """Write JSON. Raises ValueError for numbers that JSON lacks."""
     text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     # Half of a surrogate pair, which JSON can escape, has no UTF-8.
-    return text if _is_unicode(text) else json.dumps(arguments, allow_nan=False)
+    return text if is_unicode(text) else json.dumps(arguments, allow_nan=False)
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Return False for a text with half of a surrogate pair, which UTF-8 cannot have."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -73,8 +73,11 @@ async def test_a_streamed_one_comes_to_the_same(
     thoughts = [getattr(choice.delta, "reasoning_content", None) or "" for choice in choices]
     assert "".join(thoughts) == "So 7."
     assert "".join(choice.delta.content or "" for choice in choices) == "I add."
-    (call,) = [call for choice in choices for call in choice.delta.tool_calls or []]
-    assert (call.index, call.function.name, call.function.arguments) == (0, "add", '{"a": 7}')
+    first, *more = [call for choice in choices for call in choice.delta.tool_calls or []]
+    arguments = "".join(call.function.arguments or "" for call in [first, *more])
+    assert (first.index, first.function.name, arguments) == (0, "add", '{"a": 7}')
+    assert all((call.index, call.id, call.function.name) == (0, None, None) for call in more)
+    assert bool(more) == (per_event < 500), "arguments come while they are written"
     assert choices[-1].finish_reason == "tool_calls"
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.text.reply_parser import PartKind, ReplyParser, TextPart, find_reasoning_format
-from baton.text.tool_calls import ToolCall, find_tool_format, properties_of
+from baton.text.reply_parser import Part, PartKind, ReplyParser, TextPart, find_reasoning_format
+from baton.text.tool_calls import CallMore, ToolCall, find_tool_format, properties_of
 
 THINK = find_reasoning_format("{{ '<think>' }} ... </think>")
 GRANITE = find_reasoning_format("Here is my thought process: ... Here is my response:")
@@ -53,14 +53,26 @@ CALLS = [
 
 
 def joined(parser: ReplyParser, pieces: list[str]) -> list[tuple[str, object]]:
-    """The parts, texts of one kind that follow one another joined."""
-    found: list[tuple[str, object]] = []
+    """The parts, texts of one kind and pieces of one call joined."""
     parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+    return [
+        (kind, text if isinstance(kind, PartKind) else json.loads(text))
+        for kind, text in joined_parts(parts)
+    ]
+
+
+def joined_parts(parts: list[Part]) -> list[tuple[str, str]]:
+    """Texts and calls by name, with their arguments as they were written."""
+    found: list[tuple[str, str]] = []
     for part in parts:
         if isinstance(part, ToolCall):
-            found.append((part.name, json.loads(part.arguments)))
+            found.append((part.name, part.arguments))
+        elif isinstance(part, CallMore):
+            name, arguments = found[-1]
+            assert not isinstance(name, PartKind)
+            found[-1] = (name, arguments + part.arguments)
         elif found and found[-1][0] == part.kind:
-            found[-1] = (part.kind, str(found[-1][1]) + part.text)
+            found[-1] = (part.kind, found[-1][1] + part.text)
         else:
             found.append((part.kind, part.text))
     return found
