@@ -27,7 +27,7 @@ class _Next(Enum):
 
 
 class JsonScanner:
-    """Follows one JSON object or list, character by character.
+    """A reader of one JSON object or list, character by character.
 
     It accepts what `json.loads` does, but for NaN and infinite numbers.
     """

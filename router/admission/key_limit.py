@@ -19,7 +19,7 @@ class _Use:
 
 
 class KeyLimit:
-    """Says whether a key may have one request more beside those of the other keys.
+    """A rule for whether a key may have one request more beside those of the other keys.
 
     It may if a decode step then takes at most `slowdown` times as long as one of the others'
     requests alone. Each key may have one request in any case, and a key that is alone as many as
