@@ -21,7 +21,7 @@ from baton.proto.worker_pb2 import (
     StartRequest,
     StepTokens,
 )
-from baton.router.admission.step_times import StepClock, StepTimes
+from baton.router.admission.step_times import DecodeStepTimes, StepClock
 from baton.router.answer_stream import AnswerStream
 from baton.router.worker_table import Worker
 from baton.rpc.channel_options import SESSION_OPTIONS
@@ -41,7 +41,9 @@ class SessionOptions:
     lease_s: float  # silence for longer ends the session
     clock: Callable[[], float]  # monotonic, in seconds
     credentials: Credentials  # of this router
-    step_times: StepTimes = field(default_factory=StepTimes)  # of all ranks; sessions add to it
+    step_times: DecodeStepTimes = field(
+        default_factory=DecodeStepTimes
+    )  # of all ranks; sessions add to it
 
 
 class RankSession:

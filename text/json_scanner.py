@@ -16,7 +16,7 @@ _HEX = "0123456789abcdefABCDEF"
 
 
 class _Next(Enum):
-    """What may come next outside of strings, numbers and words."""
+    """The kinds of what may come next outside of strings, numbers and words."""
 
     VALUE = auto()
     FIRST_KEY = auto()  # or the object's end

@@ -1,4 +1,4 @@
-"""How long decode steps take by the number of requests in them, as far as this router saw."""
+"""The times of decode steps by the number of requests in them, as far as this router saw."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ FULL_COUNT = 64
 """A mean of so many steps has its full weight in the line."""
 
 
-class StepTimes:
+class DecodeStepTimes:
     """A line through the mean times of steps: a step has a cost of its own, and one for each row.
 
     Ranks of one cluster are alike, so all of them add to one line.
@@ -49,7 +49,7 @@ class StepTimes:
 class StepClock:
     """The times between the steps of one rank, from the messages that bring their tokens."""
 
-    def __init__(self, times: StepTimes) -> None:
+    def __init__(self, times: DecodeStepTimes) -> None:
         self._times = times
         self._last: tuple[int, float] | None = None  # its first request, and when it came
 

@@ -1,4 +1,4 @@
-"""What one key may have beside others."""
+"""The bound on what one key may have beside others."""
 
 from dataclasses import dataclass
 

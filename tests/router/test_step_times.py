@@ -1,15 +1,15 @@
-"""How long a router takes decode steps to last, by the messages that it got."""
+"""The times of decode steps that a router learns from the messages that it gets."""
 
 import random
 
 import pytest
 
-from baton.router.admission.step_times import MOST_ROWS, StepClock, StepTimes
+from baton.router.admission.step_times import MOST_ROWS, DecodeStepTimes, StepClock
 
 
-def known(own: float, each: float, sizes: list[int], noise: float = 0.0) -> StepTimes:
+def known(own: float, each: float, sizes: list[int], noise: float = 0.0) -> DecodeStepTimes:
     """Return what is learned of steps that take own + each * rows seconds."""
-    times, rng = StepTimes(), random.Random()
+    times, rng = DecodeStepTimes(), random.Random()
     for _ in range(400):
         rows = rng.choice(sizes)
         times.add(rows, (own + each * rows) * rng.uniform(1 - noise, 1 + noise))
@@ -17,7 +17,7 @@ def known(own: float, each: float, sizes: list[int], noise: float = 0.0) -> Step
 
 
 def test_nothing_is_expected_before_small_and_large_steps_were_seen() -> None:
-    times = StepTimes()
+    times = DecodeStepTimes()
     assert times.seconds(3) is None
     for rows in (5, 6, 7, 8, 9):
         times.add(rows, 0.01 * rows)
@@ -50,7 +50,7 @@ def test_steps_that_became_slower_are_learned() -> None:
 
 
 def test_a_line_never_falls_nor_begins_below_nothing() -> None:
-    falling, steep = StepTimes(), StepTimes()
+    falling, steep = DecodeStepTimes(), DecodeStepTimes()
     falling.add(1, 0.05)
     falling.add(8, 0.01)
     assert falling.seconds(1) == falling.seconds(8)
@@ -60,13 +60,13 @@ def test_a_line_never_falls_nor_begins_below_nothing() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    times = StepTimes()
+    times = DecodeStepTimes()
     for rows in range(1, 2 * MOST_ROWS):
         times.add(rows, 0.01)
     assert len(times._means) == MOST_ROWS
 
 
-class _Seen(StepTimes):
+class _Seen(DecodeStepTimes):
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[tuple[int, float]] = []
