@@ -12,8 +12,8 @@ from baton.bench.checkpoints import GRANITE_SMALL, HYBRID_191M, write_checkpoint
 from baton.bench.one_engine.decode import decode
 from baton.bench.one_engine.prefill import prefill
 from baton.bench.one_engine.roofline import Machine
-from baton.bench.one_engine.timed_engine import TimedEngine
 from baton.bench.one_engine.speculate import speculate
+from baton.bench.one_engine.timed_engine import TimedEngine
 from baton.bench.one_engine.tracking import _middle, tracking
 from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import declared_weights
