@@ -8,6 +8,7 @@ import torch
 from baton.api.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.deploy.access_options import client_tls_from
+from baton.deploy.cluster.cluster_name import new_name
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.limit_options import limits_from
 from baton.deploy.options import DTYPES, authority_from, folder_from, verify_from
@@ -15,7 +16,7 @@ from baton.deploy.placement_options import placement_from
 from baton.deploy.record_options import dump_from, telemetry_from
 from baton.deploy.router_options import lease_ms_from
 from baton.engine.cache.grids import Strategy
-from baton.engine.choices import LoadFormat, SpeculativeAlgorithm, WeightFormat
+from baton.engine.choices import LoadFormat, WeightFormat
 from baton.engine.config import EngineConfig
 from baton.kernels.kernel_choice import KernelChoice
 from baton.router.config import RouterConfig
@@ -52,8 +53,6 @@ def engine_from(given: dict[str, Any]) -> EngineConfig:
         snapshots_per_prefill=given["snapshots_per_prefill"],
         cached_snapshots=given["cached_snapshots"],
         mamba_full_memory_ratio=given["mamba_full_memory_ratio"],
-        speculative_algorithm=SpeculativeAlgorithm(given["speculative_algorithm"]),
-        speculative_num_draft_tokens=int(given["speculative_num_draft_tokens"]),
         overlap=not given["no_overlap"],
         canary=given["canary"],
     )
@@ -101,6 +100,7 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         engine,
         router_from(engine.model, given),
         routers=given["routers"],
+        name=given.get("cluster") or new_name(),
         prefill=given["prefill"],
         decode=given["decode"],
         decode_dp=given["decode_dp"],

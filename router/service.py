@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -169,6 +170,7 @@ class RouterBackend:
             **engine_settings(self._table.workers(Role.DECODE)),
             "router": {
                 "router_id": self._router_id,
+                "pid": os.getpid(),
                 "model": self._model.model_id,
                 "model_folder": self._model.root,
                 "policy": self._config.policy,

@@ -45,6 +45,7 @@ def replay(
     url: str | None,
     api_key: str,
     cacert: Path | None,
+    cluster: str | None,
     seed: int | None,
     json_wanted: bool,
 ) -> None:
@@ -57,7 +58,7 @@ def replay(
     """
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")
-    server = router_from(url, api_key, cacert)
+    server = router_from(url, api_key, cacert, cluster)
     try:
         requests = read_dumps(dump)[:limit]
     except ConfigError as error:

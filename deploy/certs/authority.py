@@ -3,6 +3,7 @@
 import datetime
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -38,12 +39,16 @@ class AuthorityFiles:
 
 
 class Authority:
-    """A certificate authority and its key, which never leaves this process's memory and the files
-    that the operator has named."""
+    """A certificate authority and its key. The key stays in this process's memory and in the files
+    that the operator has named; pickling copies it, for the record of a detached cluster.
+    """
 
     def __init__(self, cert: x509.Certificate, key: SigningKey) -> None:
         self._cert = cert
         self._key = key
+
+    def __reduce__(self) -> tuple[Callable[[bytes, bytes], "Authority"], tuple[bytes, bytes]]:
+        return _from_pem, (self.pem, self.key_pem)
 
     @classmethod
     def create(cls, cluster: str) -> Self:
@@ -129,6 +134,12 @@ class Authority:
         except x509.ExtensionNotFound:
             return x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(named)
+
+
+def _from_pem(cert: bytes, key: bytes) -> Authority:
+    loaded = load_pem_private_key(key, None)
+    assert isinstance(loaded, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey)
+    return Authority(x509.load_pem_x509_certificate(cert), loaded)
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -65,14 +65,22 @@ def cluster_credentials(authority: AuthorityFiles | None) -> Iterator[ClusterCre
     authority: the operator's; None: the cluster makes its own. Raises StartError.
     """
     _clean_up()
+    made = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=user_folder()))
+    try:
+        yield credentials_in(made, authority)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def credentials_in(folder: Path, authority: AuthorityFiles | None) -> ClusterCredentials:
+    """Return the credentials of a new cluster, in a folder that only this user may enter.
+
+    authority: the operator's; None: the cluster makes its own. Raises StartError.
+    """
     # Never the same twice: one authority may sign for several clusters, and each admits its own.
     cluster = f"c{secrets.token_hex(4)}"
     signer = Authority.create(cluster) if authority is None else Authority.load(authority)
-    made = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=user_folder()))
-    try:
-        yield ClusterCredentials(signer, cluster, made)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    return ClusterCredentials(signer, cluster, folder)
 
 
 def _clean_up() -> None:

@@ -1,40 +1,91 @@
 """Finding the cluster that a command asks for something, and asking it."""
 
+import os
+import signal
+import socket
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from baton.deploy.client.state_file import newest
+from baton.deploy.client.router_options import CLUSTER_OPTION
+from baton.deploy.client.state_file import ClusterState, newest
 from baton.deploy.cluster.control import ask
-from baton.deploy.cluster.start_progress import StartProgress
+from baton.deploy.cluster.control_names import DESCRIBE, STOP
+from baton.deploy.cluster.start_progress import Silent, StartProgress
+from baton.deploy.errors import NotRunning
+
+_AGAIN_S = 0.2
+_SUPERVISOR_S = 20.0
+"""Seconds in which Ray starts a supervisor again that has died."""
 
 
-@dataclass(frozen=True)
 class ControlClient:
-    """A client of whoever runs a cluster."""
+    """A client of whoever runs a cluster on this machine."""
 
-    socket: Path
+    def __init__(self, state: ClusterState) -> None:
+        self.state = state
+
+    @property
+    def title(self) -> str:
+        return f"{self.state.name} at {self.state.http_url}"
 
     def ask(
         self, name: str, arguments: Mapping[str, Any], progress: StartProgress
     ) -> Mapping[str, Any]:
         """Send a request and return its answer.
 
-        name: one of `control_handlers`. Raises NotRunning, or DeployError with the cluster's
-        message.
+        name: one of `control_handlers`. Waits for a supervisor that is being started again. Raises
+        NotRunning, or DeployError with the cluster's message.
         """
-        return ask(self.socket, name, arguments, progress)
+        until = time.monotonic() + _SUPERVISOR_S
+        while not self._listens():
+            if time.monotonic() > until or not self.alive():
+                break
+            time.sleep(_AGAIN_S)
+        return ask(Path(self.state.control), name, arguments, progress)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return what the supervisor says of itself and of the members. Raises DeployError."""
+        return ask(Path(self.state.control), DESCRIBE, {}, Silent())
+
+    def stop(self) -> None:
+        """Ask the cluster to stop, and do not wait for it.
+
+        A supervisor that does not answer is passed over: the signal to the process with which the
+        cluster ends, ends it.
+        """
+        try:
+            self.ask(STOP, {}, Silent())
+        except NotRunning:
+            if self.state.pid is None:
+                raise
+            with suppress(ProcessLookupError):
+                os.kill(self.state.pid, signal.SIGTERM)
+
+    def alive(self) -> bool:
+        """Return whether anything of the cluster is left to wait for."""
+        if self.state.pid is not None:
+            return self.state.alive
+        return Path(self.state.control).parent.exists()
+
+    def _listens(self) -> bool:
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(self.state.control)
+            return True
+        return False
 
 
 def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that name a cluster; `control_from` reads their values."""
-    return command
+    return CLUSTER_OPTION(command)
 
 
-def control_from(given: Mapping[str, Any]) -> ControlClient:
+def control_from(given: Mapping[str, Any], *, starting: bool = False) -> ControlClient:
     """Return a client of the cluster that the options name, or of the one started last.
 
-    given: the options' values by parameter name. Raises NotRunning.
+    given: the options' values by parameter name. starting: a cluster that does not serve yet counts
+    too. Raises NotRunning.
     """
-    return ControlClient(Path(newest().control))
+    return ControlClient(newest(given["cluster"], starting=starting))

@@ -8,6 +8,7 @@ temporary folder do not see each other's.
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _LOCK = "lock"
+_RAY = "ray-address"
+"""The file in a folder that lives as long as the Ray at this address, whoever holds the lock."""
+_ASK_S = 1.0
 _DRAFT = "."  # the first letter of a folder whose process does not hold the lock yet
 _DRAFT_S = 60.0  # after this time, whoever made a draft has died
 
@@ -34,6 +38,23 @@ def owned_folder(parent: Path) -> Iterator[Path]:
         yield draft.rename(parent / draft.name.removeprefix(_DRAFT))
     finally:
         os.close(lock)
+
+
+def kept_folder(path: Path, ray_address: str) -> Path:
+    """Make a folder that stays until the Ray at `ray_address`, HOST:PORT, has ended.
+
+    The same Ray's folder is found again. Raises FileExistsError for that of another Ray.
+    """
+    remove_ended(path.parent)
+    if path.exists() and (path / _RAY).read_text() == ray_address:
+        return path
+    draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=path.parent))
+    (draft / _LOCK).touch(mode=0o600)
+    (draft / _RAY).write_text(ray_address)
+    if path.exists():
+        shutil.rmtree(draft)
+        raise FileExistsError(path)
+    return draft.rename(path)
 
 
 def owned_folders(parent: Path) -> list[Path]:
@@ -63,6 +84,9 @@ def _is_held(path: Path) -> bool:
         lock = os.open(path / _LOCK, os.O_RDWR)
     except OSError:  # no owned folder
         return False
+    if _ray_answers(path):
+        os.close(lock)
+        return True
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -70,6 +94,16 @@ def _is_held(path: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def _ray_answers(path: Path) -> bool:
+    """Return True for a folder that a Ray keeps, if that Ray takes connections."""
+    try:
+        host, _, port = (path / _RAY).read_text().rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), _ASK_S).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _is_draft(path: Path) -> bool:

@@ -25,9 +25,9 @@ class RouterClient:
         self._headers = key_header(api_key)
         self._trust = trust
 
-    def server_info(self) -> dict[str, Any]:
+    def server_info(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """Return the router's `/server_info`. Raises NotRunning."""
-        body = self._call("/server_info")
+        body = self._call("/server_info", deadline_s=deadline_s)
         try:
             info: dict[str, Any] = json.loads(body)
         except ValueError as err:
@@ -42,11 +42,11 @@ class RouterClient:
         """Empty every worker's prefix cache once it is idle. Raises NotRunning on failure."""
         self._call("/flush_cache", method="POST")
 
-    def _call(self, path: str, method: str = "GET") -> bytes:
+    def _call(self, path: str, method: str = "GET", deadline_s: float = DEADLINE_S) -> bytes:
         request = urllib.request.Request(self.url + path, headers=self._headers, method=method)
         context = None if self._trust is None else self._trust()
         try:
-            with urllib.request.urlopen(request, timeout=DEADLINE_S, context=context) as reply:
+            with urllib.request.urlopen(request, timeout=deadline_s, context=context) as reply:
                 body: bytes = reply.read()
         except urllib.error.HTTPError as err:
             detail = err.read().decode(errors="replace")[:300]

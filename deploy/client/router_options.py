@@ -9,10 +9,16 @@ import click
 
 from baton.deploy.client.state_file import newest
 from baton.deploy.client.trust import PinnedCertificate, Trust, authorities
+from baton.deploy.errors import DeployError
 
+CLUSTER_OPTION = click.option(
+    "--cluster", default=None, metavar="NAME",
+    help="Name of a cluster of yours on this machine; by default, the one that you started last.",
+)  # fmt: skip
 _OPTIONS = (
+    CLUSTER_OPTION,
     click.option("--url", default=None,
-                 help="URL of the router; by default, of the cluster that you started last."),
+                 help="URL of the router; by default, of --cluster."),
     click.option("--api-key", envvar="BATON_API_KEY", default="",
                  help="For a router that asks for keys. In BATON_API_KEY, other users cannot read "
                  "it."),
@@ -32,6 +38,12 @@ class RouterAddress:
     trust: Trust | None = None  # None: this machine's authorities
 
 
+def check_one_place(url: str | None, cluster: str | None) -> None:
+    """Raise DeployError if both a URL and a name were given."""
+    if url is not None and cluster is not None:
+        raise DeployError("--url and --cluster both name a cluster: give one of them")
+
+
 def router_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options; `router_from` reads their values."""
     for option in reversed(_OPTIONS):
@@ -39,15 +51,24 @@ def router_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def router_from(url: str | None, api_key: str, cacert: Path | None) -> RouterAddress:
+def router_from(
+    url: str | None,
+    api_key: str,
+    cacert: Path | None,
+    cluster: str | None,
+    *,
+    starting: bool = False,
+) -> RouterAddress:
     """Return the router that the options name, or that of the cluster started last.
 
-    Raises NotRunning, or DeployError for a file without certificates.
+    starting: a cluster that does not serve yet counts too. Raises NotRunning, or DeployError for a
+    file without certificates, or both a URL and a name.
     """
     trust = None if cacert is None else authorities(cacert)
     if url is not None:
+        check_one_place(url, cluster)
         return RouterAddress(url, api_key, trust)
-    state = newest()
+    state = newest(cluster, starting=starting)
     if trust is None and state.certificate is not None:
         trust = PinnedCertificate(Path(state.certificate))
     return RouterAddress(state.http_url, api_key, trust)

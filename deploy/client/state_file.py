@@ -15,17 +15,22 @@ from pathlib import Path
 import psutil
 
 from baton.deploy.client.owned_folder import owned_folders
-from baton.deploy.errors import DeployError, NotRunning
+from baton.deploy.errors import DeployError, NotRunning, StartError
 
 _STATE = "state.json"
+_STARTING = "starting.json"
+"""The state of a cluster that does not serve yet."""
 
 
 @dataclass(frozen=True)
 class ClusterState:
-    """The addresses of one cluster. `baton serve` writes them once the cluster is ready."""
+    """The addresses of one cluster. Whoever runs it writes them."""
 
-    pid: int  # of `baton serve`; a signal to it stops the cluster
-    started: float  # that process's creation time
+    name: str
+    # The process with which the cluster ends; None: one that runs on a joined Ray by itself.
+    pid: int | None
+    pid_started: float | None  # that process's creation time
+    started: float  # Unix time
     model: str
     http_url: str
     grpc_address: str
@@ -34,9 +39,11 @@ class ClusterState:
 
     @property
     def alive(self) -> bool:
-        """True when that process runs, and is visible from here: commands send it signals."""
+        """True when that process runs and is visible from here, or where there is none."""
+        if self.pid is None or self.pid_started is None:
+            return True
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.started) < 1.0
+            return abs(psutil.Process(self.pid).create_time() - self.pid_started) < 1.0
         except psutil.NoSuchProcess:
             return False
 
@@ -59,41 +66,88 @@ def folder(parent: Path | None = None) -> Path:
     return path
 
 
+class StateFile:
+    """The state file of one cluster, in the cluster's folder."""
+
+    def __init__(self, own: Path, state: ClusterState) -> None:
+        self.state = state
+        self._own = own
+
+    def starts(self) -> None:
+        """Write the state of a cluster that does not serve yet."""
+        self._write(_STARTING)
+
+    def serves(self) -> None:
+        self._write(_STATE)
+        (self._own / _STARTING).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        for name in (_STATE, _STARTING):
+            (self._own / name).unlink(missing_ok=True)
+
+    def _write(self, name: str) -> None:
+        path = self._own / name
+        draft = path.with_suffix(".new")
+        draft.write_text(json.dumps(asdict(self.state)))
+        draft.replace(path)  # atomic: readers see the whole file or none
+
+
 @contextmanager
-def published(
-    own: Path, model: str, http_url: str, grpc_address: str, certificate: Path | None = None
-) -> Iterator[ClusterState]:
-    """Keep the state file of this process in `own`, its folder, until the context ends."""
-    me = psutil.Process()
-    state = ClusterState(
-        me.pid,
-        me.create_time(),
-        model,
-        http_url,
-        grpc_address,
-        str(control_path(own)),
-        None if certificate is None else str(certificate),
-    )
-    path = own / _STATE
-    draft = path.with_suffix(".new")
-    draft.write_text(json.dumps(asdict(state)))
-    draft.replace(path)  # atomic: readers see the whole file or none
+def published(own: Path, state: ClusterState) -> Iterator[StateFile]:
+    """Keep the state file of a cluster in `own`, its folder, until the context ends.
+
+    It says that the cluster starts until `serves` is called; a file that says so already, of the
+    supervisor's last life, stays.
+    """
+    file = StateFile(own, state)
+    if not (own / _STATE).exists():
+        file.starts()
     try:
-        yield state
+        yield file
     finally:
-        path.unlink(missing_ok=True)
+        file.remove()
 
 
-def newest() -> ClusterState:
-    """Return the running cluster that this user started last. Raises NotRunning."""
-    found = [_read(own / _STATE) for own in owned_folders(folder())]
+def process_named(pid: int) -> tuple[int, float]:
+    """Return the pid and the creation time of a process, which name it for good."""
+    return pid, psutil.Process(pid).create_time()
+
+
+def newest(name: str | None = None, *, starting: bool = False) -> ClusterState:
+    """Return the running cluster of this name, or the one that this user started last.
+
+    starting: one that does not serve yet counts too. Raises NotRunning.
+    """
+    files = (_STATE, _STARTING) if starting else (_STATE,)
+    found = [_read(own / file) for own in owned_folders(folder()) for file in files]
     running = [state for state in found if state is not None and state.alive]
-    if not running:
+    named = [state for state in running if name in (None, state.name)]
+    if named:
+        return max(named, key=lambda state: state.started)
+    if running:
+        there = ", ".join(sorted(state.name for state in running))
         raise NotRunning(
-            "no cluster of yours runs on this machine; start one with `baton serve --model DIR`, "
-            "or name one with --url"
+            f"no cluster of yours on this machine has the name {name!r}; running: {there}"
         )
-    return max(running, key=lambda state: state.started)
+    if not starting:
+        state = newest(name, starting=True)
+        raise NotRunning(f"the cluster {state.name} does not serve yet; see `baton status`")
+    raise NotRunning(
+        "no cluster of yours runs on this machine; start one with `baton serve --model DIR`, "
+        "or name one with --url"
+    )
+
+
+def check_unused(name: str) -> None:
+    """Raise StartError if a running cluster of this user on this machine has this name."""
+    try:
+        found = newest(name, starting=True)
+    except NotRunning:
+        return
+    raise StartError(
+        f"--cluster {name}: your cluster at {found.http_url} has this name; stop it "
+        f"(`baton stop --cluster {name}`) or choose another name"
+    )
 
 
 def _read(path: Path) -> ClusterState | None:

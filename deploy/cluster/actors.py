@@ -1,13 +1,18 @@
 """Ray actors: creating them, calling them with a deadline, ending them."""
 
+import re
+import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util import list_named_actors
 from ray.util.placement_group import (
     PlacementGroup,
+    get_placement_group,
     placement_group,
     placement_group_table,
     remove_placement_group,
@@ -22,6 +27,8 @@ from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.errors import StartError
 from baton.worker.config import WorkerConfig
+
+_NAMES = re.compile(r"(router|prefill|decode)-\d+")
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,11 @@ class ActorHandle:
         self._demand = demand
         self._handle = handle
 
+    @property
+    def actor_id(self) -> str:
+        """Return Ray's id of the actor, the same in all its lives."""
+        return str(self._handle._actor_id.hex())
+
     def start(self) -> Call:
         """Call `start`, which returns the `Started` of the process's present incarnation."""
         return Call(self.name, self._handle.start.remote())
@@ -85,13 +97,41 @@ class ActorHandle:
         ray.kill(self._handle, no_restart=True)
 
 
+def end_strangers(members: Collection[str]) -> None:
+    """End the routers and workers of this namespace that are no members of the cluster."""
+    for name in list_named_actors():
+        if name not in members and _NAMES.fullmatch(name):
+            with suppress(ValueError):  # it has ended meanwhile
+                ray.kill(ray.get_actor(name), no_restart=True)
+            with suppress(ValueError):  # it had none
+                remove_placement_group(get_placement_group(name))
+
+
+def started_of(actors: Collection[ActorHandle], within_s: float) -> dict[str, Any]:
+    """Return the `Started` of each actor that answers within the time, by name."""
+    calls = [actor.start() for actor in actors]
+    until = time.monotonic() + within_s
+    found: dict[str, Any] = {}
+    for call in calls:
+        with suppress(StartError):  # it is being restarted
+            found[call.actor] = call.result(max(0.0, until - time.monotonic()))
+    return found
+
+
 class RouterHandle(ActorHandle):
     """A router, on the node that its demand names."""
 
     def __init__(
-        self, name: str, kind: type[RetiringServed], config: object, demand: Demand
+        self,
+        name: str,
+        kind: type[RetiringServed],
+        config: object,
+        demand: Demand,
+        *,
+        detached: bool = False,
     ) -> None:
-        options = _options(name, demand) | {"label_selector": dict(demand.labels)}
+        """detached: see `_options`."""
+        options = _options(name, demand, detached) | {"label_selector": dict(demand.labels)}
         handle = ray.remote(RouterHost).options(**options).remote(kind, config)
         super().__init__(name, demand, handle)
 
@@ -114,11 +154,15 @@ class WorkerHandle(ActorHandle):
         demand: Demand,
         arrival: Arrival,
         near: str | None = None,
+        *,
+        detached: bool = False,
     ) -> None:
-        """near: the id of the node that Ray tries first; None: it chooses."""
+        """near: the id of the node that Ray tries first; None: it chooses. detached: see
+        `_options`.
+        """
         name = config.worker_id
-        options = _options(name, demand)
-        self._group = _reserve(demand, near)
+        options = _options(name, demand, detached)
+        self._group = _reserve(demand, near, name if detached else "")
         if self._group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, 0)
         handle = ray.remote(WorkerHost).options(**options).remote(kind, config, arrival)
@@ -158,10 +202,15 @@ class WorkerHandle(ActorHandle):
             remove_placement_group(self._group)
 
 
-def _options(name: str, demand: Demand) -> dict[str, Any]:
+def _options(name: str, demand: Demand, detached: bool) -> dict[str, Any]:
     """Return an actor's options. Ray sets OMP_NUM_THREADS to the CPUs in that process, and
-    CUDA_VISIBLE_DEVICES to the GPUs that it gives it."""
-    return {
+    CUDA_VISIBLE_DEVICES to the GPUs that it gives it.
+
+    detached: the actor does not end with the process that creates it, and one that has this name
+    already is found instead of created.
+    """
+    outliving = {"lifetime": "detached", "get_if_exists": True} if detached else {}
+    return outliving | {
         "name": name,
         "max_restarts": -1,
         "max_concurrency": 64,
@@ -171,12 +220,21 @@ def _options(name: str, demand: Demand) -> dict[str, Any]:
     }
 
 
-def _reserve(demand: Demand, near: str | None) -> PlacementGroup | None:
-    """Reserve what one replica asks for; nothing where it asks for nothing."""
+def _reserve(demand: Demand, near: str | None, kept_as: str) -> PlacementGroup | None:
+    """Reserve what one replica asks for; nothing where it asks for nothing.
+
+    kept_as: the name of a reservation that does not end with this process, and is found where there
+    is one already; empty for one that ends.
+    """
     if not demand.resources:
         return None
+    if kept_as:
+        with suppress(ValueError):
+            return get_placement_group(kept_as)
     return placement_group(
-        [demand.resources],
+        name=kept_as,
+        lifetime="detached" if kept_as else None,
+        bundles=[demand.resources],
         strategy="STRICT_PACK",  # the ranks of a replica share a host
         bundle_label_selector=[dict(demand.labels)] if demand.labels else None,
         _soft_target_node_id=near,

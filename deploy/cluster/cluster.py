@@ -4,7 +4,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Self
 
 from baton.core.role import Role
-from baton.deploy.client.owned_folder import owned_folder
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.cluster import actors, ray_start
@@ -22,39 +21,52 @@ from baton.deploy.cluster.fleet import Fleet
 from baton.deploy.cluster.joined_ray import settled
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.preflight import settle_channel
-from baton.deploy.cluster.ray_processes import RayProcesses
+from baton.deploy.cluster.ray_home import JoinedRay, OwnRay, RayAround, ray_for
+from baton.deploy.cluster.record import ClusterRecord, Detached
 from baton.deploy.cluster.rolling import Rolling
 from baton.deploy.cluster.routers import Routers
 from baton.deploy.cluster.start_progress import Silent, StartProgress
 from baton.deploy.cluster.start_watch import wait_for_all
 from baton.deploy.cluster.wiring import OPERATOR, Wiring
-from baton.deploy.errors import RayLostError, ScaleError
+from baton.deploy.errors import ScaleError
 from baton.rpc.followed import Followed
 from baton.rpc.identity import Identity
 from baton.rpc.revoked import REVOKED, read_revoked
 from baton.worker.started import WorkerStarted
 
+_TAKE_OVER_S = 10.0  # for the answers of those that serve; the rest are being restarted
+
 
 class Cluster:
     """A cluster that runs inside `with Cluster(config) as cluster:` and has ended after it."""
 
-    def __init__(self, config: ClusterConfig, progress: StartProgress | None = None) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        progress: StartProgress | None = None,
+        detached: Detached | None = None,
+    ) -> None:
         """Reserve ports and memory, and join the Ray that the config names.
 
-        Raises StartError if a port is taken, memory does not suffice, or that Ray does not answer.
+        detached: None for a cluster that ends with this process. Raises StartError if a port is
+        taken, memory does not suffice, or that Ray does not answer.
         """
         self.seconds: dict[str, float] = {}  # duration of each part of the start
         self._progress = progress or Silent()
+        self._detached = detached
+        # Of the supervisor's last life, which the cluster has survived.
+        self._record = record = detached.store.read() if detached else None
         with ExitStack() as held:
-            self.config = config = self._settled(config, held)
-            self._wiring = Wiring.settle(config, held)
-            self._fleet = Fleet(self._wiring)
-            self.routers = Routers(self._wiring)
-            self._ray = self._ray_config(held)
+            self._ray = RayAround() if detached else held.enter_context(ray_for(config))
+            self._wiring = record.wiring if record else self._settle(config, held)
+            self.config = self._wiring.config
+            budgets = None if record is None else record.budgets
+            self._fleet = Fleet(self._wiring, detached=detached is not None, budgets=budgets)
+            self.routers = Routers(self._wiring, detached=detached is not None)
             self._held = held.pop_all()
-        self._ray_processes: RayProcesses | None = None  # of a Ray of our own, once it runs
         self._changing = ChangeLock()
-        self.rolling = Rolling(self._fleet, self.routers, self._changing, config.start_deadline_s)
+        deadline_s = self.config.start_deadline_s
+        self.rolling = Rolling(self._fleet, self.routers, self._changing, deadline_s)
         path = self.operator_folder / REVOKED
         self._revoked = Followed("the list of revoked processes", (path,),
                                  lambda: read_revoked(path))  # fmt: skip
@@ -103,6 +115,11 @@ class Cluster:
         """
         return ray_start.logs_folder()
 
+    @property
+    def handles(self) -> tuple[actors.ActorHandle, ...]:
+        """Return the actors of routers and workers, those that start or leave too."""
+        return (*self.routers.actors, *self._fleet.actors)
+
     def members(self, role: Role) -> list[Member]:
         """Return the present members of one role, ordered by number."""
         return self._fleet.members(role)
@@ -112,22 +129,12 @@ class Cluster:
 
         Raises StartError; the caller must then call `down`.
         """
-        if self.config.ray_address is None:
-            with self._timed("Ray"):
-                self._progress.update("Ray", "starting", 0.0)
-                ray_start.connect(self._ray)
-            self._ray_processes = RayProcesses()
-        self._progress.done("Ray", f"ready after {self.seconds['Ray']:.1f} s")
-        with self._timed("workers"):
-            # All start at once: the routers' addresses are settled, so no worker waits for them.
-            nodes = self._fleet.find_room(self.config.members, self.routers.wishes)
-            routers = self.routers.begin()
-            starting = [*routers, *self._fleet.begin(nodes)]
-            started = self._wait_for(starting, self._progress)
-            self.routers.pids = {each.name: started.pop(each.name).pid for each in routers}
-            self.workers.update(started)
-        with self._timed("registration"):
-            self.routers.wait_until_ready(self.workers)
+        if isinstance(self._ray, OwnRay):
+            self._connect("starting")
+        if self._record is None or not self._record.serves:
+            self._start(self.config.members)
+        else:
+            self._take_over(self._record.members)
 
     def scale(
         self, role: Role, count: int, drain_s: float, progress: StartProgress | None = None
@@ -153,12 +160,7 @@ class Cluster:
 
     def check_ray(self) -> None:
         """Raise RayLostError if a Ray of our own has lost a process that it cannot replace."""
-        lost = self._ray_processes.lost() if self._ray_processes else ""
-        if lost:
-            raise RayLostError(
-                f"Ray's {lost} has ended, so that no worker would be started again; the cluster "
-                f"ends. Ray's logs are in {self._ray.folder} until the next start: start again"
-            )
+        self._ray.check()
 
     def down(self, drain_s: float | None) -> None:
         """Refuse new requests, give running ones `drain_s` seconds, then end everything.
@@ -166,15 +168,16 @@ class Cluster:
         drain_s: None ends everything now.
         """
         try:
-            if self._ray_processes and self._ray_processes.lost():
-                self._ray_processes.kill()  # calls to Ray would wait for what has gone
+            if self._ray.kill_if_lost():
                 return
             if drain_s is not None:
-                self._drain(drain_s)
+                # The routers first, so that requests end while their workers still serve.
+                self.routers.drain(drain_s)
+                self._fleet.drain_all(drain_s)
             self._fleet.leave_all()
             self.routers.end()
         finally:
-            ray_start.leave()
+            self._ray.leave()
             self._held.close()
 
     def kill(self, worker_id: str) -> None:
@@ -201,49 +204,85 @@ class Cluster:
     ) -> None:
         self.down(self.config.drain_s if kind is None else None)
 
-    def _settled(self, config: ClusterConfig, held: ExitStack) -> ClusterConfig:
-        """Return the config with what this machine, or the Ray that it joins, has room for.
+    def _settle(self, config: ClusterConfig, held: ExitStack) -> Wiring:
+        """Choose all that this machine, or the Ray that it joins, has room for. Raises StartError.
 
-        held: keeps that Ray joined. Raises StartError.
+        held: keeps the ports reserved.
         """
         if config.ray_address is not None:
-            with self._timed("Ray"):
-                self._progress.update("Ray", "joining", 0.0)
-                ray_start.connect(ray_start.RayConfig(config.ray_address))
-                held.callback(ray_start.leave)
-            return settled(config)
-        channel, why = settle_channel(config)
-        if why:
-            self._progress.done("channel", f"{channel}: {why}")
-        return replace(config, channel=channel)
+            if isinstance(self._ray, JoinedRay):
+                held.callback(self._ray.leave)
+                self._connect("joining")
+            config = settled(config)
+        else:
+            channel, why = settle_channel(config)
+            if why:
+                self._progress.done("channel", f"{channel}: {why}")
+            config = replace(config, channel=channel)
+        folder = None if self._detached is None else self._detached.folder
+        return Wiring.settle(config, held, folder)
 
-    def _ray_config(self, held: ExitStack) -> ray_start.RayConfig:
-        """Return the settings of a Ray of our own."""
-        if self.config.ray_address is not None:
-            return ray_start.RayConfig(self.config.ray_address)
-        cpus = self.config.routers + self._wiring.threads * len(self.config.members)
-        folder = held.enter_context(owned_folder(ray_start.parent_folder()))
-        return ray_start.RayConfig(None, cpus, folder)
+    def _connect(self, phase: str) -> None:
+        with self._timed("Ray"):
+            self._progress.update("Ray", phase, 0.0)
+            self._ray.connect()
+        self._progress.done("Ray", f"ready after {self.seconds['Ray']:.1f} s")
+
+    def _start(self, members: Sequence[Member]) -> None:
+        """Start routers and workers, and return when all serve."""
+        self._save(members, serves=False)
+        with self._timed("workers"):
+            # All start at once: the routers' addresses are settled, so no worker waits for them.
+            nodes = self._fleet.find_room(members, self.routers.wishes)
+            routers = self.routers.begin()
+            starting = [*routers, *self._fleet.begin(members, nodes)]
+            started = self._wait_for(starting, self._progress)
+            self.routers.pids = {each.name: started.pop(each.name).pid for each in routers}
+            self.workers.update(started)
+        with self._timed("registration"):
+            self.routers.wait_until_ready(self.workers)
+        self._save(members)
+
+    def _take_over(self, members: Sequence[Member]) -> None:
+        """Find routers and workers, which serve or are being restarted, and do not disturb them."""
+        with self._timed("taking over"):
+            routers, workers = self.routers.begin(), self._fleet.begin(members, {})
+            actors.end_strangers({each.name for each in (*routers, *workers)})
+            started = actors.started_of([*routers, *workers], _TAKE_OVER_S)
+            names = {each.name for each in routers}
+            self.routers.pids = {name: each.pid for name, each in started.items() if name in names}
+            self.workers.update({k: each for k, each in started.items() if k not in names})
+
+    def _save(self, members: Iterable[Member], *, serves: bool = True) -> None:
+        """Record who belongs to the cluster, for the supervisor's next life."""
+        if self._detached is not None:
+            budgets = self._fleet.budgets
+            record = ClusterRecord(self._wiring, tuple(members), budgets, serves)
+            self._detached.store.write(record)
 
     def _join(self, joining: Sequence[Member], progress: StartProgress) -> None:
         starting = self._fleet.join(joining)
         try:
+            self._save(self._fleet.all_members)
             started = self._wait_for(starting, progress)
             self.routers.wait_until_ready(started)
         except BaseException:
             self._fleet.leave(joining)
+            self._save(self._fleet.all_members)
             raise
         self.workers.update(started)
 
     def _leave(self, leaving: Sequence[Member], drain_s: float, progress: StartProgress) -> None:
+        self._save(self._fleet.all_members.difference(leaving))
         for member in leaving:
             progress.update(member.worker_id, f"draining, for {drain_s:g} s at most", 0.0)
+        ranks = [member.number for member in leaving if member.role is Role.DECODE]
         # Before the drain: the routers stop waiting for ranks that have died already. After it:
         # for ranks that ended without notifying the router.
-        self._retire(leaving)
+        self.routers.retire(ranks)
         self._fleet.drain(leaving, drain_s)
         self._fleet.leave(leaving)
-        self._retire(leaving)
+        self.routers.retire(ranks)
         for member in leaving:
             progress.done(member.worker_id, "has left")
 
@@ -252,14 +291,6 @@ class Cluster:
     ) -> dict[str, WorkerStarted]:
         shared = self.config.ray_address is not None
         return wait_for_all(starting, progress, self.config.start_deadline_s, shared=shared)
-
-    def _retire(self, leaving: Sequence[Member]) -> None:
-        self.routers.retire([m.number for m in leaving if m.role is Role.DECODE])
-
-    def _drain(self, drain_s: float) -> None:
-        """Drain the routers first, so that requests end while their workers still serve."""
-        self.routers.drain(drain_s)
-        self._fleet.drain_all(drain_s)
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from baton.core.role import Role
 from baton.deploy.certs.authority import AuthorityFiles
+from baton.deploy.cluster.cluster_name import check_name, new_name
 from baton.deploy.cluster.demand import NodePlacement
 from baton.deploy.cluster.member import Member
 from baton.deploy.errors import StartError
@@ -22,6 +23,7 @@ class ClusterConfig:
     # Its lease is that of the workers too. Its model, its credentials and ports that are 0 are
     # overridden.
     router: RouterConfig = field(default_factory=lambda: RouterConfig(Path()))
+    name: str = field(default_factory=new_name)  # by which commands find it
     routers: int = 1  # each with its own ports; all have all workers
     prefill: int = 1  # prefill workers
     decode: int = 1  # groups of decode workers
@@ -42,7 +44,8 @@ class ClusterConfig:
     drain_s: float = 5.0  # seconds for running requests at the stop
 
     def __post_init__(self) -> None:
-        """Check the counts. Raises StartError."""
+        """Check name and counts. Raises StartError."""
+        check_name(self.name)
         if self.routers < 1:
             raise StartError(f"--routers is {self.routers}; a cluster needs at least one")
         for option, count in (("--prefill", self.prefill), ("--decode", self.decode)):

@@ -38,16 +38,32 @@ _KINDS: dict[Role, type[WorkerServed]] = {
 class Fleet:
     """The present members. Ray restarts those that die; only `leave` removes one."""
 
-    def __init__(self, wiring: Wiring) -> None:
-        """Raises StartError if the first members do not fit into this machine's memory."""
+    def __init__(
+        self,
+        wiring: Wiring,
+        *,
+        detached: bool = False,
+        budgets: Mapping[str, int] | None = None,
+    ) -> None:
+        """Reserve memory for the first members.
+
+        detached: workers do not end with this process. budgets: those of members that exist
+        already, in place of first members. Raises StartError if the first members do not fit into
+        this machine's memory.
+        """
         self.started: dict[str, WorkerStarted] = {}  # as they first started, by worker_id
         self._wiring = wiring
+        self._detached = detached
+        self._taken_over = budgets is not None
         self._memory_budget = MemoryBudget()
         self._actors: dict[Member, WorkerHandle] = {}
         config = wiring.config
         # False for a Ray of others, which may have other machines.
         self._sees_memory = config.ray_address is None and config.engine.device == "cpu"
-        if self._sees_memory:
+        if budgets is not None:
+            for worker_id, budget_bytes in budgets.items():
+                self._memory_budget.add(worker_id, budget_bytes)
+        elif self._sees_memory:
             for member in config.members:
                 options = wiring.worker(member)
                 self._memory_budget.add(
@@ -57,6 +73,19 @@ class Fleet:
     def members(self, role: Role) -> list[Member]:
         """Return the present members of one role, ordered by number."""
         return sorted((m for m in self._actors if m.role is role), key=lambda m: m.number)
+
+    @property
+    def all_members(self) -> set[Member]:
+        return set(self._actors)
+
+    @property
+    def actors(self) -> tuple[WorkerHandle, ...]:
+        return tuple(self._actors.values())
+
+    @property
+    def budgets(self) -> dict[str, int]:
+        """Return the bytes of memory promised to each worker, by worker_id."""
+        return self._memory_budget.budgets
 
     def find_room(self, members: Sequence[Member], besides: Sequence[Wish] = ()) -> dict[str, str]:
         """Return the id of a Ray node for each worker that is about to be created.
@@ -76,12 +105,12 @@ class Fleet:
         except StartError as err:
             raise StartError(f"{err}. {_REMEDY}") from err
 
-    def begin(self, nodes: Mapping[str, str]) -> list[WorkerHandle]:
-        """Create an actor for each of the first members, without starting it.
+    def begin(self, members: Sequence[Member], nodes: Mapping[str, str]) -> list[WorkerHandle]:
+        """Create an actor for each of these first members, without starting it.
 
-        nodes: from `find_room`.
+        A detached actor that exists already is found instead. nodes: from `find_room`.
         """
-        configs = [(member, self._wiring.worker(member)) for member in self._wiring.config.members]
+        configs = [(member, self._wiring.worker(member)) for member in members]
         return self._make_all(configs, nodes, first=True)
 
     def join(self, members: Sequence[Member]) -> list[WorkerHandle]:
@@ -141,7 +170,8 @@ class Fleet:
         beside = Counter(nodes.get(member.worker_id) for member, _ in configs)
         made = []
         for member, config in configs:
-            self._wiring.issue(member)
+            if not (self._taken_over and self._wiring.has_issued(member)):
+                self._wiring.issue(member)
             near = nodes.get(member.worker_id)
             engine = self._sharing(config.engine, beside[near])
             actor = WorkerHandle(
@@ -150,6 +180,7 @@ class Fleet:
                 self._demand(member.role, first),
                 self._arrival(config),
                 near,
+                detached=self._detached,
             )
             self._actors[member] = actor
             made.append(actor)

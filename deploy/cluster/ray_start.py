@@ -28,7 +28,8 @@ from baton.core.loopback import is_loopback
 from baton.deploy.client.state_file import folder
 from baton.deploy.errors import StartError
 
-NAMESPACE = "baton"
+TOKEN = "token"
+"""The file, in the folder of a Ray of our own, that holds its token."""
 LOOPBACK = "127.0.0.1"
 _LONGEST_PARENT = 31
 """Characters: we add 9 for a folder, Ray up to 66 for its sockets; a socket's path holds 107."""
@@ -46,6 +47,7 @@ class RayConfig:
     address: str | None = None  # None: a Ray of our own, which ends with this process
     cpus: int = 1  # logical CPUs of a Ray of our own: what our actors ask for, together
     folder: Path | None = None  # of a Ray of our own: only this user can enter it
+    namespace: str = "baton"  # of the actors; each cluster has its own
 
 
 def connect(config: RayConfig) -> None:
@@ -59,7 +61,7 @@ def connect(config: RayConfig) -> None:
         if config.address is None:
             _start(config)
         else:
-            _join(config.address)
+            _join(config)
     finally:
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray has replaced it
 
@@ -104,7 +106,7 @@ def _start(config: RayConfig) -> None:
         before = set(psutil.Process().children())
         try:
             with _loopback_kept():
-                _init(options)
+                _init(config, options)
             break
         except Exception as err:  # Ray raises nothing narrower when its process does not start
             message = f"Ray on this machine does not start: {err}{_end_children(before)}"
@@ -114,11 +116,12 @@ def _start(config: RayConfig) -> None:
     _check_confined()
 
 
-def _join(address: str) -> None:
+def _join(config: RayConfig) -> None:
+    address = config.address
     _check_token(os.environ)
     os.environ.setdefault(_MODE, "token")
     try:
-        _init({"address": address})
+        _init(config, {"address": address})
     except Exception as err:  # Ray raises nothing narrower
         raise StartError(
             f"Ray at {address} does not answer: {err}; it must run there with RAY_AUTH_MODE=token, "
@@ -126,12 +129,14 @@ def _join(address: str) -> None:
         ) from err
 
 
-def _init(options: Mapping[str, Any]) -> None:
+def _init(config: RayConfig, options: Mapping[str, Any]) -> None:
     # Ray has read both when it was imported.
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
     worker.print_to_stdstream = _log_told
-    ray.init(namespace=NAMESPACE, logging_level=logging.ERROR, log_to_driver=False, **options)
+    ray.init(
+        namespace=config.namespace, logging_level=logging.ERROR, log_to_driver=False, **options
+    )
 
 
 def _log_told(data: Mapping[str, Any], ignore_prefix: bool) -> None:
@@ -144,7 +149,7 @@ def _log_told(data: Mapping[str, Any], ignore_prefix: bool) -> None:
 
 
 def _new_token(folder: Path) -> Path:
-    path = folder / "token"
+    path = folder / TOKEN
     path.touch(mode=0o600)
     path.write_text(secrets.token_hex(32))
     return path

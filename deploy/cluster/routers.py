@@ -22,12 +22,22 @@ _TOLD_S = 5.0
 class Routers:
     """The routers, ordered by number. Ray restarts those that die."""
 
-    def __init__(self, wiring: Wiring) -> None:
+    def __init__(self, wiring: Wiring, *, detached: bool = False) -> None:
+        """detached: the routers do not end with this process."""
         self.pids: dict[str, int] = {}  # on their nodes, by name; set once they have started
         self._wiring = wiring
+        self._detached = detached
         self._actors: list[RouterHandle] = []
         tls = wiring.config.router.client_tls
         self.trust = None if tls is None else PinnedCertificate(tls.certificate)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._wiring.router_names
+
+    @property
+    def actors(self) -> tuple[RouterHandle, ...]:
+        return tuple(self._actors)
 
     @property
     def http_urls(self) -> tuple[str, ...]:
@@ -59,9 +69,15 @@ class Routers:
         return router_wishes(self._wiring.config)
 
     def begin(self) -> list[RouterHandle]:
-        """Create an actor for each router, without starting it."""
+        """Create an actor for each router, without starting it.
+
+        A detached actor that exists already is found instead.
+        """
+        demand = router_demand()
         self._actors = [
-            RouterHandle(name, RouterActor, self._wiring.router(number), router_demand())
+            RouterHandle(
+                name, RouterActor, self._wiring.router(number), demand, detached=self._detached
+            )
             for number, name in enumerate(self._wiring.router_names)
         ]
         return self._actors

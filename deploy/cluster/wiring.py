@@ -11,7 +11,11 @@ from baton.core.address import WILDCARDS, join_host_port
 from baton.core.role import Role
 from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.certs.authority_folder import AuthorityFolder
-from baton.deploy.certs.cluster_credentials import Issuer, cluster_credentials
+from baton.deploy.certs.cluster_credentials import (
+    Issuer,
+    cluster_credentials,
+    credentials_in,
+)
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.router_ports import RouterPorts, settle_routers
@@ -38,19 +42,18 @@ class Wiring:
     operator_key: str = field(default_factory=new_key, repr=False)  # stays in this process
 
     @classmethod
-    def settle(cls, config: ClusterConfig, held: ExitStack) -> Self:
+    def settle(cls, config: ClusterConfig, held: ExitStack, folder: Path | None = None) -> Self:
         """Choose ports and threads, and issue the certificates of routers and operator.
 
-        held: keeps the ports reserved, and the certificates' folder. Raises StartError if a port or
-        the authority cannot be used.
+        held: keeps the ports reserved, and the certificates' folder. folder: for certificates that
+        outlive this process; None: one that ends with `held`. Raises StartError if a port or the
+        authority cannot be used.
         """
         ports = settle_routers(config.router, config.routers, held)
-        credentials = _issuer(config.authority, held)
+        credentials = _issuer(config.authority, held, folder)
         for role, name in (*map(_router, range(config.routers)), OPERATOR):
             credentials.issue(role, name)
-        cores = len(os.sched_getaffinity(0))
-        threads = config.threads or max(1, cores // len(config.members))
-        return cls(config, ports, threads, credentials)
+        return cls(config, ports, threads_of(config), credentials)
 
     @property
     def http_addresses(self) -> tuple[str, ...]:
@@ -64,6 +67,9 @@ class Wiring:
     def issue(self, member: Member) -> None:
         """Issue the certificate that this member's config names."""
         self.credentials.issue(ProcessRole(member.role), member.worker_id)
+
+    def has_issued(self, member: Member) -> bool:
+        return self.credentials.folder_of(ProcessRole(member.role), member.worker_id).exists()
 
     def forget(self, member: Member) -> None:
         """Delete the certificate of a member that has left. Idempotent."""
@@ -122,16 +128,26 @@ class Wiring:
         return WILDCARDS.get(self.config.router.host, self.config.router.host)
 
 
+def threads_of(config: ClusterConfig) -> int:
+    """Return the compute threads of each worker: those asked for, or an even share of the cores."""
+    cores = len(os.sched_getaffinity(0))
+    return config.threads or max(1, cores // len(config.members))
+
+
 def _router(number: int) -> tuple[ProcessRole, str]:
     """Return the identity of a router."""
     return ProcessRole.ROUTER, f"router-{number}"
 
 
-def _issuer(authority: AuthorityFiles | Path | None, held: ExitStack) -> Issuer:
+def _issuer(
+    authority: AuthorityFiles | Path | None, held: ExitStack, folder: Path | None
+) -> Issuer:
     """Return who issues the cluster's certificates.
 
-    held: keeps their folder, where that ends with the cluster. Raises DeployError.
+    held: keeps their folder, if `folder` names none. Raises DeployError.
     """
     if isinstance(authority, Path):
         return AuthorityFolder(authority)
+    if folder is not None:
+        return credentials_in(folder, authority)
     return held.enter_context(cluster_credentials(authority))

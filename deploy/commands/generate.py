@@ -33,6 +33,7 @@ def generate(
     url: str | None,
     api_key: str,
     cacert: Path | None,
+    cluster: str | None,
 ) -> None:
     """Ask a running cluster one question. The answer goes to standard output, timings to standard
     error.
@@ -49,7 +50,7 @@ def generate(
     else:
         body["prompt"] = prompt
     held: list[str] = []
-    for kind, value in stream_text(router_from(url, api_key, cacert), body, chat=chat):
+    for kind, value in stream_text(router_from(url, api_key, cacert, cluster), body, chat=chat):
         if kind == "end":
             click.echo("".join(held))
             _account(value)

@@ -11,6 +11,8 @@ from baton.deploy.access_options import (
     client_tls_from,
     readable_on_the_way,
 )
+from baton.deploy.client.state_file import check_unused
+from baton.deploy.cluster.cluster_name import check_name
 from baton.deploy.late import call_late
 from baton.deploy.limit_options import limits_from
 from baton.deploy.number_types import Seconds
@@ -31,6 +33,12 @@ from baton.deploy.router_options import listen_options
 @listen_options
 @click.option("--drain", type=Seconds(0), default=5.0, show_default=True,
               help="Seconds for running requests at the stop.")  # fmt: skip
+@click.option("--cluster", default=None, metavar="NAME",
+              help="Name of the cluster, by which other commands find it; one is made up when left "
+              "out.")  # fmt: skip
+@click.option("--detach", is_flag=True,
+              help="Return when the cluster serves, which then outlives this command and its "
+              "terminal, until `baton stop`.")  # fmt: skip
 @click.option("--verbose", is_flag=True, help="Print the whole traceback if the start fails.")
 def serve(
     host: str,
@@ -38,10 +46,15 @@ def serve(
     http_port: int,
     grpc_port: int,
     drain: float,
+    cluster: str | None,
+    detach: bool,
     verbose: bool,
     **given: Any,
 ) -> None:
-    """Start a cluster and keep it up until Ctrl-C or SIGTERM."""
+    """Start a cluster and keep it up until Ctrl-C or SIGTERM; with --detach, until `baton stop`."""
+    if cluster is not None:
+        check_name(cluster)
+        check_unused(cluster)
     check_exposed(host, given["api_keys"], insecure=insecure)
     check_access(given)
     for check in (
@@ -60,12 +73,13 @@ def serve(
     if warning is not None:
         console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
     listen = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
-    given |= {"model": str(folder), "revision": None}
+    given |= {"cluster": cluster, "model": str(folder), "revision": None}
     call_late(
         "baton.deploy.commands.run_cluster:run_cluster",
         console,
         given,
         listen,
         drain,
+        detach=detach,
         verbose=verbose,
     )

@@ -2,16 +2,21 @@
 
 import json
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from baton.deploy.client.control_client import ControlClient, control_from
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import router_from, router_options
 from baton.deploy.errors import NotRunning
+from baton.deploy.terminal.member_lines import render_complaints, render_start
 from baton.deploy.terminal.status_table import natural_width, render
 
 
@@ -28,39 +33,61 @@ def status(
     url: str | None,
     api_key: str,
     cacert: Path | None,
+    cluster: str | None,
 ) -> None:
-    """Show workers and their roles, requests, owners of state slots and KV pages, and hand-offs."""
-    found = router_from(url, api_key, cacert)
+    """Show workers and their roles, requests, owners of state slots and KV pages, and hand-offs.
+    Says which processes have died, are late or start; with --url, what the router knows alone.
+    """
+    found = router_from(url, api_key, cacert, cluster, starting=True)
     router = RouterClient(found.url, found.api_key, found.trust)
+    control = None if url else control_from({"cluster": cluster}, starting=True)
     if json_wanted:
-        click.echo(json.dumps(router.server_info(), indent=2))
+        told = _described(control)
+        info = {} if told and told["phase"] == "starting" else router.server_info()
+        click.echo(json.dumps({"cluster": told} | info if told else info, indent=2))
         return
     console = Console()
     if not watch:
-        rendered = _look(router)
+        rendered = _look(router, control)
         if not console.is_terminal:  # a pipe has no width: use as much as needed
             console.width = natural_width(console, rendered)
         console.print(rendered)
         return
-    with Live(_look(router), console=console, auto_refresh=False) as live:
+    with Live(_look(router, control), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(interval)
-            live.update(_look_again(router), refresh=True)
+            live.update(_look_again(router, control), refresh=True)
 
 
-def _look_again(router: RouterClient) -> RenderableType:
+def _described(control: ControlClient | None) -> Mapping[str, Any] | None:
+    """Return what the supervisor says; None for one that is not asked, or is being restarted."""
+    with suppress(NotRunning):
+        return None if control is None else control.describe()
+    return None
+
+
+def _look_again(router: RouterClient, control: ControlClient | None) -> RenderableType:
     """Render the status, or one line while the router is being restarted."""
     try:
-        return _look(router)
+        return _look(router, control)
     except NotRunning as err:
         return Text(f"{time.strftime('%H:%M:%S')}  {err}", "red")
 
 
-def _look(router: RouterClient) -> RenderableType:
+def _look(router: RouterClient, control: ControlClient | None) -> RenderableType:
     """Render the status once. Raises NotRunning."""
-    info = router.server_info()
+    told = _described(control)
+    if told is not None and told["phase"] != "serving":
+        return render_start(told)
+    complaints = [] if told is None else render_complaints(told["members"])
     try:
-        return render(info)
+        info = router.server_info()
+    except NotRunning:
+        if not complaints:
+            raise
+        return Group(*complaints)
+    try:
+        return Group(render(info), *complaints) if complaints else render(info)
     except KeyError as err:
         raise NotRunning(
             f"what answers at {router.url} is no router of this version: it says nothing of {err}; "

@@ -1,26 +1,30 @@
 """`baton stop`."""
 
-import click
-import psutil
+import time
+from typing import Any
 
-from baton.deploy.client.state_file import newest
+import click
+
+from baton.deploy.client.control_client import control_from, control_options
 from baton.deploy.errors import DeployError
+
+_LOOK_S = 0.05
 
 
 @click.command()
 @click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds to wait.")
-def stop(timeout: float) -> None:
-    """Stop the cluster that you started last, and wait until it is gone."""
-    state = newest()
-    try:
-        process = psutil.Process(state.pid)
-        process.terminate()
-        process.wait(timeout)
-    except psutil.NoSuchProcess:
-        pass  # it has ended meanwhile
-    except psutil.TimeoutExpired as err:
-        raise DeployError(
-            f"process {state.pid} still stops after {timeout:g} s; wait, or end it with "
-            f"`kill -9 {state.pid}`: Ray and the workers end with it"
-        ) from err
-    click.echo(f"stopped {state.http_url}")
+@control_options
+def stop(timeout: float, **where: Any) -> None:
+    """Stop a cluster, and wait until it is gone: by default, the one that you started last."""
+    control = control_from(where, starting=True)
+    control.stop()
+    until = time.monotonic() + timeout
+    while control.alive():
+        if time.monotonic() > until:
+            pid = control.state.pid
+            end = f", or end it with `kill -9 {pid}`: Ray and the workers end with it"
+            raise DeployError(
+                f"{control.title} still stops after {timeout:g} s; wait{end if pid else ''}"
+            )
+        time.sleep(_LOOK_S)
+    click.echo(f"stopped {control.title}")

@@ -17,6 +17,11 @@ class MemoryBudget:
     def __init__(self) -> None:
         self._budgets: dict[str, int] = {}
 
+    @property
+    def budgets(self) -> dict[str, int]:
+        """Return the promised bytes by worker_id."""
+        return dict(self._budgets)
+
     def add(self, worker_id: str, budget_bytes: int) -> None:
         self._budgets[worker_id] = budget_bytes
 

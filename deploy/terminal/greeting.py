@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,30 +17,42 @@ from baton.deploy.cluster.cluster import Cluster
 from baton.rpc.server_certificate import CertificateFiles, read_server_certificate
 
 
-def greet(console: Console, cluster: Cluster, seconds: float) -> None:
-    """Print addresses, each role's memory plan, and a command to try.
+@dataclass(frozen=True)
+class Greeting:
+    """The message about a cluster that serves. It can be sent as JSON."""
 
-    seconds: since the command.
-    """
+    seconds: Mapping[str, float]  # duration of each part of the start
+    lines: Sequence[str]  # in rich's markup
+
+
+def greeting_of(cluster: Cluster) -> Greeting:
+    """Return addresses, each role's memory plan, and a command to try."""
     info = cluster.router.server_info()
-    parts = ", ".join(f"{part} {took:.1f} s" for part, took in cluster.seconds.items())
-    console.print(f"[bold green]ready[/] after {seconds:.1f} s ({parts})", highlight=False)
     routers = cluster.routers
-    for name, addresses in (("HTTP", routers.http_urls), ("gRPC", routers.grpc_addresses)):
-        console.print(f"  {name}  {', '.join(addresses)}", highlight=False, soft_wrap=True)
     where = f"{cluster.logs}/worker-*-PID.err; requests in that of {_routers(routers.pids)}"
-    console.print(f"  logs  {escape(where)}", highlight=False, soft_wrap=True)
+    lines = [
+        f"  HTTP  {escape(', '.join(routers.http_urls))}",
+        f"  gRPC  {escape(', '.join(routers.grpc_addresses))}",
+        f"  logs  {escape(where)}",
+    ]
     for worker in _one_a_role(info["workers"]):
         plan = "; ".join(f"{name} {value}" for name, value in worker["memory_plan"].items())
-        line = f"  {worker['role']:<8} {escape(plan)}"
-        console.print(line, highlight=False, soft_wrap=True)
+        lines.append(f"  {worker['role']:<8} {escape(plan)}")
     config = cluster.config.router
     keys = config.api_keys is not None
     url, trusted = cluster.http_url, None
     if config.client_tls is not None:
         url, trusted = _named(url, config.client_tls)
     line = curl_line(url, info["router"]["model"], keys=keys, trusted=trusted)
-    console.print(f"[dim]{escape(line)}[/]", highlight=False, soft_wrap=True)
+    return Greeting(cluster.seconds, [*lines, f"[dim]{escape(line)}[/]"])
+
+
+def greet(console: Console, greeting: Greeting, seconds: float) -> None:
+    """Print the greeting. seconds: since the command."""
+    parts = ", ".join(f"{part} {took:.1f} s" for part, took in greeting.seconds.items())
+    console.print(f"[bold green]ready[/] after {seconds:.1f} s ({parts})", highlight=False)
+    for line in greeting.lines:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _routers(pids: Mapping[str, int]) -> str:

@@ -79,8 +79,7 @@ def test_every_field_of_the_engine_can_be_set() -> None:
         "--layer-group-bytes", "4096", "--kernels", "torch", "--no-prefix-caching",
         "--mamba-scheduler-strategy", "extra_buffer", "--mamba-track-interval", "128",
         "--snapshots-per-prefill", "2", "--canary", "--no-overlap", "--cached-snapshots", "5",
-        "--mamba-full-memory-ratio", "0.5", "--speculative-algorithm", "ngram",
-        "--speculative-num-draft-tokens", "8",
+        "--mamba-full-memory-ratio", "0.5",
     ).engine  # fmt: skip
     default = EngineConfig(Path("m"))
     names = {field.name for field in fields(EngineConfig)}
@@ -154,7 +153,7 @@ def starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(command, "check_folder", lambda folder: None)
     for run in (run_cluster, run_worker):
         monkeypatch.setattr(run, "check_model", lambda engine: None)
-    monkeypatch.setattr(run_cluster, "Cluster", StoppedAtStartError.start)
+    monkeypatch.setattr(run_cluster, "Supervisor", StoppedAtStartError.start)
     monkeypatch.setattr(run_worker, "LocalWorker", StoppedAtStartError.start)
     monkeypatch.setattr(run_worker.Engine, "load", lambda config: None)
     for tuning in ("keep_freed_memory", "switch_often"):

@@ -1,6 +1,7 @@
 """Folders of running processes stay; those of processes that have ended are removed."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -9,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.client.owned_folder import owned_folder, owned_folders, remove_ended
+from baton.deploy.client.owned_folder import (
+    kept_folder,
+    owned_folder,
+    owned_folders,
+    remove_ended,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 OWNER = """
@@ -80,3 +86,21 @@ def test_a_folder_whose_owner_died_before_it_held_the_lock_is_removed_later(
     os.utime(draft, (time.time() - 3600,) * 2)
     remove_ended(tmp_path)
     assert not draft.exists()
+
+
+def test_a_kept_folder_stays_while_its_ray_answers(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as ray:
+        address = f"127.0.0.1:{ray.getsockname()[1]}"
+        kept = kept_folder(tmp_path / "kept", address)
+        (kept / "key").touch(mode=0o600)
+        remove_ended(tmp_path)
+        assert owned_folders(tmp_path) == [kept] and (kept / "key").exists()
+        assert kept_folder(tmp_path / "kept", address) == kept, "the supervisor's next life"
+        with (
+            socket.create_server(("127.0.0.1", 0)) as other,
+            pytest.raises(FileExistsError),
+        ):
+            kept_folder(tmp_path / "kept", f"127.0.0.1:{other.getsockname()[1]}")
+    assert owned_folders(tmp_path) == []
+    remove_ended(tmp_path)
+    assert list(tmp_path.iterdir()) == []

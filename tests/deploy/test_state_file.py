@@ -1,16 +1,26 @@
 """Tests of the state file, by which other commands find a running cluster."""
 
-import json
+import os
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from baton.deploy.client.owned_folder import owned_folder
-from baton.deploy.client.state_file import folder, newest, published
-from baton.deploy.errors import DeployError, NotRunning
+from baton.deploy.client.state_file import (
+    ClusterState,
+    StateFile,
+    check_unused,
+    folder,
+    newest,
+    process_named,
+    published,
+)
+from baton.deploy.cluster.cluster_name import check_name, new_name
+from baton.deploy.errors import DeployError, NotRunning, StartError
 
 
 @pytest.fixture(autouse=True)
@@ -25,50 +35,88 @@ def own() -> Iterator[Path]:
         yield own
 
 
-def _write(own: Path, pid: int, started: float) -> None:
-    path = own / "state.json"
-    fields = {
-        "pid": pid,
-        "started": started,
-        "model": "m",
-        "http_url": "u",
-        "grpc_address": "g",
-        "control": "c",
-    }
-    path.write_text(json.dumps(fields))
+def _state(name: str = "n", pid: int | None = None, pid_started: float = 0.0) -> ClusterState:
+    process = process_named(os.getpid()) if pid is None else (pid, pid_started)
+    return ClusterState(name, *process, time.time(), "m", "http://127.0.0.1:1", "127.0.0.1:2", "c")
+
+
+@contextmanager
+def _serving(own: Path, state: ClusterState) -> Iterator[None]:
+    with published(own, state) as file:
+        file.serves()
+        yield
 
 
 def test_a_cluster_is_found_while_it_runs_and_not_after(own: Path) -> None:
-    with published(own, "m", "http://127.0.0.1:1", "127.0.0.1:2") as state:
-        assert newest() == state and state.http_url == "http://127.0.0.1:1"
+    with _serving(own, _state()):
+        assert newest() == newest("n") and newest().http_url == "http://127.0.0.1:1"
     with pytest.raises(NotRunning, match="baton serve"):
         newest()
 
 
+def test_a_cluster_that_starts_is_found_by_those_who_ask_for_one(own: Path) -> None:
+    with published(own, _state()) as file:
+        assert newest(starting=True).name == newest("n", starting=True).name == "n"
+        with pytest.raises(
+            NotRunning, match="the cluster n does not serve yet; see `baton status`"
+        ):
+            newest()
+        file.serves()
+        assert newest() == newest(starting=True)
+    with pytest.raises(NotRunning, match="no cluster of yours runs"):
+        newest(starting=True)
+
+
+def test_the_next_life_of_a_supervisor_does_not_say_that_the_cluster_starts(own: Path) -> None:
+    StateFile(own, _state()).serves()  # and the supervisor dies
+    with published(own, _state()):
+        assert newest().name == "n"
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a-", "A", "a_b", "a.b", "a/b", "x" * 41, "ä"])
+def test_a_name_that_is_no_host_name_is_refused(name: str) -> None:
+    with pytest.raises(StartError, match=r"--cluster .*: expected 1 to 40 lower-case letters"):
+        check_name(name)
+
+
+def test_names_that_are_made_up_are_good_ones() -> None:
+    for name in (new_name(), "a", "a-1", "x" * 40):
+        check_name(name)
+
+
+def test_a_name_that_a_running_cluster_has_is_refused(own: Path) -> None:
+    check_unused("n")
+    with published(own, _state()):
+        with pytest.raises(StartError, match=r"your cluster at .* has this name"):
+            check_unused("n")
+        check_unused("other")
+
+
 def test_a_folder_whose_lock_nobody_holds_is_not_the_cluster() -> None:
-    me = psutil.Process()
     with owned_folder(folder()) as own:
-        _write(own, me.pid, me.create_time())
-        assert newest().pid == me.pid
+        StateFile(own, _state()).serves()
+        assert newest().name == "n"
     with pytest.raises(NotRunning):
         newest()
 
 
 def test_a_pid_that_another_process_has_now_is_not_the_cluster(own: Path) -> None:
-    me = psutil.Process()
-    _write(own, me.pid, me.create_time() - 100)
+    pid, started = process_named(os.getpid())
+    StateFile(own, _state(pid=pid, pid_started=started - 100)).serves()
     with pytest.raises(NotRunning):
         newest()
 
 
-def test_the_cluster_started_last_is_the_one(own: Path) -> None:
-    first = psutil.Process(1)  # surely older than this one
-    _write(own, first.pid, first.create_time())
+def test_the_cluster_started_last_is_the_one_and_others_are_found_by_name(own: Path) -> None:
     with (
+        _serving(own, _state("first")),
         owned_folder(folder()) as other,
-        published(other, "mine", "http://127.0.0.1:1", "127.0.0.1:2"),
+        _serving(other, _state("second")),
     ):
-        assert newest().model == "mine"
+        assert newest().name == "second"
+        assert newest("first").name == "first"
+        with pytest.raises(NotRunning, match="has the name 'third'; running: first, second"):
+            newest("third")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}'])

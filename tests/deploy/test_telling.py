@@ -2,15 +2,19 @@
 timings."""
 
 import io
+import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, Group
 
 from baton.deploy.client.router_client import RouterClient
-from baton.deploy.cluster.worker_watch import changes
+from baton.deploy.cluster.life import Life
+from baton.deploy.cluster.member_state import MemberState, MemberView, changes, view_of
 from baton.deploy.commands.status import status
 from baton.deploy.errors import NotRunning
+from baton.deploy.terminal.member_lines import render_complaints, render_start
 from baton.deploy.terminal.progress import Lines, shown
 from baton.deploy.terminal.status_table import _lag, render
 from baton.deploy.terminal.timings_line import first_token, second_token
@@ -22,6 +26,7 @@ STATUS: dict[str, Any] = {
     "json_wanted": False,
     "api_key": "",
     "cacert": None,
+    "cluster": None,
 }
 
 
@@ -54,19 +59,90 @@ def test_a_terminal_gets_bars() -> None:
     assert "decode-0" in out.getvalue() and "ready" in out.getvalue()
 
 
-def test_workers_that_go_come_and_start_again_are_each_told_once() -> None:
-    before = {"router": 0, "decode-0": 5, "decode-1": 6}
-    both = {"decode-0", "decode-1"}
-    assert changes(before, before, both) == []
-    assert changes(before, {"router": 0, "decode-0": 7}, both) == [
-        "decode-1 is gone; if its process has died, Ray starts it again",
-        "decode-0 was started again",
+def _life(state: str = "ALIVE", pid: int = 5, restarts: int = 0, *, lost: bool = False) -> Life:
+    return Life(state, pid, restarts, "10.0.0.3", lost)
+
+
+@pytest.mark.parametrize(
+    ("life", "heard", "served", "state"),
+    [
+        (_life("PENDING_CREATION", 0), None, None, MemberState.STARTING),
+        (_life(), None, None, MemberState.STARTING),
+        (_life(), 5, 5, MemberState.SERVING),
+        (_life(), None, 5, MemberState.LATE),
+        (_life("RESTARTING", 0, 1), None, 5, MemberState.RESTARTING),
+        (_life("RESTARTING", 0, 1), 5, 5, MemberState.RESTARTING),  # routers do not know yet
+        (_life(pid=6, restarts=1), 5, 5, MemberState.RESTARTING),
+        (_life(pid=6, restarts=1), None, None, MemberState.RESTARTING),  # died as it started
+        (_life(pid=6, restarts=1), 6, 6, MemberState.SERVING),
+        (_life("DEAD"), 5, 5, MemberState.ENDED),
+    ],
+)
+def test_a_process_that_is_late_is_told_from_one_that_died(
+    life: Life, heard: int | None, served: int | None, state: MemberState
+) -> None:
+    assert view_of(life, heard, served).state is state
+
+
+def test_changes_of_members_are_told_once_each() -> None:
+    serving = MemberView(MemberState.SERVING)
+    late = MemberView(MemberState.LATE)
+    died = MemberView(MemberState.RESTARTING, 1)
+    again = MemberView(MemberState.SERVING, 1)
+    away = MemberView(MemberState.RESTARTING, 1, "10.0.0.3", host_lost=True)
+    starting = MemberView(MemberState.STARTING)
+    for before, after, line in (
+        (serving, serving, None),
+        (serving, late, "d is late: its process runs, but does not answer"),
+        (late, late, None),
+        (late, serving, "d answers again"),
+        (serving, died, "d: its process has died; Ray starts it again"),
+        (died, died, None),
+        (late, died, "d: its process has died; Ray starts it again"),
+        (died, again, "d was started again and serves"),
+        (serving, again, "d: its process has died, and Ray has started it again"),
+        (serving, away, "d: its host 10.0.0.3 is lost; Ray starts it again"),
+        (starting, serving, "d is here"),
+        (serving, MemberView(MemberState.ENDED), "d has ended, and Ray does not start it again"),
+    ):
+        assert changes({"d": before}, {"d": after}) == ([] if line is None else [line])
+    assert changes({}, {"d": starting}) == ["d is starting"]
+    assert changes({"d": serving, "e": serving}, {"e": serving}) == ["d has left"]
+    assert changes({"d": serving}, {"d": late}, {"d"}) == [
+        "d is gone: its certificate was revoked. `baton scale` adds another worker"
     ]
-    assert changes(before, {"router": 0, "decode-0": 5}, both, {"decode-1"}) == [
-        "decode-1 is gone: its certificate was revoked. `baton scale` adds another worker"
+
+
+def test_status_says_who_died_is_late_or_starts_and_nothing_of_those_who_serve() -> None:
+    views = {
+        "decode-0": MemberView(MemberState.SERVING),
+        "decode-1": MemberView(MemberState.RESTARTING, 1),
+        "decode-2": MemberView(MemberState.STARTING),
+        "decode-3": MemberView(MemberState.RESTARTING, 1, "10.0.0.3", host_lost=True),
+        "router-0": MemberView(MemberState.LATE),
+    }
+    members = json.loads(json.dumps({name: asdict(view) for name, view in views.items()}))
+    console, out = _console()
+    console.print(Group(*render_complaints(members)))
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+        "decode-1: its process has died; Ray starts it again",
+        "decode-2 is starting",
+        "decode-3: its host 10.0.0.3 is lost; Ray starts it again",
+        "router-0 is late: its process runs, but does not answer",
     ]
-    assert changes(before, {"router": 0, "decode-0": 5}, {"decode-0"}) == ["decode-1 has left"]
-    assert changes({"router": 0}, before, both) == ["decode-0 is here", "decode-1 is here"]
+
+
+def test_status_of_a_cluster_that_starts_says_how_far_it_is() -> None:
+    told = {
+        "name": "one", "phase": "starting", "http_url": "http://127.0.0.1:8000",
+        "parts": {"router-0": "ready after 1.0 s", "decode-0": "weights, 40%"}, "members": {},
+    }  # fmt: skip
+    console, out = _console()
+    console.print(render_start(told))
+    head, router, decode = (line.rstrip() for line in out.getvalue().splitlines())
+    assert head == "one is starting; http://127.0.0.1:8000"
+    assert router.split(maxsplit=1) == ["router-0", "ready after 1.0 s"]
+    assert decode.split(maxsplit=1) == ["decode-0", "weights, 40%"]
 
 
 def _info(workers: int = 1) -> dict[str, Any]:

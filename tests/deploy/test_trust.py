@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import os
 import shlex
 import ssl
 import tempfile
@@ -21,7 +22,7 @@ from baton.deploy.access_options import readable_on_the_way
 from baton.deploy.client.owned_folder import owned_folder
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterAddress
-from baton.deploy.client.state_file import folder, published
+from baton.deploy.client.state_file import ClusterState, folder, process_named, published
 from baton.deploy.client.trust import PinnedCertificate
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
@@ -99,6 +100,11 @@ def status(*words: str) -> str:
     return CliRunner().invoke(baton, ("status", "--json", *words), catch_exceptions=False).output
 
 
+def state(url: str, certificate: Path) -> ClusterState:
+    process = process_named(os.getpid())
+    return ClusterState("n", *process, 0.0, "m", url, "127.0.0.1:2", "c", str(certificate))
+
+
 def test_status_finds_and_trusts_its_own_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,8 +113,9 @@ def test_status_finds_and_trusts_its_own_cluster(
     with (
         https(files) as url,
         owned_folder(folder()) as own,
-        published(own, "m", url, "127.0.0.1:2", files.certificate),
+        published(own, state(url, files.certificate)) as file,
     ):
+        file.serves()
         assert "version" in status()
 
 

@@ -34,6 +34,7 @@ ANY_TEXT = {
     "--prefill-label": "test_options.py", "--decode-label": "test_options.py",
     "--prefill-resource": "test_options.py", "--decode-resource": "test_options.py",
     "--worker-interface": "test_ray_placement.py: each host has its own names",
+    "--cluster": "test_state_file.py",
     "--worker-id": "any name; a decode worker's is checked below",
     "--router": "the worker looks for it as long as it runs",
     "--credentials": "below",

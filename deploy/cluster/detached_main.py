@@ -1,0 +1,127 @@
+"""The process that starts a detached cluster, in a session of its own.
+
+`baton serve --detach` starts it, with the config in its standard input, and reads its standard
+output: a line of JSON for each report, then one with the outcome. When that command ends, however
+it ends, this process goes on. It starts Ray and the supervisor. On a joined Ray it ends then; a Ray
+of the cluster's own lives in this process, and ends with it.
+"""
+
+import json
+import os
+import pickle
+import shutil
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import ray
+
+from baton.core.errors import BatonError
+from baton.deploy.client.state_file import process_named
+from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.ray_home import OwnRay, RayHome, ray_for
+from baton.deploy.cluster.start_reports import StartReport
+from baton.deploy.cluster.supervisor_actor import NAME, StartNews, SupervisorActor, folder_for
+from baton.deploy.errors import StartError
+from baton.deploy.process.exit_now import exit_now
+from baton.deploy.process.stop_signal import StopWanted, stop_on_signals
+
+_LOOK_S = 0.2
+_ANSWER_S = 60.0  # for the supervisor's process to start, and to answer
+
+
+class _Listener:
+    """The command that waits for the start, while it does."""
+
+    def tell(self, message: dict[str, Any]) -> None:
+        with suppress(OSError):  # it has ended; the start goes on
+            os.write(1, json.dumps(message).encode() + b"\n")
+
+    def tell_report(self, report: StartReport) -> None:
+        self.tell({"report": asdict(report)})
+
+
+def start_detached(config: ClusterConfig, listener: _Listener) -> None:
+    """Start the cluster, and run its Ray if that is its own. Raises BatonError or StopWanted."""
+    with ray_for(config) as home:
+        began = time.monotonic()
+        listener.tell_report(StartReport("Ray", "starting", 0.0))
+        try:
+            home.connect()
+            took = time.monotonic() - began
+            listener.tell_report(StartReport("Ray", f"ready after {took:.1f} s", None))
+            _supervise(config, home, listener)
+        finally:
+            home.kill_if_lost()
+            home.leave()
+            if isinstance(home, OwnRay):  # a joined Ray's supervisor removes it
+                shutil.rmtree(folder_for(config.name), ignore_errors=True)
+
+
+def _supervise(config: ClusterConfig, home: RayHome, listener: _Listener) -> None:
+    own = isinstance(home, OwnRay)
+    options = {
+        "name": NAME,
+        "lifetime": "detached",
+        "max_restarts": -1,
+        "num_cpus": 0,
+        "max_concurrency": 8,
+    }
+    supervisor = (
+        ray.remote(SupervisorActor)
+        .options(**options)
+        .remote(config, process_named(os.getpid()) if own else None)
+    )
+    try:
+        _follow(supervisor, home, listener)
+    except StopWanted:
+        ray.get(supervisor.stop.remote(), timeout=_ANSWER_S)
+        if own:
+            raise
+        threading.Event().wait(config.drain_s)
+        raise
+    while own:
+        home.check()
+        time.sleep(_LOOK_S)
+
+
+def _follow(supervisor: Any, home: RayHome, listener: _Listener) -> None:
+    """Pass on the reports until the cluster serves. Raises StartError if it never will."""
+    seen = 0
+    while True:
+        home.check()
+        try:
+            found: StartNews = ray.get(supervisor.follow.remote(seen), timeout=_ANSWER_S)
+        except ray.exceptions.RayError as err:
+            raise StartError(f"the supervisor of the cluster does not answer: {err}") from err
+        for report in found.reports:
+            listener.tell_report(report)
+        seen += len(found.reports)
+        if found.failed:
+            raise StartError(found.failed)
+        if found.greeting is not None:
+            listener.tell({"greeting": asdict(found.greeting)})
+            return
+        time.sleep(_LOOK_S)
+
+
+def main() -> None:
+    config: ClusterConfig = pickle.load(sys.stdin.buffer)
+    listener = _Listener()
+    with stop_on_signals():
+        code = 0
+        try:
+            start_detached(config, listener)
+        except StopWanted:
+            pass
+        except BatonError as err:
+            listener.tell({"failed": str(err)})
+            code = 1
+    exit_now(code)
+
+
+if __name__ == "__main__":
+    main()

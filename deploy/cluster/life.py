@@ -1,0 +1,14 @@
+"""A process of a cluster as Ray knows it. Its import needs no Ray."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Life:
+    """A member's process as Ray's control store has it."""
+
+    state: str  # PENDING_CREATION, DEPENDENCIES_UNREADY, ALIVE, RESTARTING or DEAD
+    pid: int  # 0 before there is one
+    restarts: int
+    host: str  # its node's address; empty before it has one
+    host_lost: bool  # the node is gone

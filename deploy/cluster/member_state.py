@@ -1,0 +1,101 @@
+"""The state of each member of a cluster: what Ray knows of its process, and what routers hear."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from baton.deploy.cluster.life import Life
+
+
+class MemberState(StrEnum):
+    STARTING = "starting"  # never served yet
+    SERVING = "serving"
+    LATE = "late"  # its process runs, and does not answer
+    RESTARTING = "restarting"  # its process has died; Ray starts another
+    ENDED = "ended"  # Ray starts no other
+
+
+@dataclass(frozen=True)
+class MemberView:
+    state: MemberState
+    restarts: int = 0
+    host: str = ""
+    host_lost: bool = False
+
+
+def view_of(life: Life, heard_pid: int | None, served_pid: int | None) -> MemberView:
+    """Return the state of a member.
+
+    heard_pid: the process that answers now; None if none does. served_pid: the last one that did.
+    """
+    return MemberView(_state(life, heard_pid, served_pid), life.restarts, life.host, life.host_lost)
+
+
+def _state(life: Life, heard_pid: int | None, served_pid: int | None) -> MemberState:
+    if life.state == "DEAD":
+        return MemberState.ENDED
+    if life.state == "ALIVE" and heard_pid == life.pid:
+        return MemberState.SERVING
+    if served_pid is None and life.restarts == 0:
+        return MemberState.STARTING
+    if life.state == "ALIVE" and served_pid == life.pid:
+        return MemberState.LATE
+    return MemberState.RESTARTING
+
+
+def complaint(name: str, view: MemberView) -> str:
+    """Say what is wrong with a member; empty for one that serves."""
+    if view.state is MemberState.SERVING:
+        return ""
+    if view.state is MemberState.STARTING:
+        return f"{name} is starting"
+    return _trouble(name, view)
+
+
+def changes(
+    before: Mapping[str, MemberView],
+    after: Mapping[str, MemberView],
+    revoked: Collection[str] = (),
+) -> list[str]:
+    """Describe the changes between two looks at the members, by name.
+
+    revoked: the members whose certificates count no more.
+    """
+    lines = [f"{name} has left" for name in before if name not in after]
+    for name, now in after.items():
+        line = _change(name, before.get(name), now, revoked=name in revoked)
+        if line:
+            lines.append(line)
+    return lines
+
+
+def _change(name: str, was: MemberView | None, now: MemberView, *, revoked: bool) -> str:
+    if was is None:
+        return f"{name} is {now.state}"
+    if now.state is MemberState.SERVING:
+        if was.restarts != now.restarts and was.state is not MemberState.RESTARTING:
+            return f"{name}: its process has died, and Ray has started it again"
+        return _BACK.get(was.state, "").format(name=name)
+    if was.state is now.state and was.restarts == now.restarts:
+        return ""
+    if revoked:
+        return f"{name} is gone: its certificate was revoked. `baton scale` adds another worker"
+    return _trouble(name, now)
+
+
+def _trouble(name: str, view: MemberView) -> str:
+    if view.state is MemberState.RESTARTING:
+        why = f"its host {view.host} is lost" if view.host_lost else "its process has died"
+        return f"{name}: {why}; Ray starts it again"
+    return _AWAY.get(view.state, "").format(name=name)
+
+
+_BACK = {
+    MemberState.STARTING: "{name} is here",
+    MemberState.LATE: "{name} answers again",
+    MemberState.RESTARTING: "{name} was started again and serves",
+}
+_AWAY = {
+    MemberState.LATE: "{name} is late: its process runs, but does not answer",
+    MemberState.ENDED: "{name} has ended, and Ray does not start it again",
+}

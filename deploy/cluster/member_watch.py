@@ -1,0 +1,73 @@
+"""Regular looks at the members of a running cluster."""
+
+import threading
+import time
+from dataclasses import asdict
+from typing import Any
+
+from baton.deploy.client.router_client import RouterClient
+from baton.deploy.cluster.cluster import Cluster
+from baton.deploy.cluster.lives import lives_of
+from baton.deploy.cluster.member_state import MemberView, changes, view_of
+from baton.deploy.errors import NotRunning
+
+_ASK_S = 2.0
+"""Seconds from one question to the routers to the next, and for which a router may be silent."""
+
+
+class MemberWatch:
+    """The members' states at the last look, and the changes since the one before.
+
+    Ray is asked at every look: it knows at once when a process or host ends. Routers, which know
+    which workers answer, are asked less often.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self._views: dict[str, MemberView] = {}
+        self._heard: dict[str, int] = {}  # pids of those that answered the last question
+        self._served: dict[str, int] = {}  # pids of those that have ever answered
+        self._ask_at = 0.0
+
+    def changes(self) -> list[str]:
+        """Look again, and describe what has changed since the last look. None before the first."""
+        with self._lock:
+            before = self._views
+            self._look()
+            return changes(before, self._views, self._cluster.revoked) if before else []
+
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Return each member's `MemberView` now, by name."""
+        with self._lock:
+            self._look()
+            return {name: asdict(view) for name, view in sorted(self._views.items())}
+
+    def _look(self) -> None:
+        lives = lives_of(self._cluster.handles)
+        died = any(self._heard.get(name) != life.pid for name, life in lives.items())
+        if died or time.monotonic() >= self._ask_at:
+            self._ask_at = time.monotonic() + _ASK_S
+            self._heard = self._ask()
+            self._served |= self._heard
+        self._views = {
+            name: view_of(life, self._heard.get(name), self._served.get(name))
+            for name, life in lives.items()
+        }
+
+    def _ask(self) -> dict[str, int]:
+        """Return the pids of the routers that answer, and of the workers that these hear."""
+        heard: dict[str, int] = {}
+        routers = self._cluster.routers
+        for name, client in zip(routers.names, routers.clients, strict=True):
+            heard |= _ask_one(name, client)
+        return heard
+
+
+def _ask_one(name: str, client: RouterClient) -> dict[str, int]:
+    try:
+        info = client.server_info(_ASK_S)
+    except NotRunning:
+        return {}
+    workers = {each["worker_id"]: int(each["pid"]) for each in info["workers"]}
+    return workers | {name: int(info["router"]["pid"])}

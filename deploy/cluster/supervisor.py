@@ -1,0 +1,134 @@
+"""Whoever runs a cluster: it starts it, takes requests for it, and ends it."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from baton.deploy.client.state_file import ClusterState, control_path, published
+from baton.deploy.cluster.cluster import Cluster
+from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.control import Handler, Handlers, listening
+from baton.deploy.cluster.control_handlers import control_handlers
+from baton.deploy.cluster.control_names import DESCRIBE, STOP
+from baton.deploy.cluster.member_watch import MemberWatch
+from baton.deploy.cluster.record import Detached
+from baton.deploy.cluster.start_progress import StartProgress
+from baton.deploy.cluster.start_reports import StartReports
+from baton.deploy.errors import ControlError
+
+_LOOK_S = 0.5
+
+
+class Supervisor:
+    """One cluster and the requests for it, in `baton serve` or in an actor of its own.
+
+    `running` starts the cluster; `watch` returns when a request has asked for its end.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        folder: Path,
+        progress: StartProgress,
+        detached: Detached | None = None,
+        process: tuple[int, float] | None = None,
+    ) -> None:
+        """Reserve ports and memory. Raises StartError.
+
+        folder: of the state file and the control socket. process: pid and creation time of the one
+        with which the cluster ends; see `ClusterState`.
+        """
+        self.reports = StartReports(progress)
+        self.cluster = Cluster(config, self.reports, detached)
+        self._folder = folder
+        self._process = process or (None, None)
+        self._phase = "starting"
+        self._stop = threading.Event()
+        self._members = MemberWatch(self.cluster)
+
+    @contextmanager
+    def running(self) -> Iterator[Cluster]:
+        """Start the cluster, take requests for it, and end it with the context.
+
+        Raises DeployError, or StopWanted if a request ends the start.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(listening(control_path(self._folder), self._handlers()))
+            files = stack.enter_context(published(self._folder, self._state()))
+            stack.callback(self._set_phase, "stopped")
+            cluster = stack.enter_context(self.cluster)
+            stack.callback(self._set_phase, "stopping")
+            self._set_phase("serving")
+            if not self._stop.is_set():
+                files.serves()
+            yield cluster
+
+    def watch(self, tell: Callable[[str], None]) -> None:
+        """Report changes of the members until a request asks for the end.
+
+        tell: takes a line for the operator. Raises RayLostError.
+        """
+        while not self._stop.wait(_LOOK_S):
+            self.cluster.check_ray()
+            for line in self._members.changes():
+                tell(f"{time.strftime('%H:%M:%S')}  {line}")
+
+    def stop(self) -> None:
+        """Give up the start, or let `watch` return."""
+        self.reports.give_up()
+        self._stop.set()
+
+    def _handlers(self) -> Handlers:
+        served = {
+            name: self._once_serving(name, handler)
+            for name, handler in control_handlers(self.cluster).items()
+        }
+        return {**served, STOP: self._handle_stop, DESCRIBE: self._handle_describe}
+
+    def _once_serving(self, name: str, handler: Handler) -> Handler:
+        def handle(arguments: Mapping[str, Any], progress: StartProgress) -> Mapping[str, Any]:
+            if self._phase != "serving":
+                raise ControlError(f"the cluster is {self._phase}; {name} needs one that serves")
+            return handler(arguments, progress)
+
+        return handle
+
+    def _handle_stop(
+        self, arguments: Mapping[str, Any], progress: StartProgress
+    ) -> Mapping[str, Any]:
+        """Begin to stop; the end of the cluster is the end of this process or its actor."""
+        self.stop()
+        return {"drain_s": self.cluster.config.drain_s}
+
+    def _handle_describe(
+        self, arguments: Mapping[str, Any], progress: StartProgress
+    ) -> Mapping[str, Any]:
+        cluster = self.cluster
+        return {
+            "name": cluster.config.name,
+            "phase": self._phase,
+            "http_url": cluster.http_url,
+            "parts": self.reports.parts,
+            "members": self._members.describe(),
+        }
+
+    def _state(self) -> ClusterState:
+        cluster = self.cluster
+        tls = cluster.config.router.client_tls
+        return ClusterState(
+            name=cluster.config.name,
+            pid=self._process[0],
+            pid_started=self._process[1],
+            started=time.time(),
+            model=str(cluster.config.engine.model),
+            http_url=cluster.http_url,
+            grpc_address=cluster.grpc_address,
+            control=str(control_path(self._folder)),
+            certificate=None if tls is None else str(tls.certificate),
+        )
+
+    def _set_phase(self, phase: str) -> None:
+        self._phase = phase

@@ -1,0 +1,80 @@
+"""The start of a cluster that outlives the command, as `baton serve --detach` makes it."""
+
+import json
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from typing import IO
+
+from rich.console import Console
+
+from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.start_progress import StartProgress
+from baton.deploy.cluster.start_reports import StartReport
+from baton.deploy.errors import StartError
+from baton.deploy.process.since_start import seconds_since_command
+from baton.deploy.process.stop_signal import StopWanted, stop_on_signals
+from baton.deploy.terminal.greeting import Greeting, greet
+from baton.deploy.terminal.progress import shown
+
+_END_S = 60.0
+_TOLD = 4000  # characters of a starter's last words
+
+
+def run_detached(console: Console, config: ClusterConfig) -> None:
+    """Start a detached cluster, and return when it serves. Ctrl-C and SIGTERM give up the start.
+
+    Raises StartError.
+    """
+    words = [sys.executable, "-m", "baton.deploy.cluster.detached_main"]
+    with stop_on_signals(), tempfile.TemporaryFile() as errors:
+        starter = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,  # no signal to this command's group reaches it
+        )
+        assert starter.stdin is not None and starter.stdout is not None
+        try:
+            with starter.stdin as pipe:
+                pickle.dump(config, pipe)
+            with shown(console) as progress:
+                greeting = _follow(starter.stdout, progress)
+        except StopWanted:
+            starter.terminate()
+            starter.wait(_END_S)
+            raise
+        if greeting is None:
+            raise StartError(f"the cluster's starter has ended: {_last_words(errors)}")
+    greet(console, greeting, seconds_since_command())
+    name = config.name
+    console.print(
+        f"{name} runs on without this command. `baton status --cluster {name}` shows it, "
+        f"`baton stop --cluster {name}` ends it.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _follow(lines: Iterable[bytes], progress: StartProgress) -> Greeting | None:
+    """StartReport progress until the cluster serves; None if the lines end before.
+
+    Raises StartError.
+    """
+    for line in lines:
+        message = json.loads(line)
+        if "report" in message:
+            StartReport(**message["report"]).tell(progress)
+        elif "failed" in message:
+            raise StartError(message["failed"])
+        else:
+            return Greeting(**message["greeting"])
+    return None
+
+
+def _last_words(errors: IO[bytes]) -> str:
+    errors.seek(0)
+    return errors.read()[-_TOLD:].decode(errors="replace").strip() or "it said nothing"

@@ -1,0 +1,27 @@
+"""The lines of `baton status` about processes, from what the supervisor of a cluster says."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from baton.deploy.cluster.member_state import MemberState, MemberView, complaint
+
+_STYLES = {MemberState.STARTING: "yellow", MemberState.LATE: "yellow"}
+
+
+def render_start(told: Mapping[str, Any]) -> RenderableType:
+    """Build the lines of a cluster that starts or stops. told: the answer to `describe`."""
+    head = Text.assemble((told["name"], "bold"), f" is {told['phase']}; {told['http_url']}")
+    return Group(head, *(Text(f"  {part:<12} {at}") for part, at in told["parts"].items()))
+
+
+def render_complaints(members: Mapping[str, Mapping[str, Any]]) -> list[RenderableType]:
+    """Build a line for each member that does not serve. members: each `MemberView` as JSON."""
+    lines: list[RenderableType] = []
+    for name, fields in members.items():
+        view = MemberView(**{**fields, "state": MemberState(fields["state"])})
+        if text := complaint(name, view):
+            lines.append(Text(text, _STYLES.get(view.state, "red")))
+    return lines
