@@ -1,6 +1,7 @@
 """One engine in this process as a `Backend`: no router, no hand-offs."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -17,6 +18,7 @@ from baton.engine.counters import Counters
 from baton.engine.engine import Engine
 from baton.engine.schedule.request import RequestSpec
 from baton.engine.status import EngineStatus
+from baton.router.admission.drain_rate import DrainRate
 from baton.router.defaults import MAX_QUEUED
 from baton.rpc.errors import error_from_proto, error_of
 from baton.text.grammar import CompiledGrammar
@@ -44,6 +46,7 @@ class LocalBackend:
         self._model = replace(model, max_model_len=context.engine.plan.max_model_len)
         self._answers: dict[str, LocalAnswer] = {}  # by request id
         self._failure: ApiError | None = None  # why no request can be answered any more
+        self._rate = DrainRate(time.monotonic)  # of requests, while some wait
 
     @property
     def busy(self) -> int:
@@ -73,6 +76,8 @@ class LocalBackend:
         self._check_room()
         request = in_scope(request, self._cache_scope)
         answer = self._answers[request.request_id] = LocalAnswer(request, self._context.worker_id)
+        if self.busy == self._most_running + 1:
+            self._rate.begin()
         try:
             self._submit(answer)
             with self._timed(answer):
@@ -82,6 +87,9 @@ class LocalBackend:
             yield event
         finally:
             del self._answers[request.request_id]
+            self._rate.left(1)
+            if self.busy == self._most_running:
+                self._rate.end()
             if not answer.over:
                 self._cancel(answer, "the client left")
 
@@ -135,11 +143,15 @@ class LocalBackend:
                 origin=self._context.worker_id,
             )
 
+    @property
+    def _most_running(self) -> int:
+        return self._context.config.engine.max_running
+
     def _check_room(self) -> None:
         """Raise OVERLOADED at the limit, or the reason why the engine has stopped."""
         if self._failure is not None:
             raise self._failure
-        bound = self._context.config.engine.max_running + MAX_QUEUED
+        bound = self._most_running + MAX_QUEUED
         if self.busy >= bound:
             raise ApiError(
                 ErrorCode.OVERLOADED,
@@ -147,7 +159,8 @@ class LocalBackend:
                 expected=f"fewer than {bound}",
                 actual=str(self.busy),
                 origin=self._context.worker_id,
-                retry_after_s=RETRY_AFTER_S,
+                # By then, those that wait now run.
+                retry_after_s=self._rate.seconds_for(self.busy - self._most_running, RETRY_AFTER_S),
             )
 
     def _submit(self, answer: LocalAnswer) -> None:
