@@ -6,9 +6,11 @@ import itertools
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 MS_REC, MS_PRIVATE, MNT_DETACH = 0x4000, 0x40000, 2
@@ -77,7 +79,7 @@ class Network:
         namespace = self.names[worker] = f"{self.bridge}{worker}"
         ours = self._link(worker)
         _ip("netns", "add", namespace)
-        _ip("link", "add", ours, "type", "veth", "peer", "name", LINK, "netns", namespace)
+        self._wire(ours, namespace)
         _ip("link", "set", ours, "master", self.bridge, "up")
         _ip("-n", namespace, "addr", "add", f"{self.host(worker)}/24", "dev", LINK)
         _ip("-n", namespace, "link", "set", LINK, "up")
@@ -90,13 +92,60 @@ class Network:
     async def mend(self, worker: str) -> None:
         await asyncio.to_thread(_ip, "link", "set", self._link(worker), "master", self.bridge)
 
+    def carried(self, worker: str) -> int:
+        """Return the bytes that the worker has sent over its link."""
+        link = Path("/sys/class/net") / self._link(worker)
+        return int((link / "statistics/rx_bytes").read_text())
+
+    def _wire(self, ours: str, namespace: str) -> None:
+        """Make the link: our end, to be joined to the bridge, and the namespace's."""
+        _ip("link", "add", ours, "type", "veth", "peer", "name", LINK, "netns", namespace)
+
     def _link(self, worker: str) -> str:
         return f"{self.bridge}{worker}"[-15:]
 
 
 @contextmanager
 def network(*workers: str) -> Iterator[Network]:
-    made = Network(next(_numbers))
+    with _made(Network(next(_numbers)), workers) as made:
+        yield made
+
+
+@dataclass
+class SlowNetwork(Network):
+    """A network whose links have a rate and a delay."""
+
+    rate: str = "100mbit"  # of each direction, as tc spells it
+
+    def _wire(self, ours: str, namespace: str) -> None:
+        """The relay has made both ends."""
+        _ip("link", "set", f"{ours}f", "netns", namespace)
+        _ip("-n", namespace, "link", "set", f"{ours}f", "name", LINK)
+        limit = ("root", "tbf", "rate", self.rate, "burst", "64kb", "latency", "200ms")
+        _run("tc", "qdisc", "replace", "dev", ours, *limit)
+        _run("tc", "-n", namespace, "qdisc", "replace", "dev", LINK, *limit)
+
+    def _link(self, worker: str) -> str:
+        return f"{self.bridge}{worker}"[-14:]  # the relay's other end has a letter more
+
+
+@contextmanager
+def slow_network(*workers: str, delay_ms: float, rate: str) -> Iterator[SlowNetwork]:
+    made = SlowNetwork(next(_numbers), rate=rate)
+    names = [made._link(worker) for worker in workers]
+    relay = Path(__file__).with_name("link_relay.py")
+    words = [sys.executable, str(relay), str(delay_ms), *(f"{name}:{name}f" for name in names)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            with _made(made, workers):
+                yield made
+        finally:
+            process.kill()
+
+
+@contextmanager
+def _made(made: Network, workers: tuple[str, ...]) -> Iterator[Network]:
     try:
         _ip("link", "add", made.bridge, "type", "bridge")
         _ip("addr", "add", f"{made._subnet()}.1/24", "dev", made.bridge)
@@ -111,7 +160,11 @@ def network(*workers: str) -> Iterator[Network]:
 
 
 def _ip(*args: str) -> None:
-    subprocess.run(["ip", *args], check=True, capture_output=True)
+    _run("ip", *args)
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
 
 
 def route(net: Network, worker: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
-from chaos.netns import Network, network, unavailable
+from chaos.netns import network, unavailable
 from deploy.tiny_worker import DEADLINE_S, GRID, Client, prompt, served
 
 from baton.core.address import join_host_port
@@ -116,12 +116,6 @@ async def answers(http: httpx.AsyncClient, prompts: list[list[int]], new: int) -
     return [answer["output_ids"] for answer in found]
 
 
-def carried(net: Network, name: str) -> int:
-    """Return the bytes that a host has sent over its link."""
-    link = Path("/sys/class/net") / net._link(name)
-    return int((link / "statistics/rx_bytes").read_text())
-
-
 @pytest.mark.skipif(unavailable() is not None, reason=f"no hosts of our own: {unavailable()}")
 @pytest.mark.parametrize(
     ("channel", "options"), [("grpc", ()), ("nixl", ("--nixl-interface", "eth0"))]
@@ -136,7 +130,7 @@ async def test_three_hosts(
         hosts = {role: net.host(name) for role, name in names.items()}
         inside = {role: ["ip", "netns", "exec", net.names[name]] for role, name in names.items()}
         async with by_hand(tiny, tmp_path, hosts, inside, *options) as http:
-            before = carried(net, "p")
+            before = net.carried("p")
             assert await answers(http, prompts, 24) == right
             there = await workers(http)
             assert {each.partition(":")[0] for each in there["decode-0"]["channels"].values()} == {
@@ -145,7 +139,7 @@ async def test_three_hosts(
             for name, worker in there.items():
                 assert worker["address"].startswith(f"{hosts[worker['role']]}:"), name
             state = 4 * 1024  # the SSM state of one request alone: 4 heads x 16 x 8 float32
-            assert carried(net, "p") - before > len(prompts) * state
+            assert net.carried("p") - before > len(prompts) * state
 
 
 async def test_ipv6(tiny: Path, tmp_path: Path, rng: random.Random) -> None:

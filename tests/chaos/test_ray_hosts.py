@@ -1,0 +1,185 @@
+"""A cluster on a Ray of several hosts, whose links have a rate and a delay, and break."""
+
+import asyncio
+import random
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos.checked_load import checked_load, questions
+from chaos.netns import slow_network, unavailable
+from chaos.ray_hosts import DEADLINE_S, RayHosts, ray_hosts
+from chaos.served_hosts import ServedHosts, served_hosts
+from deploy.tiny_worker import TINY, prompt, served
+
+from baton.bench.checkpoints import write_checkpoint
+
+pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no hosts: {unavailable()}")
+
+NIXL = ("--nixl-interface", "eth0")
+LABELS = ("--prefill-label", "role=p", "--decode-label", "role=d")
+LEASE_S = 2.0
+STREAMS = 32
+NEW = 120  # tokens of an answer
+STATE = 2 * 1024
+"""Bytes of one request's SSM state alone: 4 heads x 16 x 8 float32."""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", TINY)
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short path: the names of Ray's sockets have to fit in 107 characters."""
+    folder = Path(tempfile.mkdtemp(prefix="bt", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+async def expected(tiny: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
+    """Return the tokens of one engine that does all by itself."""
+    async with served(tiny) as alone:
+        return [(await alone.generate(ids, new))["output_ids"] for ids in prompts]
+
+
+@pytest.mark.parametrize(
+    ("channel", "options"), [("grpc", ()), pytest.param("nixl", NIXL, marks=pytest.mark.chaos)]
+)
+async def test_state_goes_over_the_link(
+    channel: str, options: tuple[str, ...], tiny: Path, short: Path, rng: random.Random
+) -> None:
+    prompts = [prompt(rng, rng.randrange(200, 300)) for _ in range(4)]
+    right = await expected(tiny, prompts, 24)
+    nodes = nodes_of("r", "p", "d")
+    with slow_network(*nodes, delay_ms=2, rate="100mbit") as net, ray_hosts(
+        net, short, nodes
+    ) as hosts:  # fmt: skip
+        both = {"prefill-0", "decode-0"}
+        async with served_hosts(hosts, tiny, both, *LABELS, *options) as cluster:
+            before = net.carried("p")
+            assert [await cluster.generate(ids, 24) for ids in prompts] == right
+            there = await cluster.workers()
+            assert net.carried("p") - before > len(prompts) * STATE
+            channels = there["decode-0"]["channels"].values()
+            assert {each.partition(":")[0] for each in channels} == {channel}
+            for name, host in (("prefill-0", "p"), ("decode-0", "d")):
+                assert await cluster.host_of(name) == host
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("options", [(), NIXL], ids=["grpc", "nixl"])
+async def test_each_host_is_cut_off_in_turn(
+    options: tuple[str, ...], tiny: Path, short: Path, rng: random.Random
+) -> None:
+    """Ray does not count a host as lost in so short a time: its processes stay where they are."""
+    asked = await questions(tiny, rng, STREAMS, NEW)
+    nodes = nodes_of("r", "p0", "p1", "d0", "d1")
+    async with five_hosts(nodes, tiny, short, *options) as (hosts, cluster):
+        before = await cluster.workers()
+        async with checked_load(cluster, asked, STREAMS) as load:
+            for name in ("prefill-0", "decode-0", "prefill-1", "decode-1"):
+                await load.more(STREAMS)
+                host = await cluster.host_of(name)
+                await hosts.net.cut(host)
+                await cluster.until(lambda now, name=name: name not in now)
+                await load.more(STREAMS)
+                await hosts.net.mend(host)
+                await cluster.until(lambda now: now.keys() == before.keys())
+            load.check()
+            await hosts.net.cut("r")
+            await asyncio.sleep(3 * LEASE_S)  # until router and workers have lost each other
+            await hosts.net.mend("r")
+            await cluster.until(lambda now: now.keys() == before.keys())
+            await load.more(STREAMS)
+        load.check()  # requests wait for workers longer than the router was alone
+        after = await cluster.workers()
+        assert identities(after) == identities(before)
+
+
+@pytest.mark.chaos
+async def test_a_killed_hosts_workers_return_elsewhere(
+    tiny: Path, short: Path, rng: random.Random
+) -> None:
+    asked = await questions(tiny, rng, STREAMS, NEW)
+    nodes = nodes_of("r", "p0", "p1", "d0", "d1", cpus=2)
+    async with five_hosts(nodes, tiny, short) as (hosts, cluster):
+        before = await cluster.workers()
+        async with checked_load(cluster, asked, STREAMS) as load:
+            for name in ("decode-0", "prefill-0"):
+                await load.more(STREAMS)
+                host = await cluster.host_of(name)
+                await asyncio.to_thread(hosts.kill, host)
+                await cluster.until(lambda now, name=name: is_later(now, before, name))
+                assert await cluster.host_of(name) != host
+            await load.more(STREAMS)
+        load.check()
+        moved = identities(await cluster.workers()).items() - identities(before).items()
+        assert {name for name, _ in moved} == {"decode-0", "prefill-0"}
+
+
+@pytest.mark.chaos
+async def test_a_host_that_comes_back_too_late_is_refused(
+    tiny: Path, short: Path, rng: random.Random
+) -> None:
+    """Its worker runs elsewhere by then; the old process still believes to be that worker."""
+    asked = await questions(tiny, rng, STREAMS, NEW)
+    nodes = nodes_of("r", "p0", "p1", "d0", "d1", cpus=2)
+    async with five_hosts(nodes, tiny, short) as (hosts, cluster):
+        before = await cluster.workers()
+        host = await cluster.host_of("decode-0")
+        async with checked_load(cluster, asked, STREAMS) as load:
+            await load.more(STREAMS)
+            hosts.stop_raylet(host)  # it would end the old process as soon as it hears of Ray
+            await hosts.net.cut(host)
+            await cluster.until(lambda now: is_later(now, before, "decode-0"))
+            newer = (await cluster.workers())["decode-0"]
+            await hosts.net.mend(host)
+            async with asyncio.timeout(DEADLINE_S):
+                while "a newer start of worker decode-0 is registered" not in hosts.logs(host):
+                    assert (await cluster.workers())["decode-0"] | newer == newer
+                    await asyncio.sleep(0.2)
+            await load.more(STREAMS)
+        load.check()
+        assert identities(await cluster.workers())["decode-0"] == identities({"": newer})[""]
+
+
+def nodes_of(*names: str, cpus: int = 1) -> dict[str, list[str]]:
+    """Return Ray's options for each host, whose label is the first letter of its name."""
+    words = ["--num-cpus", str(cpus)]
+    return {name: [*words, "--labels", f"role={name[0]}"] for name in names}
+
+
+@asynccontextmanager
+async def five_hosts(
+    nodes: dict[str, list[str]], tiny: Path, short: Path, *options: str
+) -> AsyncIterator[tuple[RayHosts, ServedHosts]]:
+    names = {"prefill-0", "prefill-1", "decode-0", "decode-1"}
+    counts = ("--prefill", "2", "--decode", "2", "--lease", f"{LEASE_S:g}")
+    with slow_network(*nodes, delay_ms=2, rate="100mbit") as net, ray_hosts(
+        net, short, nodes
+    ) as hosts:  # fmt: skip
+        async with served_hosts(hosts, tiny, names, *LABELS, *counts, *options) as cluster:
+            assert len({await cluster.host_of(name) for name in names}) == len(names)
+            yield hosts, cluster
+
+
+def identities(workers: dict[str, dict[str, Any]]) -> dict[str, tuple[str, int]]:
+    return {name: (each["address"], each["incarnation"]) for name, each in workers.items()}
+
+
+def is_later(now: dict[str, dict[str, Any]], before: dict[str, dict[str, Any]], name: str) -> bool:
+    """Return True once all are ready, and `name` is so in a later life."""
+    return now.keys() == before.keys() and now[name]["incarnation"] > before[name]["incarnation"]
