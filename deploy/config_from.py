@@ -11,7 +11,7 @@ from baton.deploy.access_options import client_tls_from
 from baton.deploy.cluster.cluster_name import new_name
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.limit_options import limits_from
-from baton.deploy.options import DTYPES, authority_from, folder_from, verify_from
+from baton.deploy.options import DTYPES, authority_from, dtype_from, folder_from, verify_from
 from baton.deploy.placement_options import placement_from
 from baton.deploy.record_options import dump_from, telemetry_from
 from baton.deploy.router_options import lease_ms_from
@@ -31,9 +31,10 @@ def engine_from(given: dict[str, Any]) -> EngineConfig:
     given: the options' values by parameter name. Raises StartError.
     """
     memory = given["memory_gb"]
+    folder = folder_from(given)
     return EngineConfig(
-        model=folder_from(given),
-        dtype=_TORCH_DTYPES[given["dtype"]],
+        model=folder,
+        dtype=_TORCH_DTYPES[dtype_from(given, folder)],
         ssm_dtype=_TORCH_DTYPES[given["mamba_ssm_dtype"]],
         load_format=LoadFormat(given["load_format"]),
         weight_format=WeightFormat(given["weight_format"]),

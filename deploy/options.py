@@ -32,6 +32,7 @@ from baton.text.model_folder import read_json_object
 from baton.transfer.channels.names import AUTO, BETWEEN_PROCESSES
 from baton.worker.state_options import SendSnapshots, StateReturn
 
+AUTO_DTYPE = "auto"
 DTYPES = ("float32", "bfloat16", "float16")
 
 _MODEL = (
@@ -43,8 +44,9 @@ _MODEL = (
                  help="Take a hub model only from this machine's cache."),
 )  # fmt: skip
 _ENGINE = (
-    click.option("--dtype", type=click.Choice(DTYPES), default="float32",
-                 show_default=True, help="Type of weights, activations and KV."),
+    click.option("--dtype", type=click.Choice((AUTO_DTYPE, *DTYPES)), default=AUTO_DTYPE,
+                 show_default=True, help="Type of weights, activations and KV; auto takes the "
+                 "checkpoint's."),
     click.option("--mamba-ssm-dtype", type=click.Choice(["float32", "bfloat16"]),
                  default="float32", show_default=True, help="Type of the SSM states in the pool."),
     click.option("--load-format", type=click.Choice([f.value for f in LoadFormat]),
@@ -214,6 +216,35 @@ def folder_from(given: dict[str, Any]) -> Path:
         return find_model(given["model"], given["revision"], given["offline"])
     except ConfigError as err:
         raise StartError(f"--model {given['model']}: {err}") from err
+
+
+def dtype_from(given: dict[str, Any], folder: Path) -> str:
+    """Return the value of --dtype; for auto, what config.json of the checkpoint names.
+
+    float32 where it names none, as transformers does. Raises StartError.
+    """
+    if given["dtype"] != AUTO_DTYPE:
+        return str(given["dtype"])
+    try:
+        config = read_json_object(folder / "config.json")
+    except ConfigError as err:
+        raise StartError(f"--model {folder}: {err}") from err
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for key in ("dtype", "torch_dtype"):  # transformers 5 writes the first
+            if part.get(key) is not None:
+                return _known_dtype(part[key], folder)
+    return "float32"
+
+
+def _known_dtype(name: object, folder: Path) -> str:
+    plain = str(name).removeprefix("torch.")
+    if plain not in DTYPES:
+        raise StartError(
+            f"--dtype auto: {folder / 'config.json'} names {name!r}; give one of "
+            f"{', '.join(DTYPES)}"
+        )
+    return plain
 
 
 def check_names(given: dict[str, Any]) -> None:

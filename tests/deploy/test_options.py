@@ -1,5 +1,6 @@
 """Tests of the path from the command line to the engine's options."""
 
+import json
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any, Self
 
 import click
 import pytest
+import torch
 from click.testing import CliRunner
 from deploy.wired import wired
 from https_certificates import TestAuthority
@@ -65,6 +67,31 @@ def test_the_options_of_the_prefix_cache_reach_every_worker() -> None:
         assert engine.mamba_track_interval == 512
         assert engine.snapshots_per_prefill == 2
         assert engine.page_size == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, torch.bfloat16),
+        ({"torch_dtype": "float16"}, torch.float16),
+        ({"text_config": {"torch_dtype": "bfloat16"}}, torch.bfloat16),
+        ({"torch_dtype": None}, torch.float32),
+        ({}, torch.float32),
+    ],
+)
+def test_the_dtype_is_the_checkpoints(
+    config: dict[str, Any], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert parse_cluster("--model", str(tmp_path)).engine.dtype is dtype
+    named = parse_cluster("--model", str(tmp_path), "--dtype", "float32")
+    assert named.engine.dtype is torch.float32
+
+
+def test_a_checkpoints_dtype_that_nobody_computes_in_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": "float8_e4m3fn"}))
+    with pytest.raises(StartError, match="names 'float8_e4m3fn'; give one of float32, bfloat16"):
+        parse_cluster("--model", str(tmp_path))
 
 
 def test_every_field_of_the_engine_can_be_set() -> None:
