@@ -23,6 +23,7 @@ from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.preflight import settle_channel
 from baton.deploy.cluster.ray_home import JoinedRay, OwnRay, RayAround, ray_for
 from baton.deploy.cluster.record import ClusterRecord, Detached
+from baton.deploy.cluster.renewal import renewing
 from baton.deploy.cluster.rolling import Rolling
 from baton.deploy.cluster.routers import Routers
 from baton.deploy.cluster.start_progress import Silent, StartProgress
@@ -64,6 +65,7 @@ class Cluster:
             self._fleet = Fleet(self._wiring, detached=detached is not None, budgets=budgets)
             self.routers = Routers(self._wiring, detached=detached is not None)
             self._held = held.pop_all()
+        self._renewing = ExitStack()  # of certificates on other hosts
         self._changing = ChangeLock()
         deadline_s = self.config.start_deadline_s
         self.rolling = Rolling(self._fleet, self.routers, self._changing, deadline_s)
@@ -131,6 +133,8 @@ class Cluster:
         """
         if isinstance(self._ray, OwnRay):
             self._connect("starting")
+        elif isinstance(self.config.authority, Path):
+            self._renewing.enter_context(renewing(self._fleet.certificates))
         if self._record is None or not self._record.serves:
             self._start(self.config.members)
         else:
@@ -167,6 +171,7 @@ class Cluster:
 
         drain_s: None ends everything now.
         """
+        self._renewing.close()  # it calls Ray
         try:
             if self._ray.kill_if_lost():
                 return

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from baton.core.role import Role
 from baton.decode.actor import DecodeActor
@@ -21,6 +22,7 @@ from baton.deploy.errors import ScaleError, StartError
 from baton.deploy.process.memory_budget import MemoryBudget
 from baton.engine.config import EngineConfig
 from baton.prefill.actor import PrefillActor
+from baton.rpc.identity import ProcessRole
 from baton.worker.config import WorkerConfig
 from baton.worker.started import WorkerStarted
 
@@ -152,6 +154,14 @@ class Fleet:
             if actor is not None:  # None if the whole cluster has ended meanwhile
                 actor.end()
             self._wiring.forget(member)
+
+    def certificates(self) -> dict[WorkerHandle, Path]:
+        """Return the folder of each present worker's certificate on this machine."""
+        issuer = self._wiring.credentials
+        return {
+            actor: issuer.folder_of(ProcessRole(member.role), member.worker_id)
+            for member, actor in list(self._actors.items())
+        }
 
     def leave_all(self) -> None:
         self.leave(list(self._actors))

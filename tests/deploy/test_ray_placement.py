@@ -1,6 +1,7 @@
 """Workers on a Ray of two nodes: their GPUs, their node, their address, their certificate."""
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from baton.deploy.cluster.actors import WorkerHandle
 from baton.deploy.cluster.arrival import Arrival, Travel
 from baton.deploy.cluster.demand import Demand
 from baton.deploy.cluster.ray_nodes import living_nodes
+from baton.deploy.cluster.renewal import renewing
 from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig
@@ -159,13 +161,22 @@ def test_no_key_is_in_what_is_printed_of_a_worker() -> None:
     assert "tls.key" in printed and "PRIVATE" not in printed
 
 
-def test_a_renewed_certificate_reaches_it(made: Maker) -> None:
+def test_a_changed_certificate_reaches_each_of_its_lives(made: Maker, tmp_path: Path) -> None:
     handle = made("decode-0", Demand(1))
-    folder = found(handle).credentials
-    assert folder is not None
-    other = CredentialFiles.read(certificate("decode-1"))
-    handle.renew(other).result(DEADLINE_S)
-    assert CredentialFiles.read(folder) == other
+    first = found(handle)
+    here = tmp_path / "here"
+    shutil.copytree(certificate("decode-1"), here)
+    with renewing(lambda: {handle: here}):
+        until(lambda: arrived(first) == CredentialFiles.read(here))
+        os.kill(first.pid, signal.SIGKILL)
+        again: list[Found] = []
+        until(lambda: (life := later(handle, first)) and not again.append(life))
+        until(lambda: arrived(again[0]) == CredentialFiles.read(here))
+
+
+def arrived(life: Found) -> CredentialFiles:
+    assert life.credentials is not None
+    return CredentialFiles.read(life.credentials)
 
 
 def test_each_life_has_a_later_incarnation_whatever_the_clock_says(made: Maker) -> None:

@@ -10,6 +10,7 @@ import pytest
 from deploy.some_ray import DEADLINE_S, some_ray
 from deploy.tiny_worker import GRID, prompt, served
 
+from baton.bench.cluster.scrape import total
 from baton.bench.cluster.stream_client import complete
 from baton.core.role import Role
 from baton.deploy.cluster import ray_start
@@ -45,15 +46,20 @@ async def expected(tiny: Path, prompts: list[list[int]], new: int) -> list[list[
         return [(await alone.generate(ids, new))["output_ids"] for ids in prompts]
 
 
-async def ask(cluster: Cluster, ids: list[int], new: int) -> list[int]:
+async def ask(cluster: Cluster, ids: list[int], new: int, **more: object) -> list[int]:
     body = {"prompt": ids, "temperature": 0, "max_tokens": new, "ignore_eos": True,
-            "return_token_ids": True}  # fmt: skip
+            "return_token_ids": True} | more  # fmt: skip
     return list((await complete(cluster.http_url, body, DEADLINE_S)).token_ids)
+
+
+def placements(cluster: Cluster, rank: int) -> float:
+    name = "baton_router_placements_total"
+    return total([cluster.router.metrics()], name, worker=f"decode-{rank}")
 
 
 def cluster_config(tiny: Path, address: str) -> ClusterConfig:
     engine = EngineConfig(tiny, page_size=GRID, max_running=8, memory_bytes=64 << 20)
-    return ClusterConfig(engine, RouterConfig(tiny), decode=2, threads=1, ray_address=address)
+    return ClusterConfig(engine, RouterConfig(tiny), decode_dp=2, threads=1, ray_address=address)
 
 
 async def test_workers_of_a_lost_host_go_on_elsewhere(
@@ -71,6 +77,10 @@ async def test_workers_of_a_lost_host_go_on_elsewhere(
         with Cluster(cluster_config(tiny, ray.address)) as cluster:
             before = workers(cluster)
             assert {host_of(before[f"decode-{n}"]) for n in range(2)} == {HEAD, OTHER}
+            for rank in range(2):  # whichever host it is on
+                had = placements(cluster, rank)
+                assert await ask(cluster, prompts[rank], 8, routed_dp_rank=rank) == right[rank][:8]
+                assert placements(cluster, rank) == had + 1
             streams = [asyncio.create_task(ask(cluster, ids, LONG)) for ids in prompts]
             await until(lambda: any(worker["placed"] for worker in workers(cluster).values()))
             await asyncio.to_thread(ray.kill, OTHER)
@@ -83,6 +93,11 @@ async def test_workers_of_a_lost_host_go_on_elsewhere(
             ):
                 await asyncio.to_thread(cluster.scale, Role.DECODE, 4, 1.0)
             assert workers(cluster).keys() == before.keys()
+            ray.join(OTHER, "--num-cpus", "1")  # as its operator does, once it is there again
+            await until(lambda: len(living_nodes()) == 2)
+            await asyncio.to_thread(cluster.scale, Role.DECODE, 3, 1.0)
+            assert host_of(workers(cluster)["decode-2"]) == OTHER
+            assert await ask(cluster, prompts[0], 8, routed_dp_rank=2) == right[0][:8]
 
 
 def returned(
