@@ -21,6 +21,10 @@ BENCHES = {
         "baton.bench.one_engine.tracking:tracking",
         "Decode steps with frequent and with rare snapshots, in turns.",
     ),
+    "speculate": (
+        "baton.bench.one_engine.speculate:speculate",
+        "Answers with draft tokens against plain decoding, by how many drafts are right.",
+    ),
     "prefill": (
         "baton.bench.one_engine.prefill:prefill",
         "One engine's prompts and time to first token, against arithmetic and transformers.",

@@ -16,7 +16,7 @@ from baton.deploy.placement_options import placement_from
 from baton.deploy.record_options import dump_from, telemetry_from
 from baton.deploy.router_options import lease_ms_from
 from baton.engine.cache.grids import Strategy
-from baton.engine.choices import LoadFormat, WeightFormat
+from baton.engine.choices import LoadFormat, SpeculativeAlgorithm, WeightFormat
 from baton.engine.config import EngineConfig
 from baton.kernels.kernel_choice import KernelChoice
 from baton.router.config import RouterConfig
@@ -54,6 +54,8 @@ def engine_from(given: dict[str, Any]) -> EngineConfig:
         snapshots_per_prefill=given["snapshots_per_prefill"],
         cached_snapshots=given["cached_snapshots"],
         mamba_full_memory_ratio=given["mamba_full_memory_ratio"],
+        speculative_algorithm=SpeculativeAlgorithm(given["speculative_algorithm"]),
+        speculative_num_draft_tokens=int(given["speculative_num_draft_tokens"]),
         overlap=not given["no_overlap"],
         canary=given["canary"],
     )

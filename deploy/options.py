@@ -19,11 +19,14 @@ from baton.deploy.record_options import check_can_be_made, profile_option
 from baton.deploy.router_options import check_served_name, router_options
 from baton.engine.cache.grids import Strategy
 from baton.engine.choices import (
+    DRAFT_TOKENS,
     HELD_FRACTION,
     LAYER_GROUP_BYTES,
     MEMORY_FRACTION,
     TRACK_INTERVAL,
+    WINDOWS,
     LoadFormat,
+    SpeculativeAlgorithm,
     WeightFormat,
 )
 from baton.engine.loading.hub import find_model
@@ -100,6 +103,15 @@ _ENGINE = (
     click.option("--mamba-full-memory-ratio", type=Ratio(0, min_open=True), default=None,
                  help="Memory of state slots divided by memory of KV pages. When left out, cached "
                  "snapshots get half of what the running requests leave, at most 8 for each."),
+    click.option("--speculative-algorithm",
+                 type=click.Choice([s.value for s in SpeculativeAlgorithm]),
+                 default=SpeculativeAlgorithm.OFF.value, show_default=True,
+                 help="Guess tokens and verify several in one step: ngram guesses what followed "
+                 "the same tokens before. Answers stay the same. Steps do not overlap then."),
+    click.option("--speculative-num-draft-tokens",
+                 type=click.Choice([str(window) for window in WINDOWS[1:]]),
+                 default=str(DRAFT_TOKENS), show_default=True,
+                 help="Tokens that one step verifies of a request: its newest and guesses."),
     click.option("--no-overlap", is_flag=True,
                  help="Plan a step only after the one before it has ended."),
     click.option("--canary", is_flag=True,

@@ -21,7 +21,17 @@ class WeightFormat(StrEnum):
     INT8 = "int8"
 
 
+class SpeculativeAlgorithm(StrEnum):
+    """The source of draft tokens."""
+
+    OFF = "off"  # plain decoding
+    NGRAM = "ngram"  # what followed the same tokens before, in the request itself
+
+
 MEMORY_FRACTION = 0.8
 HELD_FRACTION = 0.5
 LAYER_GROUP_BYTES = 1 << 18
 TRACK_INTERVAL = 256
+DRAFT_TOKENS = 4
+WINDOWS = (1, 2, 4, 8)
+"""Tokens that one step may compute of a request that decodes."""

@@ -10,11 +10,13 @@ import torch
 
 from baton.engine.cache.grids import Strategy
 from baton.engine.choices import (
+    DRAFT_TOKENS,
     HELD_FRACTION,
     LAYER_GROUP_BYTES,
     MEMORY_FRACTION,
     TRACK_INTERVAL,
     LoadFormat,
+    SpeculativeAlgorithm,
     WeightFormat,
 )
 from baton.engine.memory.layout import CacheShape, RecurrentShape
@@ -97,6 +99,16 @@ class EngineConfig:
     snapshots_per_prefill: int | None = None  # most that a prompt's chunk takes; None: by budget
     canary: bool = False  # check that slots and pages hold what each step believes: for debugging
     overlap: bool = True  # plan the next step while one runs
+    speculative_algorithm: SpeculativeAlgorithm = SpeculativeAlgorithm.OFF
+    # Tokens that a step verifies of a request: the newest, and guesses.
+    speculative_num_draft_tokens: int = DRAFT_TOKENS
     cached_snapshots: int | None = None  # slots for the prefix cache; None: by the budget
     # Bytes of all state slots by bytes of all pages; None: see `MemoryPlan.snapshot_slots`.
     mamba_full_memory_ratio: float | None = None
+
+    @property
+    def window(self) -> int:
+        """Tokens that a step computes of a request that decodes, at most."""
+        if self.speculative_algorithm is SpeculativeAlgorithm.OFF:
+            return 1
+        return self.speculative_num_draft_tokens

@@ -42,5 +42,10 @@ class Counters:
         "Prompt tokens of adopted hand-offs whose KV was cached here and was not transferred."
     )
     preemptions: int = _count("Requests that gave up their memory for others.")
+    draft_rows: int = _count("Rows of steps that verified draft tokens.")
+    draft_tokens: int = _count("Draft tokens that were verified.")
+    draft_tokens_accepted: int = _count(
+        "Draft tokens that were the tokens that plain decoding draws."
+    )
     steps: int = _count("Steps that were planned.")
     schedule_seconds: float = _seconds("Host time spent on planning steps.")

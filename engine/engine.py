@@ -41,6 +41,9 @@ from baton.engine.schedule.request_table import RequestTable
 from baton.engine.schedule.row_planner import RowPlanner
 from baton.engine.schedule.scheduler import Scheduler
 from baton.engine.schedule.tracker import Tracker
+from baton.engine.speculation.drafter import drafter_of
+from baton.engine.speculation.kept_inputs import kept_inputs
+from baton.engine.speculation.proposer import Proposer
 from baton.engine.status import EngineStatus
 from baton.text.grammar import CompiledGrammar, GrammarCompiler
 from baton.text.tokenizer import Tokenizer
@@ -60,9 +63,11 @@ class Engine:
         model: Model,
         tokenizer: Tokenizer | None,
         stream: ForwardStream | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         """tokenizer: for stop strings and grammars. stream: where forwards run; None: by the
-        device and the options. Raises ConfigError where the options do not fit."""
+        device and the options. proposer: where the options ask for drafts; None: theirs.
+        Raises ConfigError where the options do not fit."""
         device = torch.device(config.device)
         self.config = config
         self.model_config = model.config
@@ -74,10 +79,12 @@ class Engine:
         tables = RequestTables(self.plan.tables, device)
         self.counters = Counters()
         # no_buffer gives a request's live slot to the cache, so no step may run ahead of its end.
-        ahead = 1 if config.overlap and not self.plan.donates_live else 0
+        # How far a row with drafts gets is known when its step is over.
+        ahead = 1 if config.overlap and not self.plan.donates_live and config.window == 1 else 0
         self._stream = stream or forward_stream(device, overlap=bool(ahead))
+        kept = kept_inputs(self.plan, model)
         self._runner = ModelRunner(
-            model, self.states, self.pages, tables, self._stream, config.layer_group_bytes
+            model, self.states, self.pages, tables, self._stream, config.layer_group_bytes, kept
         )
         self._steps = StepPipeline(self._runner, ahead)
         if isinstance(model, GraphedModel):
@@ -95,25 +102,19 @@ class Engine:
         self._scheduler = Scheduler(
             memory,
             self._donations,
-            RowPlanner(tracker, config.page_size),
+            RowPlanner(tracker, config.page_size, drafter_of(config, model.config, proposer)),
             max_running=config.max_running,
             chunked_prefill_size=self.plan.chunked_prefill_size,
             grid=grids.checkpoint,
             held_fraction=config.held_fraction,
         )
-        eos = frozenset(model.config.eos_token_ids)
-        if tokenizer is not None:
-            eos |= tokenizer.stop_ids
-        self._admission = AdmissionCheck(
-            model.config.vocab_size, self.plan.max_model_len, eos, tokenizer
-        )
+        self._admission = AdmissionCheck(model.config, self.plan.max_model_len, tokenizer)
         self._requests = RequestTable()
         self.reservations = Reservations(self._pools, self.counters)
-        self._canary = (
-            Canary(config.page_size, bool(model.config.recurrent), self.plan.tables.width)
-            if config.canary
-            else None
-        )
+        self._canary = None
+        if config.canary:
+            stateful = bool(model.config.recurrent)
+            self._canary = Canary(config.page_size, stateful, self.plan.tables.width)
         self._results = ResultProcessor(
             self._scheduler,
             self._requests,

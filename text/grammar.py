@@ -157,6 +157,12 @@ class GrammarState:
         self._words = words
         self._allowed: array[int] | None = None  # until the next token
 
+    def fork(self) -> "GrammarState":
+        """Return another answer at this position."""
+        forked = GrammarState(self._matcher.deep_copy(), self._words)
+        forked._allowed = self._allowed
+        return forked
+
     @property
     def ended(self) -> bool:
         """The grammar is satisfied, and no token may follow."""

@@ -3,6 +3,7 @@ leave."""
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
+from copy import copy
 
 from baton.text.errors import GrammarError
 from baton.text.grammar import WORD_BITS, GrammarState
@@ -47,6 +48,17 @@ class TokenRules:
             self._base = _mask_of(allowed_ids, words)
             _clear(self._base, (ids[0] for ids in banned if len(ids) == 1))
         self._allowed: array[int] | None = None  # until the next token
+
+    def fork(self) -> "TokenRules":
+        """Return the rules of another answer that has the same tokens so far."""
+        forked = copy(self)
+        forked._tail = list(self._tail)
+        forked._grammar = None if self._grammar is None else self._grammar.fork()
+        return forked
+
+    def allows(self, token_id: int) -> bool:
+        """Return true if that token may come next. Raises GrammarError where none may."""
+        return bool(self.allowed()[token_id // WORD_BITS] >> token_id % WORD_BITS & 1)
 
     @property
     def follows(self) -> bool:

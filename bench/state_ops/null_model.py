@@ -19,6 +19,7 @@ from baton.engine.memory.state_pool import StatePool
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.torch_kernels import TORCH
+from baton.kernels.verify import Accepted
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -59,6 +60,9 @@ class NullModel:
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """Return zero logits [L, vocab] float32."""
         return torch.zeros(len(batch.logit_tokens), self.config.vocab_size)
+
+    def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
+        """Do nothing."""
 
 
 class TimedStream:

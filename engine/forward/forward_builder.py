@@ -4,13 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
+from baton.engine.forward.forward_batch import ForwardBatch, HostLengths, Window
 from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.forward.layer_progress import LayerProgress
 from baton.engine.forward.recurrent_index import RecurrentIndex
+from baton.engine.forward.verification import WindowPlan, begin_window
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.models.base import Model
 from baton.engine.schedule.batch import Batch
@@ -35,33 +37,41 @@ def pack_forward(batch: Batch, model: Model, pack: HostPack) -> PackedForward:
     The positions and lengths of rows that decode are not among them: the request tables have them.
     """
     starts, ends, read_slots, write_slots, table_rows = batch.columns
+    pack.ints("read_slots", read_slots)
+    pack.ints("write_slots", write_slots)
+    pack.ints("has_initial", starts > 0)
+    if batch.window > 1:
+        starts, ends, table_rows = _window_rows(batch, starts, ends, table_rows)
     lengths, prompts = ends - starts, batch.prompts
+    if batch.window > 1:  # padding computes a token too
+        lengths[: batch.decode_rows * batch.window] = 1
     cu_seqlens = np.concatenate((_ZERO, np.cumsum(lengths)))
     host = HostLengths(
         cu_seqlens=tuple(cu_seqlens.tolist()),
         prefix_lens=tuple(starts.tolist()),
         kv_lens=tuple(ends.tolist()) if model.needs_cpu_seq_lens else (),
-        has_initial=tuple((starts > 0).tolist()),
+        has_initial=tuple(_started(batch).tolist()),
     )
     pack.ints("cu_seqlens", cu_seqlens)
-    pack.ints("read_slots", read_slots)
-    pack.ints("write_slots", write_slots)
-    pack.ints("has_initial", starts > 0)
     pack.ints("table_rows", table_rows)
+    decoding = batch.decode_rows * batch.window
     if prompts:
-        draws, decoding = batch.draws, batch.decode_rows
         runs = (np.arange(row.start, row.end) for row in prompts)
         pack.ints("prompt_positions", np.concatenate(tuple(runs)))
         pack.ints("prompt_ends", ends[decoding:])
         pack.ints("token_rows", np.repeat(table_rows, lengths))
         pack.ints("logit_tokens", _logit_tokens(batch, cu_seqlens))
-        pack.ints("draw_rows", draws.table_rows)
+        pack.ints("draw_rows", batch.draws.table_rows)
+    elif batch.window > 1:
+        pack.same("token_rows", "table_rows")
+        pack.ints("logit_tokens", cu_seqlens[:-1])
+        pack.ints("draw_rows", batch.draws.table_rows)
     else:  # each row has one token, and samples the next
         pack.same("token_rows", "table_rows")
         pack.ints("logit_tokens", cu_seqlens[:-1])
         pack.same("draw_rows", "table_rows")
     snapshots = _snapshots(batch)
-    index = pack.plan(model.plan(host, batch.decode_rows, snapshots))
+    index = pack.plan(model.plan(host, decoding, snapshots))
     return PackedForward(host, snapshots, index)
 
 
@@ -71,17 +81,20 @@ def bind_forward(
     packed: DevicePack,
     tables: RequestTables,
     progress: LayerProgress | None = None,
+    kept: tuple[Tensor, ...] = (),
 ) -> ForwardBatch:
     """Return the ForwardBatch over the packed copy; many tensors are views of it. The tokens, their
     places and the lengths of rows that decode are not known yet: earlier steps may still run.
 
     progress: the listener that layers notify of what they have written.
+    kept: where the inputs of verified tokens go; see `Window`.
     """
+    decode_rows = batch.decode_rows * batch.window
     token_rows = packed.ints("token_rows")
     positions, kv_lens = torch.empty_like(token_rows), packed.empty(len(forward.host.prefix_lens))
     if batch.prompts:
-        positions[batch.decode_rows :].copy_(packed.ints("prompt_positions"))
-        kv_lens[batch.decode_rows :].copy_(packed.ints("prompt_ends"))
+        positions[decode_rows:].copy_(packed.ints("prompt_positions"))
+        kv_lens[decode_rows:].copy_(packed.ints("prompt_ends"))
     return ForwardBatch(
         token_ids=torch.empty_like(positions),
         positions=positions,
@@ -95,11 +108,12 @@ def bind_forward(
         token_pages=torch.empty_like(positions),
         token_offsets=torch.empty_like(positions),
         logit_tokens=packed.ints("logit_tokens"),
-        decode_rows=batch.decode_rows,
+        decode_rows=decode_rows,
         host=forward.host,
         index=forward.index(packed),
         snapshots=forward.snapshots,
         progress=progress,
+        window=Window(batch.window, kept) if batch.window > 1 else None,
     )
 
 
@@ -119,23 +133,35 @@ def same_rows(forward: ForwardBatch, starts: Ints) -> ForwardBatch:
 
 
 def look_up(
-    packed: DevicePack, forward: ForwardBatch, tables: RequestTables, page_size: int
+    packed: DevicePack,
+    forward: ForwardBatch,
+    tables: RequestTables,
+    page_size: int,
+    window: WindowPlan | None = None,
 ) -> Tensor:
     """Fill in what the request tables know by now: the positions of rows that decode, the step's
     tokens and their pages. The tables' lengths then count the tokens that the step samples.
 
+    window: the drafts that the step verifies, one of the tokens behind each sequence.
     Returns [draws] int64: the tokens of each sequence before the one that is sampled.
     """
     decoding, positions = forward.decode_rows, forward.positions
     draw_rows = packed.ints("draw_rows")
-    if decoding == forward.rows:
+    if window is not None:
+        ends = torch.empty_like(draw_rows)
+        tables.advance(draw_rows, ends)
+        seen = begin_window(window, ends[: forward.decode_requests], tables)
+        forward.kv_lens[:decoding].copy_(seen.flatten())
+        positions[:decoding].copy_((seen.flatten() - 1).clamp_(min=0))
+    elif decoding == forward.rows:
         ends = forward.kv_lens
         tables.advance(draw_rows, ends)
     else:  # the draws of rows that decode come first
         ends = torch.empty_like(draw_rows)
         tables.advance(draw_rows, ends)
         forward.kv_lens[:decoding].copy_(ends[:decoding])
-    torch.sub(ends[:decoding], 1, out=positions[:decoding])
+    if window is None:
+        torch.sub(ends[:decoding], 1, out=positions[:decoding])
     torch.remainder(positions, page_size, out=forward.token_offsets)
     rows = packed.ints("token_rows")
     forward.token_ids.copy_(tables.tokens_at(rows, positions))
@@ -157,9 +183,37 @@ def _snapshots(batch: Batch) -> SnapshotPlan | None:
 
 
 def _logit_tokens(batch: Batch, cu_seqlens: Ints) -> Ints:
-    """Return flat token indices: first each draw's, then each scored row's in order of position."""
-    wanted = [cu_seqlens[batch.draws.rows + 1] - 1]
+    """Return flat token indices: first each draw's, of all places of a window, then each scored
+    row's in order of position.
+    """
+    more = batch.decode_rows * (batch.window - 1)  # rows of the forward that are no draw's
+    decoding = cu_seqlens[1 : 1 + batch.decode_rows + more] - 1
+    drawn = batch.draws.rows
+    wanted = [decoding, cu_seqlens[drawn[drawn >= batch.decode_rows] + more + 1] - 1]
     for index, scores in batch.scores:
-        first = cu_seqlens[index] + scores.first_logit - batch.columns[0, index]
+        first = cu_seqlens[index + more] + scores.first_logit - batch.columns[0, index]
         wanted.append(np.arange(first, first + scores.logits))
     return np.concatenate(wanted)
+
+
+def _window_rows(
+    batch: Batch, starts: Ints, ends: Ints, table_rows: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """Return starts, ends and table rows of the forward's rows: each decoding row's tokens by
+    themselves, zeros where they are padding, then the prompts'.
+    """
+    count, size = batch.decode_rows, batch.window
+    places = starts[:count, None] + np.arange(size)
+    real = places < ends[:count, None]
+
+    def joined(tokens: Ints, prompts: Ints) -> Ints:
+        return np.concatenate((np.where(real, tokens, 0).ravel(), prompts[count:]))
+
+    rows = np.broadcast_to(table_rows[:count, None], real.shape)
+    return joined(places, starts), joined(places + 1, ends), joined(rows, table_rows)
+
+
+def _started(batch: Batch) -> "npt.NDArray[np.bool_]":
+    """Return which rows of the forward have a state to begin from."""
+    count, started = batch.decode_rows, batch.columns[0] > 0
+    return np.concatenate((np.repeat(started[:count], batch.window), started[count:]))

@@ -61,7 +61,10 @@ class HostPack:
         """Copy the buffer to the device at once; to a GPU from pinned memory, without waiting for
         it.
         """
-        host = torch.frombuffer(self._buffer, dtype=torch.int64)
+        if self._buffer:
+            host = torch.frombuffer(self._buffer, dtype=torch.int64)
+        else:  # which frombuffer refuses
+            host = torch.empty(0, dtype=torch.int64)
         if device.type == "cpu":
             return DevicePack(host, self._fields, self._lengths)
         packed = host.pin_memory().to(device, non_blocking=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from baton.core.errors import InvariantError
 from baton.core.logprobs import TokenLogprob
@@ -20,16 +21,25 @@ from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.forward.layer_progress import LayerBytes, LayerProgress, OnLayers
 from baton.engine.forward.sampler import Sampled, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
-from baton.engine.forward.step_result import StepResult
+from baton.engine.forward.step_result import Drawn, StepResult
 from baton.engine.forward.table_updates import apply_changes, pack_changes
+from baton.engine.forward.verification import (
+    Verified,
+    WindowPlan,
+    asking_behind,
+    plan_window,
+    sample_window,
+)
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.memory.table_changes import TableEntries
 from baton.engine.models.base import Model
-from baton.engine.schedule.batch import Batch
-from baton.engine.schedule.plain_rows import PlainGroup
+from baton.engine.schedule.batch import Batch, Row
+from baton.engine.schedule.draw import Draw
+from baton.engine.schedule.plain_rows import Ints, PlainGroup
 from baton.kernels.sampling import LogProbs
+from baton.kernels.verify import Accepted
 
 # Far longer than any step: a stream that is silent for so long has lost its device.
 STEP_DEADLINE_S = 600.0
@@ -40,7 +50,7 @@ class Launched:
     """A step that was given to the stream."""
 
     batch: Batch
-    sampled: Pending[Sampled]
+    sampled: Pending[tuple[Sampled, Verified | None]]
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,7 @@ class _Prepared:
     forward: ForwardBatch
     sampling: SamplingBatch
     group: PlainGroup | None  # of the rows, where all are plain
+    window: WindowPlan | None  # where drafts are verified
 
 
 class ModelRunner:
@@ -71,12 +82,15 @@ class ModelRunner:
         tables: RequestTables,
         stream: ForwardStream,
         layer_group_bytes: int,
+        kept: tuple[Tensor, ...] = (),
     ) -> None:
+        """kept: memory for the inputs of verified tokens; see `Window`."""
         self._model = model
         self._states = states
         self._pages = pages
         self._tables = tables
         self._page_size = pages.layout.page_size
+        self._kept = kept
         # A step that could not be packed, and what it was to bring: its requests may have rows in
         # the next step already, which find their pages and positions by it.
         self._unpacked: tuple[TableEntries, Batch] | None = None
@@ -132,23 +146,47 @@ class ModelRunner:
     def _anew(self, batch: Batch, entries: TableEntries, changes: DevicePack | None) -> "_Prepared":
         pack = HostPack()
         plan = pack_forward(batch, self._model, pack)
-        pack_sampling(batch, pack)
+        sampling = batch.draws, batch.asking, batch.scores
+        pack_sampling(*sampling, pack)
         packed = pack.ship(self._device)
-        forward = bind_forward(batch, plan, packed, self._tables, self._progress(batch))
+        progress = self._progress(batch)
+        forward = bind_forward(batch, plan, packed, self._tables, progress, self._kept)
         group = None if batch.rows else batch.plain.group
-        return _Prepared(entries, changes, packed, forward, bind_sampling(batch, packed), group)
+        window = plan_window(batch, self._device) if batch.window > 1 else None
+        draws = bind_sampling(*sampling, packed)
+        return _Prepared(entries, changes, packed, forward, draws, group, window)
 
     @torch.inference_mode()
-    def _run(self, prepared: "_Prepared") -> Sampled:
+    def _run(self, prepared: "_Prepared") -> tuple[Sampled, Verified | None]:
         """Run the forward, sample. Reads nothing back."""
         packed, forward, tables = prepared.packed, prepared.forward, self._tables
         if prepared.changes is not None:
             apply_changes(prepared.entries, prepared.changes, tables)
-        ends = look_up(packed, forward, tables, self._page_size)
+        window, kernels = prepared.window, self._model.kernels
+        ends = look_up(packed, forward, tables, self._page_size, window)
         logits = self._model.forward(forward, self._states, self._pages)
-        sampled = sample(logits, prepared.sampling, ends, tables, self._model.kernels)
+        if window is None:
+            sampled, verified = sample(logits, prepared.sampling, ends, tables, kernels), None
+        else:
+            draws = prepared.sampling, window
+            sampled, verified = sample_window(logits, *draws, ends, tables, kernels)
+            self._commit(forward, window, verified)
         tables.append(packed.ints("draw_rows"), ends, sampled.token_ids)
-        return sampled.to_host()
+        return sampled.to_host(), None if verified is None else verified.to_host()
+
+    def _commit(self, forward: ForwardBatch, window: WindowPlan, verified: Verified) -> None:
+        """Write the states after the tokens that are right."""
+        rows = slice(forward.decode_requests)
+        started = all(forward.host.has_initial[: forward.decode_rows])
+        accepted = Accepted(
+            forward.read_slots[rows],
+            forward.write_slots[rows],
+            None if started else forward.has_initial[rows],
+            verified.counts,
+            window.track_slots,
+            window.track_counts,
+        )
+        self._model.commit(forward, self._states, accepted)
 
     def _progress(self, batch: Batch) -> LayerProgress | None:
         """Return the progress of a step that finishes a prompt to be handed over; None for
@@ -163,19 +201,14 @@ class ModelRunner:
         """Wait for the step and bring its results to the host."""
         batch = launched.batch
         try:
-            sampled = launched.sampled.result(STEP_DEADLINE_S)
+            sampled, verified = launched.sampled.result(STEP_DEADLINE_S)
         except TimeoutError as error:
             raise InvariantError(
                 f"step {batch.sequence} took over {STEP_DEADLINE_S:g} s"
             ) from error
         tokens = sampled.token_ids.numpy()
         scored = _token_logprobs(sampled.scores)
-        logprobs: list[TokenLogprob | None] = [None] * len(tokens)
-        drawn = _token_logprobs(sampled.logprobs)
-        for index, draw in batch.asking:
-            asked = len(draw.sampling.logprob_token_ids)
-            top = draw.sampling.logprobs or 0
-            logprobs[index] = next(drawn).entry(int(tokens[index]), top, asked)
+        logprobs = _of_draws(tokens, batch.asking, sampled.logprobs)
         scores: list[tuple[TokenLogprob, ...]] = []
         for _, row in batch.scores:
             unscored = row.targets[: len(row.targets) - row.logits]
@@ -185,7 +218,36 @@ class ModelRunner:
                 next(scored).entry(token, row.top, asked) for token in row.targets[len(unscored) :]
             ]
             scores.append((*first, *rest))
-        return StepResult(tokens, tuple(logprobs), tuple(scores))
+        behind = () if verified is None else _behind_drafts(batch.decoding, verified)
+        return StepResult(tokens, tuple(logprobs), tuple(scores), behind)
+
+
+def _behind_drafts(rows: tuple[Row, ...], verified: Verified) -> tuple[tuple[Drawn, ...], ...]:
+    """Return what was drawn behind the right drafts of each row, in order."""
+    tokens, counts = verified.tokens.numpy(), verified.counts.tolist()
+    behind: list[list[Drawn]] = [[] for _ in rows]
+    for place, found in enumerate(verified.logprobs, 1):
+        logprobs = _of_draws(tokens[:, place], asking_behind(rows, place), found)
+        for index, drawn in enumerate(behind):
+            if place < counts[index]:
+                drawn.append((int(tokens[index, place]), logprobs[index]))
+    return tuple(map(tuple, behind))
+
+
+def _of_draws(
+    tokens: Ints, asking: tuple[tuple[int, Draw], ...], found: LogProbs | None
+) -> list[TokenLogprob | None]:
+    """Return the log probabilities of each draw, None where they are not asked for.
+
+    tokens: [draws]. found: those of `asking`, in order.
+    """
+    logprobs: list[TokenLogprob | None] = [None] * len(tokens)
+    drawn = _token_logprobs(found)
+    for index, draw in asking:
+        asked = len(draw.sampling.logprob_token_ids)
+        top = draw.sampling.logprobs or 0
+        logprobs[index] = next(drawn).entry(int(tokens[index]), top, asked)
+    return logprobs
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,14 @@ class Sampled:
         if not self.token_ids.is_cuda:
             return self
         return Sampled(
-            _pinned(self.token_ids),
-            None if self.logprobs is None else LogProbs(*map(_pinned, self.logprobs)),
-            None if self.scores is None else LogProbs(*map(_pinned, self.scores)),
+            pinned(self.token_ids),
+            None if self.logprobs is None else LogProbs(*map(pinned, self.logprobs)),
+            None if self.scores is None else LogProbs(*map(pinned, self.scores)),
         )
 
 
-def _pinned(tensor: Tensor) -> Tensor:
+def pinned(tensor: Tensor) -> Tensor:
+    """Start copying `tensor` to pinned memory."""
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
 

@@ -7,8 +7,8 @@ import numpy as np
 from torch import Tensor
 
 from baton.engine.forward.host_pack import DevicePack, HostPack
-from baton.engine.schedule.batch import Batch, Draws
-from baton.engine.schedule.draw import DrawRecords
+from baton.engine.schedule.batch import Draws, Scores
+from baton.engine.schedule.draw import Draw, DrawRecords
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,16 @@ class SamplingBatch:
     score_asked: Tensor  # [S, m], as logprob_asked
 
 
-def pack_sampling(batch: Batch, pack: HostPack) -> None:
-    """Put the fields of the step's SamplingBatch into `pack`."""
-    draws = batch.draws
+Asking = tuple[tuple[int, Draw], ...]
+Scored = tuple[tuple[int, Scores], ...]
+
+
+def pack_sampling(draws: Draws, asking: Asking, scored: Scored, pack: HostPack) -> None:
+    """Put the fields of a SamplingBatch into `pack`.
+
+    asking: the draws that want log probabilities. scored: the rows that score their prompts. See
+    `Batch`, which has both with the draws of its step.
+    """
     records = draws.records
     if records["special"].any():
         _pack_random(draws, pack)
@@ -76,23 +83,24 @@ def pack_sampling(batch: Batch, pack: HostPack) -> None:
         ]
         pack.ints("allowed_rows", [i for i, _ in masks])
         pack.ints("allowed", chain.from_iterable(mask for _, mask in masks))
-    pack.ints("logprob_rows", [i for i, _ in batch.asking])
-    wanted = [draw.sampling.logprob_token_ids for _, draw in batch.asking]
+    pack.ints("logprob_rows", [i for i, _ in asking])
+    wanted = [draw.sampling.logprob_token_ids for _, draw in asking]
     _pack_asked("logprob_asked", [(asked, 1) for asked in wanted], pack)
-    targets = [scores.targets[-scores.logits :] for _, scores in batch.scores if scores.logits]
+    targets = [scores.targets[-scores.logits :] for _, scores in scored if scores.logits]
     pack.ints("score_targets", [token for run in targets for token in run])
-    asked = [(scores.asked, scores.logits) for _, scores in batch.scores if scores.logits]
+    asked = [(scores.asked, scores.logits) for _, scores in scored if scores.logits]
     _pack_asked("score_asked", asked, pack)
 
 
-def bind_sampling(batch: Batch, packed: DevicePack) -> SamplingBatch:
+def bind_sampling(
+    draws: Draws, asking: Asking, scored: Scored, packed: DevicePack
+) -> SamplingBatch:
     """Return the SamplingBatch over the packed copy. Parts that the step does not need are None."""
-    draws = batch.draws
     records = draws.records
-    asking = [draw.sampling for _, draw in batch.asking]
-    asked = max((len(sampling.logprob_token_ids) for sampling in asking), default=0)
-    scored = [scores.top for _, scores in batch.scores if scores.logits]
-    score_asked = max((len(s.asked) for _, s in batch.scores if s.logits), default=0)
+    askers = [draw.sampling for _, draw in asking]
+    asked = max((len(sampling.logprob_token_ids) for sampling in askers), default=0)
+    tops = [scores.top for _, scores in scored if scores.logits]
+    score_asked = max((len(s.asked) for _, s in scored if s.logits), default=0)
     score_targets = packed.ints("score_targets")
     short = records["short"].any()
     return SamplingBatch(
@@ -102,11 +110,11 @@ def bind_sampling(batch: Batch, packed: DevicePack) -> SamplingBatch:
         biases=_bind_biases(packed) if records["biased"].any() else None,
         short=(packed.ints("short_draws"), packed.ints("short_rows")) if short else None,
         allowed=_bind_allowed(packed) if records["masked"].any() else None,
-        logprob_rows=packed.ints("logprob_rows") if asking else None,
-        logprob_top=max((sampling.logprobs or 0 for sampling in asking), default=0),
-        logprob_asked=packed.ints("logprob_asked").view(len(asking), asked),
-        score_targets=score_targets if scored else None,
-        score_top=max(scored, default=0),
+        logprob_rows=packed.ints("logprob_rows") if askers else None,
+        logprob_top=max((sampling.logprobs or 0 for sampling in askers), default=0),
+        logprob_asked=packed.ints("logprob_asked").view(len(askers), asked),
+        score_targets=score_targets if tops else None,
+        score_top=max(tops, default=0),
         score_asked=packed.ints("score_asked").view(score_targets.shape[0], score_asked),
     )
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from baton.core.logprobs import TokenLogprob
 from baton.engine.schedule.plain_rows import Ints
 
+Drawn = tuple[int, TokenLogprob | None]
+"""A sampled token, and its log probabilities where they are asked for."""
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -13,3 +16,5 @@ class StepResult:
     token_ids: Ints  # one a draw
     logprobs: tuple[TokenLogprob | None, ...]  # one a draw; None where not asked for
     scores: tuple[tuple[TokenLogprob, ...], ...]  # one a scored row; one entry a target
+    # What was drawn behind the right drafts of each row that decodes; empty without a window.
+    behind_drafts: tuple[tuple[Drawn, ...], ...] = ()

@@ -34,6 +34,13 @@ class RecurrentShape:
     conv: tuple[int, int]
     ssm: tuple[int, ...] | None
     fused: tuple[SubBlock, ...] = ()  # of the channels, as [x | B | C]; empty: one of them all
+    # Values a token, beside the convolution's inputs, that the state moves on by: decays and rates.
+    gates: int = 0
+
+    @property
+    def kept(self) -> int:
+        """Values that verifying a token keeps, for the state to be computed again."""
+        return self.conv[0] + self.gates
 
     @property
     def conv_blocks(self) -> tuple[SubBlock, ...]:
@@ -50,7 +57,10 @@ class RecurrentShape:
         conv = parts(self.conv_blocks, rank, size)
         heads = length(parts(self.ssm_blocks, rank, size))
         return RecurrentShape(
-            (length(conv), self.conv[1]), self.ssm and (heads, *self.ssm[1:]), conv
+            (length(conv), self.conv[1]),
+            self.ssm and (heads, *self.ssm[1:]),
+            conv,
+            self.gates // size,
         )
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from baton.core.errors import ConfigError
 from baton.engine.cache.grids import Grids, Strategy, resolve
+from baton.engine.choices import WINDOWS
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.memory.layout import PageLayout, SlotLayout
 from baton.engine.memory.request_tables import TableSizes
@@ -99,6 +100,7 @@ class MemoryPlan:
             running=running,
             prompt_tokens=self.chunked_prefill_size,
             context=self._wanted_len,
+            window=self.config.window,
         )
 
     @property
@@ -288,6 +290,7 @@ class MemoryPlan:
             "parts of attention": step.attention,
             "expanded latents": step.latents + self._gathered_bytes,
             "graphs": step.graphs,
+            "inputs of verified tokens": step.kept,
         }
 
     @property
@@ -313,6 +316,22 @@ class MemoryPlan:
             raise ConfigError(
                 "cached_snapshots and mamba_full_memory_ratio both size the slots for snapshots: "
                 f"give one of them; got {config.cached_snapshots} and {ratio}"
+            )
+        if config.window > 1 and config.device != "cpu":
+            raise ConfigError(
+                "speculative_algorithm is for CPUs: steps that verify draft tokens are not built "
+                f"for GPUs yet; use speculative_algorithm off with device {config.device}"
+            )
+        if config.window > 1 and self.donates_live:
+            raise ConfigError(
+                "speculative_algorithm needs snapshots in slots of their own, because no_buffer "
+                "caches a live state whose draft tokens may be wrong: use "
+                "mamba_scheduler_strategy extra_buffer or auto, or speculative_algorithm off"
+            )
+        if config.speculative_num_draft_tokens not in WINDOWS[1:]:
+            raise ConfigError(
+                f"speculative_num_draft_tokens must be one of {', '.join(map(str, WINDOWS[1:]))}; "
+                f"got {config.speculative_num_draft_tokens}"
             )
         if config.tickets < 0:
             raise ConfigError(f"tickets must be at least 0; got {config.tickets}")

@@ -33,16 +33,34 @@ class StepMemory:
     running: int
     prompt_tokens: int
     context: int
+    window: int = 1  # tokens that a step computes of a request that decodes
 
     @property
     def total(self) -> int:
-        return self.activations + self.logits + self.attention + self.latents + self.graphs
+        parts = self.activations, self.logits, self.attention, self.latents, self.graphs, self.kept
+        return sum(parts)
+
+    @property
+    def rows(self) -> int:
+        """Tokens of the requests that decode."""
+        return self.running * self.window
+
+    @property
+    def kept(self) -> int:
+        """Bytes of what verified tokens keep for the commit of those that are right: in each
+        recurrent layer the convolution's inputs, decays and rates."""
+        return self.kept_token * self.rows if self.window > 1 else 0
+
+    @property
+    def kept_token(self) -> int:
+        """Bytes that a verified token keeps, of all recurrent layers."""
+        return self._item * sum(layer.kept for layer in self.model.recurrent)
 
     @property
     def activations(self) -> int:
         """Bytes of one layer's intermediates, and of its prompts' states at the ends of chunks."""
         model = self.model
-        tokens = self.prompt_tokens + self.running
+        tokens = self.prompt_tokens + self.rows
         chunk = model.mamba_chunk_size
         states = 0
         for layer in model.recurrent:
@@ -53,7 +71,7 @@ class StepMemory:
     def logits(self) -> int:
         """Bytes of the logits of all drawn and scored tokens, and of what sampling makes of
         them."""
-        rows = self.running + SCORED_ROWS
+        rows = self.rows + SCORED_ROWS
         return _FLOAT32 * _COPIES_OF_LOGITS * rows * self.model.vocab_size
 
     @property
@@ -70,7 +88,7 @@ class StepMemory:
             width, groups = shape.width, -(-heads // HEADS_OF_LATENT)
         else:
             width, groups = shape.head_dim, shape.kv_heads
-        return parts_bytes(self.running, heads, width, self.context, most_parts(groups))
+        return parts_bytes(self.rows, heads, width, self.context, most_parts(groups))
 
     @property
     def latents(self) -> int:

@@ -12,6 +12,7 @@ from baton.engine.memory.state_pool import StatePool
 from baton.kernels.base import Kernels
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
+from baton.kernels.verify import Accepted
 
 
 class Model(Protocol):
@@ -42,6 +43,12 @@ class Model(Protocol):
         """Run one step, which reads and writes `states` and `pages`.
 
         Returns logits [L, vocab] float32 of `batch.logit_tokens`.
+        """
+        ...
+
+    def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
+        """Write the recurrent states after the accepted tokens of a step that verified several a
+        row, the last that `forward` ran.
         """
         ...
 

@@ -14,12 +14,14 @@ from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.layers.base import Layer
 from baton.engine.models.layers.norm import Norm
+from baton.engine.models.recurrent_layer import RecurrentLayer
 from baton.engine.models.scope import Tally
 from baton.engine.models.step import Step
 from baton.kernels.base import AttentionKind, Kernels
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.linear import Matrix, Weight
+from baton.kernels.verify import Accepted
 
 
 class Block(Protocol):
@@ -78,6 +80,7 @@ class Decoder:
     mixing: int
     embedding_multiplier: float = 1.0
     logits_divisor: float = 1.0
+    recurrent: tuple[RecurrentLayer, ...] = ()
 
     @property
     def weight_bytes(self) -> int:
@@ -112,3 +115,10 @@ class Decoder:
         wanted = self.norm(wanted)
         logits = self.kernels.linear(wanted, self.head, None).float()
         return self.kernels.scaled(logits, 1.0 / self.logits_divisor)
+
+    @torch.no_grad()
+    def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
+        """Write the states after accepted tokens; see `baton.engine.models.base.Model`."""
+        kept = batch.kept
+        for layer in self.recurrent:
+            layer.commit(kept[layer.index], states, accepted)

@@ -199,6 +199,7 @@ def decoder(
         mixing=max((i for i, block in enumerate(blocks, 1) if block.mixes), default=0),
         embedding_multiplier=embedding_multiplier,
         logits_divisor=logits_divisor,
+        recurrent=tuple(scope.recurrent),
     )
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.loading.weights import Shape, WeightSource
+from baton.engine.models.recurrent_layer import RecurrentLayer
 from baton.engine.ranks.comm import Comm, Shard
 from baton.kernels import huge_pages
 from baton.kernels.base import Kernels
@@ -38,6 +39,8 @@ class Scope:
     int8: bool = False  # matrices are rounded to 8 bits
     prefix: str = ""
     tally: Tally = field(default_factory=Tally)
+    # The layers with a recurrent state, in the order in which they were built.
+    recurrent: list[RecurrentLayer] = field(default_factory=list)
 
     def at(self, name: str) -> "Scope":
         """Return the scope of the part called `name`."""

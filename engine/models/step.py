@@ -23,13 +23,14 @@ from baton.kernels.mamba2 import Mamba2Prefill
 class DecodeRows:
     """The rows of one token each, which come first. D rows, D tokens."""
 
-    read_slots: Tensor  # [D] int64
-    write_slots: Tensor  # [D] int64
-    has_initial: Tensor | None  # [D] bool; None where every row has one
+    read_slots: Tensor  # [D] int64; of requests where several tokens a request are verified
+    write_slots: Tensor  # [D] int64, likewise
+    has_initial: Tensor | None  # [D] bool, likewise; None where every row has one
     block_tables: Tensor  # [any, max pages] int32, see ForwardBatch
     table_rows: Tensor  # [D] int64, into block_tables
     kv_lens: Tensor  # [D] int64
     kv_lens_host: tuple[int, ...]
+    kept: tuple[Tensor, ...] | None  # where verified tokens' inputs go, a recurrent layer each
 
 
 @dataclass(frozen=True)
@@ -107,35 +108,41 @@ class Step:
 
     def ssm(self, index: int) -> Tensor:
         """Return [slots, *ssm shape], the SSM states of recurrent layer `index`."""
-        pool = self.states.ssm[index]
-        if pool is None:
-            raise InvariantError(f"recurrent layer {index} has no SSM state in the pool's layout")
-        return pool
+        return ssm_pool(self.states, index)
+
+
+def ssm_pool(states: StatePool, index: int) -> Tensor:
+    """Return [slots, *ssm shape], the SSM states of recurrent layer `index`."""
+    pool = states.ssm[index]
+    if pool is None:
+        raise InvariantError(f"recurrent layer {index} has no SSM state in the pool's layout")
+    return pool
 
 
 def _decode_rows(batch: ForwardBatch) -> DecodeRows:
-    rows = slice(batch.decode_rows)
+    rows, requests = slice(batch.decode_rows), slice(batch.decode_requests)
     return DecodeRows(
-        read_slots=batch.read_slots[rows],
-        write_slots=batch.write_slots[rows],
-        has_initial=None if all(batch.host.has_initial[rows]) else batch.has_initial[rows],
+        read_slots=batch.read_slots[requests],
+        write_slots=batch.write_slots[requests],
+        has_initial=None if all(batch.host.has_initial[rows]) else batch.has_initial[requests],
         block_tables=batch.block_tables,
         table_rows=batch.table_rows[rows],
         kv_lens=batch.kv_lens[rows],
         kv_lens_host=batch.host.kv_lens[rows],
+        kept=None if batch.window is None else batch.kept,
     )
 
 
 def _prefill_rows(batch: ForwardBatch) -> PrefillRows:
-    first = batch.decode_rows
+    first, request = batch.decode_rows, batch.decode_requests
     cu_seqlens_host, prefix_lens_host = batch.host.prefill(first)
     rows = RaggedRows(
         cu_seqlens=batch.cu_seqlens[first:] - first,
         cu_seqlens_host=cu_seqlens_host,
         prefix_lens_host=prefix_lens_host,
-        read_slots=batch.read_slots[first:],
-        write_slots=batch.write_slots[first:],
-        has_initial=batch.has_initial[first:],
+        read_slots=batch.read_slots[request:],
+        write_slots=batch.write_slots[request:],
+        has_initial=batch.has_initial[request:],
     )
     index = batch.index
     return PrefillRows(

@@ -6,7 +6,7 @@ from itertools import repeat
 from baton.core.finish import FinishReason, Usage
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.engine.checks.canary import Canary
-from baton.engine.forward.step_result import StepResult
+from baton.engine.forward.step_result import Drawn, StepResult
 from baton.engine.output.events import (
     ChunkComputed,
     Event,
@@ -66,8 +66,11 @@ class ResultProcessor:
             rows, first = batch.all_rows, 0
         draws = zip(token_ids[first:], result.logprobs[first:], strict=True)
         scores = iter(result.scores)
-        for row in rows:
+        for index, row in enumerate(rows):
             drawn = next(draws) if row.draw is not None else None
+            if row.drafts and drawn is not None:
+                self._process_drafts(row, (drawn, *result.behind_drafts[index]), outbox)
+                continue
             scored = next(scores) if row.scores is not None else None
             self._process_row(row, drawn, scored, outbox)
 
@@ -100,6 +103,25 @@ class ResultProcessor:
                 stop = request.stopper.push(request.output)
                 if stop is not None:
                     outbox.append(self.finish(request, stop))
+
+    def _process_drafts(self, row: Row, drawn: tuple[Drawn, ...], outbox: list[Event]) -> None:
+        """Process the tokens of a row that verified drafts, one after another, as the results of
+        rows of one token. Those behind the end of the answer come to nothing, as the snapshot of a
+        depth that was not reached.
+
+        drawn: behind the newest token, and behind each draft that is right.
+        """
+        request = self._requests.at(row.serial)
+        current = request is not None and request.admissions == row.admission
+        if request is not None and current:
+            self._memory.count_accepted(len(drawn) - 1)
+        reached = row.start + len(drawn)
+        self._donations.drop([t for t in row.tracked if t.depth > reached])
+        for single, token in zip(row.accepted(len(drawn)), drawn, strict=True):
+            if request is not None and current:
+                request.computed = single.end
+                request.drawn = single.position + 1
+            self._process_row(single, token, None, outbox)
 
     def _process_row(
         self,

@@ -23,6 +23,7 @@ from baton.engine.replay.static_step import StaticStep
 from baton.kernels.base import Kernels
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
+from baton.kernels.verify import Accepted
 
 
 class Capture(Protocol):
@@ -106,11 +107,16 @@ class GraphedModel:
         size = next(size for size in self._sizes if size >= batch.rows)
         return self._at(size, states, pages, batch.block_tables).run(batch)
 
+    def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
+        """Write the states after accepted tokens; see `baton.engine.models.base.Model`."""
+        self._model.commit(batch, states, accepted)
+
     def _replayable(self, batch: ForwardBatch) -> bool:
         return (
             batch.decode_rows == batch.rows == batch.logit_tokens.shape[0]
             and batch.rows <= self._sizes[-1]
             and batch.progress is None
+            and batch.window is None
         )
 
     def _at(self, size: int, states: StatePool, pages: PagePool, block_tables: Tensor) -> _Captured:

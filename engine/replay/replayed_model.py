@@ -18,6 +18,7 @@ from baton.kernels.base import Kernels
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.native.recorder import Native, NotRecordableError, Recording
+from baton.kernels.verify import Accepted
 
 _KEPT = 16  # recordings; making one costs about what a step does
 
@@ -32,10 +33,12 @@ class _Recorded:
     states: StatePool
     pages: PagePool
 
-    def is_on(self, states: StatePool, pages: PagePool, block_tables: Tensor) -> bool:
+    def is_on(self, states: StatePool, pages: PagePool, batch: ForwardBatch) -> bool:
         """Return true if the recording reads and writes this memory."""
-        mine = self.states, self.pages, self.inputs.batch.block_tables
-        return all(map(is_, mine, (states, pages, block_tables)))
+        mine = self.inputs.batch
+        kept, others = (b.window.kept if b.window is not None else None for b in (mine, batch))
+        memory = self.states, self.pages, mine.block_tables, kept
+        return all(map(is_, memory, (states, pages, batch.block_tables, others)))
 
     def run(self, batch: ForwardBatch) -> Tensor:
         self.inputs.refresh(batch)
@@ -53,7 +56,8 @@ class ReplayedModel:
     def __init__(self, model: Model, native: Native) -> None:
         self._model = model
         self._native = native
-        self._recorded: OrderedDict[int, _Recorded] = OrderedDict()  # by rows
+        # By rows, and tokens that each request of them verifies.
+        self._recorded: OrderedDict[tuple[int, int], _Recorded] = OrderedDict()
         self._recordable = True
 
     @property
@@ -85,6 +89,10 @@ class ReplayedModel:
             return self._model.forward(batch, states, pages)
         return recorded.run(batch)
 
+    def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
+        """Write the states after accepted tokens; see `baton.engine.models.base.Model`."""
+        self._model.commit(batch, states, accepted)
+
     def _replayable(self, batch: ForwardBatch) -> bool:
         return (
             self._recordable
@@ -93,22 +101,22 @@ class ReplayedModel:
         )
 
     def _find(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> _Recorded | None:
-        found = self._recorded.pop(batch.rows, None)
-        if found is None or not found.is_on(states, pages, batch.block_tables):
+        key = batch.rows, batch.decode_requests
+        found = self._recorded.pop(key, None)
+        if found is None or not found.is_on(states, pages, batch):
             try:
-                found = self._record(batch.rows, states, pages, batch.block_tables)
+                found = self._record(batch, states, pages)
             except NotRecordableError:
                 self._recordable = False
                 return None
-        self._recorded[batch.rows] = found
+        self._recorded[key] = found
         if len(self._recorded) > _KEPT:
             self._recorded.popitem(last=False)
         return found
 
-    def _record(
-        self, rows: int, states: StatePool, pages: PagePool, block_tables: Tensor
-    ) -> _Recorded:
-        inputs = StaticStep.of(rows, block_tables, has_initial=True)
+    def _record(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> _Recorded:
+        rows, tables = batch.rows, batch.block_tables
+        inputs = StaticStep.of(rows, tables, has_initial=True, window=batch.window)
         forward = partial(self._model.forward, inputs.batch, states, pages)
         recording, logits = self._native.record(forward)
         return _Recorded(inputs, logits, recording, states, pages)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
+from baton.engine.forward.forward_batch import ForwardBatch, HostLengths, Window
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,13 @@ class StaticStep:
     batch: ForwardBatch
 
     @staticmethod
-    def of(rows: int, block_tables: Tensor, has_initial: bool) -> "StaticStep":
+    def of(
+        rows: int, block_tables: Tensor, has_initial: bool, window: Window | None = None
+    ) -> "StaticStep":
         """Make a step of padding rows over the resident `block_tables`. has_initial: of all rows,
         where the host decides by it; false: they are looked at on the device.
         """
+        requests = rows // (window.tokens if window is not None else 1)
         device = block_tables.device
         fields = torch.zeros((9, rows), dtype=torch.int64, device=device)
         ids, positions, kv_lens, read, write, table_rows, token_pages, token_offsets, logits = (
@@ -32,9 +35,9 @@ class StaticStep:
             positions=positions,
             cu_seqlens=torch.arange(rows + 1, device=device),
             kv_lens=kv_lens,
-            read_slots=read,
-            write_slots=write,
-            has_initial=torch.ones(rows, dtype=torch.bool, device=device),
+            read_slots=read[:requests],
+            write_slots=write[:requests],
+            has_initial=torch.ones(requests, dtype=torch.bool, device=device),
             block_tables=block_tables,
             table_rows=table_rows,
             token_pages=token_pages,
@@ -42,6 +45,7 @@ class StaticStep:
             logit_tokens=logits,
             decode_rows=rows,
             host=HostLengths(ends, ones, ones, (has_initial,) * rows),
+            window=window,
         )
         return StaticStep(fields, batch)
 
@@ -61,5 +65,6 @@ class StaticStep:
         ]
         if rows < mine.rows:
             self.fields.zero_()
-        torch._foreach_copy_([field[:rows] for field in self.fields], sources, non_blocking=True)
-        mine.has_initial[:rows].copy_(batch.has_initial)
+        fields = [f[: s.shape[0]] for f, s in zip(self.fields, sources, strict=True)]
+        torch._foreach_copy_(fields, sources, non_blocking=True)
+        mine.has_initial[: batch.decode_requests].copy_(batch.has_initial)

@@ -1,9 +1,10 @@
 """The checks that a request must pass to enter the engine."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from baton.core.cache_salt import SALT_BYTES, is_salt
 from baton.core.errors import RequestError, TooLargeError
+from baton.engine.config import ModelConfig
 from baton.engine.output.stop_checker import StopChecker
 from baton.engine.schedule.request import RequestSpec
 from baton.text.errors import GrammarError
@@ -17,13 +18,14 @@ class AdmissionCheck:
 
     def __init__(
         self,
-        vocab_size: int,
+        model: ModelConfig,
         max_model_len: int,
-        eos_ids: Iterable[int],
         tokenizer: Tokenizer | None,
     ) -> None:
-        self._vocab_size = vocab_size
+        """tokenizer: for stop strings and grammars. It may have end tokens of its own."""
+        vocab_size = self._vocab_size = model.vocab_size
         self._max_model_len = max_model_len
+        eos_ids = {*model.eos_token_ids, *(() if tokenizer is None else tokenizer.stop_ids)}
         self._eos_ids = frozenset(token for token in eos_ids if 0 <= token < vocab_size)
         self._tokenizer = tokenizer
         self.grammars = (

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from baton.engine.choices import WINDOWS
 from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
 from baton.engine.schedule.draw import DRAW_RECORD, Draw, DrawRecords
 from baton.engine.schedule.plain_rows import NO_PLAIN, Ints, PlainRows
@@ -61,6 +62,30 @@ class Row(NamedTuple):
     held: str = ""  # the request's name, where this is the last chunk of one that will be held
     held_pages: tuple[int, ...] = ()  # of such a request, in token order
     position: int = 0  # among the output, of the token that it samples
+    # Guesses of the tokens that follow the newest: the row verifies them, and samples behind each
+    # of them. `end` counts them, and a snapshot among them has a slot beside `write_slot`.
+    drafts: tuple[int, ...] = ()
+    draft_draws: tuple[Draw, ...] = ()  # one behind each draft
+
+    def accepted(self, count: int) -> "tuple[Row, ...]":
+        """Return the decode rows that computing the first `count` of its tokens one by one would
+        have been.
+        """
+        rows = []
+        for place in range(count):
+            end = self.start + place + 1
+            rows.append(
+                self._replace(
+                    start=end - 1,
+                    end=end,
+                    read_slot=self.write_slot if place else self.read_slot,
+                    tracked=tuple(tracked for tracked in self.tracked if tracked.depth == end),
+                    position=self.position + place,
+                    drafts=(),
+                    draft_draws=(),
+                )
+            )
+        return tuple(rows)
 
 
 class Draws(NamedTuple):
@@ -91,6 +116,14 @@ class Batch:
     def prompts(self) -> tuple[Row, ...]:
         """The rows that do not decode, the last of the step."""
         return self.rows[self.decode_rows - len(self.plain) :]
+
+    @cached_property
+    def window(self) -> int:
+        """Tokens of each decoding row in the forward, the last ones padding where a row has fewer:
+        a size that steps are kept for.
+        """
+        most = 1 + max((len(row.drafts) for row in self.decoding), default=0)
+        return next(size for size in WINDOWS if size >= most)
 
     @cached_property
     def columns(self) -> Ints:

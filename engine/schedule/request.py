@@ -1,5 +1,6 @@
 """A request: what the caller asked for, and the engine's own record of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -88,6 +89,7 @@ class Request:
     """
 
     __slots__ = (
+        "_known",
         "_prompt_key",
         "admissions",
         "announced",
@@ -153,6 +155,7 @@ class Request:
         # Its place in `PlainTable`, which alone knows `computed`, `drawn` and `settled` then. -1:
         # it is not there.
         self.plain_place = -1
+        self._known: list[int] | None = None  # made where they are asked for in each step
         self._prompt_key: bytes | None = None  # made once: it costs more than a look-up with it
 
     @property
@@ -197,6 +200,16 @@ class Request:
         planned.
         """
         return self.rules is not None and self.rules.follows and self.pending > 0
+
+    @property
+    def known_ids(self) -> Sequence[int]:
+        """Prompt and output, as far as they are known. Not to be changed."""
+        known = self._known
+        prompt = self.spec.prompt_ids
+        if known is None:
+            known = self._known = list(prompt)
+        known += self.output[len(known) - len(prompt) :]
+        return known
 
     def token_ids(self, start: int, end: int) -> tuple[int, ...]:
         """Return tokens [start, end) of prompt and output, as far as they are known."""

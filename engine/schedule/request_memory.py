@@ -55,6 +55,15 @@ class RequestMemory:
             request.cached_tokens = request.computed
         request.admissions += 1
 
+    def count_drafts(self, proposed: int) -> None:
+        """Count the drafts of a row."""
+        self._counters.draft_tokens += proposed
+        self._counters.draft_rows += 1
+
+    def count_accepted(self, drafts: int) -> None:
+        """Count the drafts of a row that were right."""
+        self._counters.draft_tokens_accepted += drafts
+
     def count_preemption(self) -> None:
         """Count that a running request had to give its memory back."""
         self._counters.preemptions += 1

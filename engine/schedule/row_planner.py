@@ -8,6 +8,8 @@ from baton.engine.schedule.plain_rows import PlainRows
 from baton.engine.schedule.plain_table import PlainTable
 from baton.engine.schedule.request import Request
 from baton.engine.schedule.tracker import Tracker
+from baton.engine.speculation.drafter import Drafter
+from baton.engine.speculation.drafts import NO_DRAFTS, Drafts
 
 SCORED_TOKENS = 256
 """Most prompt tokens that are scored in one step: each needs a row of logits."""
@@ -19,8 +21,11 @@ class RowPlanner:
     plain: the running requests whose next rows are planned together. single: the others, by serial.
     """
 
-    def __init__(self, tracker: Tracker, page_size: int) -> None:
+    def __init__(self, tracker: Tracker, page_size: int, drafter: Drafter | None = None) -> None:
+        """drafter: where steps verify drafts. Then no row is plain: how far a row gets is known
+        when its step is over."""
         self._page_size = page_size
+        self._drafter = drafter
         self._tracker = tracker
         self._scores_left = SCORED_TOKENS
         self.plain = PlainTable()
@@ -41,6 +46,8 @@ class RowPlanner:
 
     def leave(self, request: Request) -> None:
         """Note that `request` does not run, if it did. It knows its lengths."""
+        if self._drafter is not None:
+            self._drafter.forget(request)
         self.plain.discard(request)
         self.single.pop(request.serial, None)
 
@@ -101,6 +108,42 @@ class RowPlanner:
             self._scores_left -= row.scores.logits
         return row
 
+    def drafts(self, request: Request) -> Drafts:
+        """Return the guesses that the next row of a request, which decodes, is to verify."""
+        if self._drafter is None:
+            return NO_DRAFTS
+        return self._drafter.drafts(request, self._tracker.most_tokens(request.computed) - 1)
+
+    def draft_row(self, request: Request, drafts: Drafts) -> Row:
+        """Plan that `request` computes its newest token and `drafts`, which its pages cover.
+
+        How many of them are right is not known: `computed` and `drawn` count the newest token
+        alone until the step is over. The row writes the request's own slot, and a snapshot beside
+        it.
+        """
+        start = request.computed
+        end = start + 1 + len(drafts.token_ids)
+        row = Row(
+            request.serial,
+            request.admissions,
+            start,
+            end,
+            request.state_slot,
+            request.slot,
+            request.table_row,
+            True,
+            self._draw(request),
+            None,
+            self._tracker.window(start, end),
+            position=request.drawn,
+            drafts=drafts.token_ids,
+            draft_draws=drafts.draws,
+        )
+        request.computed = start + 1
+        request.state_slot = request.slot
+        request.drawn += 1
+        return row
+
     def decode_row(self, request: Request) -> Row:
         """Plan that `request` computes its newest token, and note whether its next rows are plain.
 
@@ -144,6 +187,8 @@ class RowPlanner:
 
     def _note_plain(self, request: Request) -> None:
         """Let `request` join `plain` if the rows that follow a decode row are plain."""
+        if self._drafter is not None:
+            return
         if request.rules is not None or request.state_slot != request.slot:
             return
         end = self._plain_end(request, draw := self._draw(request))

@@ -191,7 +191,7 @@ class Scheduler:
                 if request.exhausted or request.awaits_token or len(decode) >= most:
                     continue
                 if self._make_room(request, request.computed + 1):
-                    decode.append(self._planner.decode_row(request))
+                    decode.append(self._decode_row(request))
                     if not request.announced:
                         _announce(request, outbox)
                 continue
@@ -202,6 +202,20 @@ class Scheduler:
                 budget -= end - request.computed
                 prefill.append(self._planner.row(request, end))
         return budget
+
+    def _decode_row(self, request: Request) -> Row:
+        """Plan that `request`, which has a page for its newest token, computes it; and drafts, if
+        there are pages for them without preempting a request.
+        """
+        drafts = self._planner.drafts(request)
+        if drafts.token_ids:
+            tokens = request.computed + 1
+            if not self._memory.grow(request, tokens + len(drafts.token_ids)):
+                drafts = drafts.first(len(request.pages) * self._pools.page_size - tokens)
+        if not drafts.token_ids:
+            return self._planner.decode_row(request)
+        self._memory.count_drafts(len(drafts.token_ids))
+        return self._planner.draft_row(request, drafts)
 
     def _plan_waiting(
         self, prefill: list[Row], budget: int, outbox: list[Event], before: Turn | None = None

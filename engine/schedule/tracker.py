@@ -49,6 +49,17 @@ class Tracker:
             return sys.maxsize
         return start + -(start + 1) % self._decode_grid
 
+    def most_tokens(self, start: int) -> int:
+        """Return how many tokens from `start` on have at most one snapshot among them."""
+        return self.next_decode(start) + self._decode_grid - start if self._on else sys.maxsize
+
+    def window(self, start: int, end: int) -> tuple[Tracked, ...]:
+        """Bind a slot for the snapshot among tokens [start, end) of a row that verifies drafts. It
+        is written if so many of them are right.
+        """
+        depth = self.next_decode(start) + 1
+        return self.decode(depth) if depth <= end else ()
+
     def decode(self, end: int) -> tuple[Tracked, ...]:
         """Bind a slot for the snapshot of a row whose state will hold `end` tokens after
         this step.

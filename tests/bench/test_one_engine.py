@@ -12,6 +12,7 @@ from baton.bench.checkpoints import GRANITE_SMALL, HYBRID_191M, write_checkpoint
 from baton.bench.one_engine.decode import decode
 from baton.bench.one_engine.prefill import prefill
 from baton.bench.one_engine.roofline import Machine
+from baton.bench.one_engine.speculate import speculate
 from baton.bench.one_engine.timed_engine import TimedEngine
 from baton.bench.one_engine.tracking import _middle, tracking
 from baton.engine.models.family_table import read_config
@@ -68,6 +69,18 @@ def test_tracking_measures_two_intervals_in_turns(folder) -> None:
     assert results["tok_cpu_s_64"] > 0 and results["tok_cpu_s_256"] > 0
     for key in ("ratio", "cpu_ratio"):
         assert 0 < results[f"{key}_low"] <= results[key] <= results[f"{key}_high"]
+
+
+def test_speculate_reports_what_was_accepted_and_compares_answers(folder) -> None:
+    arguments = ["--model", str(folder), "--batches", "2", "--acceptance", "0,1", "--turns", "3"]
+    done = CliRunner().invoke(speculate, [*arguments, "--tokens", "24", "--json"])
+    assert done.exit_code == 0, done.output
+    results = json.loads(done.output.splitlines()[-1])["results"]
+    assert results["accepted_2_0"] == 0 and results["length_2_0"] == 1
+    assert results["accepted_2_1"] == 1 and results["length_2_1"] > 3
+    for name in ("0", "1", "ngram", "guessless"):
+        gain, low, high = (results[f"gain_2_{name}{end}"] for end in ("", "_low", "_high"))
+        assert 0 < low <= gain <= high
 
 
 def test_the_interval_of_a_ratio_leaves_out_pairs_that_a_neighbour_disturbed() -> None:

@@ -15,6 +15,7 @@ from baton.engine.forward.forward_stream import ForwardStream
 from baton.engine.memory.plan import MemoryPlan
 from baton.engine.output.events import Event, RequestFinished, TokenSampled
 from baton.engine.schedule.request import RequestSpec, Reservation
+from baton.engine.speculation.proposer import Proposer
 from baton.text.tokenizer import Tokenizer
 
 PAGE = 8
@@ -31,6 +32,7 @@ def make_engine(
     held_fraction: float = 0.5,
     tokenizer: Tokenizer | None = None,
     stream: ForwardStream | None = None,
+    proposer: Proposer | None = None,
     **more: object,
 ) -> Engine:
     """An engine with `pages` usable pages of 8 tokens, all its memory poisoned.
@@ -61,6 +63,7 @@ def make_engine(
         model,
         tokenizer,
         stream,
+        proposer,
     )
     assert engine.pages.ids.size == min(1 + pages, plan.pages)
     engine.states.storage.random_(0, 256)

@@ -20,6 +20,7 @@ from baton.engine.memory.state_pool import StatePool
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.torch_kernels import TORCH
+from baton.kernels.verify import Accepted
 
 VOCAB = 97
 EOS = 96
@@ -87,39 +88,91 @@ class HashModel:
         self._check(batch)
         pages.k[0][batch.token_pages, batch.token_offsets, 0, 0] = batch.token_ids * TOKEN
         pages.v[0][batch.token_pages, batch.token_offsets, 0, 0] = batch.positions + 1
-        sums = [self._row(batch, row, states, pages) for row in range(batch.rows)]
+        sums = self._window(batch, states, pages) if batch.window is not None else []
+        rows = range(len(sums), batch.rows)
+        sums += [self._row(batch, row, states, pages) for row in rows]
         hashes = mix(torch.cat(sums)[batch.logit_tokens])
         words = mix(hashes[:, None] + torch.arange(VOCAB)[None, :] * signed(PLACE))
         return (words.float() / 2.0**63) * self.peak
+
+    def _window(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> list[Tensor]:
+        """[1] int64 for each token that is verified. Keeps the tokens, writes no state."""
+        assert batch.window is not None
+        size, found = batch.window.tokens, []
+        for request in range(batch.decode_requests):
+            at = self._state(batch, request, states)
+            for row in range(request * size, (request + 1) * size):
+                kv = int(batch.kv_lens[row])
+                at, seen = self._advance(at, int(batch.token_ids[row]))
+                attended = self._attended(batch, row, pages)[-1:] if kv else torch.zeros(1).long()
+                found.append(torch.tensor([seen]) + attended)
+        batch.kept[0][:, 0] = batch.token_ids[: batch.decode_rows]
+        return found
+
+    def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
+        """Write the states after the accepted tokens, one by one."""
+        assert batch.window is not None
+        ssm = states.ssm[0]
+        assert ssm is not None
+        kept = batch.kept[0][:, 0].view(-1, batch.window.tokens)
+        reads = [self._state(batch, row, states) for row in range(len(kept))]
+        for row, at in enumerate(reads):
+            for count in range(1, int(accepted.counts[row]) + 1):
+                at, _ = self._advance(at, int(kept[row, count - 1]))
+                slots = []
+                if count == int(accepted.counts[row]):
+                    slots.append(int(accepted.write_slots[row]))
+                if int(accepted.track_slots[row]) and count == int(accepted.track_counts[row]):
+                    slots.append(int(accepted.track_slots[row]))
+                for slot in slots:
+                    ssm[slot, 0, 0, 0] = signed(at[0])
+                    states.conv[0][slot, 0] = torch.tensor(at[1])
+
+    def _state(self, batch: ForwardBatch, request: int, states: StatePool) -> tuple[int, list[int]]:
+        """The state and the window that a request begins the step with."""
+        ssm, read = states.ssm[0], int(batch.read_slots[request])
+        assert ssm is not None
+        if not bool(batch.has_initial[request]):
+            return 0, [0] * WINDOW
+        return int(ssm[read, 0, 0, 0]), [int(t) for t in states.conv[0][read, 0]]
+
+    @staticmethod
+    def _advance(at: tuple[int, list[int]], token: int) -> tuple[tuple[int, list[int]], int]:
+        """The next state and window, and what the token sees of them."""
+        window = [*at[1][1:], token + 1]
+        state = (at[0] * STATE + (token + 1) * TOKEN) & MASK
+        return (state, window), signed(state + sum(w * PLACE << i for i, w in enumerate(window)))
+
+    @staticmethod
+    def _attended(batch: ForwardBatch, row: int, pages: PagePool) -> Tensor:
+        """[tokens of the row's context] int64, sums of what stands in its pages."""
+        kv = int(batch.kv_lens[row])
+        table = batch.block_tables[batch.table_rows[row]]
+        keys = pages.k[0][table].reshape(-1)[:kv]
+        places = pages.v[0][table].reshape(-1)[:kv]
+        return mix(keys + places * signed(PLACE)).cumsum(0)
 
     def _row(self, batch: ForwardBatch, row: int, states: StatePool, pages: PagePool) -> Tensor:
         """[tokens of the row] int64, from state, window and pages."""
         start, end = batch.host.cu_seqlens[row : row + 2]
         tokens = [int(t) for t in batch.token_ids[start:end]]
-        read, write = int(batch.read_slots[row]), int(batch.write_slots[row])
+        request = row - batch.decode_rows + batch.decode_requests
+        write = int(batch.write_slots[request])
         conv, ssm = states.conv[0], states.ssm[0]
         assert ssm is not None
-        state, window = 0, [0] * WINDOW
-        if bool(batch.has_initial[row]):
-            state = int(ssm[read, 0, 0, 0])
-            window = [int(t) for t in conv[read, 0]]
+        at = self._state(batch, request, states)
         seen: list[int] = []
         kept = snapshots_of(batch, row)
         for depth, token in enumerate(tokens, start=batch.host.prefix_lens[row] + 1):
-            window = [*window[1:], token + 1]
-            state = (state * STATE + (token + 1) * TOKEN) & MASK
-            seen.append(signed(state + sum(w * PLACE << i for i, w in enumerate(window))))
+            at, value = self._advance(at, token)
+            seen.append(value)
             if depth in kept:
-                ssm[kept[depth], 0, 0, 0] = signed(state)
-                conv[kept[depth], 0] = torch.tensor(window)
-        ssm[write, 0, 0, 0] = signed(state)
-        conv[write, 0] = torch.tensor(window)
-        kv = int(batch.kv_lens[row])
-        table = batch.block_tables[batch.table_rows[row]]
-        keys = pages.k[0][table].reshape(-1)[:kv]
-        places = pages.v[0][table].reshape(-1)[:kv]
-        attended = mix(keys + places * signed(PLACE)).cumsum(0)
-        return torch.tensor(seen) + attended[kv - (end - start) :]
+                ssm[kept[depth], 0, 0, 0] = signed(at[0])
+                conv[kept[depth], 0] = torch.tensor(at[1])
+        ssm[write, 0, 0, 0] = signed(at[0])
+        conv[write, 0] = torch.tensor(at[1])
+        attended = self._attended(batch, row, pages)
+        return torch.tensor(seen) + attended[len(attended) - (end - start) :]
 
     def _check(self, batch: ForwardBatch) -> None:
         writes = batch.write_slots.tolist()
@@ -129,16 +182,26 @@ class HashModel:
         reads = zip(batch.read_slots.tolist(), batch.write_slots.tolist(), strict=True)
         elsewhere = {read for read, write in reads if read != write}
         assert elsewhere.isdisjoint(writes), "a row reads what another one writes"
-        places = list(zip(batch.token_pages.tolist(), batch.token_offsets.tolist(), strict=True))
+        padding = self._padding(batch)
+        kept_places = zip(batch.token_pages.tolist(), batch.token_offsets.tolist(), strict=True)
+        places = [place for i, place in enumerate(kept_places) if i not in padding]
         assert len(set(places)) == len(places), "two tokens write one place"
-        assert 0 not in batch.token_pages.tolist(), "a real token writes the padding page"
+        assert 0 not in [page for page, _ in places], "a real token writes the padding page"
+        assert not batch.token_pages[sorted(padding)].any(), "padding writes a real page"
         positions = [
             p
             for start, end in zip(batch.host.prefix_lens, batch.kv_lens.tolist(), strict=True)
             for p in range(start, end)
         ]
-        assert positions == batch.positions.tolist()
+        found = batch.positions.tolist()
+        assert positions == [p for i, p in enumerate(found) if i not in padding]
         assert batch.host.cu_seqlens[batch.decode_rows] == batch.decode_rows
+
+    @staticmethod
+    def _padding(batch: ForwardBatch) -> set[int]:
+        """The tokens of windows that are padding."""
+        decoding = range(batch.decode_rows if batch.window is not None else 0)
+        return {row for row in decoding if not int(batch.kv_lens[row])}
 
 
 class LayeredHashModel(HashModel):

@@ -78,6 +78,7 @@ def _delta(fields: Fields) -> DeltaShape:
         value_dim=channels,
         width=fields.integer("linear_conv_kernel_dim", 4, minimum=2),
         norm_eps=fields.number("rms_norm_eps", 1e-5),
+        channelwise=True,
     )
 
 

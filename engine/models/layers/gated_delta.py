@@ -9,12 +9,14 @@ from torch import Tensor
 from baton.core.errors import ConfigError
 from baton.engine.memory.layout import RecurrentShape
 from baton.engine.memory.shards import SubBlock
+from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.scope import Scope
-from baton.engine.models.step import Step
+from baton.engine.models.step import Step, ssm_pool
 from baton.kernels.base import Kernels
 from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
+from baton.kernels.verify import Accepted
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class DeltaShape:
     value_dim: int
     width: int  # taps of the convolution
     norm_eps: float
+    channelwise: bool = False  # each key channel has a decay of its own, not each head
 
     @property
     def keys(self) -> int:
@@ -53,6 +56,7 @@ class DeltaShape:
                 SubBlock("key heads", self.key_heads, self.key_dim),
                 SubBlock("value heads", self.heads, self.value_dim),
             ),
+            gates=self.heads + (self.keys if self.channelwise else self.heads),
         )
 
     @staticmethod
@@ -127,10 +131,16 @@ class GatedDeltaNet:
             silu_gate=True,
         )
         self.out_proj = RowLinear(scope, "out_proj", shape.hidden, values)
+        scope.recurrent.append(self)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         inputs = DeltaInputs(*torch.split(self.in_proj(x), self.widths, dim=-1))
         return self.out_proj(mix(self.kernels, self.weights, inputs, step, self.index))
+
+    def commit(self, kept: Tensor, states: StatePool, accepted: Accepted) -> None:
+        """See `RecurrentLayer`."""
+        pools = states.conv[self.index], ssm_pool(states, self.index)
+        self.kernels.gated_delta_commit(self.weights, kept, *pools, accepted)
 
 
 def _by_kind(sizes: list[int], rows: Tensor) -> Tensor:
@@ -150,9 +160,13 @@ def mix(
     parts = []
     if step.decode is not None:
         rows = step.decode
-        slots = (rows.read_slots, rows.write_slots, rows.has_initial)
         first = inputs.tokens(slice(done))
-        parts.append(kernels.gated_delta_step(weights, first, conv_pool, state_pool, *slots))
+        given = (weights, first, conv_pool, state_pool, rows.read_slots)
+        if rows.kept is None:
+            y = kernels.gated_delta_step(*given, rows.write_slots, rows.has_initial)
+        else:
+            y = kernels.gated_delta_verify(*given, rows.has_initial, rows.kept[index])
+        parts.append(y)
     if step.prefill is not None:
         rest = inputs.tokens(slice(done, None))
         parts.append(step.prefill.delta(weights, rest, conv_pool, state_pool))

@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor
 
+from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.layers.gated_delta import DeltaShape, decay_rate, mix
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear, WholeLinear
 from baton.engine.models.scope import Scope
-from baton.engine.models.step import Step
+from baton.engine.models.step import Step, ssm_pool
 from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
+from baton.kernels.verify import Accepted
 
 
 class KimiDelta:
@@ -44,9 +46,15 @@ class KimiDelta:
             silu_gate=False,
         )
         self.out_proj = RowLinear(scope, "o_proj", hidden, wide)
+        scope.recurrent.append(self)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         qkv, b = torch.split(self.in_proj(x), self.widths, dim=-1)
         decays, gates = self.decay_up(self.decay_down(x)), self.gate_up(self.gate_down(x))
         inputs = DeltaInputs(qkv=qkv, z=gates, b=b, a=decays)
         return self.out_proj(mix(self.kernels, self.weights, inputs, step, self.index))
+
+    def commit(self, kept: Tensor, states: StatePool, accepted: Accepted) -> None:
+        """See `RecurrentLayer`."""
+        pools = states.conv[self.index], ssm_pool(states, self.index)
+        self.kernels.gated_delta_commit(self.weights, kept, *pools, accepted)

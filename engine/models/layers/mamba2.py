@@ -9,11 +9,13 @@ from torch import Tensor
 from baton.core.errors import ConfigError
 from baton.engine.memory.layout import RecurrentShape
 from baton.engine.memory.shards import SubBlock
+from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.scope import Scope
-from baton.engine.models.step import Step
+from baton.engine.models.step import Step, ssm_pool
 from baton.kernels.mamba2 import Mamba2Weights
+from baton.kernels.verify import Accepted
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Mamba2Shape:
                 SubBlock("Mamba groups (B)", self.groups, self.d_state, shared=True),
                 SubBlock("Mamba groups (C)", self.groups, self.d_state, shared=True),
             ),
+            gates=self.heads,
         )
 
     @staticmethod
@@ -163,23 +166,31 @@ class Mamba2Mixer:
         self.in_proj = ColumnLinear(scope, {"in_proj": in_rows}, shape.hidden, shape.proj_bias)
         self.weights = _load(scope, shape)
         self.out_proj = RowLinear(scope, "out_proj", shape.hidden, shape.inner, shape.out_bias)
+        scope.recurrent.append(self)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         zxbcdt = self.in_proj(x)
-        conv_pool, ssm_pool = step.states.conv[self.index], step.ssm(self.index)
+        conv_pool, state_pool = step.states.conv[self.index], step.ssm(self.index)
         done = step.decode_tokens
         parts = []
         if step.decode is not None:
             rows = step.decode
-            slots = (rows.read_slots, rows.write_slots, rows.has_initial)
-            parts.append(
-                self.kernels.mamba2_step(self.weights, zxbcdt[:done], conv_pool, ssm_pool, *slots)
-            )
+            given = (self.weights, zxbcdt[:done], conv_pool, state_pool, rows.read_slots)
+            if rows.kept is None:
+                y = self.kernels.mamba2_step(*given, rows.write_slots, rows.has_initial)
+            else:
+                y = self.kernels.mamba2_verify(*given, rows.has_initial, rows.kept[self.index])
+            parts.append(y)
         if step.prefill is not None:
             mix = step.prefill.mamba2
-            parts.append(mix(self.weights, zxbcdt[done:], conv_pool, ssm_pool))
+            parts.append(mix(self.weights, zxbcdt[done:], conv_pool, state_pool))
         step.state_written(self.index)
         return self.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))
+
+    def commit(self, kept: Tensor, states: StatePool, accepted: Accepted) -> None:
+        """See `RecurrentLayer`."""
+        pools = states.conv[self.index], ssm_pool(states, self.index)
+        self.kernels.mamba2_commit(self.weights, kept, *pools, accepted)
 
 
 def _load(scope: Scope, shape: Mamba2Shape) -> Mamba2Weights:

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from baton.engine.memory.layout import RecurrentShape
+from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
+from baton.kernels.verify import Accepted
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class ShortConv:
         self.taps = taps.squeeze(1)  # [channels, width]
         self.bias = scope.part("conv.bias", whole, whole, dtype=fp32) if shape.bias else None
         self.out_proj = RowLinear(scope, "out_proj", hidden, hidden, shape.bias)
+        scope.recurrent.append(self)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         bcx, done = self.in_proj(x), step.decode_tokens
@@ -46,11 +49,19 @@ class ShortConv:
         parts = []
         if step.decode is not None:
             rows = step.decode
-            slots = (rows.read_slots, rows.write_slots, rows.has_initial)
-            parts.append(
-                self.kernels.gated_conv_step(bcx[:done], self.taps, self.bias, pool, *slots)
-            )
+            given = (bcx[:done], self.taps, self.bias, pool, rows.read_slots)
+            if rows.kept is None:
+                y = self.kernels.gated_conv_step(*given, rows.write_slots, rows.has_initial)
+            else:
+                kept = rows.kept[self.index]
+                y = self.kernels.gated_conv_verify(*given, rows.has_initial, kept)
+            parts.append(y)
         if step.prefill is not None:
             parts.append(step.prefill.conv(bcx[done:], self.taps, self.bias, pool))
         step.state_written(self.index)
         return self.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))
+
+    def commit(self, kept: Tensor, states: StatePool, accepted: Accepted) -> None:
+        """See `RecurrentLayer`."""
+        pool, width = states.conv[self.index], self.taps.shape[1]
+        self.kernels.gated_conv_commit(kept, width, pool, accepted)

@@ -1,0 +1,207 @@
+"""`baton bench speculate`: what verifying drafts costs, and what it gains by how many are right."""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import click
+import torch
+
+from baton.bench.contract import Report, json_option, seed_option, show
+from baton.bench.machine import cores
+from baton.core.sampling_params import SamplingParams
+from baton.engine.choices import DRAFT_TOKENS, WINDOWS, SpeculativeAlgorithm
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.models.loader import load_model
+from baton.engine.output.events import TokenSampled
+from baton.engine.schedule.request import RequestSpec
+from baton.engine.speculation.ngram import NgramProposer
+from baton.engine.speculation.proposer import Proposer
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_PROMPT = 64  # tokens
+_PHRASE = 8  # tokens of what a repetitive prompt repeats
+
+
+@click.command("speculate")
+@click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path),
+              required=True, help="A Hugging Face model folder.")  # fmt: skip
+@click.option("--dtype", type=click.Choice(list(_DTYPES)), default="bfloat16", show_default=True)
+@click.option("--batches", default="1,8", show_default=True, help="Requests at once.")
+@click.option("--acceptance", default="0,0.25,0.5,0.75,0.9,1", show_default=True,
+              help="Probabilities that a draft is right.")  # fmt: skip
+@click.option("--window", type=click.Choice([str(size) for size in WINDOWS[1:]]),
+              default=str(DRAFT_TOKENS), show_default=True,
+              help="Tokens that a step verifies of a request.")  # fmt: skip
+@click.option("--tokens", type=click.IntRange(16), default=96, show_default=True,
+              help="Tokens of an answer.")  # fmt: skip
+@click.option("--turns", type=click.IntRange(3), default=10, show_default=True)
+@seed_option
+@json_option
+def speculate(
+    model: Path,
+    dtype: str,
+    batches: str,
+    acceptance: str,
+    window: str,
+    tokens: int,
+    turns: int,
+    seed: int | None,
+    json_wanted: bool,
+) -> None:
+    """Measure answers with drafts against plain decoding of the same prompts, in turns.
+
+    Plain decoding runs as it is served, with overlap. gain_<batch>_<acceptance>: plain seconds over
+    those with drafts, of which each is right with that probability; the median of all turns. _low
+    and _high: the quartiles. gain_<batch>_ngram: n-grams on prompts that repeat a phrase;
+    gain_<batch>_guessless: n-grams at temperature 1, where little repeats. accepted_…: drafts that
+    were right, of those verified; length_…: tokens a row and step.
+    """
+    seed = random.randrange(2**31) if seed is None else seed
+    click.echo(f"seed {seed}")
+    sizes = [int(size) for size in batches.split(",")]
+    config = EngineConfig(
+        model=model,
+        dtype=_DTYPES[dtype],
+        threads=cores(),
+        max_running=max(sizes),
+        max_model_len=_PROMPT + tokens + 8,
+        prefix_caching=False,
+    )
+    shares = [float(share) for share in acceptance.split(",")]
+    weights = load_model(config)
+    plain = Engine(config, weights, None)
+    proposer = _Chosen()
+    drafting = Engine(
+        replace(
+            config,
+            speculative_algorithm=SpeculativeAlgorithm.NGRAM,
+            speculative_num_draft_tokens=int(window),
+        ),
+        load_model(config),
+        None,
+        proposer=proposer,
+    )
+    found: dict[str, list[float]] = {}
+    for turn in range(-1, turns):  # the first touches memory and records steps
+        for size in sizes:
+            rng = random.Random(f"{seed} {turn} {size}")
+            for name, specs, source in _rivals(rng, shares, size, tokens, drafting):
+                before, answers = _seconds(plain, specs)
+                proposer.source = source or _Known(specs, answers, float(name), rng, drafting)
+                counters = drafting.counters
+                rows, drafts = counters.draft_rows, counters.draft_tokens
+                right = counters.draft_tokens_accepted
+                after, other = _seconds(drafting, specs)
+                if other != answers:
+                    raise click.ClickException(f"answers differ at {name}, seed {seed}")
+                if turn < 0:
+                    continue
+                rows, drafts = counters.draft_rows - rows, counters.draft_tokens - drafts
+                right = counters.draft_tokens_accepted - right
+                key = f"{size}_{name}"
+                found.setdefault(f"gain_{key}", []).append(before / after)
+                found.setdefault(f"accepted_{key}", []).append(right / max(1, drafts))
+                found.setdefault(f"length_{key}", []).append(1 + right / max(1, rows))
+    settings = {
+        "model": str(model), "dtype": dtype, "window": int(window), "tokens": tokens,
+        "turns": turns, "seed": seed,
+    }  # fmt: skip
+    show(Report("speculate", settings, _quartiles(found)), json_wanted)
+
+
+def _quartiles(found: dict[str, list[float]]) -> dict[str, float]:
+    results: dict[str, float] = {}
+    for key, values in found.items():
+        results[key] = median(values)
+        if key.startswith("gain"):
+            ordered = sorted(values)
+            results[f"{key}_low"] = ordered[len(ordered) // 4]
+            results[f"{key}_high"] = ordered[-1 - len(ordered) // 4]
+    return results
+
+
+def _rivals(
+    rng: random.Random, shares: list[float], size: int, tokens: int, engine: Engine
+) -> list[tuple[str, list[RequestSpec], Proposer | None]]:
+    """Return (name, requests, proposer); no proposer: that of the name's acceptance."""
+    vocab = engine.model_config.vocab_size
+    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+
+    def requests(name: str, sampling: SamplingParams, phrase: int) -> list[RequestSpec]:
+        found = []
+        for row in range(size):
+            text = [rng.randrange(vocab) for _ in range(phrase)]
+            prompt = tuple(text[place % phrase] for place in range(_PROMPT))
+            found.append(RequestSpec(f"{name}-{row}", prompt, replace(sampling, seed=row)))
+        return found
+
+    drawn = replace(greedy, temperature=1.0)
+    rivals: list[tuple[str, list[RequestSpec], Proposer | None]] = [
+        (f"{share:g}", requests(f"{share:g}", greedy, _PROMPT), None) for share in shares
+    ]
+    rivals.append(("ngram", requests("ngram", greedy, _PHRASE), NgramProposer()))
+    rivals.append(("guessless", requests("guessless", drawn, _PROMPT), NgramProposer()))
+    return rivals
+
+
+def _seconds(engine: Engine, specs: list[RequestSpec]) -> tuple[float, dict[str, list[int]]]:
+    """Answer the requests; return the seconds from the last prompt on, and the tokens."""
+    answers: dict[str, list[int]] = {spec.request_id: [] for spec in specs}
+    for spec in specs:
+        engine.submit(spec)
+    began = 0.0
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, TokenSampled):
+                answers[event.request_id].append(event.token_id)
+        if not began and all(answers.values()):
+            began = time.perf_counter()
+    return time.perf_counter() - began, answers
+
+
+class _Chosen:
+    """The proposer of the engine with drafts, which changes between answers."""
+
+    def __init__(self) -> None:
+        self.source: Proposer = NgramProposer()
+
+    def propose(self, serial: int, token_ids: Sequence[int], most: int) -> Sequence[int]:
+        return self.source.propose(serial, token_ids, most)
+
+    def forget(self, serial: int) -> None:
+        self.source.forget(serial)
+
+
+class _Known:
+    """Drafts of answers that are known, each right with a probability."""
+
+    def __init__(
+        self,
+        specs: list[RequestSpec],
+        answers: dict[str, list[int]],
+        right: float,
+        rng: random.Random,
+        engine: Engine,
+    ) -> None:
+        self._answers = {spec.prompt_ids: answers[spec.request_id] for spec in specs}
+        self._of: dict[int, list[int]] = {}
+        self._right = right
+        self._rng = rng
+        self._vocab = engine.model_config.vocab_size
+
+    def propose(self, serial: int, token_ids: Sequence[int], most: int) -> Sequence[int]:
+        if serial not in self._of:
+            self._of[serial] = self._answers[tuple(token_ids[:_PROMPT])]
+        first = len(token_ids) - _PROMPT
+        return [
+            token if self._rng.random() < self._right else (token + 1) % self._vocab
+            for token in self._of[serial][first : first + most]
+        ]
+
+    def forget(self, serial: int) -> None:
+        self._of.pop(serial, None)

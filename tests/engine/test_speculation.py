@@ -1,0 +1,389 @@
+"""Answers with drafts are those of plain decoding, token for token, in every path."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from engine.engines import (
+    assert_clean,
+    finish_of,
+    greedy,
+    hand_over,
+    make_engine,
+    random_prompt,
+    run,
+    step_or_fail,
+    tokens_of,
+)
+from engine.hash_model import VOCAB, HashModel
+from engine.proposers import Known
+from engine.test_equivalence import random_specs
+from engine.test_stops import COUNT, readable
+from toy_tokenizer import byte_level
+
+from baton.core.errors import ConfigError
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.sampling_params import SamplingParams
+from baton.engine.choices import SpeculativeAlgorithm
+from baton.engine.engine import Engine
+from baton.engine.forward import runner, verification
+from baton.engine.output.events import Event, RequestFinished, TokenSampled
+from baton.engine.schedule.request import RequestSpec
+from baton.text.special_tokens import SpecialTokens
+from baton.text.tokenizer import Tokenizer
+
+NGRAM = SpeculativeAlgorithm.NGRAM
+# Probabilities that a draft is right: never, always, at random.
+every_right = pytest.mark.parametrize("right", [0.0, 0.5, 0.9, 1.0])
+
+
+def answers(specs: Sequence[RequestSpec], **options: object) -> tuple[list[Event], Engine]:
+    engine = make_engine(**options)  # type: ignore[arg-type]
+    for spec in specs:
+        engine.submit(spec)
+    return run(engine), engine
+
+
+def speculating(
+    specs: Sequence[RequestSpec], plain: list[Event], right: float, rng: random.Random, **more
+) -> tuple[list[Event], Engine, Known]:
+    """Answer the requests again, with drafts of the plain answers."""
+    sequences = [(*spec.prompt_ids, *tokens_of(plain, spec.request_id)) for spec in specs]
+    proposer = Known(sequences, right, VOCAB, rng)
+    events, engine = answers(
+        specs,
+        proposer=proposer,
+        speculative_algorithm=NGRAM,
+        speculative_num_draft_tokens=rng.choice([2, 4, 8]),
+        **more,
+    )
+    return events, engine, proposer
+
+
+def assert_same(specs: Sequence[RequestSpec], plain: list[Event], found: list[Event]) -> None:
+    """Compare tokens, their log probabilities, and the ends of answers."""
+    for spec in specs:
+        name = spec.request_id
+        sampled = [
+            [e for e in events if isinstance(e, TokenSampled) and e.request_id == name]
+            for events in (plain, found)
+        ]
+        assert sampled[0] == sampled[1]
+        ends = [finish_of(events, name) for events in (plain, found)]
+        assert replace(ends[0], state_tokens=0) == replace(ends[1], state_tokens=0)
+
+
+@every_right
+def test_any_sampling_gives_the_tokens_of_plain_decoding(seeded: random.Random, right) -> None:
+    specs = random_specs(seeded, 12)
+    options = {"max_running": seeded.randint(1, 6), "chunk": seeded.choice([7, 16, 64])}
+    plain, _ = answers(specs, **options)
+    found, engine, proposer = speculating(specs, plain, right, seeded, **options)
+    assert_same(specs, plain, found)
+    assert proposer.asked
+    counted = engine.counters
+    assert counted.draft_tokens_accepted <= counted.draft_tokens
+    if right == 1.0:
+        assert counted.draft_tokens_accepted > counted.draft_tokens // 2
+    if right == 0.0:
+        assert counted.draft_tokens > counted.draft_tokens_accepted == 0
+
+
+@every_right
+def test_greedy_answers_take_fewer_steps_where_drafts_are_right(seeded, right) -> None:
+    specs = [RequestSpec(f"r{i}", random_prompt(seeded), greedy(40)) for i in range(4)]
+    plain, before = answers(specs)
+    found, engine, _ = speculating(specs, plain, right, seeded)
+    assert_same(specs, plain, found)
+    if right == 1.0:
+        assert engine.counters.steps < before.counters.steps * 0.7
+
+
+@every_right
+def test_snapshots_and_pages_left_behind_are_those_of_plain_decoding(seeded, right) -> None:
+    """The next turn of each conversation resumes at the same depth, and gives the same tokens.
+    The canary checks each slot and page that is read."""
+    specs = [RequestSpec(f"r{i}", random_prompt(seeded, 20, 60), greedy(50)) for i in range(3)]
+    options = {"canary": True, "cached_snapshots": 30}
+    plain, before = answers(specs, **options)
+    found, engine, _ = speculating(specs, plain, right, seeded, **options)
+    assert_same(specs, plain, found)
+    for spec in specs:
+        ends = [finish_of(events, spec.request_id) for events in (plain, found)]
+        assert ends[0].state_tokens == ends[1].state_tokens > 0
+        more = (*spec.prompt_ids, *tokens_of(plain, spec.request_id), *random_prompt(seeded, 3, 9))
+        again = RequestSpec(f"{spec.request_id}-again", more, greedy(9))
+        before.submit(again)
+        engine.submit(again)
+        one, other = run(before), run(engine)
+        assert_same([again], one, other)
+        hits = [finish_of(events, again.request_id).usage.cached_tokens for events in (one, other)]
+        assert hits[0] == hits[1] > 0
+
+
+@every_right
+def test_tiny_pools_and_preemption(seeded: random.Random, right: float) -> None:
+    specs = [RequestSpec(f"r{i}", random_prompt(seeded, 25, 40), greedy(40)) for i in range(8)]
+    plain, _ = answers(specs)
+    found, engine, _ = speculating(
+        specs, plain, right, seeded, pages=18, max_running=4, canary=True, cached_snapshots=1
+    )
+    assert_same_tokens(specs, plain, found)
+    assert engine.counters.preemptions
+
+
+def assert_same_tokens(specs, plain: list[Event], found: list[Event]) -> None:
+    for spec in specs:
+        assert tokens_of(plain, spec.request_id) == tokens_of(found, spec.request_id)
+
+
+@pytest.mark.parametrize("right", [0.5, 1.0])
+def test_an_answer_ends_inside_an_accepted_run(seeded: random.Random, right: float) -> None:
+    """It ends by a stop token, or by its length, wherever in the window that lies."""
+    prompt = random_prompt(seeded)
+    base = RequestSpec("base", prompt, greedy(40))
+    plain, _ = answers([base])
+    tokens = tokens_of(plain, "base")
+    specs = []
+    for cut in range(1, 30, 3):
+        stop = SamplingParams(temperature=0.0, max_tokens=40, stop_token_ids=(tokens[cut],))
+        specs.append(RequestSpec(f"stop{cut}", prompt, stop))
+        specs.append(RequestSpec(f"length{cut}", prompt, greedy(cut)))
+    plain, _ = answers(specs)
+    sequences = [(*prompt, *tokens)]
+    proposer = Known(sequences, right, VOCAB, seeded)
+    found, engine = answers(
+        specs, proposer=proposer, speculative_algorithm=NGRAM, speculative_num_draft_tokens=8
+    )
+    assert_same(specs, plain, found)
+    assert engine.counters.draft_tokens_accepted
+    assert len(proposer.forgotten) == len(specs)
+
+
+def test_the_end_of_the_context_cuts_the_drafts(seeded: random.Random) -> None:
+    spec = RequestSpec("r", random_prompt(seeded, 30, 40), greedy(1000))
+    plain, _ = answers([spec], max_model_len=64)
+    found, _, _ = speculating([spec], plain, 1.0, seeded, max_model_len=64)
+    assert_same([spec], plain, found)
+    assert len(tokens_of(found, "r")) == 64 - len(spec.prompt_ids)
+
+
+@every_right
+def test_a_request_handed_over_goes_on_with_drafts(seeded: random.Random, right: float) -> None:
+    specs = [RequestSpec(f"r{i}", random_prompt(seeded, 20, 60), greedy(30)) for i in range(3)]
+    plain, _ = answers(specs)
+    sequences = [(*spec.prompt_ids, *tokens_of(plain, spec.request_id)) for spec in specs]
+    source = make_engine()
+    target = make_engine(
+        tickets=4,
+        canary=True,
+        proposer=Known(sequences, right, VOCAB, seeded),
+        speculative_algorithm=NGRAM,
+    )
+    for spec in specs:
+        held = replace(spec, hold=True)
+        source.submit(held)
+        hand_over(source, target, held, tuple(tokens_of(run(source), spec.request_id)))
+    events = run(target)
+    for spec in specs:
+        whole = tokens_of(plain, spec.request_id)
+        assert tokens_of(events, spec.request_id) == whole[1:]
+
+
+def test_a_request_may_be_cancelled_while_its_drafts_are_verified(seeded: random.Random) -> None:
+    specs = [RequestSpec(f"r{i}", random_prompt(seeded), greedy(60)) for i in range(4)]
+    plain, _ = answers(specs)
+    sequences = [(*spec.prompt_ids, *tokens_of(plain, spec.request_id)) for spec in specs]
+    engine = make_engine(
+        proposer=Known(sequences, 0.8, VOCAB, seeded), speculative_algorithm=NGRAM, canary=True
+    )
+    for spec in specs:
+        engine.submit(spec)
+    events: list[Event] = []
+    for number in range(1000):
+        if not engine.has_work:
+            break
+        events += engine.plan_step()
+        assert_clean(engine)
+        if number == 6:
+            engine.cancel("r1", "enough")
+        events += engine.run_step()
+        assert_clean(engine)
+    for name in ("r0", "r2", "r3"):
+        assert tokens_of(events, name) == tokens_of(plain, name)
+    assert finish_of(events, "r1").error == "enough"
+
+
+def test_a_step_that_fails_ends_its_requests_and_leaves_nothing(seeded: random.Random) -> None:
+    model = HashModel()
+    specs = [RequestSpec(f"r{i}", random_prompt(seeded), greedy(40)) for i in range(3)]
+    plain, _ = answers(specs)
+    sequences = [(*spec.prompt_ids, *tokens_of(plain, spec.request_id)) for spec in specs]
+    proposer = Known(sequences, 1.0, VOCAB, seeded)
+    engine = make_engine(model, proposer=proposer, speculative_algorithm=NGRAM)
+    for spec in specs:
+        engine.submit(spec)
+    model.fail_on = {6}
+    events: list[Event] = []
+    while engine.has_work:
+        events += step_or_fail(engine)
+        assert_clean(engine)
+    failed = [e for e in events if isinstance(e, RequestFinished) and e.error]
+    assert failed
+    again = [replace(spec, request_id=f"{spec.request_id}-again") for spec in specs]
+    for spec in again:
+        engine.submit(spec)
+    events = run(engine)
+    for spec in again:
+        assert tokens_of(events, spec.request_id) == tokens_of(plain, spec.request_id[:2])
+
+
+def test_ngram_finds_what_repeats(seeded: random.Random) -> None:
+    """A model that only sees its last tokens repeats itself."""
+    phrase = random_prompt(seeded, 6, 6)
+    bias = SamplingParams(temperature=0.0, max_tokens=30, allowed_token_ids=(phrase[0],))
+    spec = RequestSpec("r", phrase, bias)
+    plain, before = answers([spec])
+    found, engine = answers([spec], speculative_algorithm=NGRAM)
+    assert_same([spec], plain, found)
+    assert engine.counters.draft_tokens_accepted > 15
+    assert engine.counters.steps < before.counters.steps / 2
+
+
+def test_no_buffer_refuses() -> None:
+    with pytest.raises(ConfigError, match="extra_buffer"):
+        make_engine(speculative_algorithm=NGRAM, mamba_scheduler_strategy="no_buffer", page_size=1)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 3, 16])
+def test_other_windows_are_refused(tokens: int) -> None:
+    with pytest.raises(ConfigError, match="2, 4, 8"):
+        make_engine(speculative_algorithm=NGRAM, speculative_num_draft_tokens=tokens)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(byte_level(), SpecialTokens())
+
+
+@pytest.mark.parametrize("right", [0.5, 1.0])
+def test_stop_strings_inside_an_accepted_run(seeded, tokenizer: Tokenizer, right: float) -> None:
+    prompt, _, text = readable(seeded, tokenizer)
+    specs = []
+    for start in range(3, COUNT - 4):
+        stop = SamplingParams(
+            temperature=0.0, max_tokens=COUNT, ignore_eos=True, stop=(text[start : start + 3],)
+        )
+        specs.append(RequestSpec(f"r{start}", prompt, stop))
+    whole = RequestSpec("whole", prompt, greedy(COUNT))
+    base, _ = answers([whole])
+    plain, _ = answers(specs, tokenizer=tokenizer)
+    proposer = Known([(*prompt, *tokens_of(base, "whole"))], right, VOCAB, seeded)
+    found, engine = answers(
+        specs,
+        tokenizer=tokenizer,
+        proposer=proposer,
+        speculative_algorithm=NGRAM,
+        speculative_num_draft_tokens=8,
+    )
+    assert_same(specs, plain, found)
+    assert engine.counters.draft_tokens_accepted
+
+
+@pytest.mark.parametrize("right", [0.5, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_grammars_and_banned_words(
+    seeded: random.Random, tokenizer: Tokenizer, right: float, temperature: float
+) -> None:
+    """Each draft has the mask of its own prefix."""
+    grammar = Grammar(GrammarKind.REGEX, r"(ab|cd){2,6}-[0-9]{3,9}")
+    base = SamplingParams(temperature=temperature, max_tokens=30, ignore_eos=True)
+    samplings = [
+        replace(base, grammar=grammar, seed=seeded.randrange(1 << 60)),
+        replace(base, bad_words=("abc", "e", "12"), seed=seeded.randrange(1 << 60)),
+        replace(base, grammar=grammar, bad_words=("dab",), seed=3),
+    ]
+    specs = [
+        RequestSpec(f"r{i}", random_prompt(seeded), samplings[i % len(samplings)]) for i in range(6)
+    ]
+    plain, _ = answers(specs, tokenizer=tokenizer)
+    found, engine, _ = speculating(specs, plain, right, seeded, tokenizer=tokenizer)
+    assert_same(specs, plain, found)
+    assert engine.counters.draft_tokens_accepted
+
+
+class Faults:
+    """Ways in which verification could be wrong, each of which some check must notice."""
+
+    @staticmethod
+    def cursor_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+        def sample_window(*given, **more):
+            sampled, verified = verification.sample_window(*given, **more)
+            _, _, plan, _, tables, _ = given
+            tables.lengths.index_add_(0, plan.table_rows, verified.counts - 1)
+            return sampled, verified
+
+        monkeypatch.setattr(runner, "sample_window", sample_window)
+
+    @staticmethod
+    def commit_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(HashModel, "commit", lambda *given: None)
+
+    @staticmethod
+    def commit_of_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+        def commit(self, batch, states, accepted):
+            counts = (accepted.counts + 1).clamp(max=batch.window.tokens)
+            right(self, batch, states, accepted._replace(counts=counts))
+
+        right = HashModel.commit
+        monkeypatch.setattr(HashModel, "commit", commit)
+
+    @staticmethod
+    def window_over_the_read_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+        def forward(self, batch, states, pages):
+            logits = right(self, batch, states, pages)
+            if batch.window is not None:
+                read = batch.read_slots[: batch.decode_requests]
+                states.conv[0][read, 0, -1] = batch.kept[0][:: batch.window.tokens, 0]
+            return logits
+
+        right = HashModel.forward
+        monkeypatch.setattr(HashModel, "forward", forward)
+
+    @staticmethod
+    def penalty_of_the_wrong_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+        def sample(logits, draws, ends, tables, kernels):
+            before = tables.counts.clone()
+            found = right(logits, draws, ends, tables, kernels)
+            if draws.score_targets is None and logits.shape[0] == draws.draws:
+                tables.counts.copy_(before)
+            return found
+
+        right = verification.sample
+        monkeypatch.setattr(verification, "sample", sample)
+
+    @staticmethod
+    def noise_of_the_wrong_position(monkeypatch: pytest.MonkeyPatch) -> None:
+        def sample(logits, draws, ends, *more):
+            return right(logits, draws, ends * 0 + 7, *more)
+
+        right = verification.sample
+        monkeypatch.setattr(verification, "sample", sample)
+
+
+@pytest.mark.parametrize("fault", [name for name in vars(Faults) if not name.startswith("_")])
+def test_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Tokens differ, or a check raises."""
+    rng = random.Random(5)
+    sampling = SamplingParams(
+        temperature=1.0, seed=9, max_tokens=40, ignore_eos=True, frequency_penalty=1.5
+    )
+    specs = [RequestSpec(f"r{i}", random_prompt(rng, 20, 40), sampling) for i in range(3)]
+    plain, _ = answers(specs)
+    found, _, _ = speculating(specs, plain, 0.8, rng)
+    assert_same(specs, plain, found)
+    getattr(Faults, fault)(monkeypatch)
+    with pytest.raises((AssertionError, IndexError, RuntimeError)):
+        found, _, _ = speculating(specs, plain, 0.8, rng)
+        assert_same(specs, plain, found)

@@ -1,0 +1,139 @@
+"""Every family with drafts: on native kernels the same bits as plain decoding."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from engine.engines import run, tokens_of
+from engine.proposers import Known
+from engine.test_equivalence import random_sampling
+from engine.test_oracle import load
+from oracle.reference import Oracle
+from oracle.specs import DEEP, SPECS
+
+from baton.core.errors import ConfigError
+from baton.core.sampling_params import SamplingParams
+from baton.engine.cache.token_key import token_key
+from baton.engine.choices import SpeculativeAlgorithm
+from baton.engine.engine import Engine
+from baton.engine.models.loader import load_model
+from baton.engine.output.events import Event, TokenSampled
+from baton.engine.schedule.request import RequestSpec
+from baton.kernels.kernel_choice import KernelChoice
+from baton.kernels.native.library import load as library
+
+OUTPUT = 40
+OPTIONS = {"mamba_track_interval": 16, "cached_snapshots": 24, "chunked_prefill_size": 64}
+
+
+@pytest.fixture
+def folder(oracle: Oracle, name: str) -> Path:
+    return oracle.checkpoint(name)
+
+
+def sampled(events: list[Event], name: str) -> list[TokenSampled]:
+    return [e for e in events if isinstance(e, TokenSampled) and e.request_id == name]
+
+
+def specs_of(rng: random.Random, vocab: int, greedy: bool) -> list[RequestSpec]:
+    """Requests that ask for log probabilities, which show every bit of the logits that decide."""
+    found = []
+    for number in range(5):
+        length = rng.choice([1, 2, 16, 50]) if number else 50
+        prompt = tuple(rng.randrange(3, vocab) for _ in range(length))
+        sampling = SamplingParams(temperature=0.0)
+        if not greedy:
+            sampling = random_sampling(rng, OUTPUT)
+            allowed = tuple(sampling.allowed_token_ids)
+            sampling = replace(sampling, allowed_token_ids=allowed, temperature=1.0)
+        sampling = replace(
+            sampling, max_tokens=OUTPUT, logprobs=5, ignore_eos=True, stop_token_ids=()
+        )
+        found.append(RequestSpec(f"r{number}", prompt, sampling))
+    return found
+
+
+def answered(engine: Engine, specs: list[RequestSpec]) -> list[Event]:
+    for spec in specs:
+        engine.submit(spec)
+    return run(engine)
+
+
+def drafting(
+    folder: Path, options: dict, specs: list[RequestSpec], plain: list[Event], rng: random.Random
+) -> Engine:
+    sequences = [(*spec.prompt_ids, *tokens_of(plain, spec.request_id)) for spec in specs]
+    right = rng.choice([0.0, 0.6, 0.9, 1.0])
+    tokens = rng.choice([2, 4, 8])
+    print(f"{right=} {tokens=}")
+    engine = load(folder, **options)
+    config = replace(
+        engine.config,
+        speculative_algorithm=SpeculativeAlgorithm.NGRAM,
+        speculative_num_draft_tokens=tokens,
+    )
+    vocab = engine.model_config.vocab_size
+    proposer = Known(sequences, right, vocab, rng)
+    return Engine(config, load_model(config), None, proposer=proposer)
+
+
+def snapshots(engine: Engine, spec: RequestSpec, events: list[Event]) -> dict[int, torch.Tensor]:
+    """The bytes of the cached states of a request's tokens, by depth."""
+    tokens = (*spec.prompt_ids, *tokens_of(events, spec.request_id))
+    found, limit = {}, len(tokens)
+    while limit > 0:
+        match = engine._pools.cache.match(token_key(tokens), limit, spec.cache_salt)
+        if match.snapshot is None:
+            break
+        found[match.depth] = engine.states.storage[match.snapshot].clone()
+        limit = match.depth - 1
+    return found
+
+
+@pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", SPECS)
+def test_native_answers_and_snapshots_are_the_same_bits(
+    folder: Path, seeded: random.Random, name: str, dtype: torch.dtype, greedy: bool
+) -> None:
+    if library() is None:
+        pytest.skip("no C++ compiler")
+    options = {**OPTIONS, "dtype": dtype, "ssm_dtype": dtype}
+    try:
+        before = load(folder, **options)
+    except ConfigError as error:
+        pytest.skip(f"not on these kernels: {error}")
+    specs = specs_of(seeded, 90, greedy)  # ids that a sampling's lists may name
+    plain = answered(before, specs)
+    engine = drafting(folder, options, specs, plain, seeded)
+    found = answered(engine, specs)
+    kept = 0
+    for spec in specs:
+        assert sampled(plain, spec.request_id) == sampled(found, spec.request_id)
+        states = [snapshots(e, spec, plain) for e in (before, engine)]
+        assert states[0].keys() == states[1].keys()
+        kept += len(states[0])
+        for depth, state in states[0].items():
+            assert torch.equal(state, states[1][depth]), f"state after {depth} tokens"
+    assert kept or not engine.model_config.recurrent
+    assert engine.counters.draft_rows
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_torch_s_answers_are_those_of_transformers(
+    oracle: Oracle, folder: Path, seeded: random.Random, name: str
+) -> None:
+    """Tokens are the same in float32 up to near ties, which the oracle counts."""
+    options = {**OPTIONS, "kernels": KernelChoice.TORCH}
+    before = load(folder, **options)
+    specs = [
+        replace(spec, sampling=replace(spec.sampling, logprobs=None))
+        for spec in specs_of(seeded, SPECS[name].config["vocab_size"], greedy=True)
+    ]
+    plain = answered(before, specs)
+    engine = drafting(folder, options, specs, plain, seeded)
+    found = answered(engine, specs)
+    got = [tokens_of(found, spec.request_id) for spec in specs]
+    oracle.assert_all_greedy(folder, [spec.prompt_ids for spec in specs], got, OUTPUT)
