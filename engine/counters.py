@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from baton.engine.choices import WINDOWS
+
+MOST_TOKENS = WINDOWS[-1]
+"""Tokens that a row of a step gives its answer, at most."""
+
 
 def _count(meaning: str) -> int:
     """Declare a sum of `meaning`, which is also the help text of its metric."""
@@ -12,12 +17,22 @@ def _seconds(meaning: str) -> float:
     return field(default=0.0, metadata={"meaning": meaning})
 
 
+def _lengths(meaning: str) -> tuple[int, ...]:
+    """Declare a histogram of small lengths: place i has how many were i + 1. Its metric is
+    `baton_engine_<field>`.
+    """
+    return field(default=(0,) * MOST_TOKENS, metadata={"meaning": meaning, "histogram": True})
+
+
 @dataclass
 class Counters:
     """The engine's sums. They only grow.
 
     A worker exports each field as the metric `baton_engine_<field>_total`, so a new counter needs
-    a field here and the statement that increments it.
+    a field here and the statement that increments it. A histogram is a tuple, which is replaced as
+    a whole: a copy of the counters keeps the old one.
+
+    Large because each metric of the engine is one field.
     """
 
     snapshots_written: int = _count("Snapshots of recurrent state that were planned into a step.")
@@ -43,6 +58,10 @@ class Counters:
     )
     preemptions: int = _count("Requests that gave up their memory for others.")
     draft_rows: int = _count("Rows of steps that verified draft tokens.")
+    accepted_length_tokens: tuple[int, ...] = _lengths(
+        "Tokens that a row of a step with drafts gave its answer: one, and the drafts accepted."
+    )
+    draft_seconds: float = _seconds("Host time spent on guessing draft tokens.")
     draft_tokens: int = _count("Draft tokens that were verified.")
     draft_tokens_accepted: int = _count(
         "Draft tokens that were the tokens that plain decoding draws."

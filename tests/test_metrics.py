@@ -23,6 +23,8 @@ OTHER_UNITS = {
     "gigabytes", "kibibytes", "mebibytes", "gibibytes", "percent", "pct",
 }  # fmt: skip
 UNITS = ("seconds", "bytes")
+COUNTED = ("tokens",)
+"""Things whose numbers a histogram may have."""
 LABELS = {
     "worker", "role", "dp_group", "dp_rank", "outcome", "kind", "part", "state", "from", "to",
     "owner", "reason", "key", "cap", "certificate",
@@ -42,7 +44,7 @@ def test_a_name_has_a_component_a_base_unit_and_the_suffix_of_its_type(
     assert subject, "there is a name between the component and `_total`"
     assert not set(subject) & (TYPES | OTHER_UNITS)
     assert not set(subject[:-1]) & set(UNITS), "the unit comes last"
-    assert metric.kind != "histogram" or subject[-1] in UNITS
+    assert metric.kind != "histogram" or subject[-1] in (*UNITS, *COUNTED)
 
 
 @every_metric

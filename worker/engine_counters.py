@@ -2,16 +2,18 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from baton.engine.counters import Counters
 
 
 class EngineCounters(Collector):
-    """A collector that exports each field of `Counters` as `baton_engine_<field>_total`."""
+    """A collector that exports each field of `Counters` as `baton_engine_<field>_total`, or as a
+    histogram `baton_engine_<field>`."""
 
     def __init__(self, labels: Mapping[str, str], registry: CollectorRegistry) -> None:
         """labels: of every metric."""
@@ -25,9 +27,24 @@ class EngineCounters(Collector):
 
     def collect(self) -> Iterable[Metric]:
         for each in fields(Counters):
+            if each.metadata.get("histogram"):
+                yield self._histogram(each.name, each.metadata["meaning"])
+                continue
             family = CounterMetricFamily(
                 f"baton_engine_{each.name}", each.metadata["meaning"], labels=list(self._labels)
             )
             value: float = vars(self._newest)[each.name]
             family.add_metric(list(self._labels.values()), value)
             yield family
+
+    def _histogram(self, name: str, meaning: str) -> Metric:
+        """Make a histogram of lengths from how many there were of 1, 2, 3 …"""
+        counts: tuple[int, ...] = vars(self._newest)[name]
+        buckets = [
+            (str(float(length)), float(below)) for length, below in enumerate(accumulate(counts), 1)
+        ]
+        buckets.append(("+Inf", float(sum(counts))))
+        family = HistogramMetricFamily(f"baton_engine_{name}", meaning, labels=list(self._labels))
+        total = sum(length * count for length, count in enumerate(counts, 1))
+        family.add_metric(list(self._labels.values()), buckets, total)
+        return family

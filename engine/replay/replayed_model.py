@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import is_
 
+import torch
 from torch import Tensor
 
 from baton.engine.config import ModelConfig
@@ -46,6 +47,27 @@ class _Recorded:
         return self.logits
 
 
+@dataclass(frozen=True)
+class _RecordedCommit:
+    """The commit of a step of fixed shape. fields: [5, requests] int64, of `Accepted` in order."""
+
+    fields: Tensor
+    recording: Recording
+    batch: ForwardBatch
+    states: StatePool
+
+    def is_on(self, states: StatePool, batch: ForwardBatch) -> bool:
+        """Return true if the recording reads and writes this memory."""
+        mine, others = self.batch.window, batch.window
+        same = mine is not None and others is not None and mine.kept is others.kept
+        return same and self.states is states
+
+    def run(self, accepted: Accepted) -> None:
+        given = [tensor for tensor in accepted if tensor is not None]
+        torch._foreach_copy_(list(self.fields), given)
+        self.recording.run()
+
+
 class ReplayedModel:
     """A `Model` on native kernels. A step of decode rows alone is replayed, any other runs as it
     is; so do all steps of a model that does something that cannot be recorded.
@@ -58,6 +80,7 @@ class ReplayedModel:
         self._native = native
         # By rows, and tokens that each request of them verifies.
         self._recorded: OrderedDict[tuple[int, int], _Recorded] = OrderedDict()
+        self._commits: OrderedDict[tuple[int, int], _RecordedCommit] = OrderedDict()
         self._recordable = True
 
     @property
@@ -91,7 +114,17 @@ class ReplayedModel:
 
     def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
         """Write the states after accepted tokens; see `baton.engine.models.base.Model`."""
-        self._model.commit(batch, states, accepted)
+        if not self._recordable or accepted.has_initial is not None:
+            self._model.commit(batch, states, accepted)
+            return
+        key = batch.decode_rows, batch.decode_requests
+        found = self._commits.pop(key, None)
+        if found is None or not found.is_on(states, batch):
+            found = self._record_commit(batch, states)
+        self._commits[key] = found
+        if len(self._commits) > _KEPT:
+            self._commits.popitem(last=False)
+        found.run(accepted)
 
     def _replayable(self, batch: ForwardBatch) -> bool:
         return (
@@ -113,6 +146,14 @@ class ReplayedModel:
         if len(self._recorded) > _KEPT:
             self._recorded.popitem(last=False)
         return found
+
+    def _record_commit(self, batch: ForwardBatch, states: StatePool) -> _RecordedCommit:
+        fields = torch.zeros((5, batch.decode_requests), dtype=torch.int64)
+        reads, writes, counts, track_slots, track_counts = fields
+        accepted = Accepted(reads, writes, None, counts, track_slots, track_counts)
+        commit = partial(self._model.commit, batch, states, accepted)
+        recording, _ = self._native.record(commit)
+        return _RecordedCommit(fields, recording, batch, states)
 
     def _record(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> _Recorded:
         rows, tables = batch.rows, batch.block_tables

@@ -55,6 +55,10 @@ class RequestMemory:
             request.cached_tokens = request.computed
         request.admissions += 1
 
+    def count_guess(self, seconds: float) -> None:
+        """Count the host's time for a guess."""
+        self._counters.draft_seconds += seconds
+
     def count_drafts(self, proposed: int) -> None:
         """Count the drafts of a row."""
         self._counters.draft_tokens += proposed
@@ -62,7 +66,11 @@ class RequestMemory:
 
     def count_accepted(self, drafts: int) -> None:
         """Count the drafts of a row that were right."""
-        self._counters.draft_tokens_accepted += drafts
+        counters = self._counters
+        counters.draft_tokens_accepted += drafts
+        lengths = list(counters.accepted_length_tokens)
+        lengths[drafts] += 1
+        counters.accepted_length_tokens = tuple(lengths)
 
     def count_preemption(self) -> None:
         """Count that a running request had to give its memory back."""

@@ -108,6 +108,11 @@ class RowPlanner:
             self._scores_left -= row.scores.logits
         return row
 
+    @property
+    def speculates(self) -> bool:
+        """True if rows verify drafts."""
+        return self._drafter is not None
+
     def drafts(self, request: Request) -> Drafts:
         """Return the guesses that the next row of a request, which decodes, is to verify."""
         if self._drafter is None:

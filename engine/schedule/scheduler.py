@@ -1,6 +1,7 @@
 """The choice of the requests and tokens of the next step."""
 
 from collections.abc import Iterable, Iterator
+from time import perf_counter
 
 from baton.core.turns import Turn
 from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
@@ -207,7 +208,11 @@ class Scheduler:
         """Plan that `request`, which has a page for its newest token, computes it; and drafts, if
         there are pages for them without preempting a request.
         """
+        if not self._planner.speculates:
+            return self._planner.decode_row(request)
+        began = perf_counter()
         drafts = self._planner.drafts(request)
+        self._memory.count_guess(perf_counter() - began)
         if drafts.token_ids:
             tokens = request.computed + 1
             if not self._memory.grow(request, tokens + len(drafts.token_ids)):

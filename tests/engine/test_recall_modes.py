@@ -12,6 +12,7 @@ import pytest
 from engine.engines import assert_clean, greedy
 
 from baton.engine.cache.grids import Strategy
+from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.output.output import Output
@@ -118,3 +119,12 @@ def test_preempted(questions: list[Question], cold: list[bool]) -> None:
     # Answers alone are so short that hardly any row outgrows the pool.
     assert rightly(questions, ask(small, questions, more=12)) == cold
     assert small.counters.preemptions
+
+
+@pytest.mark.parametrize("tokens", [2, 4, 8])
+def test_with_drafts(questions: list[Question], cold: list[bool], tokens: int) -> None:
+    of = engine(
+        speculative_algorithm=SpeculativeAlgorithm.NGRAM, speculative_num_draft_tokens=tokens
+    )
+    assert rightly(questions, ask_from_hits(of, questions)) == cold
+    assert of.counters.draft_rows

@@ -84,6 +84,10 @@ def test_any_sampling_gives_the_tokens_of_plain_decoding(seeded: random.Random, 
     assert proposer.asked
     counted = engine.counters
     assert counted.draft_tokens_accepted <= counted.draft_tokens
+    lengths = counted.accepted_length_tokens
+    assert sum(lengths) == counted.draft_rows
+    drafts_accepted = sum(drafts * count for drafts, count in enumerate(lengths))
+    assert drafts_accepted == counted.draft_tokens_accepted
     if right == 1.0:
         assert counted.draft_tokens_accepted > counted.draft_tokens // 2
     if right == 0.0:
@@ -124,10 +128,10 @@ def test_snapshots_and_pages_left_behind_are_those_of_plain_decoding(seeded, rig
 
 @every_right
 def test_tiny_pools_and_preemption(seeded: random.Random, right: float) -> None:
-    specs = [RequestSpec(f"r{i}", random_prompt(seeded, 25, 40), greedy(40)) for i in range(8)]
+    specs = [RequestSpec(f"r{i}", random_prompt(seeded, 30, 36), greedy(40)) for i in range(8)]
     plain, _ = answers(specs)
     found, engine, _ = speculating(
-        specs, plain, right, seeded, pages=18, max_running=4, canary=True, cached_snapshots=1
+        specs, plain, right, seeded, pages=12, max_running=4, canary=True, cached_snapshots=1
     )
     assert_same_tokens(specs, plain, found)
     assert engine.counters.preemptions

@@ -121,6 +121,25 @@ def test_the_engines_counters_are_exported_as_they_are() -> None:
     assert found[("baton_engine_pages_evicted_total", ())] == 5
 
 
+def test_lengths_of_accepted_runs_are_a_histogram() -> None:
+    counters = Counters()
+    counters.accepted_length_tokens = (5, 0, 2, 1, 0, 0, 0, 1)
+    metrics = made()
+    metrics.set_counters(counters)
+    (found,) = [
+        family
+        for family in metrics.registry.collect()
+        if family.name == "baton_engine_accepted_length_tokens"
+    ]
+    assert found.type == "histogram"
+    values = {(s.name, s.labels.get("le")): s.value for s in found.samples}
+    name = "baton_engine_accepted_length_tokens"
+    below = [values[f"{name}_bucket", f"{length}.0"] for length in range(1, 9)]
+    assert below == [5, 5, 7, 8, 8, 8, 8, 9]
+    assert values[f"{name}_bucket", "+Inf"] == values[f"{name}_count", None] == 9
+    assert values[f"{name}_sum", None] == 5 + 6 + 4 + 8
+
+
 def test_each_part_of_a_requests_time_on_the_rank_is_observed_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
