@@ -267,24 +267,50 @@ class MetricsReply(_message.Message):
     text: bytes
     def __init__(self, text: _Optional[bytes] = ...) -> None: ...
 
+class Demand(_message.Message):
+    __slots__ = ("wanted", "held", "most", "share")
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    wanted: int
+    held: int
+    most: int
+    share: int
+    def __init__(self, wanted: _Optional[int] = ..., held: _Optional[int] = ..., most: _Optional[int] = ..., share: _Optional[int] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("number", "units")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    units: int
+    def __init__(self, number: _Optional[int] = ..., units: _Optional[int] = ...) -> None: ...
+
 class WorkerReport(_message.Message):
-    __slots__ = ("hello", "status", "leaving")
+    __slots__ = ("hello", "status", "leaving", "share", "routers")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    ROUTERS_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     status: WorkerStatus
     leaving: bool
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    share: Share
+    routers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ..., leaving: _Optional[bool] = ..., share: _Optional[_Union[Share, _Mapping]] = ..., routers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RegistryReply(_message.Message):
-    __slots__ = ("router_id", "lease_ms", "error", "leaving")
+    __slots__ = ("router_id", "lease_ms", "error", "leaving", "demand")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     lease_ms: int
     error: _common_pb2.Error
     leaving: bool
-    def __init__(self, router_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    demand: Demand
+    def __init__(self, router_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., leaving: _Optional[bool] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ...) -> None: ...

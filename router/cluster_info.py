@@ -26,6 +26,8 @@ def worker_info(worker: Worker, *, ready: bool, placed: int, heard_s: float) -> 
         "state": "draining" if worker.leaving else "ready" if ready else "not ready",
         "ready": ready,
         "leaving": worker.leaving,
+        "routers": list(worker.routers),
+        "share": worker.share,
         "placed": placed,
         "model": status.model,
         "running": status.running,
@@ -77,14 +79,17 @@ def scrape_targets(
     router_id: str, workers: Iterable[Worker], address: str, scheme: str
 ) -> list[dict[str, object]]:
     """Return the targets of the router and of its workers, in the form of Prometheus' HTTP service
-    discovery. All are served by the router's HTTP server.
+    discovery. All are served by the router's HTTP server. Of the routers that have a worker, the
+    first by name has it as a target: whoever asks them all scrapes each worker once.
 
     address: its `host:port`. scheme: http or https.
     """
     router = {"baton_role": "router", "baton_router": router_id}
     # What Prometheus uses unless a label says otherwise is http.
     common = {"__scheme__": scheme} if scheme == "https" else {}
-    every = [router, *(_labels(worker) for worker in workers)]
+    name = router_id.split("/")[0]
+    mine = (w for w in workers if name == next(iter(w.routers), name))
+    every = [router, *map(_labels, mine)]
     return [{"targets": [address], "labels": labels | common} for labels in every]
 
 

@@ -20,6 +20,7 @@ from baton.router.answer_stream import AnswerStream
 from baton.router.cache_flush import flush_all
 from baton.router.cluster_info import engine_settings, worker_info
 from baton.router.config import RouterConfig
+from baton.router.demands import Demands
 from baton.router.dump.request_dump import RequestDump
 from baton.router.live_requests import LiveRequest, LiveRequests, stopping
 from baton.router.metrics import RouterMetrics
@@ -83,6 +84,7 @@ class RouterBackend:
             metrics.queue.refused,
             KeyLimit(config.key_slowdown, options.step_times.seconds, options.clock),
         )
+        self.demands = Demands(table, self._placer, self._queue)
         table.subscribe(self._on_change)
         metrics.serves(lambda: len(self._live), self._placer.capacity)
         metrics.queue.serves(self._queue)

@@ -6,7 +6,7 @@ registration until its stream ends, its lease runs out, or a newer incarnation r
 
 import json
 from bisect import insort
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -32,6 +32,8 @@ class Worker:
     registration: int  # counts up in this table; the newest of a worker_id is the valid one
     status: WorkerStatus = field(default_factory=WorkerStatus)
     leaving: bool = False
+    share: int | None = None  # what this router may have there; None: all, it is the only one
+    routers: tuple[str, ...] = ()  # names of those with which it is registered, in order
 
     @property
     def worker_id(self) -> str:
@@ -164,8 +166,18 @@ class WorkerTable:
         self._publish(Change(None, worker))
         return worker
 
-    def report(self, worker: Worker, status: WorkerStatus | None, leaving: bool) -> bool:
-        """Renew the lease. Returns False if this registration is no longer the valid one."""
+    def report(
+        self,
+        worker: Worker,
+        status: WorkerStatus | None,
+        leaving: bool,
+        share: int | None = None,
+        routers: Sequence[str] = (),
+    ) -> bool:
+        """Renew the lease. Returns False if this registration is no longer the valid one.
+
+        share, routers: see `Worker`.
+        """
         current = self._current(worker)
         if current is None:
             return False
@@ -173,6 +185,8 @@ class WorkerTable:
             current,
             status=current.status if status is None else status,
             leaving=current.leaving or leaving,
+            share=share,
+            routers=tuple(routers),
         )
         self._workers[worker.worker_id] = after
         self._renew(after)

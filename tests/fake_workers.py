@@ -35,6 +35,7 @@ from baton.proto.worker_pb2 import (
     RegistryReply,
     RequestTokens,
     RouterMessage,
+    Share,
     StartProfileReply,
     StartProfileRequest,
     StartRequest,
@@ -76,6 +77,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
         self.page_given.set()
         self.replies: asyncio.Queue[RegistryReply | None] = asyncio.Queue()
         self.running = 0
+        self.share: Share | None = None
+        """The part of it that the router may have."""
+        self.routers: list[str] = []
         self.max_running = 4
         self.max_model_len = 0
         self._reports: asyncio.Queue[WorkerReport | None] = asyncio.Queue()
@@ -188,7 +192,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
             try:
                 report = await asyncio.wait_for(self._reports.get(), beat_s)
             except TimeoutError:
-                report = WorkerReport(status=self.status)
+                report = WorkerReport(status=self.status, share=self.share, routers=self.routers)
             if report is None:
                 return
             yield report

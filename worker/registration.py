@@ -12,6 +12,7 @@ from baton.rpc.credentials import Credentials
 from baton.rpc.errors import error_from_proto, error_of_call
 from baton.rpc.streams import first_of
 from baton.worker.reporter import Reporter
+from baton.worker.router_shares import RouterDemand, RouterShare, RouterShares
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +30,10 @@ class Registration:
         credentials: Credentials,
         reporter: Reporter,
         lease_ms: int,
+        shares: RouterShares,
     ) -> None:
         """lease_ms: for the router to reply to the first report, and to read each later one. The
-        router should have the same lease.
+        router should have the same lease. shares: of all routers of this worker.
         """
         self._router = router
         self._hello = hello
@@ -39,6 +41,10 @@ class Registration:
         self._reporter = reporter
         self._lease_ms = lease_ms
         self._deadline_s = lease_ms / 1000
+        self._shares = shares
+        self._share: RouterShare | None = None  # this router's; None: it says nothing of demand
+        self._divided = asyncio.Event()
+        self._writing = asyncio.Lock()
         self._backoff_s = FIRST_BACKOFF_S
         self._named: str | None = None  # the router that the next connection is for; None: any
         self.router_id: str | None = None  # of the router that has taken this worker on
@@ -65,6 +71,10 @@ class Registration:
         if self.router_id is not None:
             await self._goodbye.wait()
 
+    def divided(self) -> None:
+        """Tell the router of its share soon: it may have changed."""
+        self._divided.set()
+
     def renew(self) -> None:
         """End the registration and make a new one."""
         self._renewal.set()
@@ -80,7 +90,12 @@ class Registration:
                 async with asyncio.timeout(self._deadline_s):
                     number = await self._greet(call)
                 self._check_name(named)
-                await first_of(self._listen(call), self._report(call, number), self._renewed())
+                await first_of(
+                    self._listen(call),
+                    self._report(call, number),
+                    self._tell_shares(call),
+                    self._renewed(),
+                )
             except aio.AioRpcError as failed:
                 raise error_from_proto(error_of_call(failed, self._router)) from failed
             except asyncio.InvalidStateError as failed:  # grpc.aio's word for a finished call
@@ -88,6 +103,7 @@ class Registration:
             except TimeoutError as failed:
                 raise self._lost(f"no answer within {self._deadline_s:g} s") from failed
             finally:
+                self._leave_shares()
                 call.cancel()
 
     async def _greet(self, call: aio.StreamStreamCall) -> int:
@@ -95,7 +111,11 @@ class Registration:
         number, report = await self._reporter.next_report(0)
         report.hello.CopyFrom(self._hello)
         await call.write(report)
-        self._compare_lease((await self._hear(call)).lease_ms)
+        reply = await self._hear(call)
+        self._compare_lease(reply.lease_ms)
+        if reply.HasField("demand"):
+            name = reply.router_id.split("/")[0]
+            self._share = self._shares.join(name, _demand(reply.demand))
         log.info("registered", extra={"router": self._router, "router_id": self.router_id})
         self._backoff_s = FIRST_BACKOFF_S
         return number
@@ -103,8 +123,30 @@ class Registration:
     async def _report(self, call: aio.StreamStreamCall, number: int) -> None:
         while True:
             number, report = await self._reporter.next_report(number)
-            async with asyncio.timeout(self._deadline_s):
-                await call.write(report)
+            await self._write(call, report)
+
+    async def _tell_shares(self, call: aio.StreamStreamCall) -> None:
+        """Report this router's share as often as it changes."""
+        while True:
+            await self._divided.wait()
+            self._divided.clear()
+            if self._share is not None:
+                await self._write(call, worker_pb2.WorkerReport(leaving=self._reporter.leaving))
+
+    async def _write(self, call: aio.StreamStreamCall, report: worker_pb2.WorkerReport) -> None:
+        """Send a report, with this router's share as it is by then."""
+        async with asyncio.timeout(self._deadline_s), self._writing:
+            share = self._share
+            if share is not None:
+                report.routers.extend(self._shares.names)
+                if self._shares.divided:
+                    report.share.number, report.share.units = share.number, share.units
+            await call.write(report)
+
+    def _leave_shares(self) -> None:
+        share, self._share = self._share, None
+        if share is not None:
+            self._shares.leave(share)
 
     async def _listen(self, call: aio.StreamStreamCall) -> None:
         while True:
@@ -124,6 +166,8 @@ class Registration:
         self.router_id = reply.router_id
         if reply.leaving:
             self._goodbye.set()
+        if reply.HasField("demand") and self._share is not None:
+            self._shares.heard(self._share, _demand(reply.demand))
         return reply
 
     def _check_name(self, named: str | None) -> None:
@@ -147,3 +191,7 @@ class Registration:
 
     def _lost(self, why: str) -> PeerLostError:
         return PeerLostError(f"router {self._router}: {why}")
+
+
+def _demand(said: worker_pb2.Demand) -> RouterDemand:
+    return RouterDemand(said.wanted, said.held, said.most, said.share)

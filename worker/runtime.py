@@ -23,6 +23,7 @@ from baton.worker.grpc_server import WorkerServer
 from baton.worker.make_context import make_context
 from baton.worker.registration import Registration
 from baton.worker.reporter import Reporter
+from baton.worker.router_shares import RouterShares
 from baton.worker.service import WorkerServicer
 from baton.worker.started import WorkerStarted
 
@@ -134,12 +135,17 @@ class WorkerRuntime:
     def _register(self) -> None:
         """Begin to register with every configured router."""
         hello, lease_ms = self._context.hello, self._config.lease_ms
+        shares = RouterShares(self._tell_shares)
         for router in self._config.routers:
             registration = Registration(
-                router, hello, self._context.credentials, self._reporter, lease_ms
+                router, hello, self._context.credentials, self._reporter, lease_ms, shares
             )
             self._registrations.append(registration)
             self._spawn(registration.run())
+
+    def _tell_shares(self) -> None:
+        for registration in self._registrations:
+            registration.divided()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -137,6 +137,16 @@ class AdmissionQueue:
         return self._queue.tokens
 
     @property
+    def called(self) -> int:
+        """Return the requests whose turn has come and that have no worker yet."""
+        return self._called
+
+    @property
+    def prefilling_tokens(self) -> int:
+        """Return the prompt tokens of the requests whose first token has not come."""
+        return self._prompt_tokens
+
+    @property
     def tokens_per_s(self) -> float:
         """Return how fast the queue empties; 0 before anything has waited."""
         return self._rate.tokens_per_s
@@ -259,7 +269,8 @@ class AdmissionQueue:
             return False
         if waiting.rank is not None and room.by_rank.get(waiting.rank, 1) <= 0:
             return False
-        if self._prefilling < PREFILLS_AHEAD * room.prefill_workers:
+        # On one that it shares, a router has one at least; the others are counted by tokens.
+        if self._prefilling < PREFILLS_AHEAD * room.prefill_workers - room.shared_prefills:
             return True
         return self._prompt_tokens + waiting.prompt_tokens <= room.prompt_tokens
 

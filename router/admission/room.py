@@ -14,3 +14,4 @@ class Room:
     by_rank: Mapping[int, int] = field(default_factory=dict)  # the same by the rank's number
     prefill_workers: int = 0
     prompt_tokens: int = 0  # that prefill workers are given at once, those that they have included
+    shared_prefills: int = 0  # prefill workers that other routers use too

@@ -82,12 +82,12 @@ class Placer:
         prefills, ranks = self._table.workers(Role.PREFILL), self._table.workers(Role.DECODE)
         prefill_rows = [row for row, worker in enumerate(prefills) if not worker.leaving]
         decode_rows = self._decode_rows(ranks, only_rank, lost_on)
-        if waited:
+        if waited or any(rank.share is not None for rank in ranks):
             ahead = _ahead(len(prefill_rows), len(ranks))
             decode_rows = [
                 row
                 for row in decode_rows
-                if self.placed[ranks[row].worker_id] < ranks[row].capacity + ahead
+                if self.placed[ranks[row].worker_id] < _most(ranks[row], ahead)
             ] or decode_rows
         if not prefill_rows or not decode_rows:
             return None
@@ -130,17 +130,28 @@ class Placer:
         if not prefills or not ranks:
             return Room(None)
         ahead = _ahead(len(prefills), len(ranks))
-        spare = {w.rank: w.capacity + ahead - self.placed[w.worker_id] for w in ranks}
+        spare = {w.rank: _most(w, ahead) - self.placed[w.worker_id] for w in ranks}
         return Room(
             sum(max(each, 0) for each in spare.values()),
             spare,
             len(prefills),
-            CHUNKS_AHEAD * sum(w.prefill_chunk for w in prefills),
+            sum(_prompt_tokens(w) if w.share is None else w.share for w in prefills),
+            sum(w.share is not None for w in prefills),
         )
 
+    def most(self, worker: Worker) -> int:
+        """Return what all routers together may have on a worker: requests of a decode rank, prompt
+        tokens of a prefill worker.
+        """
+        if worker.role is Role.PREFILL:
+            return _prompt_tokens(worker)
+        prefills = [w for w in self._table.workers(Role.PREFILL) if not w.leaving]
+        return worker.capacity + _ahead(len(prefills), len(self._table.workers(Role.DECODE)))
+
     def capacity(self) -> int:
-        """Return the number of requests that all decode ranks run at once."""
-        return sum(w.capacity for w in self._table.workers(Role.DECODE) if not w.leaving)
+        """Return the number of requests of this router that all decode ranks run at once."""
+        ranks = [w for w in self._table.workers(Role.DECODE) if not w.leaving]
+        return sum(w.capacity if w.share is None else min(w.capacity, w.share) for w in ranks)
 
     def _decode_rows(
         self, ranks: Sequence[Worker], only_rank: int | None, lost_on: Collection[int]
@@ -206,3 +217,13 @@ class Placer:
 def _ahead(prefills: int, ranks: int) -> int:
     """Return the requests that each rank is given beyond those that it runs at once."""
     return -(-DECODES_AHEAD * prefills // max(ranks, 1))
+
+
+def _most(rank: Worker, ahead: int) -> int:
+    """Return the requests that this router may have on a rank."""
+    return rank.capacity + ahead if rank.share is None else rank.share
+
+
+def _prompt_tokens(prefill: Worker) -> int:
+    """Return the prompt tokens that all routers together may have on a prefill worker."""
+    return CHUNKS_AHEAD * prefill.prefill_chunk

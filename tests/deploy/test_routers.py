@@ -26,6 +26,7 @@ from baton.router.config import RouterConfig
 pytestmark = pytest.mark.cluster
 
 ROUTERS = 3
+RUNNING = 16
 DEADLINE_S = 180.0
 ANSWER = 400  # tokens: long enough that a router is killed half-way
 
@@ -34,7 +35,7 @@ ANSWER = 400  # tokens: long enough that a router is killed half-way
 def engine_config(oracle: Oracle) -> EngineConfig:
     model = oracle.checkpoint("granite_dense_nope")
     return EngineConfig(
-        model, page_size=16, chunked_prefill_size=64, max_running=16, memory_bytes=128 << 20
+        model, page_size=16, chunked_prefill_size=64, max_running=RUNNING, memory_bytes=128 << 20
     )
 
 
@@ -102,6 +103,24 @@ async def test_one_of_three_routers_is_killed_under_load(
     assert not await asyncio.wait_for(settled_findings(cluster), DEADLINE_S)
     await until(lambda: _serves(cluster.routers.clients[1], cluster))
     assert await asyncio.gather(*asked(cluster.routers.http_urls[1], prompts[:2])) == right[:2]
+
+
+async def test_an_idle_router_leaves_its_part_to_a_busy_one(cluster: Cluster) -> None:
+    await until(lambda: all(_serves(router, cluster) for router in cluster.routers.clients))
+    first, second = cluster.routers.clients[:2]
+    streams = asked(cluster.routers.http_urls[0], [[9, 8, 7]] * 60)
+    await until(lambda: min(on_ranks(first)) >= RUNNING - 1)
+    more = asked(cluster.routers.http_urls[1], [[6, 5, 4]] * 60)
+    await until(lambda: min(on_ranks(second)) >= RUNNING // 3)
+    answers = await asyncio.gather(*streams, *more)
+    assert {len(answer) for answer in answers} == {ANSWER}
+    assert len({tuple(answer) for answer in answers}) == 2
+
+
+def on_ranks(router: RouterClient) -> list[int]:
+    """Return the requests of a router on each rank."""
+    workers = router.server_info()["workers"]
+    return [int(worker["placed"]) for worker in workers if worker["role"] == "decode"]
 
 
 async def test_every_router_serves_without_a_rank_that_has_left(cluster: Cluster) -> None:

@@ -14,7 +14,14 @@ from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 class FakeRouter(worker_pb2_grpc.RegistryServicer):
     LEASE_MS = 500
 
-    def __init__(self, refuse: common_pb2.Error | None = None, router_id: str = "r7") -> None:
+    def __init__(
+        self,
+        refuse: common_pb2.Error | None = None,
+        router_id: str = "r7",
+        demand: worker_pb2.Demand | None = None,
+    ) -> None:
+        """demand: None for a router of a release that knows of none."""
+        self.demand = demand
         self.refuse = refuse
         self.router_id = router_id
         self.streams: list[list[worker_pb2.WorkerReport]] = []  # reports of each, oldest first
@@ -30,8 +37,14 @@ class FakeRouter(worker_pb2_grpc.RegistryServicer):
             self._changed.set()
             if len(mine) == 1:
                 yield worker_pb2.RegistryReply(
-                    router_id=self.router_id, lease_ms=self.LEASE_MS, error=self.refuse
+                    router_id=self.router_id,
+                    lease_ms=self.LEASE_MS,
+                    error=self.refuse,
+                    demand=self.demand,
                 )
+            elif self.demand is not None and report.HasField("share"):
+                self.demand.share = report.share.number
+                yield worker_pb2.RegistryReply(router_id=self.router_id, demand=self.demand)
             if report.leaving:
                 yield worker_pb2.RegistryReply(router_id=self.router_id, leaving=True)
 

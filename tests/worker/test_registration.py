@@ -10,7 +10,7 @@ from worker.cluster import DEADLINE_S, TestWorker, decode_worker, prefill_worker
 from worker.fake_router import FakeRouter, serving
 
 from baton.core.role import Role
-from baton.proto import common_pb2
+from baton.proto import common_pb2, worker_pb2
 from baton.rpc.identity import ProcessRole
 
 
@@ -96,6 +96,26 @@ async def test_a_router_that_comes_back_is_found_again() -> None:
             await again.until(lambda r: r.streams and r.streams[0])
             assert again.streams[0][0].HasField("hello")
     finally:
+        await worker.stop()
+
+
+async def test_routers_share_a_worker_and_one_alone_has_it_all() -> None:
+    older = FakeRouter(router_id="router-9/a")
+    routers = [
+        FakeRouter(router_id=f"router-{i}/a", demand=worker_pb2.Demand(most=6)) for i in range(2)
+    ]
+    names = ["router-0", "router-1"]
+    async with serving(older) as third, serving(routers[0]) as first:
+        async with serving(routers[1]) as second:
+            worker = told(decode_worker(), first, second, third)
+            await worker.start()
+            for router in routers:
+                await router.until(lambda r: r.streams and r.streams[-1][-1].share.units == 3)
+                await router.until(lambda r: list(r.streams[-1][-1].routers) == names)
+            await older.until(lambda r: r.streams and len(r.streams[0]) > 2)
+            assert not any(report.HasField("share") for report in older.streams[0])
+        await routers[0].until(lambda r: list(r.streams[-1][-1].routers) == names[:1])
+        assert not routers[0].streams[-1][-1].HasField("share")
         await worker.stop()
 
 
