@@ -1,6 +1,6 @@
 """A model's configuration, in our own terms, and the engine's options."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -112,3 +112,10 @@ class EngineConfig:
         if self.speculative_algorithm is SpeculativeAlgorithm.OFF:
             return 1
         return self.speculative_num_draft_tokens
+
+    @property
+    def for_prompts(self) -> "EngineConfig":
+        """The options of an engine that only computes prompts. It verifies no drafts, so its steps
+        overlap.
+        """
+        return replace(self, speculative_algorithm=SpeculativeAlgorithm.OFF)

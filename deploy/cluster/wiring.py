@@ -94,8 +94,8 @@ class Wiring:
         )
 
     def worker(self, member: Member) -> WorkerConfig:
-        engine = self.config.engine
         decodes = member.role is Role.DECODE
+        engine = self.config.engine if decodes else self.config.engine.for_prompts
         takes_in = decodes or self.config.state_return is not StateReturn.OFF
         return WorkerConfig(
             member.worker_id,

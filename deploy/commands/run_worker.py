@@ -55,6 +55,8 @@ def run_worker(
 
 def _engine_config(engine: EngineConfig, role: Role, threads: int | None) -> EngineConfig:
     tickets = min(engine.max_running, MOST_TICKETS) if role is Role.DECODE else 0
+    if role is Role.PREFILL:
+        engine = engine.for_prompts
     return replace(engine, tickets=tickets, threads=threads or len(os.sched_getaffinity(0)))
 
 

@@ -28,6 +28,7 @@ from baton.deploy.config_from import config_from, engine_from
 from baton.deploy.errors import StartError
 from baton.deploy.options import cluster_options, engine_options
 from baton.engine.cache.grids import Strategy
+from baton.engine.choices import DRAFT_TOKENS
 from baton.engine.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.router.dump.request_dump import DumpOptions
@@ -128,6 +129,14 @@ def test_what_moves_between_prefix_caches_is_told_to_every_worker() -> None:
             assert (worker.state_return, worker.send_snapshots) == (returns, snapshots)
         takes_in = wiring.worker(Member(Role.PREFILL, 0)).engine.tickets > 0
         assert takes_in is (returns is not StateReturn.OFF)
+
+
+def test_only_ranks_verify_drafts() -> None:
+    wiring = wired(parse_cluster("--speculative-algorithm", "ngram"))
+    windows = {
+        role: wiring.worker(Member(role, 0)).engine.window for role in (Role.PREFILL, Role.DECODE)
+    }
+    assert windows == {Role.PREFILL: 1, Role.DECODE: DRAFT_TOKENS}
 
 
 def test_one_engine_is_described_by_the_same_options() -> None:
