@@ -1,0 +1,46 @@
+"""Requests that are handed over and then verify drafts, over each channel."""
+
+import random
+
+import pytest
+from engine.engines import greedy, random_prompt
+from engine.hash_model import VOCAB, HashModel, expected_tokens
+from engine.proposers import Known
+from transfer.wires import CHANNELS
+from worker.cluster import decode_worker, prefill_worker, running, session
+
+from baton.engine.choices import SpeculativeAlgorithm
+from baton.transfer.channels.local_hub import LocalHub
+
+OUTPUT = 40
+
+
+@pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("channel", CHANNELS)
+async def test_tokens_are_those_of_plain_decoding(
+    channel: str, right: float, seeded: random.Random
+) -> None:
+    """The canary checks every slot and page that the rank reads."""
+    shared = random_prompt(seeded, 40, 40)
+    prompts = [(*shared, *random_prompt(seeded, 1, 30)) for _ in range(3)]
+    answers = [expected_tokens(HashModel(), prompt, OUTPUT) for prompt in prompts]
+    known = [(*prompt, *answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    hub = LocalHub() if channel == "local" else None
+    prefill = prefill_worker(channel=channel, hub=hub)
+    decode = decode_worker(
+        channel=channel,
+        hub=hub,
+        canary=True,
+        proposer=Known(known, right, VOCAB, seeded),
+        speculative_algorithm=SpeculativeAlgorithm.NGRAM,
+    )
+    async with running(prefill, decode), session(decode) as router:
+        for prompt, expected in zip(prompts, answers, strict=True):
+            _, answer = await router.start(prompt, greedy(OUTPUT), [prefill])
+            await answer.end()
+            assert answer.token_ids == expected
+        counters = await decode.context.port.call(lambda engine: engine.counters)
+        assert counters.draft_rows
+        assert (counters.draft_tokens_accepted > 0) == (right > 0)
+        await decode.clean()
+        await prefill.clean()
