@@ -50,6 +50,7 @@ ROUTES: dict[str, KeyScope | None] = {
     "/abort_request": KeyScope.ADMIN,
     "/start_profile": KeyScope.ADMIN,
     "/stop_profile": KeyScope.ADMIN,
+    "/control": KeyScope.ADMIN,
 }
 """The scope that each route needs; None: no key."""
 

@@ -88,6 +88,7 @@ OPERATIONS = {
     "/workers/{worker_id}/metrics": PathEntry("Return a worker's metrics", kind="text/plain"),
     "/start_profile": PathEntry("Begin to profile the engines"),
     "/stop_profile": PathEntry("End the profile, and name its files"),
+    "/control": PathEntry("Ask whoever runs the cluster to change it", kind="application/x-ndjson"),
     "/prometheus/targets": PathEntry("List what Prometheus should scrape"),
 }
 

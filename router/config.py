@@ -48,6 +48,7 @@ class RouterConfig:
     incremental_streaming_output: bool = False  # /generate streams send new text only
     allowed_hosts: tuple[str, ...] = ()  # names in `Host` besides loopback's and `host`
     api_keys: Path | None = None  # the file of API keys; None: everybody may call
+    control: Path | None = None  # the socket of whoever runs the cluster; None: nobody
     operator_sha256: str = ""  # the digest of a key for `deploy`, which is in no file
     cors_origins: tuple[str, ...] = ()  # origins of pages that may call from a browser
     routers: int = 1  # of the cluster, of each of which API keys' caps are a part

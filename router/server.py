@@ -26,6 +26,7 @@ from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
 from baton.router.client_guard import ClientGuard
 from baton.router.config import RouterConfig
+from baton.router.control_route import control_routes
 from baton.router.dump.request_dump import RequestDump
 from baton.router.grpc_server import INFERENCE, GrpcServer
 from baton.router.health import watch_health
@@ -168,6 +169,7 @@ class RouterServer:
                     ),
                     *router_routes(table, router_id, pages.read),
                     *profile_routes(table, credentials),
+                    *control_routes(config.control, keys=keys is not None),
                 ],
                 browsers=BrowserPolicy.of_server(
                     config.host, config.allowed_hosts, config.cors_origins, keys=keys is not None

@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from baton.deploy.client.router_options import CLUSTER_OPTION
+from baton.deploy.client.router_options import router_from, router_options
 from baton.deploy.client.state_file import ClusterState, newest
+from baton.deploy.client.url_control import UrlControl
 from baton.deploy.cluster.control import ask
 from baton.deploy.cluster.control_names import DESCRIBE, STOP
 from baton.deploy.cluster.start_progress import Silent, StartProgress
@@ -30,6 +31,18 @@ class ControlClient:
     @property
     def title(self) -> str:
         return f"{self.state.name} at {self.state.http_url}"
+
+    @property
+    def stopped(self) -> str:
+        """The message once `alive` is False."""
+        return f"stopped {self.title}"
+
+    @property
+    def remedy(self) -> str:
+        """The advice where a stop takes too long."""
+        pid = self.state.pid
+        end = f", or end it with `kill -9 {pid}`: Ray and the workers end with it"
+        return f"wait{'' if pid is None else end}"
 
     def ask(
         self, name: str, arguments: Mapping[str, Any], progress: StartProgress
@@ -79,13 +92,24 @@ class ControlClient:
 
 def control_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that name a cluster; `control_from` reads their values."""
-    return CLUSTER_OPTION(command)
+    return router_options(command)
 
 
-def control_from(given: Mapping[str, Any], *, starting: bool = False) -> ControlClient:
+def control_from(given: Mapping[str, Any], *, starting: bool = False) -> ControlClient | UrlControl:
     """Return a client of the cluster that the options name, or of the one started last.
 
     given: the options' values by parameter name. starting: a cluster that does not serve yet counts
     too. Raises NotRunning.
     """
-    return ControlClient(newest(given["cluster"], starting=starting))
+    if given["url"] is None:
+        return local_control(given["cluster"], starting=starting)
+    router = router_from(given["url"], given["api_key"], given["cacert"], given["cluster"])
+    return UrlControl(router)
+
+
+def local_control(name: str | None, *, starting: bool = False) -> ControlClient:
+    """Return a client of the cluster of this name on this machine, or of the one started last.
+
+    starting: see `control_from`. Raises NotRunning.
+    """
+    return ControlClient(newest(name, starting=starting))

@@ -10,25 +10,38 @@ import json
 import os
 import pickle
 import shutil
+import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from typing import Any
 
 import ray
 
 from baton.core.errors import BatonError
-from baton.deploy.client.state_file import process_named
+from baton.deploy.client.owned_folder import owned_folder
+from baton.deploy.client.state_file import (
+    ClusterState,
+    control_path,
+    folder,
+    process_named,
+    published,
+)
 from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.control import Handlers, listening
+from baton.deploy.cluster.control_names import DESCRIBE, STOP
 from baton.deploy.cluster.ray_home import OwnRay, RayHome, ray_for
+from baton.deploy.cluster.start_progress import StartProgress
 from baton.deploy.cluster.start_reports import StartReport
 from baton.deploy.cluster.supervisor_actor import NAME, StartNews, SupervisorActor, folder_for
 from baton.deploy.errors import StartError
 from baton.deploy.process.exit_now import exit_now
 from baton.deploy.process.stop_signal import StopWanted, stop_on_signals
 
+_HEAD = "node:__internal_head__"
 _LOOK_S = 0.2
 _ANSWER_S = 60.0  # for the supervisor's process to start, and to answer
 
@@ -46,14 +59,15 @@ class _Listener:
 
 def start_detached(config: ClusterConfig, listener: _Listener) -> None:
     """Start the cluster, and run its Ray if that is its own. Raises BatonError or StopWanted."""
-    with ray_for(config) as home:
+    with ray_for(config) as home, ExitStack() as told:
+        _publish_start(config, told)
         began = time.monotonic()
         listener.tell_report(StartReport("Ray", "starting", 0.0))
         try:
             home.connect()
             took = time.monotonic() - began
             listener.tell_report(StartReport("Ray", f"ready after {took:.1f} s", None))
-            _supervise(config, home, listener)
+            _supervise(config, home, listener, told)
         finally:
             home.kill_if_lost()
             home.leave()
@@ -61,13 +75,33 @@ def start_detached(config: ClusterConfig, listener: _Listener) -> None:
                 shutil.rmtree(folder_for(config.name), ignore_errors=True)
 
 
-def _supervise(config: ClusterConfig, home: RayHome, listener: _Listener) -> None:
+def _publish_start(config: ClusterConfig, held: ExitStack) -> None:
+    """Tell of the start until the supervisor does, which is a part of it. held: keeps that up."""
+    own = held.enter_context(owned_folder(folder()))
+    process, name = process_named(os.getpid()), config.name
+    described = {"name": name, "phase": "starting", "http_url": "", "parts": {"Ray": "starting"}}
+
+    def stop(arguments: Mapping[str, Any], progress: StartProgress) -> Mapping[str, Any]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {}
+
+    handlers: Handlers = {DESCRIBE: lambda *_: described, STOP: stop}
+    held.enter_context(listening(control_path(own), handlers))
+    model, control = str(config.engine.model), str(control_path(own))
+    state = ClusterState(name, *process, time.time(), model, "", "", control)
+    held.enter_context(published(own, state))
+
+
+def _supervise(config: ClusterConfig, home: RayHome, listener: _Listener, told: ExitStack) -> None:
+    """told: what tells of the start until the supervisor has ended it."""
     own = isinstance(home, OwnRay)
     options = {
         "name": NAME,
         "lifetime": "detached",
         "max_restarts": -1,
         "num_cpus": 0,
+        # Ray ends with its head node, so that the supervisor depends on no other.
+        "resources": {_HEAD: 0.001},
         "max_concurrency": 8,
     }
     supervisor = (
@@ -77,6 +111,7 @@ def _supervise(config: ClusterConfig, home: RayHome, listener: _Listener) -> Non
     )
     try:
         _follow(supervisor, home, listener)
+        told.close()
     except StopWanted:
         ray.get(supervisor.stop.remote(), timeout=_ANSWER_S)
         if own:
@@ -101,6 +136,7 @@ def _follow(supervisor: Any, home: RayHome, listener: _Listener) -> None:
             listener.tell_report(report)
         seen += len(found.reports)
         if found.failed:
+            ray.kill(supervisor, no_restart=True)
             raise StartError(found.failed)
         if found.greeting is not None:
             listener.tell({"greeting": asdict(found.greeting)})

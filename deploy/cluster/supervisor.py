@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ class Supervisor:
         with which the cluster ends; see `ClusterState`.
         """
         self.reports = StartReports(progress)
-        self.cluster = Cluster(config, self.reports, detached)
+        # Its routers pass on requests from other machines.
+        router = replace(config.router, control=control_path(folder))
+        self.cluster = Cluster(replace(config, router=router), self.reports, detached)
         self._folder = folder
         self._process = process or (None, None)
         self._phase = "starting"

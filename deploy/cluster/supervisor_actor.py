@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,11 +93,10 @@ class SupervisorActor:
             self._failed = str(err)
         finally:
             store.delete()
-            if self._failed and self._greeting is None:
-                self._told.wait(_HEARD_S)
-            time.sleep(0.1)  # a last answer may be on its way
             shutil.rmtree(place, ignore_errors=True)
-            self._end()
+            failed_to_start = self._failed and self._greeting is None
+            if not (failed_to_start and self._told.wait(_HEARD_S)):
+                self._end()  # otherwise, whoever has heard why ends it
 
     def _supervise(self, detached: Detached) -> None:
         self._supervisor = supervisor = Supervisor(

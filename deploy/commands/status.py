@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from baton.deploy.client.control_client import ControlClient, control_from
+from baton.deploy.client.control_client import ControlClient, local_control
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import router_from, router_options
 from baton.deploy.errors import NotRunning
@@ -40,7 +40,7 @@ def status(
     """
     found = router_from(url, api_key, cacert, cluster, starting=True)
     router = RouterClient(found.url, found.api_key, found.trust)
-    control = None if url else control_from({"cluster": cluster}, starting=True)
+    control = None if url else local_control(cluster, starting=True)
     if json_wanted:
         told = _described(control)
         info = {} if told and told["phase"] == "starting" else router.server_info()

@@ -21,10 +21,6 @@ def stop(timeout: float, **where: Any) -> None:
     until = time.monotonic() + timeout
     while control.alive():
         if time.monotonic() > until:
-            pid = control.state.pid
-            end = f", or end it with `kill -9 {pid}`: Ray and the workers end with it"
-            raise DeployError(
-                f"{control.title} still stops after {timeout:g} s; wait{end if pid else ''}"
-            )
+            raise DeployError(f"{control.title} still stops after {timeout:g} s; {control.remedy}")
         time.sleep(_LOOK_S)
-    click.echo(f"stopped {control.title}")
+    click.echo(control.stopped)

@@ -13,7 +13,7 @@ _STYLES = {MemberState.STARTING: "yellow", MemberState.LATE: "yellow"}
 
 def render_start(told: Mapping[str, Any]) -> RenderableType:
     """Build the lines of a cluster that starts or stops. told: the answer to `describe`."""
-    head = Text.assemble((told["name"], "bold"), f" is {told['phase']}; {told['http_url']}")
+    head = Text.assemble((told["name"], "bold"), f" is {told['phase']}  {told['http_url']}")
     return Group(head, *(Text(f"  {part:<12} {at}") for part, at in told["parts"].items()))
 
 

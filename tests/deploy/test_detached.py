@@ -18,7 +18,7 @@ import pytest
 
 from baton.client.async_client import AsyncClient
 from baton.core.sampling_params import SamplingParams
-from baton.deploy.client.control_client import ControlClient, control_from
+from baton.deploy.client.control_client import ControlClient, local_control
 from baton.deploy.client.state_file import newest
 from baton.deploy.errors import DeployError, NotRunning
 
@@ -65,7 +65,7 @@ def wait_until(reached: Any, what: str) -> Any:
 
 def served(name: str) -> ControlClient | None:
     try:
-        return control_from({"cluster": name})
+        return local_control(name)
     except NotRunning:
         return None
 
@@ -83,6 +83,18 @@ def supervisor_of(control: ControlClient) -> psutil.Process | None:
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
     return None
+
+
+def running_in(env: dict[str, str]) -> list[psutil.Process]:
+    """Return the processes that were started with this environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR") == env["TMPDIR"]:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+            continue
+    return found
 
 
 async def answer(client: AsyncClient, prompt: list[int]) -> list[int]:
@@ -169,13 +181,11 @@ def newest_starting(name: str) -> psutil.Process | None:
 
 
 def test_a_start_that_fails_says_why_and_leaves_nothing(env: dict[str, str], tiny: Path) -> None:
-    before = set(psutil.pids())
     words = [*BATON, "serve", "--model", str(tiny), "--detach", *WORKERS, "--memory-gb", "0.001"]
     failed = subprocess.run(
         words, env=env, text=True, capture_output=True, timeout=DEADLINE_S, check=False
     )
     assert failed.returncode == 1
     assert "prefill-0: " in failed.stderr and "memory" in failed.stderr, failed.stderr
-    left = [psutil.Process(pid) for pid in set(psutil.pids()) - before if psutil.pid_exists(pid)]
-    assert not [each for each in left if "detached_main" in " ".join(each.cmdline())]
+    wait_until(lambda: not running_in(env), "no process is left")
     assert not list(Path(env["TMPDIR"]).glob("baton-*/cluster-*"))

@@ -140,7 +140,7 @@ def test_status_of_a_cluster_that_starts_says_how_far_it_is() -> None:
     console, out = _console()
     console.print(render_start(told))
     head, router, decode = (line.rstrip() for line in out.getvalue().splitlines())
-    assert head == "one is starting; http://127.0.0.1:8000"
+    assert head == "one is starting  http://127.0.0.1:8000"
     assert router.split(maxsplit=1) == ["router-0", "ready after 1.0 s"]
     assert decode.split(maxsplit=1) == ["decode-0", "weights, 40%"]
 

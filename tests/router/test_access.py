@@ -34,7 +34,7 @@ BODIES = {
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [40, 41]},
 }
-POSTS = {*BODIES, "/flush_cache", "/start_profile", "/stop_profile"}
+POSTS = {*BODIES, "/flush_cache", "/start_profile", "/stop_profile", "/control"}
 
 
 def key(name: str, *scopes: KeyScope, rate: int | None = None) -> Key:
@@ -95,7 +95,7 @@ def bearer(name: str) -> dict[str, str]:
 
 
 def check(reply: httpx.Response, status: int, case: str) -> None:
-    reached = 200 if reply.status_code == 409 else reply.status_code  # a profile runs already
+    reached = 200 if reply.status_code == 409 else reply.status_code  # not now
     assert reached == status, f"{case}: {reply.status_code} {reply.text}"
     if status == 401:
         assert reply.headers["www-authenticate"] == "Bearer"
