@@ -108,6 +108,7 @@ def test_native_answers_and_snapshots_are_the_same_bits(
     specs = specs_of(seeded, 90, greedy)  # ids that a sampling's lists may name
     plain = answered(before, specs)
     engine = drafting(folder, options, specs, plain, seeded)
+    assert sum(layer.nbytes for layer in engine._runner._kept) == engine.plan.step.kept
     found = answered(engine, specs)
     kept = 0
     for spec in specs:
