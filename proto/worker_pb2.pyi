@@ -130,7 +130,7 @@ class PlanPart(_message.Message):
     def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "model", "running", "waiting", "max_running", "max_model_len", "slots", "pages", "page_size", "uptime_s", "memory_plan", "handoffs", "pid", "peers", "settings", "channels", "lag_us", "flushes", "shortages")
+    __slots__ = ("worker", "model", "running", "waiting", "max_running", "max_model_len", "slots", "pages", "page_size", "uptime_s", "memory_plan", "handoffs", "pid", "peers", "settings", "channels", "lag_us", "shortages")
     class HandoffsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -176,7 +176,6 @@ class WorkerStatus(_message.Message):
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
     LAG_US_FIELD_NUMBER: _ClassVar[int]
-    FLUSHES_FIELD_NUMBER: _ClassVar[int]
     SHORTAGES_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.WorkerIdentity
     model: str
@@ -195,9 +194,8 @@ class WorkerStatus(_message.Message):
     settings: _containers.ScalarMap[str, str]
     channels: _containers.ScalarMap[str, str]
     lag_us: int
-    flushes: int
     shortages: _containers.ScalarMap[str, float]
-    def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., max_model_len: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., page_size: _Optional[int] = ..., uptime_s: _Optional[float] = ..., memory_plan: _Optional[_Iterable[_Union[PlanPart, _Mapping]]] = ..., handoffs: _Optional[_Mapping[str, int]] = ..., pid: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ..., settings: _Optional[_Mapping[str, str]] = ..., channels: _Optional[_Mapping[str, str]] = ..., lag_us: _Optional[int] = ..., flushes: _Optional[int] = ..., shortages: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., max_model_len: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., page_size: _Optional[int] = ..., uptime_s: _Optional[float] = ..., memory_plan: _Optional[_Iterable[_Union[PlanPart, _Mapping]]] = ..., handoffs: _Optional[_Mapping[str, int]] = ..., pid: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ..., settings: _Optional[_Mapping[str, str]] = ..., channels: _Optional[_Mapping[str, str]] = ..., lag_us: _Optional[int] = ..., shortages: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class FlushCacheRequest(_message.Message):
     __slots__ = ("timeout_ms",)
@@ -288,29 +286,49 @@ class Share(_message.Message):
     def __init__(self, number: _Optional[int] = ..., units: _Optional[int] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("hello", "status", "leaving", "share", "routers")
+    __slots__ = ("hello", "status", "leaving", "share", "routers", "cache")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     status: WorkerStatus
     leaving: bool
     share: Share
     routers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ..., leaving: _Optional[bool] = ..., share: _Optional[_Union[Share, _Mapping]] = ..., routers: _Optional[_Iterable[str]] = ...) -> None: ...
+    cache: CacheReport
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ..., leaving: _Optional[bool] = ..., share: _Optional[_Union[Share, _Mapping]] = ..., routers: _Optional[_Iterable[str]] = ..., cache: _Optional[_Union[CacheReport, _Mapping]] = ...) -> None: ...
+
+class CacheReport(_message.Message):
+    __slots__ = ("sequence", "after", "whole", "made", "depths", "evicted")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    MADE_FIELD_NUMBER: _ClassVar[int]
+    DEPTHS_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    after: int
+    whole: bool
+    made: _containers.RepeatedScalarFieldContainer[int]
+    depths: _containers.RepeatedScalarFieldContainer[int]
+    evicted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence: _Optional[int] = ..., after: _Optional[int] = ..., whole: _Optional[bool] = ..., made: _Optional[_Iterable[int]] = ..., depths: _Optional[_Iterable[int]] = ..., evicted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegistryReply(_message.Message):
-    __slots__ = ("router_id", "lease_ms", "error", "leaving", "demand")
+    __slots__ = ("router_id", "lease_ms", "error", "leaving", "demand", "cache_wanted")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     DEMAND_FIELD_NUMBER: _ClassVar[int]
+    CACHE_WANTED_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     lease_ms: int
     error: _common_pb2.Error
     leaving: bool
     demand: Demand
-    def __init__(self, router_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., leaving: _Optional[bool] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ...) -> None: ...
+    cache_wanted: bool
+    def __init__(self, router_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., leaving: _Optional[bool] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., cache_wanted: _Optional[bool] = ...) -> None: ...

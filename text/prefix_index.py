@@ -6,9 +6,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
-import xxhash
-
 from baton.core.cache_salt import SHARED
+from baton.text.prefix_digest import PrefixDigest
 
 Holder = TypeVar("Holder", bound=Hashable)
 
@@ -28,7 +27,7 @@ class PrefixIndex(Generic[Holder]):
 
     def add(self, token_ids: Sequence[int], holder: Holder, salt: bytes = SHARED) -> None:
         """Record that `holder` has kept the state after exactly these tokens under `salt`."""
-        key = (len(token_ids), xxhash.xxh3_64_intdigest(salt + array("I", token_ids).tobytes()))
+        key = (len(token_ids), PrefixDigest(salt).add(array("I", token_ids).tobytes()))
         if key not in self._known:
             self._lengths[key[0]] += 1
         holders = self._known.get(key, ())
@@ -44,12 +43,12 @@ class PrefixIndex(Generic[Holder]):
     def held(self, token_ids: Sequence[int], salt: bytes = SHARED) -> dict[Holder, int]:
         """Return the length of the longest prefix under `salt` that each holder has, shorter than
         the whole."""
-        digest, at = xxhash.xxh3_64(salt), 0
+        digest, at = PrefixDigest(salt), 0
         found: dict[Holder, int] = {}
         for length in sorted(n for n in self._lengths if n < len(token_ids)):
-            digest.update(array("I", token_ids[at:length]).tobytes())
+            key = (length, digest.add(array("I", token_ids[at:length]).tobytes()))
             at = length
-            for holder in self._known.get((length, digest.intdigest()), ()):
+            for holder in self._known.get(key, ()):
                 found[holder] = length
         return found
 

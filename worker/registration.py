@@ -50,6 +50,7 @@ class Registration:
         self.router_id: str | None = None  # of the router that has taken this worker on
         self._goodbye = asyncio.Event()
         self._renewal = asyncio.Event()
+        self._told: int | None = None  # of the cache, to this connection; None: nothing
 
     async def run(self) -> None:
         """Stay registered until cancelled."""
@@ -110,7 +111,8 @@ class Registration:
         """Send the first report and read the reply. Return the report's number."""
         number, report = await self._reporter.next_report(0)
         report.hello.CopyFrom(self._hello)
-        await call.write(report)
+        self._told = None
+        await self._write(call, report)
         reply = await self._hear(call)
         self._compare_lease(reply.lease_ms)
         if reply.HasField("demand"):
@@ -134,8 +136,13 @@ class Registration:
                 await self._write(call, worker_pb2.WorkerReport(leaving=self._reporter.leaving))
 
     async def _write(self, call: aio.StreamStreamCall, report: worker_pb2.WorkerReport) -> None:
-        """Send a report, with this router's share as it is by then."""
+        """Send a report, with this router's share and what is new in the cache by then."""
         async with asyncio.timeout(self._deadline_s), self._writing:
+            snapshots = self._reporter.snapshots
+            cache = snapshots.whole() if self._told is None else snapshots.since(self._told)
+            if cache is not None:
+                report.cache.CopyFrom(cache)
+                self._told = cache.sequence
             share = self._share
             if share is not None:
                 report.routers.extend(self._shares.names)
@@ -168,6 +175,8 @@ class Registration:
             self._goodbye.set()
         if reply.HasField("demand") and self._share is not None:
             self._shares.heard(self._share, _demand(reply.demand))
+        if reply.cache_wanted:
+            self._told = None
         return reply
 
     def _check_name(self, named: str | None) -> None:

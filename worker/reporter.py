@@ -16,6 +16,7 @@ from baton.proto import worker_pb2
 from baton.text.model_folder import model_name
 from baton.worker.context import RoleService, WorkerContext
 from baton.worker.settings import engine_settings
+from baton.worker.snapshot_feed import SnapshotFeed
 
 LONGEST_PERIOD_S = 1.0
 REPORTS_PER_LEASE = 3
@@ -37,6 +38,8 @@ class Reporter:
     def __init__(self, context: WorkerContext, role: RoleService) -> None:
         self._context = context
         self._role = role
+        self._snapshot_log = context.engine.log_snapshots()
+        self.snapshots = SnapshotFeed()
         settings = engine_settings(context.config.engine, context.engine.plan)
         self._settings = {name: json.dumps(value) for name, value in settings.items()}
         self._model = model_name(context.config.engine.model)
@@ -48,12 +51,6 @@ class Reporter:
         self._reports = 0
         self._latest = worker_pb2.WorkerStatus()
         self.leaving = False
-        self._flushes = 0
-
-    def flushed(self) -> None:
-        """Count a flush of the prefix cache, and report it soon."""
-        self._flushes += 1
-        self.load_changed()
 
     def load_changed(self) -> None:
         """Report soon instead of at the end of the period."""
@@ -88,12 +85,17 @@ class Reporter:
     async def status(self) -> worker_pb2.WorkerStatus:
         """Return the current status. Waits for the step under way."""
         asked = time.monotonic()
-        found, counters = await self._context.port.call(_look)
+        found, counters, changes = await self._context.port.call(self._look)
+        self.snapshots.add(changes)
         lag_s = time.monotonic() - asked
         self._context.metrics.set_status(found)
         self._context.metrics.set_counters(counters)
         self._context.metrics.set_lag(lag_s)
         return self._to_proto(found, lag_s)
+
+    def _look(self, engine: Engine) -> tuple[EngineStatus, Counters, dict[int, int]]:
+        """Read the engine, on its thread."""
+        return engine.status(), replace(engine.counters), self._snapshot_log.take()
 
     async def _report_while(self, look: "asyncio.Task[worker_pb2.WorkerStatus]") -> None:
         """Repeat the last report until `look` is done."""
@@ -134,13 +136,8 @@ class Reporter:
             channels=self._role.channels(),
             settings=self._settings,
             lag_us=round(lag_s * 1e6),
-            flushes=self._flushes,
             shortages=_shortages(status.shortages),
         )
-
-
-def _look(engine: Engine) -> tuple[EngineStatus, Counters]:
-    return engine.status(), replace(engine.counters)
 
 
 def _shortages(lately: Shortages) -> dict[str, float]:

@@ -28,7 +28,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.FlushCacheReply:
         """Wait until the engine is idle, then empty the prefix cache."""
         if await flush_when_idle(self._context.port, request.timeout_ms / 1000):
-            self._reporter.flushed()
+            self._reporter.load_changed()
             return worker_pb2.FlushCacheReply()
         message = (
             f"{self._context.worker_id} is still at work after {request.timeout_ms} ms; its cache "

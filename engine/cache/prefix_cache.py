@@ -19,6 +19,7 @@ from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError
 from baton.engine.cache.prefix_node import Node
 from baton.engine.cache.prefix_tree import PrefixTree
+from baton.engine.cache.snapshot_log import SnapshotLog
 from baton.engine.cache.token_key import TOKEN_BYTES
 
 
@@ -74,6 +75,7 @@ class PrefixCache:
         self.stateful = stateful
         self.tree = PrefixTree(page_size)
         self.snapshots_locked = 0
+        self.log: SnapshotLog | None = None  # told of every snapshot; None: nobody reads it
         self._on_evict = on_evict
         self._clock = 0
         # A heap by last use. A node is in it at most once; its entry may be out of date.
@@ -269,6 +271,8 @@ class PrefixCache:
         node.snapshot = slot
         self._snapshots[node] = None
         self._snapshots.move_to_end(node, last)
+        if self.log is not None:
+            self.log.made(node, *self.tree.path_key(node))
 
     # Eviction ------------------------------------------------------------------------------
 
@@ -349,6 +353,8 @@ class PrefixCache:
             raise InvariantError(f"the node at {node.depth} tokens has no snapshot to evict")
         node.snapshot = None
         del self._snapshots[node]
+        if self.log is not None:
+            self.log.evicted(node)
         return slot
 
     # Audit ---------------------------------------------------------------------------------

@@ -75,6 +75,14 @@ class PrefixTree:
             node = node.parent
         return tuple(page for run in reversed(runs) for page in run)
 
+    def path_key(self, node: Node) -> tuple[bytes, bytes]:
+        """Return the cache salt of `node`'s root, and the token ids from there to its end."""
+        runs: list[bytes] = []
+        while node.parent is not None:
+            runs.append(node.key)
+            node = node.parent
+        return node.key, b"".join(reversed(runs))
+
     # Changing ------------------------------------------------------------------------------
 
     def append(self, parent: Node, key: bytes, pages: Sequence[int], at: int, end: int) -> Node:

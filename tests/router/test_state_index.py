@@ -178,15 +178,3 @@ async def test_a_flush_forgets_the_states(tmp_path: Path, rng: random.Random) ->
         assert not start.HasField("state_at")
         rank.send(finished(start, [7], state_tokens=0))
         await within(replies_of(call))
-
-
-def test_a_flush_by_whomever_makes_what_was_known_of_a_rank_stale() -> None:
-    table = WorkerTable(1.0, lambda: 0.0)
-    index = StateIndex(table)
-    ranks = [join(table, "d0"), join(table, "d1")]
-    for rank in ranks:
-        index.add(rank, (1, 2))
-    table.report(ranks[0], WorkerStatus(flushes=1), leaving=False)
-    assert [rank.worker_id for _, rank in index.find((1, 2, 3))] == ["d1"]
-    index.add(ranks[0], (1, 2))  # as it was when its request was placed
-    assert [rank.worker_id for _, rank in index.find((1, 2, 3))] == ["d0", "d1"]
