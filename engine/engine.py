@@ -306,6 +306,7 @@ class Engine:
         return EngineStatus(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
+            queued_tokens=scheduler.queued_tokens,
             held=len(scheduler.held),
             slots=self.states.ids.counts(),
             pages=self.pages.ids.counts(),

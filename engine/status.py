@@ -12,6 +12,7 @@ class EngineStatus:
 
     running: int  # requests that take part in steps
     waiting: int
+    queued_tokens: int  # to compute before all of them decode
     held: int  # that wait for their hand-off to end
     slots: dict[Owner, int]  # the padding slot left out
     pages: dict[Owner, int]  # the padding page left out

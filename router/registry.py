@@ -11,6 +11,7 @@ import grpc
 from baton.core.errors import ROUTER, BatonError, PeerLostError, RequestError
 from baton.proto import worker_pb2_grpc
 from baton.proto.worker_pb2 import Demand, RegistryReply, WorkerReport
+from baton.router.state_index import StateIndex
 from baton.router.worker_table import Worker, WorkerTable
 from baton.rpc.access import check_claim
 from baton.rpc.errors import error_of
@@ -24,11 +25,15 @@ DEMAND_S = 0.05
 
 
 class RegistryServicer(worker_pb2_grpc.RegistryServicer):
-    """The service. It writes workers' reports into the table; `watch_leases` must run beside it."""
+    """The service. It writes workers' reports into the table and the index of states.
+
+    `watch_leases` must run beside it.
+    """
 
     def __init__(
         self,
         table: WorkerTable,
+        states: StateIndex,
         router_id: str,
         lease_ms: int,
         demand_of: Callable[[Worker, int], Demand],
@@ -39,6 +44,7 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
         room_changed: called when the worker's share is another.
         """
         self._table = table
+        self._states = states
         self._router_id = router_id
         self._lease_ms = lease_ms
         self._demand_of = demand_of
@@ -77,6 +83,8 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
             elif not report.HasField("share") and stream.share:
                 stream.share = 0  # it is alone again
                 self._room_changed()
+            if report.HasField("cache") and not self._states.report(worker, report.cache):
+                await stream.send(cache_wanted=True)
             if report.leaving:
                 await stream.send(leaving=True)
 

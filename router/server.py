@@ -134,7 +134,12 @@ class RouterServer:
         served = budgeted if keys is None else CountedBackend(budgeted, keys.accounts)
         opening.push_async_callback(self._stop_tasks)
         registry = RegistryServicer(
-            table, router_id, config.lease_ms, backend.demands.of, backend.demands.share_changed
+            table,
+            backend.states,
+            router_id,
+            config.lease_ms,
+            backend.demands.of,
+            backend.demands.share_changed,
         )
         grpc_server = GrpcServer(
             InferenceServicer(served, text, keys, calls),

@@ -68,10 +68,10 @@ class RouterBackend:
         self.changed = Notifier()
         """Notified when placement or health may differ, and at each request's end while closing."""
         self._ranks = RankSessions(table, options, self._workers_changed)
-        self._states = StateIndex(table)
+        self.states = StateIndex(table)
         self._placer = Placer(
             table,
-            self._states,
+            self.states,
             lambda worker: self._ranks.session(worker) is not None,
             config.policy,
         )
@@ -120,7 +120,7 @@ class RouterBackend:
                         yield event
                     if stream.state_tokens:
                         kept = live.all_ids[: stream.state_tokens]
-                        self._states.add(assignment.rank, kept, live.request.cache_salt)
+                        self.states.add(assignment.rank, kept, live.request.cache_salt)
                     left = self._table.has_left(assignment.rank.rank)
                     if event.error is None or not live.may_continue(event, left=left):
                         yield self._finish(live, event)
@@ -186,6 +186,7 @@ class RouterBackend:
                 "waiting_tokens": self._queue.waiting_tokens,
                 "max_queued_tokens": self._config.max_queued_tokens,
                 "drain_tokens_per_s": round(self._queue.tokens_per_s, 1),
+                "cached_prefixes": len(self.states),
             },
             "workers": [self._worker_info(worker) for worker in self._table.workers()],
         }
@@ -203,7 +204,7 @@ class RouterBackend:
         try:
             await flush_all(self._table.workers(), timeout_s, self._credentials)
         finally:  # some caches may be empty even after a failure
-            self._states.clear()
+            self.states.clear()
 
     def retire(self, ranks: Collection[int]) -> None:
         """Record that these decode ranks are not started again, so that no request waits for

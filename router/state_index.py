@@ -71,6 +71,9 @@ class StateIndex:
         """Record that `worker` has cached the state after exactly these tokens, and their KV, under
         the cache salt `salt`, before it reports so itself."""
         start = _start(worker)
+        registered = self._table.find(worker.worker_id)
+        if registered is None or _start(registered) != start:
+            return
         digest = PrefixDigest(salt).add(array("I", token_ids).tobytes())
         self._put(start, self._caches.setdefault(start, _Cache()), digest, len(token_ids))
 

@@ -25,6 +25,7 @@ from baton.proto.common_pb2 import (
 )
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import (
+    CacheReport,
     CancelRequest,
     FlushCacheReply,
     FlushCacheRequest,
@@ -147,8 +148,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
         assert reply is not None
         return reply
 
-    def report(self, leaving: bool = False) -> None:
-        self._reports.put_nowait(WorkerReport(status=self.status, leaving=leaving))
+    def report(self, leaving: bool = False, cache: CacheReport | None = None) -> None:
+        self._reports.put_nowait(WorkerReport(status=self.status, leaving=leaving, cache=cache))
 
     def unregister(self) -> None:
         """End the registration stream as a process that exits would."""

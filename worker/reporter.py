@@ -120,6 +120,7 @@ class Reporter:
             model=self._model,
             running=status.running,
             waiting=status.waiting,
+            queued_tokens=status.queued_tokens,
             max_running=status.max_running,
             max_model_len=status.max_model_len,
             slots=_owners(status.slots),

@@ -11,7 +11,7 @@ from baton.core.errors import ApiError
 from baton.core.role import ROUTED_ROLES, Role
 from baton.proto.common_pb2 import StateAt
 from baton.router.admission.room import Room
-from baton.router.placement.in_flight import InFlight
+from baton.router.placement.in_flight import InFlight, PlacedLoad
 from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
 from baton.router.state_index import StateIndex
@@ -34,6 +34,7 @@ class Assignment:
     prefills: tuple[Worker, ...]  # the first is tried first; the others are fallbacks
     rank: Worker  # decodes
     state_at: StateAt | None  # the rank with the deepest cached state of the prompt; None: no rank
+    to_prefill: int  # prompt tokens whose state the first prefill worker does not have
 
 
 class Placer:
@@ -57,8 +58,12 @@ class Placer:
         self._reachable = reachable
         self._policy = POLICIES[policy]()
         self._max_prefills = 1 + prefill_fallbacks
-        self.placed: Counter[str] = Counter()
+        self._load = PlacedLoad()
+
+    @property
+    def placed(self) -> Counter[str]:
         """Requests of this router that each worker is now busy with, by worker_id."""
+        return self._load.requests
 
     def place(
         self,
@@ -92,17 +97,20 @@ class Placer:
         if not prefill_rows or not decode_rows:
             return None
         states = self._states.find(token_ids, cache_salt)
-        cached = {rank.worker_id: tokens for tokens, rank in states}
+        cached = {worker.worker_id: tokens for tokens, worker in states}
         view = ClusterView(
-            self._role_view(Role.PREFILL, prefills, prefill_rows, {}),
+            self._role_view(Role.PREFILL, prefills, prefill_rows, cached),
             self._role_view(Role.DECODE, ranks, decode_rows, cached),
         )
         request = PlacementRequest(len(token_ids), self._max_prefills)
-        return self._assignment(self._policy.place(view, request), states)
+        placement = self._policy.place(view, request)
+        to_prefill = len(token_ids) - cached.get(placement.prefills[0], 0)
+        return self._assignment(placement, states, to_prefill)
 
     def track(self, assignment: Assignment) -> InFlight:
         """Count a request in the load of its workers until it is released."""
-        return InFlight(assignment.prefills[0].worker_id, assignment.rank.worker_id, self.placed)
+        prefill, decode = assignment.prefills[0].worker_id, assignment.rank.worker_id
+        return InFlight(prefill, decode, assignment.to_prefill, self._load)
 
     def missing(self) -> ApiError | None:
         """Return the reason why nothing can be placed; None when something can."""
@@ -182,20 +190,29 @@ class Placer:
             reported=[worker.load for worker in workers],
             placed=[self.placed.get(worker_id, 0) for worker_id in ids],
             capacity=[worker.capacity for worker in workers],
+            queued_tokens=[
+                max(worker.status.queued_tokens, self._load.prompt_tokens.get(worker_id, 0))
+                for worker_id, worker in zip(ids, workers, strict=True)
+            ],
             leaving=[worker.leaving for worker in workers],
             cached_tokens={row: cached[ids[row]] for row in range(len(ids)) if ids[row] in cached},
             candidates=candidates,
         )
 
-    def _assignment(self, placement: Placement, states: Sequence[tuple[int, Worker]]) -> Assignment:
+    def _assignment(
+        self, placement: Placement, states: Sequence[tuple[int, Worker]], to_prefill: int
+    ) -> Assignment:
+        ranks = ((tokens, holder) for tokens, holder in states if holder.role is Role.DECODE)
+        deepest = next(ranks, None)
         state_at = None
-        if states:
-            tokens, holder = states[0]
+        if deepest is not None:
+            tokens, holder = deepest
             state_at = StateAt(worker=holder.identity, tokens=tokens)
         return Assignment(
             tuple(map(self._table.worker, placement.prefills)),
             self._table.worker(placement.decode),
             state_at,
+            to_prefill,
         )
 
     def _check_number(self, rank: int) -> None:

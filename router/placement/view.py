@@ -23,6 +23,9 @@ class RoleView:
     reported: Sequence[int]  # requests on the worker at its last report, of all routers
     placed: Sequence[int]  # requests of this router on the worker now
     capacity: Sequence[int]  # requests that the worker runs at once, at least 1
+    # Prompt tokens to compute on the worker before it computes another prompt, cached ones among
+    # those that other routers sent.
+    queued_tokens: Sequence[int]
     leaving: Sequence[bool]  # the worker finishes what it has and takes nothing new
     cached_tokens: Mapping[int, int]  # row to prompt tokens whose state it holds; no entry: none
     candidates: Sequence[int]  # rows that can take this request, ascending; never empty

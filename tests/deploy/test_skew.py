@@ -88,5 +88,5 @@ def test_what_the_previous_release_does_not_know_is_lost_on_the_way() -> None:
     """The tests above would prove nothing if it were not."""
     status = services()["baton.v1.Worker"]["Status"].output_type
     translate = through(message_factory.GetMessageClass(status))
-    sent = WorkerStatus(running=3, flushes=2)
+    sent = WorkerStatus(running=3, queued_tokens=2)
     assert WorkerStatus.FromString(translate(sent.SerializeToString())) == WorkerStatus(running=3)

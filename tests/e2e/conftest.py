@@ -56,7 +56,7 @@ def running_cluster(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
     """Its parameter is the channel: `auto` (it finds NIXL) has one prefill worker and serves
-    everybody; `grpc` has two, and asks for API keys.
+    everybody; `grpc` has two, places by cached prefixes, and asks for API keys.
     """
     usual = request.param == "auto"
     keys = tmp_path_factory.mktemp("keys") / "keys.json"
@@ -66,6 +66,7 @@ def running_cluster(
         RouterConfig(
             engine_config.model,
             api_keys=None if usual else keys,
+            policy="round_robin" if usual else "prefix_aware",
             dump=DumpOptions(dump_folder),
         ),
         prefill=1 if usual else 2,

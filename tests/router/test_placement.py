@@ -44,8 +44,15 @@ class Setup:
     def reachable(self, worker: Worker) -> bool:
         return worker.worker_id not in self.cut_off
 
-    def report(self, name: str, running: int = 0, slots: int = 4, leaving: bool = False) -> None:
-        status = WorkerStatus(running=running, max_running=slots)
+    def report(
+        self,
+        name: str,
+        running: int = 0,
+        slots: int = 4,
+        leaving: bool = False,
+        queued_tokens: int = 0,
+    ) -> None:
+        status = WorkerStatus(running=running, max_running=slots, queued_tokens=queued_tokens)
         self.table.report(self.workers[name], status, leaving)
 
     def chosen(self, only_rank: int | None = None) -> tuple[list[str], str]:
@@ -217,8 +224,9 @@ def test_a_policy_decides_on_the_pair_and_sees_every_fact(monkeypatch: pytest.Mo
     setup = Setup(prefills=2, ranks=3)
     placer, policy = recorded(setup, monkeypatch, Placement(("p1", "p0"), "d2"))
     setup.report("d1", running=3, slots=8)
-    setup.report("p0", leaving=True)
+    setup.report("p0", leaving=True, queued_tokens=900)
     setup.cut_off.add("d0")
+    setup.states.add(setup.workers["p1"], PROMPT[:1])
     setup.states.add(setup.workers["d0"], PROMPT[:4])
     setup.states.add(setup.workers["d1"], PROMPT[:2])
     assignment = placer.place(PROMPT)
@@ -231,12 +239,12 @@ def test_a_policy_decides_on_the_pair_and_sees_every_fact(monkeypatch: pytest.Mo
     assert request == PlacementRequest(prompt_tokens=5, max_prefills=2)
     assert view.prefill == RoleView(
         role=Role.PREFILL, worker_ids=["p0", "p1"], reported=[0, 0], placed=[0, 1], capacity=[4, 1],
-        leaving=[True, False], cached_tokens={}, candidates=[1],
+        queued_tokens=[900, 4], leaving=[True, False], cached_tokens={1: 1}, candidates=[1],
     )  # fmt: skip
     assert view.decode == RoleView(
         role=Role.DECODE, worker_ids=["d0", "d1", "d2"], reported=[0, 3, 0], placed=[0, 0, 1],
-        capacity=[1, 8, 1], leaving=[False, False, False], cached_tokens={0: 4, 1: 2},
-        candidates=[1, 2],
+        capacity=[1, 8, 1], queued_tokens=[0, 0, 0], leaving=[False, False, False],
+        cached_tokens={0: 4, 1: 2}, candidates=[1, 2],
     )  # fmt: skip
     assert [view.decode.load(row) for row in range(3)] == [0, 3, 1]
     assert [view.decode.fullness(row) for row in range(3)] == [0, 3 / 8, 1]
@@ -266,3 +274,27 @@ def test_a_policy_is_asked_only_where_both_roles_have_a_candidate(
     setup.report("p0", leaving=True)
     assert placer.place(PROMPT) is None
     assert not policy.asked
+
+
+def test_tokens_to_prefill_count_until_the_first_token_and_cached_ones_do_not() -> None:
+    setup = Setup(prefills=2, ranks=1, policy="prefix_aware")
+    setup.states.add(setup.workers["p1"], PROMPT[:3])
+    first = setup.placer.place(PROMPT)
+    assert first is not None and first.prefills[0].worker_id == "p1"
+    in_flight = setup.placer.track(first)  # 2 tokens to compute; with 3 cached still the best
+    second = setup.placer.place(PROMPT)
+    assert second is not None and second.prefills[0].worker_id == "p1"
+    also = setup.placer.track(second)  # 4 queued less 3 cached is more than none
+    assert setup.chosen()[0][0] == "p0"
+    in_flight.prefill_done()
+    assert setup.chosen()[0][0] == "p1"
+    also.release()
+    in_flight.release()
+    assert not any(setup.placer.placed.values())
+
+
+def test_a_state_of_a_prefill_worker_is_not_one_that_may_be_fetched() -> None:
+    setup = Setup(prefills=1, ranks=1)
+    setup.states.add(setup.workers["p0"], PROMPT[:3])
+    assignment = setup.placer.place(PROMPT)
+    assert assignment is not None and assignment.state_at is None

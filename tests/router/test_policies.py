@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, PlacementRequest, RoleView
 from baton.router.policies.least_load import LeastLoad
 from baton.router.policies.power_of_two import PowerOfTwo
+from baton.router.policies.prefix_aware import AFFINITY, PrefixAware
 from baton.router.policies.random_choice import RandomChoice
 from baton.router.policies.round_robin import RoundRobin
 from baton.router.worker_table import id_order
@@ -34,8 +36,9 @@ def views(draw: st.DrawFn, role: Role = Role.DECODE, least: int = 1) -> RoleView
         reported=draw(loads),
         placed=draw(loads),
         capacity=[n % 8 + 1 for n in draw(loads)],
+        queued_tokens=draw(loads),
         leaving=draw(leaving),
-        cached_tokens={row: 16 for row in draw(rows)} if role is Role.DECODE else {},
+        cached_tokens={row: 16 for row in draw(rows)},
         candidates=sorted(draw(rows)),
     )
 
@@ -43,7 +46,7 @@ def views(draw: st.DrawFn, role: Role = Role.DECODE, least: int = 1) -> RoleView
 def idle(count: int) -> RoleView:
     rows, zeros = range(count), [0] * count
     ids = [f"w{row}" for row in rows]
-    return RoleView(Role.DECODE, ids, zeros, zeros, [1] * count, [False] * count, {}, rows)
+    return RoleView(Role.DECODE, ids, zeros, zeros, [1] * count, zeros, [False] * count, {}, rows)
 
 
 def without(view: RoleView, row: int) -> RoleView:
@@ -59,6 +62,7 @@ def without(view: RoleView, row: int) -> RoleView:
         left(list(view.reported)),
         left(list(view.placed)),
         left(list(view.capacity)),
+        left(list(view.queued_tokens)),
         [view.leaving[at] for at in kept],
         {},
         [new for new, at in enumerate(kept) if at in view.candidates],
@@ -77,7 +81,9 @@ def test_every_module_of_the_folder_is_one_policy() -> None:
     defined = [policy.__module__.rpartition(".")[2] for policy in POLICIES.values()]
     assert sorted(defined) == sorted(modules)
     assert set(POLICIES) == {policy.name for policy in POLICIES.values()}
-    assert set(POLICIES) >= {"round_robin", "least_load", "random", "power_of_two"}
+    assert set(POLICIES) >= {
+        "round_robin", "least_load", "random", "power_of_two", "prefix_aware",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -163,3 +169,41 @@ def test_power_of_two_never_starts_with_the_fullest(view: RoleView, seed: int) -
 def test_random_lets_anyone_be_first(count: int, seed: int) -> None:
     policy = RandomChoice(random.Random(seed))
     assert len({first(policy, idle(count)) for _ in range(200)}) == count
+
+
+@given(view=clusters, wanted=st.integers(1, 4))
+def test_prefix_aware_names_the_prefill_workers_with_the_least_before_an_answer(
+    view: ClusterView, wanted: int
+) -> None:
+    placed = PrefixAware().place(view, PlacementRequest(prompt_tokens=99, max_prefills=wanted))
+    workers = view.prefill
+
+    def cost(row: int) -> int:
+        return workers.queued_tokens[row] - workers.cached_tokens.get(row, 0)
+
+    chosen = [cost(list(workers.worker_ids).index(name)) for name in placed.prefills]
+    assert chosen == sorted(map(cost, workers.candidates))[:wanted]
+
+
+@given(view=clusters)
+def test_prefix_aware_takes_a_rank_with_a_cached_prefix_unless_it_is_much_fuller(
+    view: ClusterView,
+) -> None:
+    placed = PrefixAware().place(view, PlacementRequest(prompt_tokens=99, max_prefills=1))
+    ranks = view.decode
+    chosen = list(ranks.worker_ids).index(placed.decode)
+    emptiest = min(map(ranks.fullness, ranks.candidates))
+    near = [row for row in ranks.candidates if ranks.fullness(row) < emptiest + AFFINITY]
+    assert chosen in near
+    kept = [row for row in near if row in ranks.cached_tokens]
+    assert not kept or chosen in kept
+    assert ranks.fullness(chosen) == min(map(ranks.fullness, kept or near))
+
+
+def test_prefix_aware_gives_equals_their_turns() -> None:
+    policy = PrefixAware()
+    view = ClusterView(replace(idle(3), role=Role.PREFILL), idle(3))
+    request = PlacementRequest(prompt_tokens=99, max_prefills=1)
+    placed = [policy.place(view, request) for _ in range(6)]
+    assert [p.prefills for p in placed] == [(f"w{i}",) for i in (0, 1, 2)] * 2
+    assert [p.decode for p in placed] == [f"w{i}" for i in (0, 1, 2)] * 2

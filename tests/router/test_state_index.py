@@ -2,6 +2,8 @@
 placement."""
 
 import random
+from array import array
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -13,9 +15,10 @@ from baton.core.cache_salt import make_salt
 from baton.proto import common_pb2
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
-from baton.proto.worker_pb2 import RequestTokens, StartRequest, WorkerStatus
+from baton.proto.worker_pb2 import CacheReport, RequestTokens, StartRequest
 from baton.router.state_index import StateIndex
 from baton.router.worker_table import Worker, WorkerTable
+from baton.text.prefix_digest import PrefixDigest
 
 
 @pytest.fixture
@@ -72,8 +75,9 @@ def test_a_rank_that_leaves_is_gone_or_was_started_again_is_not_named(table: Wor
     table.report(ranks[0], None, leaving=True)
     table.remove(ranks[1], "lost")
     join(table, "d2", incarnation=2)
-    join(table, "d3")  # its stream broke; its process, and so its cache, is the same
-    assert names(index.find((1, 2, 3))) == [(2, "d3")]
+    join(table, "d3")  # its stream broke; its process is the same
+    assert index.find((1, 2, 3)) == [], "d3 says itself what it has"
+    assert not len(index) - 1, "d0 has not left yet"
 
 
 def test_a_prefill_worker_is_not_taken_for_a_rank_of_its_name(table: WorkerTable) -> None:
@@ -178,3 +182,63 @@ async def test_a_flush_forgets_the_states(tmp_path: Path, rng: random.Random) ->
         assert not start.HasField("state_at")
         rank.send(finished(start, [7], state_tokens=0))
         await within(replies_of(call))
+
+
+def report(has: Mapping[tuple[int, ...], bytes], **fields: object) -> CacheReport:
+    """A whole report of prefixes and their salts."""
+    made = [PrefixDigest(salt).add(array("I", ids).tobytes()) for ids, salt in has.items()]
+    return CacheReport(whole=True, made=made, depths=map(len, has), **fields)  # type: ignore[arg-type]
+
+
+def test_reports_replace_add_and_remove(table: WorkerTable) -> None:
+    index, first, second = StateIndex(table), join(table, "d0"), join(table, "d1")
+    one, two = (digest(ids) for ids in ((1,), (1, 2)))
+    assert index.report(first, report({(1, 2): b"", (1, 2, 3): b"salt"}, sequence=4))
+    assert names(index.find((1, 2, 3, 4))) == [(2, "d0")]
+    assert names(index.find((1, 2, 3, 4), b"salt")) == [(3, "d0")]
+    assert index.report(second, report({(1,): b""}, sequence=1))
+    assert names(index.find((1, 2, 3, 4))) == [(2, "d0"), (1, "d1")]
+    changes = CacheReport(sequence=6, after=4, made=[one], depths=[1], evicted=[two])
+    assert index.report(first, changes)
+    assert names(index.find((1, 2, 3, 4))) == [(1, "d0"), (1, "d1")]
+    assert index.report(first, report({}, sequence=7))
+    assert names(index.find((1, 2, 3, 4))) == [(1, "d1")]
+    assert len(index) == 1
+
+
+def test_changes_that_follow_a_report_that_did_not_come_are_not_applied(
+    table: WorkerTable,
+) -> None:
+    index, rank = StateIndex(table), join(table, "d0")
+    changes = CacheReport(sequence=6, after=5, made=[digest((1,))], depths=[1])
+    assert not index.report(rank, changes), "a whole one comes first"
+    assert index.report(rank, report({}, sequence=4))
+    assert not index.report(rank, changes)
+    assert index.find((1, 2)) == []
+    assert index.report(rank, report({(1,): b""}, sequence=6))
+    assert names(index.find((1, 2))) == [(1, "d0")]
+
+
+def test_the_index_is_bounded_and_a_workers_oldest_go_first(table: WorkerTable) -> None:
+    index, rank, other = StateIndex(table, most=3), join(table, "d0"), join(table, "d1")
+    index.add(other, (9,))
+    for number in range(1, 6):
+        index.add(rank, tuple(range(number)))
+    assert len(index) == 3
+    assert names(index.find((9, 9))) == [(1, "d1")]
+    assert names(index.find(tuple(range(9)))) == [(5, "d0")]
+    assert index.find(tuple(range(4))) == []
+
+
+def digest(token_ids: Sequence[int]) -> int:
+    return PrefixDigest().add(array("I", token_ids).tobytes())
+
+
+async def test_a_router_asks_again_for_a_cache_of_which_it_missed_changes(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        worker = FakeWorker("p0")
+        await cluster.add(worker)
+        cache = CacheReport(sequence=6, after=5, made=[digest((1,))], depths=[1])
+        worker.report(cache=cache)
+        reply = await within(worker.replies.get())
+        assert reply is not None and reply.cache_wanted

@@ -92,7 +92,7 @@ def test_bytes_and_moves_count_where_they_went() -> None:
 
 def test_the_status_shows_slots_and_pages_by_owner() -> None:
     status = EngineStatus(
-        running=3, waiting=4, held=5, slots={Owner.LIVE: 6, Owner.FREE: 7},
+        running=3, waiting=4, queued_tokens=12, held=5, slots={Owner.LIVE: 6, Owner.FREE: 7},
         pages={Owner.LIVE: 8, Owner.CACHE: 9}, shortages=Shortages(), max_running=10,
         max_model_len=11,
     )  # fmt: skip

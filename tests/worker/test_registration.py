@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from array import array
 
 import pytest
 from certificates import CLUSTER, folder_of
@@ -12,6 +13,8 @@ from worker.fake_router import FakeRouter, serving
 from baton.core.role import Role
 from baton.proto import common_pb2, worker_pb2
 from baton.rpc.identity import ProcessRole
+from baton.text.prefix_digest import PrefixDigest
+from baton.worker.registration import Registration
 
 
 def told(worker: TestWorker, *routers: str) -> TestWorker:
@@ -205,3 +208,46 @@ async def test_where_a_router_was_revoked_one_with_a_false_name_is_not_joined() 
     async with serving(liar) as address, running(doubting("p-doubts-too", address)):
         await liar.until(lambda r: len(r.streams) == 3)
     assert {len(stream) for stream in liar.streams[:2]} == {1}
+
+
+def news(router: FakeRouter) -> list[worker_pb2.CacheReport]:
+    """What the first stream's worker reported of its cache after its first report."""
+    return [report.cache for report in router.streams[0][1:] if report.HasField("cache")]
+
+
+async def test_routers_learn_which_states_are_cached_and_which_are_no_longer() -> None:
+    early, late = FakeRouter(), FakeRouter()
+    prompt = tuple(range(40))
+    digests = [PrefixDigest().add(array("I", prompt[:n]).tobytes()) for n in range(8, 41, 8)]
+    async with serving(early) as address, serving(late) as second:
+        prefill, decode = prefill_worker(), decode_worker()
+        async with running(told(prefill, address), decode), session(decode) as client:
+            await early.until(lambda r: r.streams and r.streams[0])
+            first = early.streams[0][0].cache
+            assert first.whole and not first.made
+            _, answer = await client.start(prompt, greedy(2), [prefill])
+            await answer.end()
+            await early.until(lambda r: news(r))
+            (changes,) = news(early)
+            assert not changes.whole and changes.after == first.sequence
+            made = dict(zip(changes.made, changes.depths, strict=True))
+            assert made and set(made.items()) <= set(zip(digests, range(8, 41, 8), strict=True))
+
+            registration = Registration(
+                second,
+                prefill.context.hello,
+                prefill.context.credentials,
+                prefill.runtime._reporter,
+                FakeRouter.LEASE_MS,
+            )
+            task = asyncio.create_task(registration.run())
+            await late.until(lambda r: r.streams and r.streams[0])
+            task.cancel()
+            whole = late.streams[0][0].cache
+            assert whole.whole, "this router has heard nothing yet"
+            assert dict(zip(whole.made, whole.depths, strict=True)) == made
+
+            await prefill.context.port.call(lambda engine: engine.flush_cache())
+            prefill.runtime._reporter.load_changed()
+            await early.until(lambda r: news(r)[-1].evicted)
+            assert set(news(early)[-1].evicted) == set(made)

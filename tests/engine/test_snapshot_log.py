@@ -1,0 +1,64 @@
+"""The log of the prefix cache's snapshots follows the cache."""
+
+import random
+from array import array
+
+from engine.engines import assert_clean, greedy, make_engine, random_prompt, run, step_or_fail
+
+from baton.core.cache_salt import SHARED, make_salt
+from baton.engine.cache.snapshot_log import EVICTED
+from baton.engine.engine import Engine
+from baton.engine.schedule.request import RequestSpec
+from baton.text.prefix_digest import PrefixDigest
+
+
+def digest(token_ids: tuple[int, ...], salt: bytes = SHARED) -> int:
+    return PrefixDigest(salt).add(array("I", token_ids).tobytes())
+
+
+def held(engine: Engine) -> dict[int, int]:
+    """Digest to depth of every snapshot in the cache."""
+    tree = engine._pools.cache.tree
+    found = {}
+    for node in tree:
+        if node.snapshot is not None:
+            salt, tokens = tree.path_key(node)
+            found[PrefixDigest(salt).add(tokens)] = node.depth
+    return found
+
+
+def test_what_is_logged_adds_up_to_what_the_cache_has() -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    engine = make_engine(pages=24, max_running=3)  # so few that it evicts all the time
+    log = engine.log_snapshots()
+    has: dict[int, int] = {}
+    gone = 0
+    prompts = [random_prompt(rng, 20, 60) for _ in range(4)]
+    salts = [SHARED, make_salt("ada")]
+    for number in range(60):
+        prompt = rng.choice(prompts)[: rng.randrange(17, 61)] + random_prompt(rng, 1, 30)
+        spec = RequestSpec(f"r{number}", prompt, greedy(20), cache_salt=rng.choice(salts))
+        engine.submit(spec)
+        for _ in range(rng.randrange(8)):
+            step_or_fail(engine)
+        if rng.random() < 0.05:
+            engine.flush_cache()
+        assert_clean(engine)
+        changes = log.take()
+        gone += sum(depth == EVICTED for depth in changes.values())
+        has = {d: n for d, n in (has | changes).items() if n != EVICTED}
+        assert has == held(engine)
+    assert gone > 20 and has, "the test must evict, and keep some"
+
+
+def test_a_digest_is_that_of_the_prompts_salt_and_tokens() -> None:
+    engine = make_engine()
+    log = engine.log_snapshots()
+    prompt, salt = tuple(range(40)), make_salt("ada")
+    engine.submit(RequestSpec("r", prompt, greedy(1), cache_salt=salt))
+    run(engine)
+    made = log.take()
+    assert made and all(made[digest(prompt[:depth], salt)] == depth for depth in made.values())
+    assert log.take() == {}
