@@ -11,7 +11,6 @@ from baton.core.finish import FinishReason
 from baton.core.sampling_params import SamplingParams
 from baton.core.turns import turn_of
 from baton.engine.cache.cached_pools import CachedPools
-from baton.engine.cache.snapshot_log import SnapshotLog
 from baton.engine.checks.audit import audit
 from baton.engine.checks.canary import Canary
 from baton.engine.config import EngineConfig
@@ -331,11 +330,6 @@ class Engine:
             self._pools.cache,
             self._steps.batches,
         )
-
-    def log_snapshots(self) -> SnapshotLog:
-        """Begin to log what becomes of the cache's snapshots. Call this before the first step."""
-        log = self._pools.cache.log = SnapshotLog()
-        return log
 
     def flush_cache(self) -> bool:
         """Empty the prefix cache, but for what requests are using; return true if nothing was."""

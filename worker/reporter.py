@@ -38,7 +38,7 @@ class Reporter:
     def __init__(self, context: WorkerContext, role: RoleService) -> None:
         self._context = context
         self._role = role
-        self._snapshot_log = context.engine.log_snapshots()
+        self._snapshot_log = context.engine.prefixes.log_snapshots()
         self.snapshots = SnapshotFeed()
         settings = engine_settings(context.config.engine, context.engine.plan)
         self._settings = {name: json.dumps(value) for name, value in settings.items()}

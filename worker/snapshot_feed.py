@@ -1,4 +1,4 @@
-"""What a worker tells routers of its prefix cache: which prefixes it has the state of."""
+"""The news of a worker's prefix cache for routers: which prefixes it has the state of."""
 
 from collections import deque
 from collections.abc import Mapping

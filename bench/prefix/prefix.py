@@ -11,8 +11,10 @@ import click
 from baton.bench.contract import Report, json_option, seed_option, show
 from baton.bench.prefix import clairvoyant
 from baton.bench.prefix.budget import CacheBudget, PrefixBytes
+from baton.bench.prefix.cluster import Placed, PlacedReplay
 from baton.bench.prefix.replay import Replay, Replayed
 from baton.bench.prefix.trace import BLOCK, TokenRuns, TraceRequest, read
+from baton.router.placement.registry import POLICIES
 
 MODEL_GRID = 256  # tokens, the chunk of Nemotron-Nano-9B-v2
 SIZES = PrefixBytes(state=143_600_000, kv=16_384)
@@ -22,6 +24,8 @@ TRACE_GRID = lcm(MODEL_GRID, BLOCK)
 another name once the conversation has filled it. So a snapshot inside that block never matches,
 although its tokens would come again."""
 INFINITE = 10**9
+LOADS = (0.5, 0.9)
+"""Shares of capacity at which placement is simulated."""
 
 
 class Numbers(click.ParamType[tuple[float, ...]]):
@@ -62,6 +66,25 @@ class _Traffic:
             grid, CacheBudget(tokens // self.page_size + 1, tokens // grid + 1), INFINITE
         )
 
+    def placed(
+        self, grid: int, at: CacheBudget, snapshots: int, workers: int, policy: str, load: float
+    ) -> Placed:
+        """Replay on several workers, each with a budget of `at`.
+
+        load: what an infinite cache would leave to compute, divided by what all workers compute in
+        the time of the trace.
+        """
+        best = self.best(grid)
+        seconds = max(request.timestamp for request in self.requests) / 1000
+        if not seconds:
+            raise click.UsageError("all requests of the trace come at once; --cluster needs times")
+        tokens_s = (best.tokens - best.hit) / (load * workers * seconds)
+        replay = PlacedReplay(
+            workers, policy, lambda: Replay(self.page_size, grid, at, snapshots, SIZES), tokens_s
+        )
+        arrivals = (request.timestamp / 1000 for request in self.requests)
+        return replay.run(zip(arrivals, self.runs.keys(self.requests), strict=True))
+
     def clairvoyant(self, grid: int, gigabytes: float) -> float:
         return clairvoyant.hit_rate(self.requests, grid, int(gigabytes * 1e9), SIZES)
 
@@ -81,6 +104,23 @@ def _on_grid(
         results[f"one_{size:g}"] = traffic.replay(grid, at, 1).hit_rate
         results[f"clairvoyant_{size:g}"] = traffic.clairvoyant(grid, size)
     results["hit_rate"] = results[f"hit_rate_{max(sizes):g}"]
+    return results
+
+
+def _on_cluster(
+    traffic: _Traffic, grid: int, at: CacheBudget, snapshots: int, workers: int,
+    policies: Sequence[str],
+) -> dict[str, float]:  # fmt: skip
+    results = {"best_hit_rate": traffic.best(grid).hit_rate}
+    for load in LOADS:
+        for policy in policies:
+            done = traffic.placed(grid, at, snapshots, workers, policy, load)
+            name = f"{policy}_{load:g}"
+            results[f"hit_rate_{name}"] = done.hit_rate
+            results[f"of_best_{name}"] = done.hit_rate / (results["best_hit_rate"] or 1.0)
+            results[f"imbalance_{name}"] = done.imbalance
+            results[f"ttft_p50_ms_{name}"] = done.wait_ms(50)
+            results[f"ttft_p99_ms_{name}"] = done.wait_ms(99)
     return results
 
 
@@ -110,6 +150,10 @@ def _on_grid(
 @click.option("--mamba-full-memory-ratio", "ratios", type=Numbers(), default="1",
               show_default=True, help="Bytes of snapshots divided by bytes of pages; several, "
               "separated by commas, are compared, and the first is used elsewhere.")  # fmt: skip
+@click.option("--cluster", is_flag=True, help="Replay on several prefill workers, each with the "
+              "largest of --budgets, behind the router's own placement.")  # fmt: skip
+@click.option("--workers", type=click.IntRange(1), default=16, show_default=True,
+              help="Prefill workers, with --cluster.")  # fmt: skip
 @click.option("--requests", type=click.IntRange(1), default=None, help="Only the first ones.")
 @seed_option
 @json_option
@@ -120,6 +164,8 @@ def prefix(
     grid: int | None,
     snapshots: int,
     ratios: tuple[float, ...],
+    cluster: bool,
+    workers: int,
     requests: int | None,
     seed: int | None,
     json_wanted: bool,
@@ -132,6 +178,11 @@ def prefix(
     future; short_of_slots_<GB>: the share of evicted bytes that went because slots, not pages, ran
     short. grid256_…: with snapshots at the depths that the model allows, where the trace cannot
     tell that prompts are equal. hit_rate_<GB>_ratio_<r>: by the division of memory.
+
+    With --cluster: hit_rate_<policy>_<load>, and of_best_…, its share of best_hit_rate, by --policy
+    and by load. At a load of 1, workers with an infinite cache could just keep up with the trace.
+    imbalance_…: tokens that the busiest worker computes, divided by the mean. ttft_…: from a
+    prompt's arrival to its first token, on a simulated clock.
     """
     for each in (grid or TRACE_GRID, grid or MODEL_GRID):
         if each % page_size:
@@ -144,6 +195,15 @@ def prefix(
     traffic = _Traffic(read(trace, requests), TokenRuns(seed), page_size)
     main = TRACE_GRID if grid is None else grid
     results = {"requests": float(len(traffic.requests))}
+    config = {"trace": trace.name, "page_size": page_size, "grid": main, "seed": seed,
+              "snapshots": snapshots, "mamba_full_memory_ratio": ratios[0],
+              "state_bytes": SIZES.state, "kv_bytes": SIZES.kv}  # fmt: skip
+    if cluster:
+        at = traffic.divided(max(budgets), ratios[0])
+        results |= _on_cluster(traffic, main, at, snapshots, workers, sorted(POLICIES))
+        config |= {"workers": workers, "gigabytes": max(budgets)}
+        show(Report("prefix", config, results), json_wanted)
+        return
     results |= _on_grid(traffic, main, budgets, ratios[0], snapshots)
     if len(ratios) > 1:
         for size in budgets:
@@ -154,7 +214,4 @@ def prefix(
     if grid is None:
         model = _on_grid(traffic, MODEL_GRID, budgets, ratios[0], snapshots)
         results |= {f"grid{MODEL_GRID}_{name}": value for name, value in model.items()}
-    config = {"trace": trace.name, "page_size": page_size, "grid": main, "seed": seed,
-              "snapshots": snapshots, "mamba_full_memory_ratio": ratios[0],
-              "state_bytes": SIZES.state, "kv_bytes": SIZES.kv}  # fmt: skip
     show(Report("prefix", config, results), json_wanted)

@@ -1,4 +1,4 @@
-"""What became of the prefix cache's snapshots since somebody last asked."""
+"""The log of what became of the prefix cache's snapshots since somebody last asked."""
 
 from baton.engine.cache.prefix_node import Node
 from baton.text.prefix_digest import PrefixDigest

@@ -12,6 +12,7 @@ from baton.core.errors import RequestError
 from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.cache.prefix_node import Node
 from baton.engine.cache.salted_prefix import SaltedPrefix
+from baton.engine.cache.snapshot_log import SnapshotLog
 from baton.engine.cache.token_key import token_key
 from baton.engine.checks.canary import Canary
 from baton.engine.handoff.reservations import Reservations
@@ -29,7 +30,7 @@ class Loan:
 
 
 class PrefixShare:
-    """The loans of one engine's cache. Used on the engine's thread."""
+    """The loans of one engine's cache, and the log of what it has. Used on the engine's thread."""
 
     def __init__(
         self, pools: CachedPools, reservations: Reservations, canary: Canary | None
@@ -38,6 +39,11 @@ class PrefixShare:
         self._reservations = reservations
         self._canary = canary
         self._loans: set[Loan] = set()
+
+    def log_snapshots(self) -> SnapshotLog:
+        """Begin to log what becomes of the cache's snapshots. Call this before the first step."""
+        log = self._pools.cache.log = SnapshotLog()
+        return log
 
     @property
     def loans(self) -> Iterable[Loan]:

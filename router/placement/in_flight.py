@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class PlacedLoad:
-    """What this router's requests have put on each worker, by worker id."""
+    """The load that this router's requests put on each worker, by worker id."""
 
     requests: Counter[str] = field(default_factory=Counter)
     prompt_tokens: Counter[str] = field(default_factory=Counter)  # to compute there

@@ -10,9 +10,11 @@ from click.testing import CliRunner
 from baton.bench.prefix import clairvoyant
 from baton.bench.prefix.budget import CacheBudget, PrefixBytes
 from baton.bench.prefix.clairvoyant import Reuse, reuses
+from baton.bench.prefix.cluster import PlacedReplay
 from baton.bench.prefix.prefix import SIZES, TRACE_GRID, prefix
 from baton.bench.prefix.replay import Replay, Replayed
 from baton.bench.prefix.trace import BLOCK, TokenRuns, TraceRequest
+from baton.router.placement.registry import POLICIES
 
 PAGE = 64
 UNIT = PrefixBytes(state=0, kv=1)  # a prefix of n tokens takes n bytes
@@ -113,7 +115,8 @@ def test_evictions_name_the_pool_that_ran_short(pages: int, slots: int, share: f
 def trace(tmp_path: Path) -> Path:
     talks = [conversation(4, 700, n) for n in range(5)]
     path = tmp_path / "trace.jsonl"
-    rows = [vars(each) for turn in zip(*talks, strict=True) for each in turn]
+    turns = [each for turn in zip(*talks, strict=True) for each in turn]
+    rows = [vars(each) | {"timestamp": 1000 * number} for number, each in enumerate(turns)]
     path.write_text("\n".join(json.dumps(row) for row in rows))
     return path
 
@@ -162,3 +165,58 @@ def test_what_cannot_be_replayed_is_refused(
     result = CliRunner().invoke(prefix, ["--trace", str(trace), *arguments])
     assert result.exit_code == 2
     assert told in " ".join(result.output.split())
+
+
+def cache() -> Replay:
+    return Replay(PAGE, BLOCK, CacheBudget(500, 40), 1, SIZES)
+
+
+def arrivals(rng: random.Random) -> list[tuple[float, bytes]]:
+    """Conversations of growing prompts, whose turns come in any order but their own."""
+    keys = [iter(TokenRuns(7).keys(conversation(6, BLOCK, name))) for name in range(12)]
+    order = [name for name in range(12) for _ in range(6)]
+    rng.shuffle(order)
+    return [(3.0 * number, next(keys[name])) for number, name in enumerate(order)]
+
+
+@pytest.mark.parametrize("seed", [random.randrange(1 << 31)])
+def test_one_worker_behind_a_router_hits_what_its_cache_hits_alone(seed: int) -> None:
+    prompts = arrivals(random.Random(seed))
+    alone = cache().run(key for _, key in prompts)
+    placed = PlacedReplay(1, "prefix_aware", cache, 1000.0).run(prompts)
+    assert (placed.tokens, placed.hit) == (alone.tokens, alone.hit)
+    assert placed.computed == [alone.tokens - alone.hit]
+    assert placed.imbalance == 1 and len(placed.waits_s) == alone.requests
+
+
+def test_prompts_wait_for_those_before_them_and_for_their_own_tokens() -> None:
+    first, second = (TokenRuns(7).key(request(BLOCK, name)) for name in (1, 2))
+    placed = PlacedReplay(1, "round_robin", cache, BLOCK / 2).run([(0.0, first), (0.5, second)])
+    assert placed.waits_s == [2.0, 3.5]
+    placed = PlacedReplay(2, "round_robin", cache, BLOCK / 2).run([(0.0, first), (0.5, second)])
+    assert placed.waits_s == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("seed", [random.randrange(1 << 31)])
+def test_prompts_placed_by_prefix_hit_more_than_by_turns_at_as_good_a_balance(seed: int) -> None:
+    prompts = arrivals(random.Random(seed))
+    by_prefix, by_turns = (
+        PlacedReplay(4, policy, cache, 1000.0).run(prompts)
+        for policy in ("prefix_aware", "round_robin")
+    )
+    assert by_prefix.hit > 2 * by_turns.hit
+    assert sum(by_prefix.computed) + by_prefix.hit == by_turns.tokens
+
+
+def test_a_trace_is_replayed_on_a_cluster_by_every_policy(trace: Path) -> None:
+    found = printed(trace, "--cluster", "--workers", "3", "--budgets", "8")["results"]
+    for load in ("0.5", "0.9"):
+        for policy in POLICIES:
+            assert 0 <= found[f"hit_rate_{policy}_{load}"] <= found["best_hit_rate"] + 1e-9
+            assert 1 <= found[f"imbalance_{policy}_{load}"] <= 3
+
+
+def test_a_trace_without_times_cannot_be_replayed_on_a_cluster(trace: Path) -> None:
+    words = ["--trace", str(trace), "--cluster", "--requests", "1"]
+    result = CliRunner().invoke(prefix, words)
+    assert result.exit_code == 2 and "all requests of the trace come at once" in result.output

@@ -24,7 +24,7 @@ LENGTH = 70  # tokens: past the first depth at which a state is kept
 async def test_prompts_come_again_to_the_prefill_worker_that_has_their_state(
     cluster: Cluster, engine: Engine, rng: random.Random
 ) -> None:
-    """By turns, each would miss with a chance of one half."""
+    """Placed by turns, each would miss with a chance of one half."""
     prompts = prompts_of(rng, [LENGTH] * PROMPTS)
     await asyncio.to_thread(cluster.router.flush_cache)
     await _until_known(cluster, 0)

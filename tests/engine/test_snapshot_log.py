@@ -32,7 +32,7 @@ def test_what_is_logged_adds_up_to_what_the_cache_has() -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     engine = make_engine(pages=24, max_running=3)  # so few that it evicts all the time
-    log = engine.log_snapshots()
+    log = engine.prefixes.log_snapshots()
     has: dict[int, int] = {}
     gone = 0
     prompts = [random_prompt(rng, 20, 60) for _ in range(4)]
@@ -55,7 +55,7 @@ def test_what_is_logged_adds_up_to_what_the_cache_has() -> None:
 
 def test_a_digest_is_that_of_the_prompts_salt_and_tokens() -> None:
     engine = make_engine()
-    log = engine.log_snapshots()
+    log = engine.prefixes.log_snapshots()
     prompt, salt = tuple(range(40)), make_salt("ada")
     engine.submit(RequestSpec("r", prompt, greedy(1), cache_salt=salt))
     run(engine)

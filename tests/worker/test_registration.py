@@ -211,7 +211,7 @@ async def test_where_a_router_was_revoked_one_with_a_false_name_is_not_joined() 
 
 
 def news(router: FakeRouter) -> list[worker_pb2.CacheReport]:
-    """What the first stream's worker reported of its cache after its first report."""
+    """Return what the first stream's worker reported of its cache after its first report."""
     return [report.cache for report in router.streams[0][1:] if report.HasField("cache")]
 
 
