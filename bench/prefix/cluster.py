@@ -12,7 +12,7 @@ import numpy as np
 from baton.bench.prefix.replay import Replay
 from baton.engine.cache.snapshot_log import SnapshotLog
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
-from baton.proto.version import PROTOCOL_MAJOR
+from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import CacheReport, WorkerStatus
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placer import Placer
@@ -107,7 +107,8 @@ class PlacedReplay:
 
     def _join(self, name: str, role: int) -> Worker:
         identity = WorkerIdentity(worker_id=name, incarnation=1, address=name, role=role)  # type: ignore[arg-type]
-        worker = self._table.register(Hello(protocol_major=PROTOCOL_MAJOR, worker=identity))
+        hello = Hello(protocol_major=PROTOCOL_MAJOR, protocol_minor=PROTOCOL_MINOR, worker=identity)
+        worker = self._table.register(hello)
         self._table.report(worker, WorkerStatus(max_running=1 << 20), leaving=False)
         return worker
 
