@@ -71,9 +71,8 @@ class Engine:
         device = torch.device(config.device)
         self.config = config
         self.model_config = model.config
-        weights = model.weight_bytes
         free = available_memory(device) if config.memory_bytes is None else 0
-        self.plan = MemoryPlan(config, model.config, weights, free + weights)
+        self.plan = MemoryPlan(config, model.config, model.weight_bytes, free + model.weight_bytes)
         self.states = StatePool(self.plan.slot_layout, self.plan.slots, device)
         self.pages = PagePool(self.plan.page_layout, self.plan.pages, device)
         tables = RequestTables(self.plan.tables, device)
