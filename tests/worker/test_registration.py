@@ -15,6 +15,7 @@ from baton.proto import common_pb2, worker_pb2
 from baton.rpc.identity import ProcessRole
 from baton.text.prefix_digest import PrefixDigest
 from baton.worker.registration import Registration
+from baton.worker.router_shares import RouterShares
 
 
 def told(worker: TestWorker, *routers: str) -> TestWorker:
@@ -239,6 +240,7 @@ async def test_routers_learn_which_states_are_cached_and_which_are_no_longer() -
                 prefill.context.credentials,
                 prefill.runtime._reporter,
                 FakeRouter.LEASE_MS,
+                RouterShares(lambda: None),
             )
             task = asyncio.create_task(registration.run())
             await late.until(lambda r: r.streams and r.streams[0])
