@@ -44,7 +44,7 @@ from baton.engine.schedule.tracker import Tracker
 from baton.engine.speculation.drafter import drafter_of
 from baton.engine.speculation.kept_inputs import kept_inputs
 from baton.engine.speculation.proposer import Proposer
-from baton.engine.status import EngineStatus
+from baton.engine.status import EngineStatus, queued_tokens
 from baton.text.grammar import CompiledGrammar, GrammarCompiler
 from baton.text.tokenizer import Tokenizer
 
@@ -304,7 +304,7 @@ class Engine:
         return EngineStatus(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            queued_tokens=scheduler.queued_tokens,
+            queued_tokens=queued_tokens(scheduler.running, scheduler.waiting),
             held=len(scheduler.held),
             slots=self.states.ids.counts(),
             pages=self.pages.ids.counts(),

@@ -1,9 +1,11 @@
 """The status of an engine."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton.engine.cache.eviction_causes import Shortages
 from baton.engine.memory.owners import Owner
+from baton.engine.schedule.request import Request
 
 
 @dataclass(frozen=True)
@@ -19,3 +21,13 @@ class EngineStatus:
     shortages: Shortages  # what the prefix cache evicted lately, and for which pool
     max_running: int
     max_model_len: int  # tokens, prompt and output
+
+
+def queued_tokens(running: Iterable[Request], waiting: Iterable[Request]) -> int:
+    """Return the tokens to compute before all of these requests decode, cached ones among them."""
+    begun = sum(
+        request.target - request.computed
+        for request in running
+        if request.plain_place < 0 and not request.decodes
+    )
+    return begun + sum(request.target for request in waiting)

@@ -105,16 +105,6 @@ class Scheduler:
         )
         return promised + len(self.running)
 
-    @property
-    def queued_tokens(self) -> int:
-        """Tokens to compute before all requests that are here decode, cached ones among them."""
-        begun = sum(
-            request.target - request.computed
-            for request in self._planner.single.values()
-            if not request.decodes
-        )
-        return begun + sum(request.target for request in self.waiting)
-
     def preempted_before(self, turn: Turn) -> bool:
         """Return true if a preempted request waits for memory and its turn comes before `turn`."""
         return any(request.admissions and request.turn < turn for request in self.waiting)

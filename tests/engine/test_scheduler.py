@@ -151,3 +151,19 @@ def test_a_request_cancelled_between_plan_and_run_leaves_no_trace() -> None:
     events = run(engine)
     assert {e.request_id for e in events if isinstance(e, TokenSampled)} == {"b"}
     assert engine.states.ids.available_to_channels == engine.states.ids.available
+
+
+def test_the_status_counts_tokens_until_all_decode() -> None:
+    engine = make_engine(chunk=16, max_running=2)
+    for name in ("a", "b", "c"):
+        engine.submit(RequestSpec(name, tuple(range(40)), greedy(30)))
+    counts = [engine.status().queued_tokens]
+    while engine.has_work and len(counts) < 12:
+        engine.step()
+        counts.append(engine.status().queued_tokens)
+    assert counts[0] == 120 and counts[-1] == 40, "the third waits while two decode"
+    assert counts == sorted(counts, reverse=True)
+    engine.cancel("a", "room for the third")
+    for _ in range(12):
+        engine.step()
+    assert not engine.status().queued_tokens
