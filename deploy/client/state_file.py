@@ -5,12 +5,14 @@ Each cluster has a folder of its own in this user's folder, with one JSON file a
 
 import json
 import os
+import socket
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -20,6 +22,7 @@ from baton.deploy.errors import DeployError, NotRunning, StartError
 _STATE = "state.json"
 _STARTING = "starting.json"
 """The state of a cluster that does not serve yet."""
+_CONNECT_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,17 @@ class ClusterState:
     pid_started: float | None  # that process's creation time
     started: float  # Unix time
     model: str
-    http_url: str
+    http_urls: Sequence[str]  # of its routers
     grpc_address: str
     control: str  # the socket at which that process takes requests
     certificate: str | None = None  # the file of the certificate that clients see; None: no TLS
+
+    @property
+    def http_url(self) -> str:
+        """Return the URL of the first router that takes connections; of the very first if none
+        does."""
+        urls = self.http_urls if len(self.http_urls) > 1 else ()
+        return next(filter(_listens, urls), self.http_urls[0])
 
     @property
     def alive(self) -> bool:
@@ -46,6 +56,14 @@ class ClusterState:
             return abs(psutil.Process(self.pid).create_time() - self.pid_started) < 1.0
         except psutil.NoSuchProcess:
             return False
+
+
+def _listens(url: str) -> bool:
+    """Return whether something takes connections at a router's URL."""
+    parts = urlsplit(url)
+    with suppress(OSError), socket.create_connection((parts.hostname, parts.port), _CONNECT_S):
+        return True
+    return False
 
 
 def control_path(own: Path) -> Path:

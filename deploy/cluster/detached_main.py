@@ -88,7 +88,7 @@ def _publish_start(config: ClusterConfig, held: ExitStack) -> None:
     handlers: Handlers = {DESCRIBE: lambda *_: described, STOP: stop}
     held.enter_context(listening(control_path(own), handlers))
     model, control = str(config.engine.model), str(control_path(own))
-    state = ClusterState(name, *process, time.time(), model, "", "", control)
+    state = ClusterState(name, *process, time.time(), model, [""], "", control)
     held.enter_context(published(own, state))
 
 

@@ -127,7 +127,7 @@ class Supervisor:
             pid_started=self._process[1],
             started=time.time(),
             model=str(cluster.config.engine.model),
-            http_url=cluster.http_url,
+            http_urls=cluster.routers.http_urls,
             grpc_address=cluster.grpc_address,
             control=str(control_path(self._folder)),
             certificate=None if tls is None else str(tls.certificate),

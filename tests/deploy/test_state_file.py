@@ -1,9 +1,10 @@
 """Tests of the state file, by which other commands find a running cluster."""
 
 import os
+import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,9 +36,14 @@ def own() -> Iterator[Path]:
         yield own
 
 
-def _state(name: str = "n", pid: int | None = None, pid_started: float = 0.0) -> ClusterState:
+URLS = ("http://127.0.0.1:1",)
+
+
+def _state(
+    name: str = "n", pid: int | None = None, pid_started: float = 0.0, urls: Sequence[str] = URLS
+) -> ClusterState:
     process = process_named(os.getpid()) if pid is None else (pid, pid_started)
-    return ClusterState(name, *process, time.time(), "m", "http://127.0.0.1:1", "127.0.0.1:2", "c")
+    return ClusterState(name, *process, time.time(), "m", urls, "127.0.0.1:2", "c")
 
 
 @contextmanager
@@ -52,6 +58,16 @@ def test_a_cluster_is_found_while_it_runs_and_not_after(own: Path) -> None:
         assert newest() == newest("n") and newest().http_url == "http://127.0.0.1:1"
     with pytest.raises(NotRunning, match="baton serve"):
         newest()
+
+
+def test_of_several_routers_one_that_takes_connections_is_asked(own: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen: a router that is being restarted
+        gone, here = (f"http://127.0.0.1:{each.getsockname()[1]}" for each in (silent, there))
+        with _serving(own, _state(urls=[gone, here, gone])):
+            assert newest().http_url == here
+        with _serving(own, _state(urls=[gone, gone])):
+            assert newest().http_url == gone
 
 
 def test_a_cluster_that_starts_is_found_by_those_who_ask_for_one(own: Path) -> None:

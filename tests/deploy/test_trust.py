@@ -102,7 +102,7 @@ def status(*words: str) -> str:
 
 def state(url: str, certificate: Path) -> ClusterState:
     process = process_named(os.getpid())
-    return ClusterState("n", *process, 0.0, "m", url, "127.0.0.1:2", "c", str(certificate))
+    return ClusterState("n", *process, 0.0, "m", [url], "127.0.0.1:2", "c", str(certificate))
 
 
 def test_status_finds_and_trusts_its_own_cluster(
