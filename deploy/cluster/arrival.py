@@ -4,6 +4,7 @@ Ray starts a worker again with its first arguments, perhaps on another node. Eac
 process therefore looks up its own address, and writes its certificate there anew.
 """
 
+import shutil
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ class Arrival:
     def complete(self, config: WorkerConfig, held: ExitStack) -> WorkerConfig:
         """Return the config for this life, whose incarnation is above those of earlier ones.
 
-        held: keeps the folder of the certificate. Raises StartError.
+        held: keeps the folder of the certificate, and removes it when closed. Raises StartError.
         """
         # Clocks of nodes differ, so a time of this node's could be below that of an earlier life.
         incarnation = self.made_ns + ray_nodes.restarts_of_this_actor()
@@ -46,6 +47,7 @@ class Arrival:
         if self.travel is None:
             return config
         credentials = held.enter_context(owned_folder(folder()))
+        held.callback(shutil.rmtree, credentials, ignore_errors=True)
         self.travel.files.write(credentials)
         return replace(config, host=self._host(self.travel), credentials=credentials)
 

@@ -115,11 +115,15 @@ class WorkerHost(Host[WorkerServed]):
         self._kind = kind
         self._config = config
         self._arrival = arrival
-        self._held = ExitStack()  # until the process ends
+        self._held = ExitStack()  # until the worker has stopped, or its process has ended
         super().__init__()
 
     async def progress(self) -> tuple[str, float]:
         return ("process", 0.0) if self._served is None else self._served.progress()
+
+    async def stop(self, grace_s: float) -> None:
+        await super().stop(grace_s)
+        await asyncio.to_thread(self._held.close)
 
     async def drain(self, grace_s: float) -> None:
         if self._served is not None:

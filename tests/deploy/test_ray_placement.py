@@ -146,6 +146,14 @@ def test_its_certificate_comes_along_for_its_user_alone(made: Maker) -> None:
         assert there.files[name] == ((sent / name).read_bytes(), 0o600)
 
 
+def test_its_certificate_is_removed_when_it_stops(made: Maker) -> None:
+    handle = made("decode-0", Demand(1))
+    there = found(handle).credentials
+    assert there is not None and there.exists()
+    handle.stop(0.0).result(DEADLINE_S)
+    assert not there.exists()
+
+
 def test_it_listens_on_the_interface_that_is_named(made: Maker) -> None:
     assert found(made("decode-0", Demand(1), interface="lo")).host == "127.0.0.1"
 
