@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+import psutil
+
 from baton.deploy.client.owned_folder import owned_folder
 from baton.deploy.cluster import ray_start
 from baton.deploy.cluster.config import ClusterConfig
@@ -40,8 +42,9 @@ class OwnRay:
         self._processes: RayProcesses | None = None
 
     def connect(self) -> None:
+        before = psutil.Process().children()
         ray_start.connect(self._config)
-        self._processes = RayProcesses()
+        self._processes = RayProcesses(before)
 
     def check(self) -> None:
         lost = self._processes.lost() if self._processes else ""

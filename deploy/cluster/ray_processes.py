@@ -1,5 +1,6 @@
 """The processes of a Ray of our own, children of this process."""
 
+from collections.abc import Iterable
 from contextlib import suppress
 
 import psutil
@@ -11,7 +12,9 @@ _VITAL = {"gcs_server": "control store", "raylet": "raylet"}
 class RayProcesses:
     """Ray's processes and all that they have started, as they are when this is made."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Iterable[psutil.Process] = ()) -> None:
+        """before: children of this process that are not Ray's."""
+        self._others = set(before)
         self._all = psutil.Process().children(recursive=True)
         self._vital = [(p, _VITAL[name]) for p in self._all if (name := _name(p)) in _VITAL]
 
@@ -25,7 +28,11 @@ class RayProcesses:
         They watch, log and report; no worker needs them.
         """
         for process in psutil.Process().children():
-            if process in self._all and _name(process) not in _VITAL:
+            if (
+                process in self._all
+                and process not in self._others
+                and _name(process) not in _VITAL
+            ):
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
 

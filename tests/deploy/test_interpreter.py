@@ -7,7 +7,7 @@ DEADLINE_S = 60.0
 SERVED = """
 import sys
 import ray
-from baton.deploy.cluster.host import Host
+from baton.deploy.cluster.host import RouterHost
 
 class Served:
     def __init__(self, config): ...
@@ -16,7 +16,7 @@ class Served:
 
 ray.get_runtime_context = lambda: type("Context", (), {"was_current_actor_reconstructed": False})
 import asyncio
-print(asyncio.run(Host(Served, None).start()))
+print(asyncio.run(RouterHost(Served, None).start()))
 """
 
 

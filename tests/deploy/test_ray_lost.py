@@ -93,3 +93,13 @@ def test_a_vital_process_that_has_ended_is_named(tmp_path: Path) -> None:
         later = stack.enter_context(subprocess.Popen([str(tmp_path / "agent"), "60"]))
         ray.kill()
         assert raylet.wait(DEADLINE_S) == later.wait(DEADLINE_S) == -signal.SIGKILL
+
+
+def test_a_ray_that_ends_leaves_other_children_of_its_process_alone() -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        before = psutil.Process().children()
+        with subprocess.Popen(["sleep", "60"]) as helper:
+            RayProcesses(before).kill_helpers()
+            assert helper.wait(DEADLINE_S) == -signal.SIGKILL
+            assert other.poll() is None
+            other.kill()
