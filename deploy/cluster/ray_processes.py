@@ -27,12 +27,9 @@ class RayProcesses:
 
         They watch, log and report; no worker needs them.
         """
+        helpers = set(self._all) - self._others
         for process in psutil.Process().children():
-            if (
-                process in self._all
-                and process not in self._others
-                and _name(process) not in _VITAL
-            ):
+            if process in helpers and _name(process) not in _VITAL:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
 

@@ -158,11 +158,22 @@ async def test_alerts_come_with_a_lost_worker_and_a_full_queue_and_go_with_them(
     await server.until_over(*names)
     cluster.kill("decode-1")
     await server.until_firing("BatonWorkerLost")
-    prompts = prompts_of(rng, [20] * 60)
-    waiting = asyncio.create_task(http_greedy(cluster, prompts, LONG))
+    waiting = asyncio.create_task(_fill_queue(cluster, rng))
     try:
         await server.until_firing("BatonQueueGrowing")
     finally:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
     await server.until_over(*names)
+
+
+async def _fill_queue(cluster: Cluster, rng: random.Random) -> None:
+    """Keep more requests waiting than run, until cancelled."""
+
+    async def ask_on() -> None:
+        while True:
+            await http_greedy(cluster, prompts_of(rng, [20]), LONG)
+
+    async with asyncio.TaskGroup() as asking:
+        for _ in range(60):
+            asking.create_task(ask_on())
