@@ -173,6 +173,7 @@ def rig(
                         model=model,
                         credentials=credentials.folder_of(ProcessRole.ROUTER, f"router-{number}"),
                         max_queued=100_000,
+                        max_queued_tokens=1 << 40,
                         lease_ms=lease_ms,
                     ),
                 )
