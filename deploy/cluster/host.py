@@ -1,6 +1,7 @@
 """The Ray actors that run a router or a worker."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any, Generic, Protocol, TypeVar
@@ -52,7 +53,7 @@ class WorkerServed(Served, Protocol):
 S = TypeVar("S", bound=Served)
 
 
-class Host(Generic[S]):
+class Host(ABC, Generic[S]):
     """A Ray actor that starts the object it holds once in each life of its process.
 
     When Ray restarts a process it only calls `__init__` again, with the first arguments. No one
@@ -88,8 +89,9 @@ class Host(Generic[S]):
         keep_what_is_loaded()
         return started
 
+    @abstractmethod
     def _make(self) -> S:
-        raise NotImplementedError
+        """Make the router or worker of this life."""
 
 
 class RouterHost(Host[RetiringServed]):
