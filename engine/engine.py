@@ -27,7 +27,7 @@ from baton.engine.memory.plan import MemoryPlan
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
-from baton.engine.models.loader import load_model, planned_memory
+from baton.engine.models.loader import check_memory, load_model
 from baton.engine.output.events import Event
 from baton.engine.output.output import Output, OutputCollector, PromptIds
 from baton.engine.output.result_processor import ResultProcessor
@@ -141,8 +141,7 @@ class Engine:
             if progress is not None:
                 progress("weights", done / max(1, total))
 
-        if torch.device(config.device).type != "cpu":
-            planned_memory(config)
+        check_memory(config)
         model = load_model(config, weights)
         has_text = (config.model / "tokenizer.json").is_file()
         return cls(config, model, Tokenizer.from_folder(config.model) if has_text else None)

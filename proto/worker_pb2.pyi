@@ -320,17 +320,19 @@ class CacheReport(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., after: _Optional[int] = ..., whole: _Optional[bool] = ..., made: _Optional[_Iterable[int]] = ..., depths: _Optional[_Iterable[int]] = ..., evicted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegistryReply(_message.Message):
-    __slots__ = ("router_id", "lease_ms", "error", "leaving", "demand", "cache_wanted")
+    __slots__ = ("router_id", "lease_ms", "error", "leaving", "demand", "cache_wanted", "returned")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     DEMAND_FIELD_NUMBER: _ClassVar[int]
     CACHE_WANTED_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     lease_ms: int
     error: _common_pb2.Error
     leaving: bool
     demand: Demand
     cache_wanted: bool
-    def __init__(self, router_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., leaving: _Optional[bool] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., cache_wanted: _Optional[bool] = ...) -> None: ...
+    returned: bool
+    def __init__(self, router_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., leaving: _Optional[bool] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., cache_wanted: _Optional[bool] = ..., returned: _Optional[bool] = ...) -> None: ...

@@ -8,7 +8,7 @@ import uvloop
 
 from baton.core import logs
 from baton.router.config import RouterConfig
-from baton.router.server import RouterServer, RouterStarted
+from baton.router.server import RouterServer, RouterStarted, router_credentials
 
 START_TIMEOUT_S = 60.0
 STOP_MARGIN_S = 10.0
@@ -28,7 +28,8 @@ class RouterActor:
 
         Raises ConfigError or `TextError`. The actor cannot be used again after either.
         """
-        logs.set_up(self._config.telemetry.log_format, worker="router", role="router")
+        name = router_credentials(self._config).identity.name
+        logs.set_up(self._config.telemetry.log_format, worker=name, role="router")
         self._thread.start()
         return asyncio.run_coroutine_threadsafe(self._server.start(), self._loop).result(
             START_TIMEOUT_S

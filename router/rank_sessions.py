@@ -50,7 +50,8 @@ class RankSessions:
         if self._stopped or worker is None:
             return
         if worker.role is Role.PREFILL:
-            if change.before is None:
+            returns = change.before is not None and change.before.leaving
+            if change.before is None or (returns and change.after is not None):
                 for session in self._sessions.values():
                     session.announce_prefills([worker.identity])
             return

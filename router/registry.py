@@ -73,6 +73,7 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
             worker, known = stream.worker, stream.worker is not None
             if worker is None:
                 worker = stream.worker = self._register(report, context)
+            before = self._table.find(worker.worker_id)
             self._renew(worker, report)
             if not known:
                 await stream.send(demand=self._demand_of(self._table.worker(worker.worker_id), 0))
@@ -87,6 +88,8 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
                 await stream.send(cache_wanted=True)
             if report.leaving:
                 await stream.send(leaving=True)
+            elif before is not None and before.leaving:
+                await stream.send(returned=True)
 
     async def _tell_demand(self, stream: "_Registered") -> None:
         """Tell a worker that several routers share what this one wants, as often as it changes."""

@@ -104,7 +104,7 @@ class RouterServer:
         tokenizer = Tokenizer.from_folder(config.model)
         text = TextService(tokenizer, ChatTemplate.from_folder(config.model))
         opening.callback(text.close)
-        credentials = _credentials(config)
+        credentials = router_credentials(config)
         router_id = f"{credentials.identity.name}/{secrets.token_hex(4)}"
         table = WorkerTable(config.lease_s, self._clock)
         metrics = RouterMetrics()
@@ -224,7 +224,8 @@ def _equal(_: str | None) -> float:
     return 1.0
 
 
-def _credentials(config: RouterConfig) -> Credentials:
+def router_credentials(config: RouterConfig) -> Credentials:
+    """Return the certificate that names a router. Raises ConfigError."""
     if config.credentials is None:
         raise ConfigError("a router needs credentials: workers ask it for its certificate")
     credentials = Credentials(config.credentials)

@@ -392,4 +392,6 @@ class RouterBackend:
 def _what_happened(change: Change) -> str:
     if change.before is None:
         return "joined"
-    return "is leaving" if change.after else f"is gone: {change.reason}"
+    if change.after is None:
+        return f"is gone: {change.reason}"
+    return "is leaving" if change.after.leaving else "takes requests again"

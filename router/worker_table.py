@@ -184,7 +184,7 @@ class WorkerTable:
         after = replace(
             current,
             status=current.status if status is None else status,
-            leaving=current.leaving or leaving,
+            leaving=leaving,
             share=share,
             routers=tuple(routers),
         )

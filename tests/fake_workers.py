@@ -78,6 +78,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
         self.page_given.set()
         self.replies: asyncio.Queue[RegistryReply | None] = asyncio.Queue()
         self.running = 0
+        self.leaving = False
         self.share: Share | None = None
         """The part of it that the router may have."""
         self.routers: list[str] = []
@@ -149,6 +150,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
         return reply
 
     def report(self, leaving: bool = False, cache: CacheReport | None = None) -> None:
+        """Report now, and that the worker leaves or stays in all reports from here on."""
+        self.leaving = leaving
         self._reports.put_nowait(WorkerReport(status=self.status, leaving=leaving, cache=cache))
 
     def unregister(self) -> None:
@@ -193,7 +196,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
             try:
                 report = await asyncio.wait_for(self._reports.get(), beat_s)
             except TimeoutError:
-                report = WorkerReport(status=self.status, share=self.share, routers=self.routers)
+                report = WorkerReport(
+                    status=self.status,
+                    leaving=self.leaving,
+                    share=self.share,
+                    routers=self.routers,
+                )
             if report is None:
                 return
             yield report

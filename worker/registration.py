@@ -49,6 +49,7 @@ class Registration:
         self._named: str | None = None  # the router that the next connection is for; None: any
         self.router_id: str | None = None  # of the router that has taken this worker on
         self._goodbye = asyncio.Event()
+        self._returned = asyncio.Event()
         self._renewal = asyncio.Event()
         self._told: int | None = None  # of the cache, to this connection; None: nothing
 
@@ -62,6 +63,7 @@ class Registration:
             finally:
                 self.router_id = None
                 self._goodbye.set()  # nobody is left to hear it
+                self._returned.set()
             await asyncio.sleep(self._backoff_s)
             self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
 
@@ -71,6 +73,15 @@ class Registration:
         """
         if self.router_id is not None:
             await self._goodbye.wait()
+
+    async def heard_return(self) -> None:
+        """Wait until the router has read that this worker, which was leaving, takes requests again.
+        Return at once if it is not registered: its next first report says so.
+        """
+        self._goodbye.clear()
+        if self.router_id is not None:
+            self._returned.clear()
+            await self._returned.wait()
 
     def divided(self) -> None:
         """Tell the router of its share soon: it may have changed."""
@@ -173,6 +184,8 @@ class Registration:
         self.router_id = reply.router_id
         if reply.leaving:
             self._goodbye.set()
+        if reply.returned:
+            self._returned.set()
         if reply.HasField("demand") and self._share is not None:
             self._shares.heard(self._share, _demand(reply.demand))
         if reply.cache_wanted:

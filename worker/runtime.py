@@ -56,6 +56,8 @@ class WorkerRuntime:
         self._on_engine_lost = on_engine_lost
         self._tasks: list[asyncio.Task[None]] = []
         self._registrations: list[Registration] = []
+        self._departure: object | None = None  # the last drain or stop; None: it was taken back
+        self._stopping = False
         # Wall-clock nanoseconds: larger at every later start of this worker on this machine.
         self.incarnation = config.incarnation or time.time_ns()
 
@@ -90,6 +92,7 @@ class WorkerRuntime:
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new requests, let those under way finish for `grace_s`, then end everything."""
+        self._stopping = True
         await self._leave(grace_s)
         await self._role.close()
         await self._context.grammars.close()
@@ -105,21 +108,40 @@ class WorkerRuntime:
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, let those under way finish for `grace_s`, and leave the rest to
-        other workers. The worker stays as it is until `undrain` or `stop`.
+        other workers. The worker stays as it is until `undrain` or `stop`; one that comes before
+        the end of the drain ends it, and nothing is moved.
         """
-        await self._leave(grace_s)
-        self._role.hand_over("was drained")
+        if await self._leave(grace_s):
+            self._role.hand_over("was drained")
 
     async def undrain(self) -> None:
-        """Take requests again. Routers do not take back that a worker leaves, so it registers
-        anew, and what it has under way is continued by whatever worker they choose.
+        """Take requests again, and keep those under way. Raises ConfigError for a worker that
+        stops.
         """
+        if self._stopping:
+            raise ConfigError(f"{self._config.worker_id} stops, and takes no requests again")
+        if not self._reporter.leaving:
+            return
+        self._departure = None
         self._reporter.leaving = False
-        for registration in self._registrations:
+        self._reporter.load_changed()
+        await asyncio.gather(*(self._return_to(each) for each in self._registrations))
+
+    async def _return_to(self, registration: Registration) -> None:
+        try:
+            async with asyncio.timeout(LEAVE_NOTICE_S):
+                await registration.heard_return()
+        except TimeoutError:
+            # The release before this one does not take back that a worker leaves. What is under way
+            # is then continued by whatever worker the router chooses.
             registration.renew()
 
-    async def _leave(self, grace_s: float) -> None:
-        """Tell the routers to place nothing more here, and give what is under way `grace_s`."""
+    async def _leave(self, grace_s: float) -> bool:
+        """Tell the routers to place nothing more here, and give what is under way `grace_s`.
+
+        Return False if the worker was meanwhile told to return, or to leave again.
+        """
+        self._departure = departure = object()
         self._reporter.leaving = True
         self._reporter.load_changed()
         with contextlib.suppress(TimeoutError):
@@ -129,8 +151,9 @@ class WorkerRuntime:
                     await asyncio.sleep(PLACED_BEFORE_S)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                while self._role.busy:
+                while self._role.busy and self._departure is departure:
                     await asyncio.sleep(DRAIN_POLL_S)
+        return self._departure is departure
 
     def _register(self) -> None:
         """Begin to register with every configured router."""

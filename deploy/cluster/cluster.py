@@ -30,6 +30,7 @@ from baton.deploy.cluster.start_progress import Silent, StartProgress
 from baton.deploy.cluster.start_watch import wait_for_all
 from baton.deploy.cluster.wiring import OPERATOR, Wiring
 from baton.deploy.errors import ScaleError
+from baton.deploy.process.ports import PortKeeper
 from baton.rpc.followed import Followed
 from baton.rpc.identity import Identity
 from baton.rpc.revoked import REVOKED, read_revoked
@@ -60,6 +61,9 @@ class Cluster:
         with ExitStack() as held:
             self._ray = RayAround() if detached else held.enter_context(ray_for(config))
             self._wiring = record.wiring if record else self._settle(config, held)
+            # In its first life this process has reserved the ports itself.
+            self._ports = PortKeeper(self._wiring.listening if record else ())
+            held.callback(self._ports.close)
             self.config = self._wiring.config
             budgets = None if record is None else record.budgets
             self._fleet = Fleet(self._wiring, detached=detached is not None, budgets=budgets)
@@ -162,9 +166,12 @@ class Cluster:
             elif leaving := members[count:]:
                 self._leave(leaving, drain_s, progress or Silent())
 
-    def check_ray(self) -> None:
-        """Raise RayLostError if a Ray of our own has lost a process that it cannot replace."""
+    def look_after(self) -> None:
+        """Keep the routers' ports for them. Raises RayLostError if a Ray of our own has lost a
+        process that it cannot replace.
+        """
         self._ray.check()
+        self._ports.keep()
 
     def down(self, drain_s: float | None) -> None:
         """Refuse new requests, give running ones `drain_s` seconds, then end everything.

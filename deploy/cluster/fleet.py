@@ -13,8 +13,9 @@ from baton.deploy.cluster.actors import WorkerHandle
 from baton.deploy.cluster.arrival import Arrival, Travel
 from baton.deploy.cluster.demand import Demand
 from baton.deploy.cluster.host import WorkerServed
+from baton.deploy.cluster.lives import lives_of
 from baton.deploy.cluster.member import Member
-from baton.deploy.cluster.preflight import check_fits
+from baton.deploy.cluster.preflight import check_fits, check_together
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.cluster.wiring import Wiring
@@ -71,6 +72,7 @@ class Fleet:
                 self._memory_budget.add(
                     member.worker_id, check_fits(member.worker_id, options.engine)
                 )
+            check_together(self.budgets)
 
     def members(self, role: Role) -> list[Member]:
         """Return the present members of one role, ordered by number."""
@@ -88,6 +90,12 @@ class Fleet:
     def budgets(self) -> dict[str, int]:
         """Return the bytes of memory promised to each worker, by worker_id."""
         return self._memory_budget.budgets
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Return the present process of each worker that has one, by worker_id."""
+        lives = lives_of(self.actors)
+        return {name: life.pid for name, life in lives.items() if life.pid}
 
     def find_room(self, members: Sequence[Member], besides: Sequence[Wish] = ()) -> dict[str, str]:
         """Return the id of a Ray node for each worker that is about to be created.
@@ -227,7 +235,8 @@ class Fleet:
             return config
         worker_id = member.worker_id
         if config.engine.memory_bytes is None:
-            left = self._memory_budget.left({name: s.pid for name, s in self.started.items()})
+            left = self._memory_budget.left(self.pids)
             config = replace(config, engine=replace(config.engine, memory_bytes=left))
         self._memory_budget.add(worker_id, check_fits(worker_id, config.engine))
+        check_together(self.budgets)
         return config

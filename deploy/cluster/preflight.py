@@ -1,5 +1,7 @@
 """Checks before anything starts, so that a wrong folder fails within a second."""
 
+from collections.abc import Mapping
+
 import torch
 
 from baton.core.errors import ConfigError
@@ -9,6 +11,7 @@ from baton.deploy.options import check_folder
 from baton.engine.choices import WeightFormat
 from baton.engine.config import EngineConfig
 from baton.engine.loading.weights import Checkpoint
+from baton.engine.memory.available import check_budget
 from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import check_weights, planned_memory
 from baton.text.chat_template import ChatTemplate
@@ -63,6 +66,18 @@ def check_fits(worker: str, config: EngineConfig) -> int:
         return planned_memory(config).budget_bytes
     except ConfigError as err:
         raise StartError(f"{worker}: {err}") from err
+
+
+def check_together(budgets: Mapping[str, int]) -> None:
+    """Raise StartError for workers that may take more than this machine has, together.
+
+    budgets: the bytes of each, by worker_id.
+    """
+    many = f"{len(budgets)} workers together" if len(budgets) > 1 else next(iter(budgets), "")
+    try:
+        check_budget(sum(budgets.values()), many)
+    except ConfigError as err:
+        raise StartError(str(err)) from err
 
 
 def settle_channel(config: ClusterConfig) -> tuple[str, str]:

@@ -27,6 +27,7 @@ class Rolling:
         self._routers = routers
         self._lock = lock
         self._start_deadline_s = start_deadline_s
+        self._draining = ""  # the worker of a drain under way
 
     def restart(
         self, roles: Collection[ProcessRole], drain_s: float, progress: StartProgress
@@ -58,16 +59,32 @@ class Rolling:
             member, actor = self._fleet.find(worker_id)
             self._check_others(member)
             progress.update(worker_id, f"draining, for {drain_s:g} s at most", 0.0)
-            actor.drain(drain_s).result(drain_s + STOP_MARGIN_S)
+            drained = actor.drain(drain_s)
+            self._draining = worker_id
+            try:
+                drained.result(drain_s + STOP_MARGIN_S)
+                if not self._draining:
+                    raise ScaleError(f"{worker_id} takes requests again: its drain was undone")
+            finally:
+                self._draining = ""
             progress.done(worker_id, "takes no requests until `baton drain --undo` or a restart")
 
     def undrain(self, worker_id: str, progress: StartProgress) -> None:
-        """Let a drained worker take requests again. Raises ScaleError or StartError."""
+        """Let a drained worker take requests again, or one that is being drained keep those that it
+        has. Raises ScaleError or StartError.
+        """
+        if worker_id == self._draining:  # whoever drains it holds the lock
+            self._draining = ""
+            self._return(worker_id, progress)
+            return
         with self._lock.held(f"the return of {worker_id}"):
-            _, actor = self._fleet.find(worker_id)
-            actor.undrain().result(STOP_MARGIN_S)
-            self._routers.wait_until_ready([worker_id], _UNDRAIN_S)
-            progress.done(worker_id, "takes requests again")
+            self._return(worker_id, progress)
+
+    def _return(self, worker_id: str, progress: StartProgress) -> None:
+        _, actor = self._fleet.find(worker_id)
+        actor.undrain().result(STOP_MARGIN_S)
+        self._routers.wait_until_ready([worker_id], _UNDRAIN_S)
+        progress.done(worker_id, "takes requests again")
 
     def _restart_worker(self, member: Member, drain_s: float, progress: StartProgress) -> None:
         name = member.worker_id

@@ -16,6 +16,7 @@ from baton.deploy.cluster.control_handlers import control_handlers
 from baton.deploy.cluster.control_names import DESCRIBE, STOP
 from baton.deploy.cluster.member_watch import MemberWatch
 from baton.deploy.cluster.record import Detached
+from baton.deploy.cluster.running_changes import RunningChanges
 from baton.deploy.cluster.start_progress import StartProgress
 from baton.deploy.cluster.start_reports import StartReports
 from baton.deploy.errors import ControlError
@@ -51,6 +52,7 @@ class Supervisor:
         self._phase = "starting"
         self._stop = threading.Event()
         self._members = MemberWatch(self.cluster)
+        self._changes = RunningChanges()
 
     @contextmanager
     def running(self) -> Iterator[Cluster]:
@@ -75,7 +77,7 @@ class Supervisor:
         tell: takes a line for the operator. Raises RayLostError.
         """
         while not self._stop.wait(_LOOK_S):
-            self.cluster.check_ray()
+            self.cluster.look_after()
             for line in self._members.changes():
                 tell(f"{time.strftime('%H:%M:%S')}  {line}")
 
@@ -95,7 +97,8 @@ class Supervisor:
         def handle(arguments: Mapping[str, Any], progress: StartProgress) -> Mapping[str, Any]:
             if self._phase != "serving":
                 raise ControlError(f"the cluster is {self._phase}; {name} needs one that serves")
-            return handler(arguments, progress)
+            with self._changes.kept(name, progress) as kept:
+                return handler(arguments, kept)
 
         return handle
 
@@ -116,6 +119,7 @@ class Supervisor:
             "http_url": cluster.http_url,
             "parts": self.reports.parts,
             "members": self._members.describe(),
+            "changes": self._changes.describe(),
         }
 
     def _state(self) -> ClusterState:

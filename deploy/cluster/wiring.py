@@ -123,6 +123,13 @@ class Wiring:
         )
 
     @property
+    def listening(self) -> list[tuple[str, int]]:
+        """Return the hosts and ports on which routers listen, on their node."""
+        router = self.config.router
+        clients = [(router.host, port) for each in self.ports for port in (each.http, each.grpc)]
+        return clients + [(router.internal_host, each.internal) for each in self.ports]
+
+    @property
     def _reachable(self) -> str:
         """Return a host to connect to: loopback where the router listens on a wildcard."""
         return WILDCARDS.get(self.config.router.host, self.config.router.host)

@@ -17,7 +17,7 @@ from baton.deploy.errors import StartError
 from baton.deploy.process.interpreter import switch_often
 from baton.deploy.process.malloc_tuning import keep_what_is_loaded
 from baton.router.config import RouterConfig
-from baton.router.server import RouterServer
+from baton.router.server import RouterServer, router_credentials
 
 
 def run_router(
@@ -31,7 +31,8 @@ def run_router(
     switch_often()
     try:
         config = replace(router_from(folder, given), credentials=given["credentials"], **listen)
-        logs.set_up(config.telemetry.log_format, worker="router", role="router")
+        name = router_credentials(config).identity.name
+        logs.set_up(config.telemetry.log_format, worker=name, role="router")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(console, config, given["drain"]))
     except BatonError as err:

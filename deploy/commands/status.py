@@ -16,7 +16,7 @@ from baton.deploy.client.control_client import ControlClient, local_control
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import router_from, router_options
 from baton.deploy.errors import NotRunning
-from baton.deploy.terminal.member_lines import render_complaints, render_start
+from baton.deploy.terminal.member_lines import render_changes, render_complaints, render_start
 from baton.deploy.terminal.status_table import natural_width, render
 
 
@@ -79,7 +79,10 @@ def _look(router: RouterClient, control: ControlClient | None) -> RenderableType
     told = _described(control)
     if told is not None and told["phase"] != "serving":
         return render_start(told)
-    complaints = [] if told is None else render_complaints(told["members"])
+    complaints = []
+    if told is not None:
+        # A supervisor of the release before this one names no changes.
+        complaints = render_complaints(told["members"]) + render_changes(told.get("changes", ()))
     try:
         info = router.server_info()
     except NotRunning:

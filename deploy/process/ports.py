@@ -2,7 +2,8 @@
 
 import socket
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 
 from baton.deploy.errors import StartError
 
@@ -29,6 +30,29 @@ def settle(
         for option, port in found.items():
             _bind(held, (host_option, host), option, port, listen=False)
     return found
+
+
+class PortKeeper:
+    """Ports that servers of other processes name, kept for them while nobody listens there.
+
+    A port on which somebody listens cannot be bound beside it. `keep` therefore has to be called
+    again and again: it takes each port when its server has died, before the server is back.
+    """
+
+    def __init__(self, addresses: Iterable[tuple[str, int]]) -> None:
+        """addresses: hosts and ports."""
+        self._missing = set(addresses) if sys.platform == "linux" else set()
+        self._held = ExitStack()
+
+    def keep(self) -> None:
+        """Bind the ports that are free now, and are not kept yet."""
+        for address in sorted(self._missing):
+            with suppress(StartError):  # its server listens
+                _bind(self._held, ("", address[0]), "", address[1], listen=False)
+                self._missing.discard(address)
+
+    def close(self) -> None:
+        self._held.close()
 
 
 def _bind(

@@ -1,6 +1,6 @@
 """The lines of `baton status` about processes, from what the supervisor of a cluster says."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,6 +15,15 @@ def render_start(told: Mapping[str, Any]) -> RenderableType:
     """Build the lines of a cluster that starts or stops. told: the answer to `describe`."""
     head = Text.assemble((told["name"], "bold"), f" is {told['phase']}  {told['http_url']}")
     return Group(head, *(Text(f"  {part:<12} {at}") for part, at in told["parts"].items()))
+
+
+def render_changes(changes: Iterable[Mapping[str, Any]]) -> list[RenderableType]:
+    """Build a line for each part of each change under way. changes: as `describe` has them."""
+    return [
+        Text(f"{change['request']}: {part} {at}", "yellow")
+        for change in changes
+        for part, at in change["parts"].items()
+    ]
 
 
 def render_complaints(members: Mapping[str, Mapping[str, Any]]) -> list[RenderableType]:

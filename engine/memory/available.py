@@ -1,10 +1,11 @@
-"""The memory that a device has free."""
+"""The memory that a device has free, and that the machine has in all."""
 
 from pathlib import Path
 
 import torch
 
 from baton.core.errors import ConfigError
+from baton.engine.memory.plan import readable
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
@@ -22,22 +23,46 @@ def available_memory(device: torch.device) -> int:
             )
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    free = _meminfo_available(MEMINFO.read_text() if MEMINFO.is_file() else "")
+    left = _meminfo("MemAvailable")
+    if left is None:
+        raise ConfigError(
+            f"cannot tell how much memory is free: {MEMINFO} has no MemAvailable; set memory_bytes"
+        )
     limit = CGROUP / "memory.max"
     current = CGROUP / "memory.current"
     if limit.is_file() and current.is_file():
-        free = min(free, _cgroup_left(limit.read_text(), current.read_text(), free))
-    return free
+        left = min(left, _cgroup_left(limit.read_text(), current.read_text(), left))
+    return left
 
 
-def _meminfo_available(text: str) -> int:
-    for line in text.splitlines():
+def total_memory() -> int | None:
+    """Return the bytes of this machine's memory, within the container's limit if it has one; None
+    if neither is known.
+    """
+    total = _meminfo("MemTotal")
+    limit = CGROUP / "memory.max"
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    known = [each for each in (total, None if text == "max" else int(text)) if each is not None]
+    return min(known, default=None)
+
+
+def check_budget(budget_bytes: int, asker: str) -> None:
+    """Raise ConfigError for a budget beyond all memory of this machine. asker: whose it is."""
+    total = total_memory()
+    if total is not None and budget_bytes > total:
+        raise ConfigError(
+            f"{asker} may take {readable(budget_bytes)}, but this machine has {readable(total)} of "
+            "memory in all: lower memory_bytes (--memory-gb), or start fewer workers here"
+        )
+
+
+def _meminfo(field: str) -> int | None:
+    """Return a field of the kernel's account of memory, in bytes; None if it has none."""
+    for line in MEMINFO.read_text().splitlines() if MEMINFO.is_file() else ():
         name, _, value = line.partition(":")
-        if name == "MemAvailable":
+        if name == field:
             return int(value.split()[0]) * 1024
-    raise ConfigError(
-        f"cannot tell how much memory is free: {MEMINFO} has no MemAvailable; set memory_bytes"
-    )
+    return None
 
 
 def _cgroup_left(limit: str, current: str, otherwise: int) -> int:

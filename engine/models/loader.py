@@ -14,7 +14,7 @@ from baton.engine.loading.weights import (
     Progress,
     WeightSource,
 )
-from baton.engine.memory.available import available_memory
+from baton.engine.memory.available import available_memory, check_budget
 from baton.engine.memory.device import use_device
 from baton.engine.memory.plan import MemoryPlan, readable
 from baton.engine.models.base import Model
@@ -67,6 +67,14 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
             f"{config.memory_fraction:.0%} of what is free"
         )
     return plan
+
+
+def check_memory(config: EngineConfig) -> None:
+    """Raise ConfigError, before any weight is loaded, where memory can be seen not to suffice."""
+    if torch.device(config.device).type != "cpu":
+        planned_memory(config)
+    elif config.memory_bytes is not None:
+        check_budget(config.memory_bytes, "the engine")
 
 
 def ready_model(model: ModelConfig, source: WeightSource, config: EngineConfig) -> Model:

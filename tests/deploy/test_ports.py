@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from baton.deploy.errors import StartError
-from baton.deploy.process.ports import settle
+from baton.deploy.process.ports import PortKeeper, settle
 
 
 @pytest.fixture
@@ -44,6 +44,21 @@ def test_a_port_is_kept_for_the_server_that_names_it(held: ExitStack) -> None:
         assert server.add_insecure_port(f"127.0.0.1:{port}") == port
         server.start()
         server.stop(None).wait(60)
+        with socket.create_server(("127.0.0.1", port)), socket.socket() as client:
+            client.connect(("127.0.0.1", port))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there a bound port is bound by one alone")
+def test_a_port_is_kept_again_once_its_server_has_died(held: ExitStack) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        keeper = PortKeeper([("127.0.0.1", port)])
+        held.callback(keeper.close)
+        keeper.keep()  # nothing to take yet
+    for _ in range(2):
+        keeper.keep()
+        with socket.socket() as by_chance, pytest.raises(OSError, match="in use"):
+            by_chance.bind(("127.0.0.1", port))
         with socket.create_server(("127.0.0.1", port)), socket.socket() as client:
             client.connect(("127.0.0.1", port))
 

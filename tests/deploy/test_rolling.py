@@ -70,6 +70,7 @@ async def restart_under_load(
     assert names == [*sorted(before, key=lambda name: not name.startswith("prefill")), *pids]
     assert after.keys() == before.keys() and all(after[name] > before[name] for name in before)
     assert all(cluster.routers.pids[name] != pid for name, pid in pids.items())
+    assert cluster._fleet.pids == {name: cluster.pid(name) for name in before}
     assert len(load.answers) >= streams
     by_prompt = {tuple(prompt): wanted for prompt, wanted in zip(prompts, right, strict=True)}
     asked = [prompt for prompt, _ in load.answers]
@@ -130,6 +131,42 @@ async def test_a_drained_worker_takes_nothing_until_that_is_undone(
             await asyncio.sleep(0.05)
     await again.stop()
     assert placements(cluster, "decode-0") > placed
+
+
+async def test_a_drain_that_is_undone_moves_nothing(
+    cluster: Cluster, engine: EngineConfig, oracle: Oracle
+) -> None:
+    prompts = prompts_of(2)
+    right = greedy(engine, prompts, TOKENS)
+    before = incarnations(cluster)
+    wanted = {tuple(p): w for p, w in zip(prompts, right, strict=True)}
+    load = Load(cluster, prompts, TOKENS)
+    load.start(4)
+    moved = moves(cluster)
+    heard = Heard()
+    draining = asyncio.create_task(
+        asyncio.to_thread(cluster.rolling.drain, "decode-0", DEADLINE_S, heard)
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        while not draining.done() and states(cluster, "decode-0") != {"draining"}:
+            await asyncio.sleep(0.01)
+    undone = [asyncio.to_thread(cluster.rolling.undrain, "decode-0", heard)]
+    with pytest.raises(ScaleError, match="decode-0 takes requests again: its drain was undone"):
+        await asyncio.gather(draining, *undone)
+    assert states(cluster, "decode-0") == {"ready"}
+    await load.stop()
+    assert moves(cluster) == moved
+    assert incarnations(cluster) == before
+    asked, found = map(list, zip(*load.answers, strict=True))
+    assert_same_where_it_went_on(
+        oracle, engine.model, asked, found, [wanted[tuple(p)] for p in asked]
+    )
+
+
+def moves(cluster: Cluster) -> float:
+    """Return how often requests were placed again."""
+    pages = [router.metrics() for router in cluster.routers.clients]
+    return total(pages, "baton_router_retries_total")
 
 
 def states(cluster: Cluster, worker_id: str) -> set[str]:

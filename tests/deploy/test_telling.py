@@ -12,9 +12,11 @@ from rich.console import Console, Group
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.cluster.life import Life
 from baton.deploy.cluster.member_state import MemberState, MemberView, changes, view_of
+from baton.deploy.cluster.running_changes import RunningChanges
+from baton.deploy.cluster.start_progress import Silent
 from baton.deploy.commands.status import status
 from baton.deploy.errors import NotRunning
-from baton.deploy.terminal.member_lines import render_complaints, render_start
+from baton.deploy.terminal.member_lines import render_changes, render_complaints, render_start
 from baton.deploy.terminal.progress import Lines, shown
 from baton.deploy.terminal.status_table import _lag, render
 from baton.deploy.terminal.timings_line import first_token, second_token
@@ -129,6 +131,22 @@ def test_status_says_who_died_is_late_or_starts_and_nothing_of_those_who_serve()
         "decode-2 is starting",
         "decode-3: its host 10.0.0.3 is lost; Ray starts it again",
         "router-0 is late: its process runs, but does not answer",
+    ]
+
+
+def test_status_says_how_far_a_change_is() -> None:
+    running = RunningChanges()
+    with running.kept("scale", Silent()) as progress:
+        progress.update("decode-2", "weights", 0.4)
+        progress.update("decode-3", "process", 0.0)
+        progress.done("decode-3", "ready after 1.0 s")
+        told = json.loads(json.dumps(running.describe()))
+    assert running.describe() == []
+    console, out = _console()
+    console.print(Group(*render_changes(told)))
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+        "scale: decode-2 weights, 40%",
+        "scale: decode-3 ready after 1.0 s",
     ]
 
 

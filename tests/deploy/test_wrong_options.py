@@ -218,6 +218,7 @@ def test_what_only_the_machine_and_the_model_can_tell_is_refused_before_ray(
         (["--device", "meta"], "--device meta"),
         (["--device", "cuda", "--weight-format", "int8"], "int8 is for the CPU"),
         (["--memory-gb", "0.0001"], "raise memory_bytes"),
+        (["--memory-gb", "40000"], "2 workers together may take"),
         (["--memory-fraction", "0.0000001"], "raise memory_bytes"),
         (["--max-running", "1000000000"], "the largest max_running that fits"),
         (["--max-model-len", "1000000000"], "max_model_len must be"),

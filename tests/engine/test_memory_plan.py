@@ -188,6 +188,24 @@ def test_what_is_free_is_asked_of_the_machine(
     assert available.available_memory(torch.device("cpu")) == 2000
 
 
+def test_a_budget_beyond_the_whole_machine_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo, limit = tmp_path / "meminfo", tmp_path / "memory.max"
+    monkeypatch.setattr(available, "MEMINFO", meminfo)
+    monkeypatch.setattr(available, "CGROUP", tmp_path)
+    available.check_budget(1 << 60, "anybody")  # nobody knows how much there is
+    meminfo.write_text(f"MemTotal: {8 << 20} kB\nMemAvailable: 12 kB\n")
+    available.check_budget(8 << 30, "anybody")
+    with pytest.raises(ConfigError, match="me may take 9 GiB, but this machine has 8 GiB of memo"):
+        available.check_budget((9 << 30) + 1, "me")
+    limit.write_text("max\n")
+    available.check_budget(8 << 30, "anybody")
+    limit.write_text(f"{4 << 30}\n")
+    with pytest.raises(ConfigError, match="has 4 GiB of memory in all"):
+        available.check_budget(8 << 30, "me")
+
+
 def test_the_plan_says_what_it_is_in_one_order() -> None:
     words = plan(CONFIG, 17 << 30, 1 << 38).describe()
     assert "16 live" in words["state slots"] and words["weights"] == "17 GiB"

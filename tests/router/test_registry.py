@@ -87,6 +87,35 @@ async def test_a_leaving_worker_gets_nothing_new_but_ends_what_it_has(tmp_path: 
             call.cancel()
 
 
+async def test_a_worker_that_returns_from_a_drain_keeps_what_it_has(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        prefill, rank = FakeWorker("p0"), FakeRank("d0")
+        await cluster.add(prefill, rank)
+        running = cluster.generate([11, 12], max_tokens=4)
+        start = await within(rank.starts.get())
+        for worker in (prefill, rank):
+            worker.report(leaving=True)
+            await hears(worker, "leaving")
+        late = FakeRank("d1")  # it hears of no prefill worker that leaves
+        await cluster.add(late)
+        for worker in (prefill, rank):
+            worker.report()
+            await hears(worker, "returned")
+        assert {each["state"] for each in (await cluster.workers()).values()} == {"ready"}
+        while (announced := await within(late.introduced.get())) != ["p0"]:
+            assert not announced
+        rank.send(tokens_of(start, [20, 21], last=True))
+        replies = await within(replies_of(running))
+        assert [i for reply in replies for i in reply.token_ids] == [20, 21]
+        assert rank.starts.empty() and late.starts.empty()
+
+
+async def hears(worker: FakeWorker, field: str) -> None:
+    """Wait for a reply of the router that has this field."""
+    while not getattr(reply := await within(worker.replies.get()), field):
+        assert reply is not None and not reply.HasField("error")
+
+
 @pytest.mark.parametrize("go", [FakeRank.unregister, FakeRank.hang_up])
 async def test_where_no_other_rank_is_requests_fail_with_the_name_and_the_reason(
     tmp_path: Path, go: Callable[[FakeRank], None]

@@ -271,9 +271,14 @@ def test_options_that_cannot_work_are_named(options: dict[str, object], words: s
         RouterConfig(Path("."), CERTIFICATE, **options)  # type: ignore[arg-type]
 
 
-def test_an_actor_serves_from_its_own_thread_until_stopped(tmp_path: Path) -> None:
-    actor = RouterActor(RouterConfig(model_folder(tmp_path), CERTIFICATE, worker_wait_s=0))
+def test_an_actor_serves_from_its_own_thread_until_stopped(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine = folder_of("router", "router-2")
+    actor = RouterActor(RouterConfig(model_folder(tmp_path), mine, worker_wait_s=0))
     started = actor.start()
+    served = next(line for line in capfd.readouterr().err.splitlines() if "serving HTTP" in line)
+    assert (json.loads(served)["worker"], json.loads(served)["role"]) == ("router-2", "router")
     try:
         with grpc.insecure_channel(started.grpc_address) as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)

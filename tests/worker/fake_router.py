@@ -24,6 +24,7 @@ class FakeRouter(worker_pb2_grpc.RegistryServicer):
         self.demand = demand
         self.refuse = refuse
         self.router_id = router_id
+        self.takes_back = True  # False: a router of a release that knows of no returns
         self.streams: list[list[worker_pb2.WorkerReport]] = []  # reports of each, oldest first
         self._changed = asyncio.Event()
 
@@ -45,6 +46,8 @@ class FakeRouter(worker_pb2_grpc.RegistryServicer):
             elif self.demand is not None and report.HasField("share"):
                 self.demand.share = report.share.number
                 yield worker_pb2.RegistryReply(router_id=self.router_id, demand=self.demand)
+            if self.takes_back and len(mine) > 1 and mine[-2].leaving and not report.leaving:
+                yield worker_pb2.RegistryReply(router_id=self.router_id, returned=True)
             if report.leaving:
                 yield worker_pb2.RegistryReply(router_id=self.router_id, leaving=True)
 

@@ -180,6 +180,33 @@ async def test_an_idle_worker_that_stops_has_been_heard_to_leave() -> None:
         assert router.streams[0][-1].leaving
 
 
+@pytest.mark.parametrize("takes_back", [True, False])
+async def test_a_worker_returns_from_a_drain_that_is_under_way(takes_back: bool) -> None:
+    """takes_back: False for a router of the release before, with which it registers anew."""
+    router = FakeRouter()
+    router.takes_back = takes_back
+    async with serving(router) as address:
+        prefill, decode = prefill_worker(), told(decode_worker(), address)
+        async with running(prefill, decode), session(decode) as client:
+            prefill.model.gate.allow(0)
+            _, answer = await client.start((1, 2, 3), greedy(3), [prefill])
+            await decode.opened(1)
+            await router.until(lambda r: r.streams and len(r.streams[0]) >= 2)
+            draining = asyncio.create_task(decode.runtime.drain(DEADLINE_S))
+            await router.until(lambda r: r.streams and r.streams[0][-1].leaving)
+            await decode.runtime.undrain()
+            await draining
+            if takes_back:
+                assert len(router.streams) == 1 and not router.streams[0][-1].leaving
+            else:
+                await router.until(lambda r: len(r.streams) == 2 and r.streams[1])
+                assert not router.streams[1][-1].leaving
+            prefill.model.gate.open()
+            assert (await answer.end()).reason == common_pb2.LENGTH
+            await decode.runtime.undrain()  # of no drain: nothing
+            assert len(router.streams) == 2 - takes_back
+
+
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
 async def test_two_lives_of_one_worker_are_told_apart(role: Role) -> None:
     incarnations = []
