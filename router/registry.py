@@ -86,6 +86,7 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
                 self._room_changed()
             if report.HasField("cache") and not self._states.report(worker, report.cache):
                 await stream.send(cache_wanted=True)
+            self._states.expected.heard(worker)
             if report.leaving:
                 await stream.send(leaving=True)
             elif before is not None and before.leaving:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from baton.core.cache_salt import SHARED
 from baton.proto.worker_pb2 import CacheReport
+from baton.router.expected_states import ExpectedStates
 from baton.router.worker_table import Change, Worker, WorkerTable, id_order
-from baton.text.prefix_digest import PrefixDigest
+from baton.text.prefix_digest import PrefixDigest, digests_at
 
 MOST_PREFIXES = 1 << 20
 """Prefixes of all workers together that a router remembers, in about 200 MB. Beyond, a worker's new
@@ -33,6 +34,7 @@ class StateIndex:
     """
 
     def __init__(self, table: WorkerTable, most: int = MOST_PREFIXES) -> None:
+        self.expected = ExpectedStates(table)
         self._table = table
         self._most = most
         self._caches: dict[_Start, _Cache] = {}
@@ -105,14 +107,8 @@ class StateIndex:
         if self._rising is None:
             self._rising = sorted(self._lengths)
         lengths = self._rising[: bisect_left(self._rising, len(token_ids))]
-        if not lengths:
-            return {}
-        tokens = memoryview(array("I", token_ids[: lengths[-1]]))
-        prefix, at = PrefixDigest(salt), 0
         found: dict[_Start, int] = {}
-        for length in lengths:
-            digest = prefix.add(tokens[at:length])
-            at = length
+        for length, digest in digests_at(token_ids, lengths, salt):
             for start in self._holders.get(digest, ()):
                 found[start] = length
         return found

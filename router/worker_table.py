@@ -65,6 +65,18 @@ class Worker:
         given = self.status.settings.get("chunked_prefill_size")
         return DEFAULT_CHUNK if given is None else int(json.loads(given))
 
+    @cached_property
+    def state_grid(self) -> int:
+        """Return the tokens between the depths at which prompts leave states in the worker's prefix
+        cache; 0 where they leave none there, and before the worker has reported it.
+        """
+        settings = self.status.settings
+        if settings.get("mamba_scheduler_strategy") != '"extra_buffer"':
+            return 0
+        if settings.get("disable_radix_cache") != "false":
+            return 0
+        return int(json.loads(settings.get("mamba_checkpoint_grid", "0")))
+
 
 def id_order(worker_id: str) -> tuple[int, str]:
     """Return the sort key of a worker id, which puts `d2` before `d10`."""

@@ -4,6 +4,9 @@ A digest does not tell the tokens, and one cache salt's digests are not another'
 have the same one (64 bits), so whoever acts on a digest must be right without it too.
 """
 
+from array import array
+from collections.abc import Iterator, Sequence
+
 import xxhash
 
 from baton.core.cache_salt import SHARED
@@ -19,3 +22,16 @@ class PrefixDigest:
         """Append token ids, as 32-bit integers in the machine's order, and return the digest."""
         self._state.update(tokens)
         return self._state.intdigest()
+
+
+def digests_at(
+    token_ids: Sequence[int], lengths: Sequence[int], salt: bytes = SHARED
+) -> Iterator[tuple[int, int]]:
+    """Yield (length, digest) of the prefixes of these lengths, which rise."""
+    if not lengths:
+        return
+    tokens = memoryview(array("I", token_ids[: lengths[-1]]))
+    prefix, at = PrefixDigest(salt), 0
+    for length in lengths:
+        yield length, prefix.add(tokens[at:length])
+        at = length

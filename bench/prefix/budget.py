@@ -22,6 +22,10 @@ class CacheBudget:
     pages: int
     snapshots: int
 
+    def times(self, workers: int) -> "CacheBudget":
+        """Return the budget of so many workers together."""
+        return CacheBudget(self.pages * workers, self.snapshots * workers)
+
     @classmethod
     def divided(
         cls, nbytes: float, ratio: float, page_size: int, sizes: PrefixBytes

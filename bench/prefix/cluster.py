@@ -9,6 +9,7 @@ from itertools import count
 
 import numpy as np
 
+from baton.bench.prefix.misses import Missed, Misses, Sought
 from baton.bench.prefix.replay import Replay
 from baton.engine.cache.snapshot_log import SnapshotLog
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
@@ -33,6 +34,7 @@ class Placed:
     hit: int = 0
     computed: list[int] = field(default_factory=list)  # tokens that each worker computed
     waits_s: list[float] = field(default_factory=list)  # from each arrival to its first token
+    missed: Missed = field(default_factory=Missed)
 
     @property
     def hit_rate(self) -> float:
@@ -52,6 +54,7 @@ class _Prompt:
     arrived: float
     key: bytes
     in_flight: InFlight
+    sought: Sought
 
 
 class _PrefillWorker:
@@ -68,7 +71,6 @@ class _PrefillWorker:
 
     def news(self) -> CacheReport | None:
         """Return what has changed in the cache since the last call."""
-        self.feed.add(self.log.take())
         report = self.feed.since(self.told.sequence)
         self.told = report or self.told
         return report
@@ -78,13 +80,21 @@ class PlacedReplay:
     """Prefill workers with a cache each, behind the router's `Placer`, on a simulated clock."""
 
     def __init__(
-        self, workers: int, policy: str, cache: Callable[[], Replay], tokens_s: float
+        self,
+        workers: int,
+        policy: str,
+        cache: Callable[[], Replay],
+        tokens_s: float,
+        grid: int,
     ) -> None:
-        """tokens_s: tokens a second that a worker computes."""
+        """tokens_s: tokens a second that a worker computes. grid: where snapshots may lie."""
         self._table = WorkerTable(_LEASE_S, lambda: 0.0)
         self._states = StateIndex(self._table)
         self._placer = Placer(self._table, self._states, lambda worker: True, policy)
         self._tokens_s = tokens_s
+        settings = {"mamba_scheduler_strategy": '"extra_buffer"', "disable_radix_cache": "false",
+                    "mamba_checkpoint_grid": str(grid)}  # fmt: skip
+        self._status = WorkerStatus(max_running=1 << 20, settings=settings)
         self._workers = [
             _PrefillWorker(self._join(f"prefill-{number}", PREFILL), cache())
             for number in range(workers)
@@ -95,7 +105,8 @@ class PlacedReplay:
         self._join("decode-0", DECODE)
         self._later: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()  # of what is due at the same time, the first comes first
-        self._sums = Placed(computed=[0] * workers)
+        self._misses = Misses(grid)
+        self._sums = Placed(computed=[0] * workers, missed=self._misses.missed)
 
     def run(self, prompts: Iterable[tuple[float, bytes]]) -> Placed:
         """Play prompts: when each arrives, in seconds and rising, and its key."""
@@ -109,7 +120,7 @@ class PlacedReplay:
         identity = WorkerIdentity(worker_id=name, incarnation=1, address=name, role=role)  # type: ignore[arg-type]
         hello = Hello(protocol_major=PROTOCOL_MAJOR, protocol_minor=PROTOCOL_MINOR, worker=identity)
         worker = self._table.register(hello)
-        self._table.report(worker, WorkerStatus(max_running=1 << 20), leaving=False)
+        self._table.report(worker, self._status, leaving=False)
         return worker
 
     def _until(self, now: float) -> None:
@@ -124,7 +135,8 @@ class PlacedReplay:
         assignment = self._placer.place(array("I", key))
         if assignment is None:
             raise RuntimeError("no worker is there")
-        prompt = _Prompt(now, key, self._placer.track(assignment))
+        in_flight = self._placer.track(assignment)
+        prompt = _Prompt(now, key, in_flight, self._misses.arrived(key))
         worker = self._by_id[assignment.prefills[0].worker_id]
         worker.waiting.append(prompt)
         if worker.running is None:
@@ -136,13 +148,19 @@ class PlacedReplay:
         computed = done.tokens - done.hit
         self._sums.tokens += done.tokens
         self._sums.hit += done.hit
-        self._sums.computed[self._workers.index(worker)] += computed
+        number = self._workers.index(worker)
+        self._sums.computed[number] += computed
+        self._misses.begun(prompt.sought, done.hit)
+        changes = worker.log.take()
+        self._misses.changed(number, changes)
+        worker.feed.add(changes)
         self._at(now + computed / self._tokens_s, lambda at: self._end(worker, at))
 
     def _end(self, worker: _PrefillWorker, now: float) -> None:
         prompt, worker.running = worker.running, None
         if prompt is None:
             raise RuntimeError("a worker ended a prompt that it had not begun")
+        prompt.in_flight.prefill_done()
         prompt.in_flight.release()
         self._sums.waits_s.append(now - prompt.arrived)
         report = worker.news()
@@ -154,3 +172,4 @@ class PlacedReplay:
     def _hear(self, worker: _PrefillWorker, report: CacheReport) -> None:
         if not self._states.report(worker.worker, report):
             raise RuntimeError("a report was lost")
+        self._states.expected.heard(worker.worker)

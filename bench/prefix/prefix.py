@@ -2,7 +2,8 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from math import lcm
 from pathlib import Path
 
@@ -79,9 +80,8 @@ class _Traffic:
         if not seconds:
             raise click.UsageError("all requests of the trace come at once; --cluster needs times")
         tokens_s = (best.tokens - best.hit) / (load * workers * seconds)
-        replay = PlacedReplay(
-            workers, policy, lambda: Replay(self.page_size, grid, at, snapshots, SIZES), tokens_s
-        )
+        cache = partial(Replay, self.page_size, grid, at, snapshots, SIZES)
+        replay = PlacedReplay(workers, policy, cache, tokens_s, grid)
         arrivals = (request.timestamp / 1000 for request in self.requests)
         return replay.run(zip(arrivals, self.runs.keys(self.requests), strict=True))
 
@@ -108,16 +108,24 @@ def _on_grid(
 
 
 def _on_cluster(
-    traffic: _Traffic, grid: int, at: CacheBudget, snapshots: int, workers: int,
+    traffic: _Traffic, grid: int, gigabytes: float, ratio: float, snapshots: int, workers: int,
     policies: Sequence[str],
 ) -> dict[str, float]:  # fmt: skip
-    results = {"best_hit_rate": traffic.best(grid).hit_rate}
+    at = traffic.divided(gigabytes, ratio)
+    best = traffic.best(grid)
+    results = {"best_hit_rate": best.hit_rate}
+    pooled = traffic.replay(grid, at.times(workers), snapshots)
+    results["of_best_pooled"] = pooled.hit_rate / (best.hit_rate or 1.0)
+    clairvoyant = traffic.clairvoyant(grid, workers * gigabytes)
+    results["of_best_clairvoyant"] = clairvoyant / (best.hit_rate or 1.0)
     for load in LOADS:
         for policy in policies:
             done = traffic.placed(grid, at, snapshots, workers, policy, load)
             name = f"{policy}_{load:g}"
             results[f"hit_rate_{name}"] = done.hit_rate
-            results[f"of_best_{name}"] = done.hit_rate / (results["best_hit_rate"] or 1.0)
+            results[f"of_best_{name}"] = done.hit_rate / (best.hit_rate or 1.0)
+            for cause, tokens in asdict(done.missed).items():
+                results[f"missed_{cause}_{name}"] = tokens / (best.hit or 1)
             results[f"imbalance_{name}"] = done.imbalance
             results[f"ttft_p50_ms_{name}"] = done.wait_ms(50)
             results[f"ttft_p99_ms_{name}"] = done.wait_ms(99)
@@ -181,6 +189,9 @@ def prefix(
 
     With --cluster: hit_rate_<policy>_<load>, and of_best_…, its share of best_hit_rate, by --policy
     and by load. At a load of 1, workers with an infinite cache could just keep up with the trace.
+    missed_<cause>_…: the rest of best_hit_rate: not_begun: computed for nobody yet; no_snapshot:
+    computed, and no snapshot made so deep; evicted; elsewhere: on other workers. of_best_pooled:
+    one cache with the memory of all workers; of_best_clairvoyant: that knows the future.
     imbalance_…: tokens that the busiest worker computes, divided by the mean. ttft_…: from a
     prompt's arrival to its first token, on a simulated clock.
     """
@@ -199,8 +210,9 @@ def prefix(
               "snapshots": snapshots, "mamba_full_memory_ratio": ratios[0],
               "state_bytes": SIZES.state, "kv_bytes": SIZES.kv}  # fmt: skip
     if cluster:
-        at = traffic.divided(max(budgets), ratios[0])
-        results |= _on_cluster(traffic, main, at, snapshots, workers, sorted(POLICIES))
+        results |= _on_cluster(
+            traffic, main, max(budgets), ratios[0], snapshots, workers, sorted(POLICIES)
+        )
         config |= {"workers": workers, "gigabytes": max(budgets)}
         show(Report("prefix", config, results), json_wanted)
         return

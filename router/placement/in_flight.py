@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from baton.router.expected_states import Expected
+
 
 @dataclass
 class PlacedLoad:
@@ -15,10 +17,13 @@ class PlacedLoad:
 class InFlight:
     """One request's part of a `PlacedLoad`."""
 
-    def __init__(self, prefill: str, decode: str, prompt_tokens: int, placed: PlacedLoad) -> None:
+    def __init__(
+        self, prefill: str, decode: str, prompt_tokens: int, placed: PlacedLoad, expected: Expected
+    ) -> None:
         """prefill, decode: worker ids. prompt_tokens: that the prefill worker is to compute.
-        placed: updated in place.
+        placed: updated in place. expected: what the prefill worker's cache will have then.
         """
+        self._expected = expected
         self._placed = placed
         self._prefill, self._decode = prefill, decode
         self._prompt_tokens = prompt_tokens
@@ -29,13 +34,19 @@ class InFlight:
     def prefill_done(self) -> None:
         """Release the prefill worker: its first token came. Idempotent."""
         if self._prefilling:
-            self._prefilling = False
-            self._placed.requests[self._prefill] -= 1
-            self._placed.prompt_tokens[self._prefill] -= self._prompt_tokens
+            self._release_prefill()
+            self._expected.made()
 
     def release(self) -> None:
         """Release both workers: the request ended. Idempotent."""
-        self.prefill_done()
+        if self._prefilling:
+            self._release_prefill()
+            self._expected.drop()
         if self._running:
             self._running = False
             self._placed.requests[self._decode] -= 1
+
+    def _release_prefill(self) -> None:
+        self._prefilling = False
+        self._placed.requests[self._prefill] -= 1
+        self._placed.prompt_tokens[self._prefill] -= self._prompt_tokens

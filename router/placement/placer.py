@@ -1,5 +1,6 @@
 """The choice of the workers that serve one request."""
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +12,13 @@ from baton.core.errors import ApiError
 from baton.core.role import ROUTED_ROLES, Role
 from baton.proto.common_pb2 import StateAt
 from baton.router.admission.room import Room
+from baton.router.expected_states import Leaves, leaves
 from baton.router.placement.in_flight import InFlight, PlacedLoad
 from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
 from baton.router.state_index import StateIndex
 from baton.router.worker_table import Worker, WorkerTable
+from baton.text.prefix_digest import digests_at
 
 PREFILL_FALLBACKS = 2
 """Prefill workers that a rank may try after the first. Each try costs the client a wait, and three
@@ -34,7 +37,8 @@ class Assignment:
     prefills: tuple[Worker, ...]  # the first is tried first; the others are fallbacks
     rank: Worker  # decodes
     state_at: StateAt | None  # the rank with the deepest cached state of the prompt; None: no rank
-    to_prefill: int  # prompt tokens whose state the first prefill worker does not have
+    to_prefill: int  # prompt tokens whose state the first prefill worker will not have
+    leaves: Leaves  # prefixes whose states the prompt will leave there
 
 
 class Placer:
@@ -96,21 +100,31 @@ class Placer:
             ] or decode_rows
         if not prefill_rows or not decode_rows:
             return None
-        states = self._states.find(token_ids, cache_salt)
+        tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
+        states = self._states.find(tokens, cache_salt)
         cached = {worker.worker_id: tokens for tokens, worker in states}
+        to_come = self._to_come(tokens, cache_salt, cached)
         view = ClusterView(
-            self._role_view(Role.PREFILL, prefills, prefill_rows, cached),
+            self._role_view(Role.PREFILL, prefills, prefill_rows, to_come),
             self._role_view(Role.DECODE, ranks, decode_rows, cached),
         )
-        request = PlacementRequest(len(token_ids), self._max_prefills)
+        deepest = max(view.prefill.cached_tokens.values(), default=0)
+        deepest_only = [deepest] if deepest else []
+        prefix = next((name for _, name in digests_at(tokens, deepest_only, cache_salt)), 0)
+        request = PlacementRequest(len(token_ids), self._max_prefills, prefix)
         placement = self._policy.place(view, request)
-        to_prefill = len(token_ids) - cached.get(placement.prefills[0], 0)
-        return self._assignment(placement, states, to_prefill)
+        first = self._table.worker(placement.prefills[0])
+        to_prefill = len(token_ids) - to_come.get(first.worker_id, 0)
+        will_leave = leaves(tokens, cache_salt, first.state_grid)
+        return self._assignment(placement, states, to_prefill, will_leave)
 
     def track(self, assignment: Assignment) -> InFlight:
         """Count a request in the load of its workers until it is released."""
-        prefill, decode = assignment.prefills[0].worker_id, assignment.rank.worker_id
-        return InFlight(prefill, decode, assignment.to_prefill, self._load)
+        prefill, decode = assignment.prefills[0], assignment.rank
+        expected = self._states.expected.expect(prefill, assignment.leaves)
+        return InFlight(
+            prefill.worker_id, decode.worker_id, assignment.to_prefill, self._load, expected
+        )
 
     def missing(self) -> ApiError | None:
         """Return the reason why nothing can be placed; None when something can."""
@@ -199,8 +213,25 @@ class Placer:
             candidates=candidates,
         )
 
+    def _to_come(
+        self, token_ids: Sequence[int], cache_salt: bytes, cached: Mapping[str, int]
+    ) -> dict[str, int]:
+        """Return `cached` with what prompts that are placed will leave."""
+        to_come = dict(cached)
+        for (name, incarnation), tokens in self._states.expected.find(
+            token_ids, cache_salt
+        ).items():
+            worker = self._table.find(name)
+            if worker is not None and worker.identity.incarnation == incarnation:
+                to_come[name] = max(tokens, to_come.get(name, 0))
+        return to_come
+
     def _assignment(
-        self, placement: Placement, states: Sequence[tuple[int, Worker]], to_prefill: int
+        self,
+        placement: Placement,
+        states: Sequence[tuple[int, Worker]],
+        to_prefill: int,
+        will_leave: Leaves,
     ) -> Assignment:
         ranks = ((tokens, holder) for tokens, holder in states if holder.role is Role.DECODE)
         deepest = next(ranks, None)
@@ -213,6 +244,7 @@ class Placer:
             self._table.worker(placement.decode),
             state_at,
             to_prefill,
+            will_leave,
         )
 
     def _check_number(self, rank: int) -> None:

@@ -56,6 +56,7 @@ class PlacementRequest:
 
     prompt_tokens: int  # to prefill, the tokens of an interrupted answer included
     max_prefills: int  # prefill workers to name, at least 1; all but the first are fallbacks
+    prefix: int = 0  # names the longest prefix whose state a prefill worker has; 0: none has any
 
 
 @dataclass(frozen=True, slots=True)

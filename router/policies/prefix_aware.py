@@ -3,45 +3,62 @@
 from typing import ClassVar
 
 from baton.router.placement.policy import Policy
+from baton.router.placement.prefix_waits import PrefixWaits
 from baton.router.placement.rotation import Rotation
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
 
 AFFINITY = 0.25
 """The part of its capacity by which a rank may be fuller than the emptiest for the sake of the KV
 that it has: that need not be sent."""
+UNCACHED = 64
+"""The queued tokens that one uncached token of the prompt is worth. A queue delays this prompt;
+what is computed twice delays all that come later, and its copy evicts what others would use."""
 
 
 class PrefixAware(Policy):
     """A policy that counts prompt tokens.
 
-    A prompt goes to the prefill worker that would be done with it first: with what is queued there,
-    and with what of the prompt has no cached state there. Its answer goes to the rank with the
-    deepest cached prefix that is not much fuller than the emptiest. Equals take turns.
+    A prompt goes to the prefill worker with the least to compute: of the prompt, of which each
+    token counts `UNCACHED` times, and of what is queued there. A prefix for which prompts have
+    waited as much in all as a copy would cost is copied: one of them goes where the queue is
+    shortest. The answer goes to the rank with the deepest cached prefix that is not much fuller
+    than the emptiest. Equals take turns.
     """
 
     name: ClassVar[str] = "prefix_aware"
 
     def __init__(self) -> None:
         self._rotation = Rotation()
+        self._waits = PrefixWaits()
 
     def place(self, view: ClusterView, request: PlacementRequest) -> Placement:
-        prefills = self._prefills(view.prefill)[: request.max_prefills]
+        prefills = self._prefills(view.prefill, request.prefix)[: request.max_prefills]
         return Placement(
             tuple(view.prefill.worker_ids[row] for row in prefills),
             view.decode.worker_ids[self._rank(view.decode)],
         )
 
-    def _prefills(self, workers: RoleView) -> list[int]:
-        """Return the rows of all candidates, the one that is done first before the others.
+    def _prefills(self, workers: RoleView, prefix: int) -> list[int]:
+        """Return the rows of all candidates, the cheapest first.
 
         All would compute the same prompt, so what is cached counts like a shorter queue.
         """
         queued, cached = workers.queued_tokens, workers.cached_tokens
-        cost = {row: queued[row] - cached.get(row, 0) for row in workers.candidates}
+        cost = {row: queued[row] - UNCACHED * cached.get(row, 0) for row in workers.candidates}
+        if self._copies(workers, prefix, min(cost, key=cost.__getitem__)):
+            cost = {row: queued[row] for row in workers.candidates}
         least = min(cost.values())
         first = self._rotation.next(workers, [row for row in cost if cost[row] == least])
         rest = sorted((row for row in cost if cost[row] != least), key=cost.__getitem__)
         return first + rest
+
+    def _copies(self, workers: RoleView, prefix: int, cheapest: int) -> bool:
+        """Return True if the prompt should leave the worker that has its prefix."""
+        queued, cached = workers.queued_tokens, workers.cached_tokens
+        shortest = min(workers.candidates, key=queued.__getitem__)
+        lacks = cached.get(cheapest, 0) - cached.get(shortest, 0)
+        waits = queued[cheapest] - queued[shortest]
+        return lacks > 0 and waits > 0 and self._waits.reached(prefix, waits, UNCACHED * lacks)
 
     def _rank(self, ranks: RoleView) -> int:
         fullness = {row: ranks.fullness(row) for row in ranks.candidates}

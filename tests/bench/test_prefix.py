@@ -17,6 +17,7 @@ from baton.bench.prefix.trace import BLOCK, TokenRuns, TraceRequest
 from baton.router.placement.registry import POLICIES
 
 PAGE = 64
+CAUSES = ("not_begun", "no_snapshot", "evicted", "elsewhere")
 UNIT = PrefixBytes(state=0, kv=1)  # a prefix of n tokens takes n bytes
 
 
@@ -183,7 +184,7 @@ def arrivals(rng: random.Random) -> list[tuple[float, bytes]]:
 def test_one_worker_behind_a_router_hits_what_its_cache_hits_alone(seed: int) -> None:
     prompts = arrivals(random.Random(seed))
     alone = cache().run(key for _, key in prompts)
-    placed = PlacedReplay(1, "prefix_aware", cache, 1000.0).run(prompts)
+    placed = PlacedReplay(1, "prefix_aware", cache, 1000.0, BLOCK).run(prompts)
     assert (placed.tokens, placed.hit) == (alone.tokens, alone.hit)
     assert placed.computed == [alone.tokens - alone.hit]
     assert placed.imbalance == 1 and len(placed.waits_s) == alone.requests
@@ -191,9 +192,13 @@ def test_one_worker_behind_a_router_hits_what_its_cache_hits_alone(seed: int) ->
 
 def test_prompts_wait_for_those_before_them_and_for_their_own_tokens() -> None:
     first, second = (TokenRuns(7).key(request(BLOCK, name)) for name in (1, 2))
-    placed = PlacedReplay(1, "round_robin", cache, BLOCK / 2).run([(0.0, first), (0.5, second)])
+    placed = PlacedReplay(1, "round_robin", cache, BLOCK / 2, BLOCK).run(
+        [(0.0, first), (0.5, second)]
+    )
     assert placed.waits_s == [2.0, 3.5]
-    placed = PlacedReplay(2, "round_robin", cache, BLOCK / 2).run([(0.0, first), (0.5, second)])
+    placed = PlacedReplay(2, "round_robin", cache, BLOCK / 2, BLOCK).run(
+        [(0.0, first), (0.5, second)]
+    )
     assert placed.waits_s == [2.0, 2.0]
 
 
@@ -203,7 +208,7 @@ def test_idle_workers_hit_as_one_large_cache_where_prompts_are_placed_by_prefix(
     shared = Replay(PAGE, BLOCK, CacheBudget(5000, 500), 1, SIZES)
     best = shared.run(key for _, key in prompts)
     by_prefix, by_turns = (
-        PlacedReplay(4, policy, cache, 1000.0).run(prompts)
+        PlacedReplay(4, policy, cache, 1000.0, BLOCK).run(prompts)
         for policy in ("prefix_aware", "round_robin")
     )
     assert by_turns.hit < by_prefix.hit == best.hit
@@ -216,6 +221,10 @@ def test_a_trace_is_replayed_on_a_cluster_by_every_policy(trace: Path) -> None:
         for policy in POLICIES:
             assert 0 <= found[f"hit_rate_{policy}_{load}"] <= found["best_hit_rate"] + 1e-9
             assert 1 <= found[f"imbalance_{policy}_{load}"] <= 3
+            causes = [found[f"missed_{each}_{policy}_{load}"] for each in CAUSES]
+            assert found[f"of_best_{policy}_{load}"] + sum(causes) == pytest.approx(1)
+    assert 0 < found["of_best_clairvoyant"] <= 1 + 1e-9
+    assert 0 < found["of_best_pooled"] <= 1 + 1e-9
 
 
 def test_a_trace_without_times_cannot_be_replayed_on_a_cluster(trace: Path) -> None:

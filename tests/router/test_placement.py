@@ -1,5 +1,7 @@
 """Tests of the workers that the placer chooses for a request, given the table."""
 
+from array import array
+
 import pytest
 
 from baton.core.error_codes import ErrorCode
@@ -8,12 +10,14 @@ from baton.core.role import Role
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, StateAt, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import WorkerStatus
+from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placer import Placer
 from baton.router.placement.policy import Policy
 from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
 from baton.router.state_index import StateIndex
 from baton.router.worker_table import Worker, WorkerTable
+from baton.text.prefix_digest import PrefixDigest
 
 PROMPT = (1, 2, 3, 4, 5)
 
@@ -236,7 +240,8 @@ def test_a_policy_decides_on_the_pair_and_sees_every_fact(monkeypatch: pytest.Mo
     placer.track(assignment)
     placer.place(PROMPT)
     (_, (view, request)) = policy.asked
-    assert request == PlacementRequest(prompt_tokens=5, max_prefills=2)
+    prefix = PrefixDigest().add(array("I", PROMPT[:1]).tobytes())
+    assert request == PlacementRequest(prompt_tokens=5, max_prefills=2, prefix=prefix)
     assert view.prefill == RoleView(
         role=Role.PREFILL, worker_ids=["p0", "p1"], reported=[0, 0], placed=[0, 1], capacity=[4, 1],
         queued_tokens=[900, 4], leaving=[True, False], cached_tokens={1: 1}, candidates=[1],
@@ -276,21 +281,70 @@ def test_a_policy_is_asked_only_where_both_roles_have_a_candidate(
     assert not policy.asked
 
 
-def test_tokens_to_prefill_count_until_the_first_token_and_cached_ones_do_not() -> None:
-    setup = Setup(prefills=2, ranks=1, policy="prefix_aware")
+def test_tokens_to_prefill_count_until_the_first_token_and_cached_ones_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup = Setup(prefills=2, ranks=1)
+    placer, policy = recorded(setup, monkeypatch, Placement(("p1",), "d0"))
     setup.states.add(setup.workers["p1"], PROMPT[:3])
+
+    def place() -> tuple[InFlight, list[int]]:
+        assignment = placer.place(PROMPT)
+        assert assignment is not None
+        return placer.track(assignment), list(policy.asked[-1][0].prefill.queued_tokens)
+
+    first, queued = place()
+    assert queued == [0, 0]
+    second, queued = place()
+    assert queued == [0, 2]
+    third, queued = place()
+    assert queued == [0, 4]
+    first.prefill_done()
+    second.release()
+    _, queued = place()
+    assert queued == [0, 2]
+    third.release()
+
+
+def grid_of(setup: Setup, name: str, grid: int) -> None:
+    settings = {"mamba_scheduler_strategy": '"extra_buffer"', "disable_radix_cache": "false",
+                "mamba_checkpoint_grid": str(grid)}  # fmt: skip
+    setup.table.report(setup.workers[name], WorkerStatus(settings=settings), leaving=False)
+
+
+def test_a_prompt_is_placed_behind_one_that_will_leave_the_prefix_there() -> None:
+    setup = Setup(prefills=3, ranks=1, policy="prefix_aware")
+    for name in ("p0", "p1", "p2"):
+        grid_of(setup, name, 4)
     first = setup.placer.place(PROMPT)
-    assert first is not None and first.prefills[0].worker_id == "p1"
-    in_flight = setup.placer.track(first)  # 2 tokens to compute; with 3 cached still the best
-    second = setup.placer.place(PROMPT)
-    assert second is not None and second.prefills[0].worker_id == "p1"
-    also = setup.placer.track(second)  # 4 queued less 3 cached is more than none
-    assert setup.chosen()[0][0] == "p0"
-    in_flight.prefill_done()
-    assert setup.chosen()[0][0] == "p1"
-    also.release()
+    assert first is not None and first.to_prefill == 5
+    in_flight = setup.placer.track(first)
+    second = setup.placer.place((*PROMPT, 6))
+    assert second is not None and second.prefills[0] is first.prefills[0]
+    assert second.to_prefill == 2 and second.state_at is None
+    assert setup.placer.place((9, *PROMPT)).prefills[0] is not first.prefills[0]  # type: ignore[union-attr]
     in_flight.release()
-    assert not any(setup.placer.placed.values())
+    other = setup.placer.place((*PROMPT, 6))
+    assert other is not None and other.to_prefill == 6, "it was never computed"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"disable_radix_cache": "true"}, {"mamba_scheduler_strategy": '"no_buffer"'}, None],
+)
+def test_workers_that_keep_no_states_of_prompts_are_not_expected_to(
+    changed: dict[str, str] | None,
+) -> None:
+    setup = Setup(prefills=1, ranks=1)
+    if changed is not None:
+        grid_of(setup, "p0", 4)
+        status = WorkerStatus()
+        status.CopyFrom(setup.table.worker("p0").status)
+        for name, value in changed.items():
+            status.settings[name] = value
+        setup.table.report(setup.workers["p0"], status, leaving=False)
+    assignment = setup.placer.place(PROMPT)
+    assert assignment is not None and assignment.leaves == ()
 
 
 def test_a_state_of_a_prefill_worker_is_not_one_that_may_be_fetched() -> None:

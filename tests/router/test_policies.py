@@ -16,7 +16,7 @@ from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, PlacementRequest, RoleView
 from baton.router.policies.least_load import LeastLoad
 from baton.router.policies.power_of_two import PowerOfTwo
-from baton.router.policies.prefix_aware import AFFINITY, PrefixAware
+from baton.router.policies.prefix_aware import AFFINITY, UNCACHED, PrefixAware
 from baton.router.policies.random_choice import RandomChoice
 from baton.router.policies.round_robin import RoundRobin
 from baton.router.worker_table import id_order
@@ -179,10 +179,32 @@ def test_prefix_aware_names_the_prefill_workers_with_the_least_before_an_answer(
     workers = view.prefill
 
     def cost(row: int) -> int:
-        return workers.queued_tokens[row] - workers.cached_tokens.get(row, 0)
+        return workers.queued_tokens[row] - UNCACHED * workers.cached_tokens.get(row, 0)
 
     chosen = [cost(list(workers.worker_ids).index(name)) for name in placed.prefills]
     assert chosen == sorted(map(cost, workers.candidates))[:wanted]
+
+
+def test_prefix_aware_copies_a_prefix_once_prompts_have_waited_as_long_as_the_copy_takes() -> None:
+    """Two workers, 10 tokens of the prompt cached on the first, 200 tokens queued there."""
+    view = replace(idle(2), role=Role.PREFILL, queued_tokens=[200, 0], cached_tokens={0: 10})
+    waits = 10 * UNCACHED // 200
+    policy = PrefixAware()
+
+    def place(prefix: int) -> str:
+        request = PlacementRequest(prompt_tokens=99, max_prefills=1, prefix=prefix)
+        return policy.place(ClusterView(view, idle(1)), request).prefills[0]
+
+    for prefix in (7, 8, 7):
+        assert [place(prefix) for _ in range(waits + 1)] == ["w0"] * waits + ["w1"]
+
+
+def test_prefix_aware_stays_where_the_queue_is_no_longer_than_elsewhere() -> None:
+    view = replace(idle(2), role=Role.PREFILL, cached_tokens={0: 1})
+    policy = PrefixAware()
+    request = PlacementRequest(prompt_tokens=99, max_prefills=1, prefix=7)
+    for _ in range(2 * UNCACHED):
+        assert policy.place(ClusterView(view, idle(1)), request).prefills == ("w0",)
 
 
 @given(view=clusters)

@@ -1,0 +1,106 @@
+"""The states that prompts will leave in prefix caches, from their placement to the report."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from baton.core.cache_salt import SHARED
+from baton.router.worker_table import Change, Worker, WorkerTable
+from baton.text.prefix_digest import digests_at
+
+_Start = tuple[str, int]  # a worker's id and incarnation
+Leaves = tuple[tuple[int, int], ...]
+"""(tokens, digest) of prefixes."""
+
+
+def leaves(token_ids: Sequence[int], salt: bytes, grid: int) -> Leaves:
+    """Return the prefixes of a prompt whose states it leaves in the cache of the worker that
+    computes it: the deepest on the grid, and of a prompt that ends there the one before too.
+
+    grid: tokens; 0: the worker keeps no states.
+    """
+    last = len(token_ids) // grid * grid if grid else 0
+    depths = [last - grid, last] if last == len(token_ids) else [last]
+    return tuple(digests_at(token_ids, [depth for depth in depths if depth], salt))
+
+
+class Expected:
+    """The states that one placed prompt will leave."""
+
+    def __init__(self, states: "ExpectedStates", worker: Worker, will_leave: Leaves) -> None:
+        self.start = _start(worker)
+        self.will_leave = will_leave
+        self._states = states
+
+    def made(self) -> None:
+        """Note that the prompt is computed: the worker's next report has what it left."""
+        self._states.settle(self)
+
+    def drop(self) -> None:
+        """Note that the prompt will not be computed there."""
+        self._states.remove(self)
+
+
+class ExpectedStates:
+    """The states that workers will have once they have computed what was placed on them.
+
+    A prompt that shares such a prefix and goes to the same worker waits behind the one that makes
+    it, and finds it.
+    """
+
+    def __init__(self, table: WorkerTable) -> None:
+        self._by_digest: dict[int, Counter[_Start]] = {}
+        self._lengths: Counter[int] = Counter()
+        self._settling: dict[_Start, list[Expected]] = {}  # until the next report
+        table.subscribe(self._on_change)
+
+    def __len__(self) -> int:
+        """Return the number of prefixes that are expected somewhere."""
+        return len(self._by_digest)
+
+    def expect(self, worker: Worker, will_leave: Leaves) -> Expected:
+        """Expect `will_leave` on `worker` until its report after `made`, or until `drop`."""
+        expected = Expected(self, worker, will_leave)
+        for depth, digest in will_leave:
+            self._by_digest.setdefault(digest, Counter())[expected.start] += 1
+            self._lengths[depth] += 1
+        return expected
+
+    def find(self, token_ids: Sequence[int], salt: bytes = SHARED) -> dict[_Start, int]:
+        """Return the length of the longest expected prefix that leaves a token to compute, by
+        worker id and incarnation.
+        """
+        lengths = sorted(length for length in self._lengths if length < len(token_ids))
+        found: dict[_Start, int] = {}
+        for length, digest in digests_at(token_ids, lengths, salt):
+            found |= dict.fromkeys(self._by_digest.get(digest, ()), length)
+        return found
+
+    def heard(self, worker: Worker) -> None:
+        """Forget what `worker` was expected to have by now: it has reported."""
+        for expected in self._settling.pop(_start(worker), ()):
+            self.remove(expected)
+
+    def settle(self, expected: Expected) -> None:
+        """Keep what is expected until the worker's next report."""
+        self._settling.setdefault(expected.start, []).append(expected)
+
+    def remove(self, expected: Expected) -> None:
+        """Forget what one prompt will leave."""
+        for depth, digest in expected.will_leave:
+            starts = self._by_digest[digest]
+            starts[expected.start] -= 1
+            if not starts[expected.start]:
+                del starts[expected.start]
+            if not starts:
+                del self._by_digest[digest]
+            self._lengths[depth] -= 1
+            if not self._lengths[depth]:
+                del self._lengths[depth]
+
+    def _on_change(self, change: Change) -> None:
+        if change.after is None and change.before is not None:
+            self.heard(change.before)
+
+
+def _start(worker: Worker) -> _Start:
+    return worker.worker_id, worker.identity.incarnation
