@@ -58,6 +58,20 @@ class ModelConfig:
     query_heads: int = 0  # of an attention layer; the memory plan's
     expanded_latent: int = 0  # values that prompts expand a cached latent to; 0: no latents
 
+    def part(self, rank: int, size: int) -> "ModelConfig":
+        """Return the configuration with the states of tensor-parallel rank `rank` of `size`. Raises
+        ConfigError.
+        """
+        if size == 1:
+            return self
+        return replace(
+            self,
+            recurrent=tuple(shape.shard(rank, size) for shape in self.recurrent),
+            attention=tuple(shape.shard(rank, size) for shape in self.attention),
+            query_heads=self.query_heads // size,
+            expanded_latent=self.expanded_latent // size,
+        )
+
     @cached_property
     def mixers(self) -> frozenset[Mixer]:
         """The mixers that any layer has."""

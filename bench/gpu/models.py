@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.config import ModelConfig
+from baton.engine.loading.weight_part import WHOLE, WeightPart
 from baton.engine.loading.weights import DummyWeights, Shape
 from baton.engine.models.loader import declared_weights
 
@@ -226,10 +227,10 @@ class DeviceWeights:
     def holds(self, name: str) -> bool:
         return False
 
-    def tensor(self, name: str, shape: Shape) -> Tensor:
+    def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
         if len(shape) < 2:
-            return self._small.tensor(name, shape)
-        values = torch.empty(shape, dtype=self._dtype, device=self._device)
+            return self._small.tensor(name, shape, part)
+        values = part.of(torch.empty(shape, dtype=self._dtype, device=self._device))
         return values.normal_(std=1 / math.sqrt(shape[-1]))
 
     def release(self, name: str) -> None:

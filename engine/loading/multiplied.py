@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from baton.engine.loading.weight_part import WHOLE, WeightPart
 from baton.engine.loading.weights import Shape, WeightSource
 
 
@@ -22,15 +23,16 @@ class MultipliedWeights:
     def holds(self, name: str) -> bool:
         return self._source.holds(name)
 
-    def tensor(self, name: str, shape: Shape) -> Tensor:
-        full = self._source.tensor(name, shape)
+    def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
+        own = self._source.tensor(name, shape, part)
         inside = name.partition(".layers.")[2].partition(".")[2]
         factor = self._factors.get(inside, 1.0)
-        if full.is_meta or (isinstance(factor, float) and factor == 1.0):
-            return full
+        if own.is_meta or (isinstance(factor, float) and factor == 1.0):
+            return own
         if isinstance(factor, Tensor):
-            factor = factor.view(-1, *[1] * (len(shape) - 1))
-        return full.float() * factor
+            rows = factor.view(-1, *[1] * (len(shape) - 1))
+            factor = rows if part.dim else part.of(rows)
+        return own.float() * factor
 
     def release(self, name: str) -> None:
         self._source.release(name)

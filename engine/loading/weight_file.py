@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import WeightsError
+from baton.engine.loading.weight_part import WHOLE, WeightPart
 
 _DTYPES = {
     "F64": torch.float64,
@@ -82,16 +83,28 @@ class WeightFile:
                 "copy or download it again"
             )
 
-    def tensor(self, name: str) -> Tensor:
-        """Return tensor `name` as it lies in the file: mapped, in the file's dtype, on the CPU. Do
-        not write.
+    def tensor(self, name: str, part: WeightPart = WHOLE) -> Tensor:
+        """Return `part` of tensor `name` as it lies in the file: mapped where it is one run of
+        places, in the file's dtype, on the CPU. Do not write.
 
-        Its bytes are read now, so that the first step does not wait for the disk.
+        Its bytes are read now, so that the first step does not wait for the disk. Pages of the file
+        that hold nothing of it are not.
         """
         entry = self.entries[name]
         if entry.nbytes == 0:
-            return torch.empty(entry.shape, dtype=entry.dtype)
-        self._read(entry)
+            return part.of(torch.empty(entry.shape, dtype=entry.dtype))
+        if part.spans:
+            whole = self._mapped(entry)
+            views = part.views(whole)
+            for view in views:
+                if view.is_contiguous():
+                    first = entry.start + view.data_ptr() - whole.data_ptr()
+                    self._read(first, first + view.nbytes, ahead=0)
+            return views[0] if len(views) == 1 else torch.cat(views, part.dim)
+        self._read(entry.start, entry.end, _READ_AHEAD)
+        return self._mapped(entry)
+
+    def _mapped(self, entry: Entry) -> Tensor:
         flat = torch.frombuffer(
             self._map,
             dtype=entry.dtype,
@@ -108,18 +121,18 @@ class WeightFile:
         if length > 0:
             self._map.madvise(mmap.MADV_DONTNEED, first, length)
 
-    def _read(self, entry: Entry) -> None:
-        """Bring its pages into memory, while the disk goes on with what lies behind them."""
-        last = min(len(self._map), entry.end + _READ_AHEAD)
-        for block in range(entry.start // _BLOCK, -(-last // _BLOCK)):
+    def _read(self, begin: int, end: int, ahead: int) -> None:
+        """Bring the pages of bytes `begin` to `end` into memory, while the disk goes on with the
+        `ahead` bytes behind them.
+        """
+        last = min(len(self._map), end + ahead)
+        for block in range(begin // _BLOCK, -(-last // _BLOCK)):
             if block not in self._asked_for:
                 self._asked_for.add(block)
                 start = block * _BLOCK
                 length = min(_BLOCK, len(self._map) - start)
                 self._map.madvise(mmap.MADV_WILLNEED, start, length)
-        pages = torch.frombuffer(
-            self._map, dtype=torch.uint8, offset=entry.start, count=entry.nbytes
-        )
+        pages = torch.frombuffer(self._map, dtype=torch.uint8, offset=begin, count=end - begin)
         pages[:: mmap.PAGESIZE].amax()
 
     def _entries(self, header: bytes, data_start: int) -> dict[str, Entry]:

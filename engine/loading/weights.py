@@ -18,6 +18,7 @@ from torch import Tensor
 
 from baton.core.errors import WeightsError
 from baton.engine.loading.weight_file import WeightFile
+from baton.engine.loading.weight_part import WHOLE, WeightPart
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -35,9 +36,11 @@ class WeightSource(Protocol):
         """
         ...
 
-    def tensor(self, name: str, shape: Shape) -> Tensor:
-        """Return tensor `name` of `shape`, in whatever dtype the source has. The caller must not
+    def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
+        """Return `part` of tensor `name`, in whatever dtype the source has. The caller must not
         write to it.
+
+        shape: of the whole tensor
         """
         ...
 
@@ -57,9 +60,9 @@ class DeclaredWeights:
     def holds(self, name: str) -> bool:
         return name in self._held
 
-    def tensor(self, name: str, shape: Shape) -> Tensor:
+    def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
         self.shapes[name] = shape
-        return torch.empty(shape, device="meta")
+        return part.of(torch.empty(shape, device="meta"))
 
     def release(self, name: str) -> None:
         """Do nothing: no tensor is held."""
@@ -76,7 +79,10 @@ class DummyWeights:
         """Return false: any spelling will do."""
         return False
 
-    def tensor(self, name: str, shape: Shape) -> Tensor:
+    def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
+        return part.of(self._whole(name, shape))
+
+    def _whole(self, name: str, shape: Shape) -> Tensor:
         digest = blake2b(f"{self._seed}/{name}".encode(), digest_size=7).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
         leaf = name.rsplit(".", 1)[-1]
@@ -156,12 +162,13 @@ class Checkpoint:
             )
         self._total = sum(self._files[name].entries[name].nbytes for name in required)
 
-    def tensor(self, name: str, shape: Shape) -> Tensor:
+    def tensor(self, name: str, shape: Shape, part: WeightPart = WHOLE) -> Tensor:
         file = self._files[name]
         self._loaded += file.entries[name].nbytes
         if self._progress is not None:
             self._progress(self._loaded, self._total)
-        return file.tensor(name).view(shape)
+        found = file.tensor(name, part)
+        return found if part.spans else found.view(shape)
 
     def release(self, name: str) -> None:
         self._files[name].release(name)

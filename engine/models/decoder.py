@@ -14,13 +14,13 @@ from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.layers.base import Layer
 from baton.engine.models.layers.norm import Norm
+from baton.engine.models.layers.vocabulary import Embedding, Head
 from baton.engine.models.recurrent_layer import RecurrentLayer
 from baton.engine.models.scope import Tally
 from baton.engine.models.step import Step
 from baton.kernels.base import AttentionKind, Kernels
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
-from baton.kernels.linear import Matrix, Weight
 from baton.kernels.verify import Accepted
 
 
@@ -65,21 +65,19 @@ class Residual:
 class Decoder:
     """A `Model`. Built by a family's file; frozen, and shared by every step.
 
-    embedding: [vocab, hidden]; head: [vocab, hidden], the same tensor where they are tied.
     mixing: the blocks up to the last that mixes tokens. Those after it see the tokens alone whose
         logits are wanted: one of a prompt of thousands, none of a chunk that is not its last.
     """
 
     config: ModelConfig
     kernels: Kernels
-    embedding: Weight
+    embedding: Embedding
     blocks: tuple[Block, ...]
     norm: Norm
-    head: Matrix
+    head: Head
     tally: Tally
     mixing: int
     embedding_multiplier: float = 1.0
-    logits_divisor: float = 1.0
     recurrent: tuple[RecurrentLayer, ...] = ()
 
     @property
@@ -102,7 +100,7 @@ class Decoder:
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """Run one step; see `baton.engine.models.base.Model`."""
         step = Step.plan(batch, states, pages)
-        x = self.kernels.embedding(batch.token_ids, self.embedding)
+        x = self.embedding(batch.token_ids)
         x = embedded = self.kernels.scaled(x, self.embedding_multiplier)
         for block in self.blocks[: self.mixing]:
             x = block(x, embedded, step)
@@ -113,8 +111,7 @@ class Decoder:
             for block in self.blocks[self.mixing :]:
                 wanted = block(wanted, wanted, step)
         wanted = self.norm(wanted)
-        logits = self.kernels.linear(wanted, self.head, None).float()
-        return self.kernels.scaled(logits, 1.0 / self.logits_divisor)
+        return self.head(wanted)
 
     @torch.no_grad()
     def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:

@@ -15,8 +15,8 @@ from baton.engine.models.decoder import Block, Decoder, Residual
 from baton.engine.models.fields import Fields, read_json
 from baton.engine.models.layers.base import Layer
 from baton.engine.models.layers.norm import Norm
+from baton.engine.models.layers.vocabulary import Embedding, Head
 from baton.engine.models.scope import Scope
-from baton.kernels.linear import Matrix, Weight
 
 # Fields that config.json must have for any decoder, and for one with attention.
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")
@@ -187,30 +187,20 @@ def decoder(
     Norm.
     """
     hidden = config.hidden_size
-    table = scope.matrix(scope.tensor(f"{embedding}.weight", config.vocab_size, hidden))
+    table = Embedding(scope, embedding, config.vocab_size, hidden)
+    tied = Fields(config.raw, "config.json").flag("tie_word_embeddings", tied)
     return Decoder(
         config,
         scope.kernels,
         table,
         tuple(blocks),
         norm=Norm(scope, norm, hidden, eps, zero_centred),
-        head=_read_head(Fields(config.raw, "config.json"), scope, table, tied),
+        head=Head(scope, table, hidden, tied, 1.0 / logits_divisor),
         tally=scope.tally,
         mixing=max((i for i, block in enumerate(blocks, 1) if block.mixes), default=0),
         embedding_multiplier=embedding_multiplier,
-        logits_divisor=logits_divisor,
         recurrent=tuple(scope.recurrent),
     )
-
-
-def _read_head(fields: Fields, scope: Scope, embedding: Weight, tied: bool) -> Matrix:
-    """Return [vocab, hidden]: the output head, or the embedding where they are tied.
-
-    tied: where the config does not say.
-    """
-    if fields.flag("tie_word_embeddings", tied):
-        return embedding
-    return scope.product("lm_head.weight", tuple(embedding.shape), ())
 
 
 def _eos_token_ids(fields: Fields, folder: Path) -> tuple[int, ...]:

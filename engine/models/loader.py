@@ -1,6 +1,7 @@
 """Loading a model: its configuration, then its weights."""
 
-from collections.abc import Container
+from collections.abc import Callable, Container
+from dataclasses import replace
 
 import torch
 
@@ -27,6 +28,8 @@ from baton.engine.replay.replayed_model import ReplayedModel
 from baton.kernels.base import Kernels
 from baton.kernels.dispatch import select
 from baton.kernels.torch_kernels import TORCH
+
+_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)  # numbers of ranks that an error may propose
 
 
 def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
@@ -120,14 +123,52 @@ def build_model(
     kernels: Kernels = TORCH,
     weight_format: WeightFormat = WeightFormat.MODEL,
 ) -> Decoder:
-    """Compose the model of `config` from the tensors of `source`."""
+    """Compose the model of `config`, or the part of it that rank `shard` runs, from the tensors of
+    `source`.
+    """
+    shard = shard or Shard()
     scope = Scope(
         source,
         config.dtype,
         device,
-        shard or Shard(),
+        shard,
         comm or SingleComm(),
         kernels,
         weight_format is WeightFormat.INT8,
     )
-    return FAMILIES[config.family].build(config, scope)
+    built = FAMILIES[config.family].build(config, scope)
+    return replace(built, config=config.part(shard.rank, shard.size))
+
+
+def divided_model(
+    config: ModelConfig,
+    size: int,
+    rank: int = 0,
+    weight_format: WeightFormat = WeightFormat.MODEL,
+) -> Decoder:
+    """Compose the part of the model that rank `rank` of `size` runs, of tensors without data.
+
+    Raises ConfigError for a model that so many ranks cannot divide, with the numbers that can.
+    """
+    meta = torch.device("meta")
+
+    def build(ranks: int) -> Decoder:
+        source, shard = DeclaredWeights(), Shard(min(rank, ranks - 1), ranks)
+        return build_model(config, source, meta, shard, weight_format=weight_format)
+
+    try:
+        return build(size)
+    except ConfigError as error:
+        if size == 1:
+            raise
+        possible = [str(ranks) for ranks in _SIZES if _succeeds(build, ranks)]
+        ranks = f"{' or '.join(possible)} rank{'s' if len(possible) > 1 else ''}"
+        raise ConfigError(f"{error}; {config.folder.name} runs on {ranks}") from error
+
+
+def _succeeds(build: Callable[[int], Decoder], ranks: int) -> bool:
+    try:
+        build(ranks)
+    except ConfigError:
+        return False
+    return True

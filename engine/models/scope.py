@@ -6,13 +6,18 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from baton.engine.loading.weight_part import WeightPart
 from baton.engine.loading.weights import Shape, WeightSource
+from baton.engine.memory.shards import SubBlock, spans
 from baton.engine.models.recurrent_layer import RecurrentLayer
 from baton.engine.ranks.comm import Comm, Shard
 from baton.kernels import huge_pages
 from baton.kernels.base import Kernels
 from baton.kernels.linear import Int8Weight, Matrix, PackedWeight, Weight, packs
 from baton.kernels.torch_kernels import TORCH
+
+# A block of an axis that ranks divide; a number is that of places, which they divide evenly.
+Block = SubBlock | int
 
 
 @dataclass
@@ -58,40 +63,37 @@ class Scope:
         self,
         name: str,
         shape: Shape,
-        blocks: Sequence[int],
+        blocks: Sequence[Block],
         dim: int = 0,
         dtype: torch.dtype | None = None,
         then: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Return this rank's part of a tensor of `shape`.
 
-        blocks: sizes of the blocks along `dim`; each is divided among the ranks on its own
-        (the q, k and v of one fused tensor, say). Empty: not divided.
+        blocks: the blocks along `dim`; each is divided among the ranks on its own (the q, k and v
+        of one fused tensor, say). Empty: not divided.
         then: what the layer makes of it. Not called on a tensor without data: torch's first
         arithmetic on one imports for two seconds.
         """
-        full = self._whole(name, shape)
-        sharded = _divide(full, blocks, dim, self.shard, self.prefix + name)
-        own = self._kept(sharded, dtype or self.dtype)
-        if own is not full:
+        read = self._read(name, shape, blocks, dim)
+        own = self._kept(read, dtype or self.dtype)
+        if own is not read:
             self.source.release(self.prefix + name)
         self.tally.nbytes += own.nbytes
         return own if then is None or own.is_meta else then(own)
 
-    def product(self, name: str, shape: Shape, blocks: Sequence[int], dim: int = 0) -> Matrix:
+    def product(self, name: str, shape: Shape, blocks: Sequence[Block], dim: int = 0) -> Matrix:
         """Return this rank's part of a matrix that is used in products only."""
         if not self._packs:
             return self.matrix(self.part(name, shape, blocks, dim))
-        full = self._whole(name, shape)
-        sharded = _divide(full, blocks, dim, self.shard, self.prefix + name)
-        own = PackedWeight.of(sharded, self.dtype)
+        own = PackedWeight.of(self._read(name, shape, blocks, dim), self.dtype)
         self.source.release(self.prefix + name)
         self.tally.nbytes += own.nbytes
         return own
 
     def product_rows(
         self,
-        parts: Mapping[str, Sequence[int]],
+        parts: Mapping[str, Sequence[Block]],
         columns: int,
         then: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> Matrix:
@@ -100,7 +102,7 @@ class Scope:
         """
         if len(parts) == 1 and not then:
             ((name, blocks),) = parts.items()
-            return self.product(f"{name}.weight", (sum(blocks), columns), blocks)
+            return self.product(f"{name}.weight", (places(blocks), columns), blocks)
         fused = self.rows(parts, "weight", (columns,), then=then)
         if not self._packs:
             return self.matrix(fused)
@@ -110,7 +112,7 @@ class Scope:
 
     def rows(
         self,
-        parts: Mapping[str, Sequence[int]],
+        parts: Mapping[str, Sequence[Block]],
         suffix: str,
         columns: Shape,
         dtype: torch.dtype | None = None,
@@ -124,24 +126,27 @@ class Scope:
         then = then or {}
         if len(parts) == 1:
             ((name, blocks),) = parts.items()
-            shape = (sum(blocks), *columns)
+            shape = (places(blocks), *columns)
             return self.part(f"{name}.{suffix}", shape, blocks, dtype=dtype, then=then.get(name))
-        total = sum(self.shard.part(block, name) for name in parts for block in parts[name])
+        total = sum(
+            block.places_of(self.shard.rank, self.shard.size)
+            for name in parts
+            for block in _blocks(parts[name], self.prefix + name)
+        )
         fused = huge_pages.empty((total, *columns), dtype or self.dtype, self.device)
         first = 0
         for name, blocks in parts.items():
-            full = self._whole(f"{name}.{suffix}", (sum(blocks), *columns))
-            sharded = _divide(full, blocks, 0, self.shard, self.prefix + name)
-            if name in then and not sharded.is_meta:
-                sharded = then[name](sharded)
-            fused[first : first + sharded.shape[0]] = sharded
-            first += sharded.shape[0]
+            own = self._read(f"{name}.{suffix}", (places(blocks), *columns), blocks, 0)
+            if name in then and not own.is_meta:
+                own = then[name](own)
+            fused[first : first + own.shape[0]] = own
+            first += own.shape[0]
             self.source.release(f"{self.prefix}{name}.{suffix}")
         self.tally.nbytes += fused.nbytes
         return fused
 
     def stack(
-        self, names: Sequence[Sequence[str]], shape: Shape, blocks: Sequence[int], dim: int = 0
+        self, names: Sequence[Sequence[str]], shape: Shape, blocks: Sequence[Block], dim: int = 0
     ) -> Tensor:
         """Return this rank's parts of tensors of one `shape`, stacked: [len(names), rows, ...].
 
@@ -151,8 +156,7 @@ class Scope:
         stacked = torch.empty(0)
         for place, group in enumerate(names):
             for turn, name in enumerate(group):
-                full = self._whole(name, shape)
-                own = _divide(full, blocks, dim, self.shard, self.prefix + name)
+                own = self._read(name, shape, blocks, dim)
                 rows = own.shape[0]
                 if not place and not turn:
                     whole = (len(names), len(group) * rows, *own.shape[1:])
@@ -198,18 +202,19 @@ class Scope:
         """True if products are fastest with packed weights."""
         return not self.int8 and packs(self.kernels.native, self.dtype)
 
-    def _whole(self, name: str, shape: Shape) -> Tensor:
-        return self.source.tensor(self.prefix + name, shape)
+    def _read(self, name: str, shape: Shape, blocks: Sequence[Block], dim: int) -> Tensor:
+        """Return this rank's part of every block along `dim`, end to end, as the source has it."""
+        name, shard = self.prefix + name, self.shard
+        if shard.size == 1 or not blocks:
+            return self.source.tensor(name, shape)
+        part = WeightPart(dim, spans(_blocks(blocks, name), shard.rank, shard.size))
+        return self.source.tensor(name, shape, part)
 
 
-def _divide(full: Tensor, blocks: Sequence[int], dim: int, shard: Shard, what: str) -> Tensor:
-    """Return `shard`'s part of every block along `dim`, end to end; `full` itself on a
-    single rank.
-    """
-    if shard.size == 1 or not blocks:
-        return full
-    parts = []
-    for block in torch.split(full, list(blocks), dim):
-        width = shard.part(block.shape[dim], what)
-        parts.append(block.narrow(dim, shard.rank * width, width))
-    return torch.cat(parts, dim)
+def places(blocks: Sequence[Block]) -> int:
+    """Return the number of places that blocks take, on all ranks together."""
+    return sum(block if isinstance(block, int) else block.places for block in blocks)
+
+
+def _blocks(blocks: Sequence[Block], what: str) -> list[SubBlock]:
+    return [SubBlock(what, block) if isinstance(block, int) else block for block in blocks]

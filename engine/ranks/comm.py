@@ -1,11 +1,13 @@
 """A rank's part of a layer, and how ranks add up their parts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from baton.core.errors import ConfigError
+from baton.engine.memory.shards import SubBlock
 
 
 @dataclass(frozen=True)
@@ -19,18 +21,29 @@ class Shard:
         if not 0 <= self.rank < self.size:
             raise ConfigError(f"shard rank must be in 0 .. {self.size - 1}; got {self.rank}")
 
-    def part(self, total: int, what: str) -> int:
-        """Return this rank's share of `total` heads, channels or groups."""
-        if total % self.size:
-            raise ConfigError(f"{what} ({total}) cannot be divided among {self.size} ranks")
-        return total // self.size
+    def held(self, block: SubBlock) -> range:
+        """Return the units that this rank keeps of a block. Raises ConfigError."""
+        return block.held_by(self.rank, self.size)
+
+    def part(self, block: SubBlock) -> int:
+        """Return the number of units that this rank keeps of a block. Raises ConfigError."""
+        return len(self.held(block))
 
 
 class Comm(Protocol):
     """The collectives that layers use."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of every rank's `x`, same shape and dtype; may be in place."""
+        """Return the sum of every rank's `x`, same shape and dtype; may be in place. All ranks get
+        the same bits: routers and recurrent states decide by them, each rank for itself.
+        """
+        ...
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        """Return every rank's columns side by side on rank 0, and `x` on the others.
+
+        x: [T, this rank's columns] -> [T, sum of widths]; widths: the columns of each rank
+        """
         ...
 
 
@@ -38,4 +51,7 @@ class SingleComm:
     """The collectives of a single rank, which has nothing to add up."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         return x

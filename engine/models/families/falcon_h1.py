@@ -66,7 +66,7 @@ def _numbers(fields: Fields, name: str, count: int) -> list[float]:
 def _factors(fields: Fields, mamba: Mamba2Shape) -> dict[str, float | Tensor]:
     """Return what each tensor of a layer is multiplied by."""
     gate, down = _numbers(fields, "mlp_multipliers", 2)
-    widths = torch.tensor([mamba.inner, *mamba.conv_blocks, mamba.heads])
+    widths = torch.tensor([mamba.inner, *(b.places for b in mamba.conv_blocks), mamba.heads])
     rows = torch.tensor(_numbers(fields, "ssm_multipliers", 5)).repeat_interleave(widths)
     attention_in = fields.number("attention_in_multiplier", 1.0)
     key = fields.number("key_multiplier", 1.0)

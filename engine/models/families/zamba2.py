@@ -25,7 +25,7 @@ from baton.engine.models.fields import Fields
 from baton.engine.models.layers.attention import Attention, AttentionSizes
 from baton.engine.models.layers.linear import Adapted, WholeLinear
 from baton.engine.models.layers.mamba2 import Mamba2Fields, Mamba2Mixer, Mamba2Shape
-from baton.engine.models.layers.mlp import GatedMlp
+from baton.engine.models.layers.mlp import GatedMlp, channels
 from baton.engine.models.layers.norm import Norm
 from baton.engine.models.layers.rope import read_rope
 from baton.engine.models.scope import Scope
@@ -171,14 +171,14 @@ class _SharedBlocks:
         sizes, width = self._sizes, self._width
         qkv = attention.qkv
         if self._adapted_attention:
-            q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-            rows = {"q": (q,), "k": (kv,), "v": (kv,)}
+            kv = sizes.kv_block
+            rows = {"q": (sizes.query_block,), "k": (kv,), "v": (kv,)}
             adapters = {f"linear_{n}_adapter_list.{number}": rows[n] for n in rows}
             qkv = Adapted(scope.at("self_attn"), qkv, adapters, 2 * sizes.hidden, self._rank)
         gate_up = Adapted(
             scope.at("feed_forward"),
             mlp.gate_up,
-            {f"gate_up_proj_adapter_list.{number}": (width, width)},
+            {f"gate_up_proj_adapter_list.{number}": (channels(width), channels(width))},
             sizes.hidden,
             self._rank,
         )

@@ -1,7 +1,7 @@
 """Attention over pages, with grouped query heads; rotary positions or none."""
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton.core.errors import ConfigError
 from baton.engine.memory.layout import AttentionShape
+from baton.engine.memory.shards import SubBlock
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, Linear, RowLinear
 from baton.engine.models.layers.norm import norm_weight
@@ -30,6 +31,18 @@ class AttentionSizes:
     zero_centred: bool = False  # that norm's weight is stored as its distance from one
     gated: bool = False  # q_proj makes two vectors a head: the query, and a gate of the output
     input: int | None = None  # channels that q, k and v are made of; None: those of `hidden`
+
+    @property
+    def query_block(self) -> SubBlock:
+        """The channels of all queries, as ranks divide them."""
+        return SubBlock("attention heads", self.heads, self.head_dim)
+
+    @property
+    def kv_block(self) -> SubBlock:
+        """The channels of all keys, or values. Where there are fewer heads than ranks, several
+        ranks keep one.
+        """
+        return SubBlock("KV heads", self.kv_heads, self.head_dim, shared=True)
 
     @property
     def cache(self) -> AttentionShape:
@@ -98,11 +111,14 @@ class Attention:
         self.rope = rope
         self.scale = sizes.scale
         self.head_dim = sizes.head_dim
-        self.heads = scope.shard.part(sizes.heads, "attention heads")
-        self.kv_heads = scope.shard.part(sizes.kv_heads, "KV heads")
-        q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        q, kv = sizes.query_block, sizes.kv_block
+        self.heads, self.kv_heads = scope.shard.part(q), scope.shard.part(kv)
         self.gates = self.heads if sizes.gated else 0
-        qkv = {"q_proj": (2 * q if sizes.gated else q,), "k_proj": (kv,), "v_proj": (kv,)}
+        qkv = {
+            "q_proj": (replace(q, width=2 * q.width) if sizes.gated else q,),
+            "k_proj": (kv,),
+            "v_proj": (kv,),
+        }
         then = {"q_proj": partial(_gates_first, sizes.head_dim)} if sizes.gated else None
         width = sizes.input or sizes.hidden
         self.qkv: Linear = ColumnLinear(scope, qkv, width, sizes.bias, then)

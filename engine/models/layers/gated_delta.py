@@ -1,6 +1,6 @@
 """The gated delta net (Yang et al., 2024, arXiv:2412.06464), as Qwen3-Next and Qwen3.5 have it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton.core.errors import ConfigError
 from baton.engine.memory.layout import RecurrentShape
-from baton.engine.memory.shards import SubBlock
+from baton.engine.memory.shards import SubBlock, length
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
@@ -41,21 +41,21 @@ class DeltaShape:
         return self.heads * self.value_dim
 
     @property
-    def conv_blocks(self) -> tuple[int, int, int]:
+    def blocks(self) -> tuple[SubBlock, SubBlock, SubBlock]:
         """Channels of queries, keys and values, which the convolution sees as one."""
-        return (self.keys, self.keys, self.values)
+        return (
+            SubBlock("query heads", self.key_heads, self.key_dim),
+            SubBlock("key heads", self.key_heads, self.key_dim),
+            SubBlock("value heads", self.heads, self.value_dim),
+        )
 
     @property
     def state(self) -> RecurrentShape:
         """The state of one sequence, key channels before value channels, as in transformers."""
         return RecurrentShape(
-            conv=(sum(self.conv_blocks), self.width - 1),
+            conv=(length(self.blocks), self.width - 1),
             ssm=(self.heads, self.key_dim, self.value_dim),
-            fused=(
-                SubBlock("query heads", self.key_heads, self.key_dim),
-                SubBlock("key heads", self.key_heads, self.key_dim),
-                SubBlock("value heads", self.heads, self.value_dim),
-            ),
+            fused=self.blocks,
             gates=self.heads + (self.keys if self.channelwise else self.heads),
         )
 
@@ -92,10 +92,15 @@ class GatedDeltaNet:
         """
         self.index = index
         self.kernels = scope.kernels
-        keys, values, heads = shape.keys, shape.values, shape.heads
+        queries, keys, values = shape.blocks
+        heads = replace(values, width=1)
         if interleaved:
-            rows = {"in_proj_qkvz": (2 * keys + 2 * values,), "in_proj_ba": (2 * heads,)}
-            each = heads // shape.key_heads
+            each = shape.heads // shape.key_heads
+            wide = 2 * (keys.places + values.places) // shape.key_heads
+            rows = {
+                "in_proj_qkvz": (replace(keys, width=wide),),
+                "in_proj_ba": (replace(keys, width=2 * each),),
+            }
             own_values = each * shape.value_dim
             head = [shape.key_dim, shape.key_dim, own_values, own_values]
             then = {
@@ -105,27 +110,23 @@ class GatedDeltaNet:
             self.in_proj = ColumnLinear(scope, rows, shape.hidden, then=then)
         else:
             parts = {
-                "in_proj_qkv": (keys, keys, values),
+                "in_proj_qkv": (queries, keys, values),
                 "in_proj_z": (values,),
                 "in_proj_b": (heads,),
                 "in_proj_a": (heads,),
             }
             self.in_proj = ColumnLinear(scope, parts, shape.hidden)
-        own = scope.shard.part
-        self.widths = [
-            2 * own(keys, "key heads") + own(values, "value heads"),
-            own(values, "value heads"),
-            own(heads, "value heads"),
-            own(heads, "value heads"),
-        ]
-        taps = (sum(shape.conv_blocks), 1, shape.width)
-        conv = scope.part("conv1d.weight", taps, shape.conv_blocks, dtype=torch.float32)
+        own_keys, own_heads = scope.shard.part(keys), scope.shard.part(values)
+        own = own_heads * shape.value_dim
+        self.widths = [2 * own_keys * shape.key_dim + own, own, own_heads, own_heads]
+        taps = (length(shape.blocks), 1, shape.width)
+        conv = scope.part("conv1d.weight", taps, shape.blocks, dtype=torch.float32)
         self.weights = DeltaWeights(
             conv_weight=conv.squeeze(1),
-            A=scope.part("A_log", (heads,), (heads,), dtype=torch.float32, then=decay_rate),
-            dt_bias=scope.part("dt_bias", (heads,), (heads,), dtype=torch.float32),
+            A=scope.part("A_log", (shape.heads,), (heads,), dtype=torch.float32, then=decay_rate),
+            dt_bias=scope.part("dt_bias", (shape.heads,), (heads,), dtype=torch.float32),
             norm_weight=scope.tensor("norm.weight", shape.value_dim, dtype=torch.float32),
-            key_heads=own(shape.key_heads, "key heads"),
+            key_heads=own_keys,
             key_dim=shape.key_dim,
             eps=shape.norm_eps,
             silu_gate=True,

@@ -1,8 +1,11 @@
 """Kimi Delta Attention (arXiv:2510.26692): a gated delta net that decays each key channel alone."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from baton.engine.memory.shards import SubBlock
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.layers.gated_delta import DeltaShape, decay_rate, mix
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear, WholeLinear
@@ -22,14 +25,16 @@ class KimiDelta:
         """index: which of the model's recurrent layers this is (its place in a state slot)."""
         self.index = index
         self.kernels = scope.kernels
-        hidden, heads, low, wide = shape.hidden, shape.heads, shape.key_dim, shape.keys
+        hidden, low = shape.hidden, shape.key_dim
+        heads = SubBlock("linear attention heads", shape.heads)
+        wide = replace(heads, width=low)
         parts = {"q_proj": (wide,), "k_proj": (wide,), "v_proj": (wide,), "b_proj": (heads,)}
         self.in_proj = ColumnLinear(scope, parts, hidden)
         self.decay_down = WholeLinear(scope, "f_a_proj", low, hidden)
         self.decay_up = ColumnLinear(scope, {"f_b_proj": (wide,)}, low)
         self.gate_down = WholeLinear(scope, "g_a_proj", low, hidden)
         self.gate_up = ColumnLinear(scope, {"g_b_proj": (wide,)}, low)
-        own = scope.shard.part(heads, "linear attention heads")
+        own = scope.shard.part(heads)
         self.widths = [3 * own * low, own]
         fp32 = torch.float32
         convs = {name: (wide,) for name in ("q_conv1d", "k_conv1d", "v_conv1d")}
@@ -37,8 +42,8 @@ class KimiDelta:
         self.weights = DeltaWeights(
             conv_weight=taps.squeeze(1),
             # Flat also for a tensor without data, where nothing is computed.
-            A=scope.part("A_log", (1, 1, heads, 1), (heads,), 2, fp32, decay_rate).flatten(),
-            dt_bias=scope.part("dt_bias", (wide,), (wide,), dtype=fp32),
+            A=scope.part("A_log", (1, 1, shape.heads, 1), (heads,), 2, fp32, decay_rate).flatten(),
+            dt_bias=scope.part("dt_bias", (wide.places,), (wide,), dtype=fp32),
             norm_weight=scope.tensor("o_norm.weight", shape.value_dim, dtype=fp32),
             key_heads=own,
             key_dim=low,

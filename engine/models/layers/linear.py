@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from baton.engine.models.scope import Scope
+from baton.engine.models.scope import Block, Scope, places
 from baton.engine.ranks.comm import Comm
 
 
@@ -28,7 +28,7 @@ class ColumnLinear:
     def __init__(
         self,
         scope: Scope,
-        parts: Mapping[str, Sequence[int]],
+        parts: Mapping[str, Sequence[Block]],
         columns: int,
         bias: bool = False,
         then: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
@@ -54,12 +54,13 @@ class RowLinear:
         scope: Scope,
         name: str,
         rows: int,
-        columns: int,
+        columns: Block,
         bias: bool = False,
     ) -> None:
+        """columns: the block of the inputs, which the ranks divide."""
         self.comm: Comm = scope.comm
         self.kernels = scope.kernels
-        self.weight = scope.product(f"{name}.weight", (rows, columns), (columns,), dim=1)
+        self.weight = scope.product(f"{name}.weight", (rows, places((columns,))), (columns,), dim=1)
         self.bias = scope.tensor(f"{name}.bias", rows, dtype=scope.bias_dtype) if bias else None
         self.own_bias = self.bias if scope.shard.rank == 0 else None  # added once in the sum
 
@@ -91,7 +92,7 @@ class Adapted:
         self,
         scope: Scope,
         base: Linear,
-        adapters: Mapping[str, Sequence[int]],
+        adapters: Mapping[str, Sequence[Block]],
         columns: int,
         rank: int,
     ) -> None:

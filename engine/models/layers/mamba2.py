@@ -1,17 +1,18 @@
 """The Mamba-2 mixer (Dao and Gu, 2024, arXiv:2405.21060)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from baton.core.errors import ConfigError
 from baton.engine.memory.layout import RecurrentShape
-from baton.engine.memory.shards import SubBlock
+from baton.engine.memory.shards import SubBlock, length
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
+from baton.engine.models.layers.shared_norm import SharedGroupNorm
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step, ssm_pool
 from baton.kernels.mamba2 import Mamba2Weights
@@ -71,23 +72,33 @@ class Mamba2Shape:
         return self.heads * self.head_dim
 
     @property
-    def conv_blocks(self) -> tuple[int, int, int]:
-        """Channels of x, B and C, which the convolution sees as one."""
-        return (self.inner, self.groups * self.d_state, self.groups * self.d_state)
+    def head_block(self) -> SubBlock:
+        """The heads, as ranks divide them."""
+        return SubBlock("Mamba heads", self.heads)
+
+    @property
+    def inner_block(self) -> SubBlock:
+        """The heads' channels."""
+        return replace(self.head_block, width=self.head_dim)
+
+    @property
+    def conv_blocks(self) -> tuple[SubBlock, SubBlock, SubBlock]:
+        """Channels of x, B and C, which the convolution sees as one. Where there are fewer groups
+        than ranks, several ranks keep one.
+        """
+        return (
+            self.inner_block,
+            SubBlock("Mamba groups (B)", self.groups, self.d_state, shared=True),
+            SubBlock("Mamba groups (C)", self.groups, self.d_state, shared=True),
+        )
 
     @property
     def state(self) -> RecurrentShape:
-        """The state of one sequence. Where there are fewer groups than ranks, several ranks keep
-        one.
-        """
+        """The state of one sequence."""
         return RecurrentShape(
-            conv=(sum(self.conv_blocks), self.width - 1),
+            conv=(length(self.conv_blocks), self.width - 1),
             ssm=(self.heads, self.head_dim, self.d_state),
-            fused=(
-                SubBlock("Mamba heads", self.heads, self.head_dim),
-                SubBlock("Mamba groups (B)", self.groups, self.d_state, shared=True),
-                SubBlock("Mamba groups (C)", self.groups, self.d_state, shared=True),
-            ),
+            fused=self.conv_blocks,
             gates=self.heads,
         )
 
@@ -161,11 +172,14 @@ class Mamba2Mixer:
         """index: which of the model's recurrent layers this is (its place in a state slot)."""
         self.index = index
         self.kernels = scope.kernels
-        blocks = shape.conv_blocks
-        in_rows = (shape.inner, *blocks, shape.heads)
+        in_rows = (shape.inner_block, *shape.conv_blocks, shape.head_block)
         self.in_proj = ColumnLinear(scope, {"in_proj": in_rows}, shape.hidden, shape.proj_bias)
-        self.weights = _load(scope, shape)
-        self.out_proj = RowLinear(scope, "out_proj", shape.hidden, shape.inner, shape.out_bias)
+        shared = shape.normed and scope.shard.size > shape.groups
+        self.weights = _load(scope, replace(shape, normed=False) if shared else shape)
+        self.norm = _shared_norm(scope, shape) if shared else None
+        self.out_proj = RowLinear(
+            scope, "out_proj", shape.hidden, shape.inner_block, shape.out_bias
+        )
         scope.recurrent.append(self)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
@@ -185,7 +199,8 @@ class Mamba2Mixer:
             mix = step.prefill.mamba2
             parts.append(mix(self.weights, zxbcdt[done:], conv_pool, state_pool))
         step.state_written(self.index)
-        return self.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))
+        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self.out_proj(mixed if self.norm is None else self.norm(mixed))
 
     def commit(self, kept: Tensor, states: StatePool, accepted: Accepted) -> None:
         """See `RecurrentLayer`."""
@@ -193,26 +208,36 @@ class Mamba2Mixer:
         self.kernels.mamba2_commit(self.weights, kept, *pools, accepted)
 
 
+def _shared_norm(scope: Scope, shape: Mamba2Shape) -> SharedGroupNorm:
+    """Build the norm of groups that several ranks have heads of, after the kernel's gate."""
+    if shape.gate_last:
+        raise ConfigError(
+            f"Mamba groups ({shape.groups}) cannot be shared by {scope.shard.size} ranks: the norm "
+            f"comes before the gate; expected a multiple of {scope.shard.size}"
+        )
+    return SharedGroupNorm(scope, "norm", shape.inner_block, shape.conv_blocks[1], shape.norm_eps)
+
+
 def _load(scope: Scope, shape: Mamba2Shape) -> Mamba2Weights:
     """Load this rank's part of everything but the projections."""
-    blocks, heads, inner, fp32 = shape.conv_blocks, (shape.heads,), (shape.inner,), torch.float32
-    channels = sum(blocks)
+    blocks, block, fp32 = shape.conv_blocks, (shape.head_block,), torch.float32
+    channels, heads = length(blocks), (shape.heads,)
     conv = scope.part("conv1d.weight", (channels, 1, shape.width), blocks, dtype=fp32)
     bias = None
     if shape.conv_bias:
         bias = scope.part("conv1d.bias", (channels,), blocks, dtype=fp32)
     norm = None
     if shape.normed:
-        norm = scope.part("norm.weight", inner, inner, dtype=fp32)
+        norm = scope.part("norm.weight", (shape.inner,), (shape.inner_block,), dtype=fp32)
     return Mamba2Weights(
         conv_weight=conv.squeeze(1),
         conv_bias=bias,
-        A=scope.part("A_log", heads, heads, dtype=fp32, then=_decay),
-        D=scope.part("D", heads, heads, dtype=fp32),
-        dt_bias=scope.part("dt_bias", heads, heads, dtype=fp32),
+        A=scope.part("A_log", heads, block, dtype=fp32, then=_decay),
+        D=scope.part("D", heads, block, dtype=fp32),
+        dt_bias=scope.part("dt_bias", heads, block, dtype=fp32),
         norm_weight=norm,
         head_dim=shape.head_dim,
-        groups=scope.shard.part(shape.groups, "Mamba groups"),
+        groups=scope.shard.part(blocks[1]),
         d_state=shape.d_state,
         eps=shape.norm_eps,
         dt_limit=shape.dt_limit,

@@ -1,11 +1,12 @@
 """Multi-head latent attention: what is cached of a token is one latent for all heads."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from baton.engine.memory.layout import LatentShape
+from baton.engine.memory.shards import SubBlock
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear, WholeLinear
 from baton.engine.models.scope import Scope
@@ -69,8 +70,8 @@ class Mla:
         self.kernels = scope.kernels
         self.sizes = sizes
         self.rope = rope
-        heads = scope.shard.part(sizes.heads, "attention heads")
-        q_rows = (sizes.heads * (sizes.plain + sizes.rotated),)
+        block = SubBlock("attention heads", sizes.heads)
+        q_rows = (replace(block, width=sizes.plain + sizes.rotated),)
         if sizes.q_rank is None:
             self.q_down = None
             self.q_up = ColumnLinear(scope, {"q_proj": q_rows}, sizes.hidden)
@@ -81,10 +82,11 @@ class Mla:
         width = sizes.rank + sizes.rotated
         self.down = WholeLinear(scope, "kv_a_proj_with_mqa", width, sizes.hidden, sizes.bias)
         self.norm = scope.tensor("kv_a_layernorm.weight", sizes.rank, dtype=torch.float32)
-        rows = sizes.heads * (sizes.plain + sizes.value)
-        up = scope.part("kv_b_proj.weight", (rows, sizes.rank), (rows,))
-        self.up = up.view(heads, -1, sizes.rank)  # [heads, plain + value, rank]
-        self.out = RowLinear(scope, "o_proj", sizes.hidden, sizes.heads * sizes.value, sizes.bias)
+        rows = replace(block, width=sizes.plain + sizes.value)
+        up = scope.part("kv_b_proj.weight", (rows.places, sizes.rank), (rows,))
+        self.up = up.view(scope.shard.part(block), -1, sizes.rank)  # [heads, plain + value, rank]
+        values = replace(block, width=sizes.value)
+        self.out = RowLinear(scope, "o_proj", sizes.hidden, values, sizes.bias)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         sizes = self.sizes

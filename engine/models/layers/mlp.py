@@ -5,9 +5,22 @@ from copy import copy
 
 from torch import Tensor
 
+from baton.engine.memory.shards import SubBlock
 from baton.engine.models.layers.linear import ColumnLinear, Linear, RowLinear, WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
+
+_GRANULES = (8, 4, 2)  # neighbouring channels that stay on one rank, at best
+_RANKS = 8  # that a feed-forward should be divided among
+
+
+def channels(width: int) -> SubBlock:
+    """Return the inner channels of a feed-forward, as ranks divide them: not evenly where they
+    cannot.
+    """
+    fits = (g for g in _GRANULES if width % g == 0 and width // g >= _RANKS)
+    granule = next(fits, 1)
+    return SubBlock("feed-forward channels", width // granule, granule, uneven=True)
 
 
 class GatedMlp:
@@ -28,8 +41,9 @@ class GatedMlp:
         """gate_up: the tensor, or the two, that hold gate and up, with their row blocks.
         gelu: act is that, the exact one, instead of silu."""
         self.gated = scope.kernels.geglu if gelu else scope.kernels.swiglu
-        self.gate_up: Linear = ColumnLinear(scope, gate_up, hidden, bias)
-        self.down = RowLinear(scope, down, hidden, intermediate, bias)
+        blocks = {name: [channels(rows) for rows in gate_up[name]] for name in gate_up}
+        self.gate_up: Linear = ColumnLinear(scope, blocks, hidden, bias)
+        self.down = RowLinear(scope, down, hidden, channels(intermediate), bias)
 
     def reused(self, gate_up: Linear) -> "GatedMlp":
         """Return these weights for another place in the model, with another projection of gate and
@@ -65,8 +79,9 @@ class Relu2Mlp:
 
     def __init__(self, scope: Scope, hidden: int, intermediate: int, bias: bool = False) -> None:
         self.kernels = scope.kernels
-        self.up = ColumnLinear(scope, {"up_proj": (intermediate,)}, hidden, bias)
-        self.down = RowLinear(scope, "down_proj", hidden, intermediate, bias)
+        inner = channels(intermediate)
+        self.up = ColumnLinear(scope, {"up_proj": (inner,)}, hidden, bias)
+        self.down = RowLinear(scope, "down_proj", hidden, inner, bias)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         return self.down(self.kernels.relu2(self.up(x)))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from baton.core.errors import ConfigError
 from baton.engine.models.fields import Fields
+from baton.engine.models.layers.expert_share import ExpertShare
 from baton.engine.models.layers.linear import WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
@@ -16,7 +17,7 @@ from baton.engine.models.step import Step
 class SoftmaxTopKMoe:
     """Experts are gated like GatedMlp, stacked: [experts, 2 * intermediate, hidden] gate first.
 
-    Ranks divide every expert's intermediate channels, so each computes all experts in part.
+    Ranks divide the experts; see ExpertShare.
     """
 
     mixes = False
@@ -33,20 +34,19 @@ class SoftmaxTopKMoe:
         down: str,
     ) -> None:
         """router, gate_up, down: the names of the tensors, already stacked over experts."""
-        _check_experts(scope, hidden, intermediate, experts, top_k)
+        self.share = ExpertShare.of(scope, hidden, intermediate, experts, top_k)
         self.top_k = top_k
         self.kernels = scope.kernels
         self.comm = scope.comm
         self.router = scope.tensor(router, experts, hidden)
-        halves = (intermediate, intermediate)
         in_shape, out_shape = (experts, 2 * intermediate, hidden), (experts, hidden, intermediate)
-        self.gate_up = scope.matrix(scope.part(gate_up, in_shape, halves, dim=1))
-        self.down = scope.matrix(scope.part(down, out_shape, (intermediate,), dim=2))
+        self.gate_up = scope.matrix(self.share.stacked(scope, gate_up, in_shape, 1))
+        self.down = scope.matrix(self.share.stacked(scope, down, out_shape, 2))
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         logits = self.kernels.linear(x, self.router, None)
-        weights, experts = self.kernels.route_softmax_topk(logits, self.top_k)
-        y = self.kernels.experts_swiglu(x, weights, experts, self.gate_up, self.down)
+        chosen = self.share.local(*self.kernels.route_softmax_topk(logits, self.top_k))
+        y = self.kernels.experts_swiglu(x, *chosen, self.gate_up, self.down)
         return self.comm.all_reduce(y)
 
 
@@ -160,7 +160,7 @@ class RoutedSwiglu:
     """Experts that are gated like GatedMlp. In the checkpoint each matrix is a tensor of its own,
     or all experts' are one: [experts, 2 * intermediate, hidden], gate first.
 
-    Ranks divide every expert's intermediate channels, so each computes all experts in part.
+    Ranks divide the experts; see ExpertShare.
     """
 
     mixes = False
@@ -173,29 +173,29 @@ class RoutedSwiglu:
         router: Router,
         names: ExpertNames = _COMMON_NAMES,
     ) -> None:
-        experts, inner = range(router.choice.experts), (intermediate,)
-        _check_experts(scope, hidden, intermediate, len(experts), router.choice.top_k)
+        count = router.choice.experts
+        share = ExpertShare.of(scope, hidden, intermediate, count, router.choice.top_k)
+        self.share = share
         self.comm = scope.comm
         self.kernels = scope.kernels
         self.router = router
         if scope.holds("experts.gate_up_proj"):
-            count, halves = len(experts), (intermediate, intermediate)
             in_shape, out_shape = (count, 2 * intermediate, hidden), (count, hidden, intermediate)
-            gate_up = scope.part("experts.gate_up_proj", in_shape, halves, dim=1)
-            down = scope.part("experts.down_proj", out_shape, inner, dim=2)
+            gate_up = share.stacked(scope, "experts.gate_up_proj", in_shape, 1)
+            down = share.stacked(scope, "experts.down_proj", out_shape, 2)
         else:
             pairs = [
                 [f"experts.{expert}.{name}.weight" for name in (names.gate, names.up)]
-                for expert in experts
+                for expert in share.own
             ]
-            singles = [[f"experts.{expert}.{names.down}.weight"] for expert in experts]
-            gate_up = scope.stack(pairs, (intermediate, hidden), inner)
-            down = scope.stack(singles, (hidden, intermediate), inner, dim=1)
+            singles = [[f"experts.{expert}.{names.down}.weight"] for expert in share.own]
+            gate_up = scope.stack(pairs, (intermediate, hidden), share.inner)
+            down = scope.stack(singles, (hidden, intermediate), share.inner, dim=1)
         self.gate_up, self.down = scope.matrix(gate_up), scope.matrix(down)
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        weights, experts = self.router(x)
-        y = self.kernels.experts_swiglu(x, weights, experts, self.gate_up, self.down)
+        chosen = self.share.local(*self.router(x))
+        y = self.kernels.experts_swiglu(x, *chosen, self.gate_up, self.down)
         return self.comm.all_reduce(y)
 
 
@@ -203,7 +203,7 @@ class RoutedRelu2:
     """Experts without a gate, each a tensor of its own in the checkpoint.
 
     They may work on fewer channels than the model, between a projection down and one up again.
-    Ranks divide every expert's intermediate channels, so each computes all experts in part.
+    Ranks divide the experts; see ExpertShare.
     """
 
     mixes = False
@@ -219,15 +219,16 @@ class RoutedRelu2:
     ) -> None:
         """latent: channels that the experts work on; None: all of `hidden`. bias: of the
         projections to and from them."""
-        width, inner = latent or hidden, (intermediate,)
-        _check_experts(scope, width, intermediate, choice.experts, choice.top_k)
+        width = latent or hidden
+        share = ExpertShare.of(scope, width, intermediate, choice.experts, choice.top_k)
+        self.share = share
         self.comm = scope.comm
         self.kernels = scope.kernels
         self.router = GroupedRouter(scope.at("gate"), hidden, choice)
-        up = [[f"experts.{expert}.up_proj.weight"] for expert in range(choice.experts)]
-        down = [[f"experts.{expert}.down_proj.weight"] for expert in range(choice.experts)]
-        self.up = scope.matrix(scope.stack(up, (intermediate, width), inner))
-        self.down = scope.matrix(scope.stack(down, (width, intermediate), inner, dim=1))
+        up = [[f"experts.{expert}.up_proj.weight"] for expert in share.own]
+        down = [[f"experts.{expert}.down_proj.weight"] for expert in share.own]
+        self.up = scope.matrix(scope.stack(up, (intermediate, width), share.inner))
+        self.down = scope.matrix(scope.stack(down, (width, intermediate), share.inner, dim=1))
         self.latent = (
             None
             if latent is None
@@ -238,12 +239,10 @@ class RoutedRelu2:
         )
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        weights, experts = self.router(x)
+        chosen = self.share.local(*self.router(x))
         if self.latent:
             x = self.latent[0](x)
-        y = self.comm.all_reduce(
-            self.kernels.experts_relu2(x, weights, experts, self.up, self.down)
-        )
+        y = self.comm.all_reduce(self.kernels.experts_relu2(x, *chosen, self.up, self.down))
         return self.latent[1](y) if self.latent else y
 
 
@@ -262,14 +261,4 @@ def _check_groups(choice: GroupedTopK, least: int) -> None:
             f"{choice.experts} experts cannot be chosen from {choice.top_groups} of "
             f"{choice.groups} groups, {choice.top_k} a token: groups must be equal, of {least} "
             "experts or more, and those that are chosen must hold as many as a token has"
-        )
-
-
-def _check_experts(scope: Scope, hidden: int, intermediate: int, experts: int, top_k: int) -> None:
-    row = scope.dtype.itemsize * scope.shard.part(intermediate, "expert channels")
-    if row % 16 or scope.dtype.itemsize * hidden % 16 or top_k > experts:
-        raise ConfigError(
-            f"experts of {hidden} x {intermediate} channels, {top_k} of {experts} a token, on "
-            f"{scope.shard.size} ranks in {scope.dtype} cannot run: rows must be multiples of "
-            "16 bytes, and a token cannot have more experts than there are"
         )

@@ -1,0 +1,32 @@
+"""An RMS norm over groups of channels that several tensor-parallel ranks share."""
+
+import torch
+from torch import Tensor
+
+from baton.engine.memory.shards import SubBlock
+from baton.engine.models.scope import Scope
+
+
+class SharedGroupNorm:
+    """x / sqrt(mean(x^2) + eps) * weight, the mean over a group of which this rank has a part of
+    the channels. Computed in float32."""
+
+    def __init__(
+        self, scope: Scope, name: str, channels: SubBlock, groups: SubBlock, eps: float
+    ) -> None:
+        """channels: all that are normed. groups: fewer than there are ranks."""
+        self.comm = scope.comm
+        self.eps = eps
+        self.groups = groups.units
+        (self.group,) = scope.shard.held(groups)
+        self.width = channels.places // groups.units  # channels of a whole group
+        shape = (channels.places,)
+        self.weight = scope.part(f"{name}.weight", shape, (channels,), dtype=torch.float32)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Norm. x: [T, this rank's channels] -> shape and dtype of x"""
+        wide = x.float()
+        sums = wide.new_zeros(x.shape[0], self.groups)
+        sums[:, self.group] = wide.square().sum(dim=-1)
+        square = self.comm.all_reduce(sums)[:, self.group, None] / self.width
+        return (wide * torch.rsqrt(square + self.eps) * self.weight).to(x.dtype)

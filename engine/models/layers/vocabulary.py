@@ -1,0 +1,52 @@
+"""The embedding and the head, whose rows tensor-parallel ranks divide."""
+
+from torch import Tensor
+
+from baton.engine.memory.shards import SubBlock
+from baton.engine.models.scope import Scope
+from baton.kernels.linear import Matrix, Weight
+
+
+class Embedding:
+    """Rows of a table by token id. table: [this rank's tokens, hidden]."""
+
+    def __init__(self, scope: Scope, name: str, vocab_size: int, hidden: int) -> None:
+        self.kernels = scope.kernels
+        self.comm = scope.comm
+        self.vocab = SubBlock("tokens of the vocabulary", vocab_size, uneven=True)
+        self.own = scope.shard.held(self.vocab)
+        table = scope.part(f"{name}.weight", (vocab_size, hidden), (self.vocab,))
+        self.table: Weight = scope.matrix(table)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Look up tokens. ids: [T] int64 -> [T, hidden], on every rank"""
+        if len(self.own) == self.vocab.units:
+            return self.kernels.embedding(ids, self.table)
+        own = (ids >= self.own.start) & (ids < self.own.stop)
+        local = (ids - self.own.start).clamp_(0, len(self.own) - 1)
+        rows = self.kernels.embedding(local, self.table)
+        return self.comm.all_reduce(rows.masked_fill(~own[:, None], 0.0))
+
+
+class Head:
+    """The logits of each token of the vocabulary, times `factor`."""
+
+    def __init__(
+        self, scope: Scope, embedding: Embedding, hidden: int, tied: bool, factor: float
+    ) -> None:
+        """tied: the embedding's table is the head's weight too."""
+        self.kernels = scope.kernels
+        self.comm = scope.comm
+        self.factor = factor
+        vocab, size = embedding.vocab, scope.shard.size
+        self.widths = [vocab.places_of(rank, size) for rank in range(size)]
+        self.weight: Matrix = embedding.table
+        if not tied:
+            self.weight = scope.product("lm_head.weight", (vocab.units, hidden), (vocab,))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Compute logits. x: [L, hidden] -> [L, vocab] float32 on rank 0; on others, the part of
+        their own tokens
+        """
+        logits = self.kernels.linear(x, self.weight, None).float()
+        return self.comm.gather(self.kernels.scaled(logits, self.factor), self.widths)

@@ -1,0 +1,93 @@
+"""Parts of a model that tensor-parallel ranks run side by side, in threads or in processes."""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from step_driver import StepDriver
+from torch import Tensor
+
+from baton.engine.loading.weights import Checkpoint
+from baton.engine.models.family_table import read_config
+from baton.engine.models.loader import build_model
+from baton.engine.ranks.comm import Comm, Shard
+
+CHUNK = 20  # prompt tokens a step
+
+
+class RankThreads:
+    """The collectives of ranks that are threads of one process."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size, timeout=60)
+        self._parts: list[Tensor | None] = [None] * size
+
+    def of(self, rank: int) -> Comm:
+        return _RankThread(self, rank)
+
+    def exchange(self, rank: int, x: Tensor) -> list[Tensor]:
+        """Return what all ranks gave, in their order."""
+        self._parts[rank] = x
+        self._barrier.wait()
+        found = [part for part in self._parts if part is not None]
+        self._barrier.wait()
+        return found
+
+    def abort(self) -> None:
+        """End the others' waits: this rank has failed."""
+        self._barrier.abort()
+
+
+class _RankThread:
+    def __init__(self, threads: RankThreads, rank: int) -> None:
+        self._threads, self._rank = threads, rank
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return torch.stack(self._threads.exchange(self._rank, x)).sum(dim=0)
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        parts = self._threads.exchange(self._rank, x)
+        assert [part.shape[1] for part in parts] == list(widths)
+        return x if self._rank else torch.cat(parts, dim=1)
+
+
+def say(
+    folder: Path, prompt: Sequence[int], answer: Sequence[int], shard: Shard, comm: Comm
+) -> Tensor:
+    """One rank's logits of every token of `prompt` and `answer`: [tokens, vocab] float32 on rank 0;
+    what others return is not looked at. The prompt is read by chunks, the answer token by token."""
+    config = read_config(folder, torch.float32, torch.float32)
+    model = build_model(config, Checkpoint(folder), torch.device("cpu"), shard=shard, comm=comm)
+    driver = StepDriver(model)
+    row = driver.start(prompt)
+    logits = [driver.prefill(row, chunk=CHUNK)]
+    for token in answer:
+        row.tokens.append(token)
+        logits += [step.clone() for step in driver.step(decode=[row])]
+    return torch.cat(logits)
+
+
+def say_together(folder: Path, prompt: Sequence[int], answer: Sequence[int], size: int) -> Tensor:
+    """The logits that `size` ranks compute together, a thread each; see `say`."""
+    threads = RankThreads(size)
+    found: dict[int, Tensor | BaseException] = {}
+
+    def run(rank: int) -> None:
+        try:
+            found[rank] = say(folder, prompt, answer, Shard(rank, size), threads.of(rank))
+        except BaseException as error:  # raised below, in the test's thread
+            found[rank] = error
+            threads.abort()
+
+    workers = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    failed = [error for error in found.values() if isinstance(error, BaseException)]
+    for error in sorted(failed, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+        raise error
+    logits = found[0]
+    assert isinstance(logits, Tensor)
+    return logits
