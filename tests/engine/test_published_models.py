@@ -1,0 +1,83 @@
+"""Published models on 1, 2, 4 and 8 devices of 80 GB: each fits, or is refused with the reason."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from engine.published_models import PUBLISHED
+
+from baton.core.errors import ConfigError
+from baton.engine.config import EngineConfig
+from baton.engine.memory.plan import MemoryPlan
+from baton.engine.models.family_table import read_config
+from baton.engine.models.loader import divided_model
+
+DEVICE_BYTES = 80 * 10**9
+RUNNING = 32
+FITS = "fits"
+# By model and ranks: GB of bfloat16 weights on each, and the verdict.
+TABLE = {
+    "Nemotron-Nano-9B-v2": {1: (17.8, FITS), 2: (8.9, FITS), 4: (4.4, FITS), 8: (2.2, FITS)},
+    "Granite-4.0-H-Small": {
+        1: (64.4, r"the largest max_running that fits is \d+"),
+        2: (32.3, FITS),
+        4: (16.2, FITS),
+        8: (8.1, FITS),
+    },
+    "Falcon-H1-34B": {
+        1: (67.3, r"the largest max_running that fits is \d"),
+        2: (33.6, FITS),
+        4: (17.0, FITS),
+        8: (0.0, r"attention heads \(20\) cannot be divided among 8 .* 1 or 2 or 4 ranks"),
+    },
+    "Kimi-Linear-48B-A3B": {
+        1: (98.3, "not even one request fits"),
+        2: (49.2, FITS),
+        4: (24.6, FITS),
+        8: (12.4, FITS),
+    },
+    "Qwen3-Next-80B-A3B": {
+        1: (159.5, "not even one request fits"),
+        2: (79.8, "not even one request fits"),
+        4: (40.0, FITS),
+        8: (20.1, FITS),
+    },
+    "DeepSeek-V3": {
+        1: (1342.3, "not even one request fits"),
+        2: (672.3, "not even one request fits"),
+        4: (337.3, "not even one request fits"),
+        8: (169.8, "not even one request fits"),
+    },
+}
+
+
+def test_the_table_names_all_published_models() -> None:
+    assert set(TABLE) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_each_number_of_devices_fits_or_is_refused_with_the_reason(
+    name: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    model = read_config(folder, torch.bfloat16, torch.float32)
+    for ranks, (gigabytes, verdict) in TABLE[name].items():
+        if not gigabytes:
+            with pytest.raises(ConfigError, match=verdict):
+                divided_model(model, ranks)
+            continue
+        part = divided_model(model, ranks)
+        assert part.weight_bytes / 1e9 == pytest.approx(gigabytes, abs=0.051), ranks
+        config = EngineConfig(
+            model=folder, device="cuda", dtype=torch.bfloat16, max_running=RUNNING,
+            memory_fraction=0.9,
+        )  # fmt: skip
+        if verdict == FITS:
+            plan = MemoryPlan(config, part.config, part.weight_bytes, DEVICE_BYTES)
+            assert plan.slots > RUNNING and plan.pages > RUNNING
+            continue
+        with pytest.raises(ConfigError, match=verdict):
+            MemoryPlan(config, part.config, part.weight_bytes, DEVICE_BYTES)
