@@ -8,6 +8,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
 MODEL ?= examples/recall/model
+COMPUTE := $(addprefix tests/,core engine kernels oracle text)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -21,8 +22,11 @@ demo: $(STAMP)
 serve: $(STAMP)
 	$(BIN)/baton serve --model $(MODEL) --prefill 1 --decode 2
 
+# Two processes run the tests of rooms that only compute. The others start servers and clusters,
+# which would take turns on the same cores.
 test: check tools
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(COMPUTE)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix --ignore ,$(COMPUTE))
 
 # Not a part of CI. Takes an hour or more on two idle cores.
 chaos: chaos-faults chaos-load
