@@ -105,6 +105,7 @@ class RouterShares:
         if len(self._shares) == 1:  # it was alone, with everything
             first = self._shares[0]
             first.unread[first.number] = max(first.demand.most, demand.most)
+            first.units = 0  # so that its share gets a new number, whose reading ends this
         self._shares.append(share)
         self._divide()
         self._on_change()

@@ -109,12 +109,25 @@ async def test_an_idle_router_leaves_its_part_to_a_busy_one(cluster: Cluster) ->
     await until(lambda: all(_serves(router, cluster) for router in cluster.routers.clients))
     first, second = cluster.routers.clients[:2]
     streams = asked(cluster.routers.http_urls[0], [[9, 8, 7]] * 60)
-    await until(lambda: min(on_ranks(first)) >= RUNNING - 1)
+    assert RUNNING - 1 <= (await seen_most(first, streams, RUNNING - 1))
     more = asked(cluster.routers.http_urls[1], [[6, 5, 4]] * 60)
-    await until(lambda: min(on_ranks(second)) >= RUNNING // 3)
-    answers = await asyncio.gather(*streams, *more)
+    assert RUNNING // 3 <= (await seen_most(second, more, RUNNING // 3))
+    answers = await asyncio.wait_for(asyncio.gather(*streams, *more), DEADLINE_S)
     assert {len(answer) for answer in answers} == {ANSWER}
     assert len({tuple(answer) for answer in answers}) == 2
+
+
+async def seen_most(
+    router: RouterClient, streams: "list[asyncio.Task[list[int]]]", enough: int
+) -> int:
+    """Return the most requests of a router that were on each rank at once, while `streams` run and
+    until it has had `enough`."""
+    most = 0
+    async with asyncio.timeout(DEADLINE_S):
+        while most < enough and not all(stream.done() for stream in streams):
+            most = max(most, min(await asyncio.to_thread(on_ranks, router)))
+            await asyncio.sleep(0.02)
+    return most
 
 
 def on_ranks(router: RouterClient) -> list[int]:

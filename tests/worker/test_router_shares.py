@@ -57,6 +57,21 @@ def test_a_second_router_is_given_what_the_first_says_that_it_does_not_use() -> 
     assert not shares.divided
 
 
+def test_a_router_that_was_alone_for_a_while_gives_up_what_it_took() -> None:
+    shares = RouterShares()
+    first = shares.join("router-0", demand())
+    second = shares.join("router-1", demand())
+    for each in (first, second):
+        read(shares, each, wanted=0, held=0)
+    number = first.number
+    shares.leave(second)
+    again = shares.join("router-1", demand(wanted=6))
+    assert first.number > number, "the router has to say that it knows of its share again"
+    assert again.units == LEAST, "the first may have taken everything"
+    read(shares, first, wanted=0, held=0)
+    assert again.units == 6
+
+
 def test_only_changes_are_told() -> None:
     told: list[int] = []
     shares = RouterShares(lambda: told.append(1))
