@@ -82,7 +82,7 @@ class RouterBackend:
             share_of,
             options.clock,
             metrics.queue.refused,
-            KeyLimit(config.key_slowdown, options.step_times.seconds, options.clock),
+            KeyLimit(config.key_slowdown, options.step_times, options.clock),
         )
         self.demands = Demands(table, self._placer, self._queue)
         table.subscribe(self._on_change)

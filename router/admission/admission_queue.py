@@ -16,6 +16,7 @@ from baton.router.admission.drain_rate import DrainRate
 from baton.router.admission.fair_queue import NOTHING, FairQueue, KeyName, Use, Waiting
 from baton.router.admission.key_limit import KeyLimit
 from baton.router.admission.room import Room
+from baton.router.admission.step_times import DecodeStepTimes
 
 PREFILLS_AHEAD = 2
 """Requests that each prefill worker is given at once, however long: one that it computes, and one
@@ -118,7 +119,7 @@ class AdmissionQueue:
         self._capacity = capacity
         self._share_of = share_of
         self._on_refusal = on_refusal
-        self._limit = limit or KeyLimit(0.0, lambda rows: None, clock)
+        self._limit = limit or KeyLimit(0.0, DecodeStepTimes(), clock)
         self._queue = FairQueue(share_of)
         self._rate = DrainRate(clock)
         self._numbers = itertools.count()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.router.admission.fair_queue import KeyName
+from baton.router.admission.step_times import DecodeStepTimes
 
 PRESENT_S = 10.0
 """A key counts as present for so long after its last request: most of a conversation is pauses."""
@@ -29,24 +30,28 @@ class KeyLimit:
     def __init__(
         self,
         slowdown: float,
-        step_seconds: Callable[[float], float | None],
+        step_times: DecodeStepTimes,
         clock: Callable[[], float],
     ) -> None:
         """
         slowdown: 0 for no bound.
-        step_seconds: returns the time of a decode step by its requests; None: unknown, no bound.
+        step_times: what is learned of the times of decode steps; while that is nothing, there is no
+        bound. It is told whether several keys have requests.
         """
         self._slowdown = slowdown
-        self._step_seconds = step_seconds
+        self._step_times = step_times
         self._clock = clock
         self._uses: dict[KeyName, _Use] = {}
+        self._at_work = 0  # keys with requests past their turn
 
     def note(self, key: KeyName, requests: int) -> None:
         """Record how many requests of a key are past their turn."""
         use, now = self._uses.setdefault(key, _Use()), self._clock()
+        self._at_work += (requests > 0) - (use.now > 0)
         use.now = requests
         if requests >= use.most or now >= use.until:
             use.most, use.until = requests, now + PRESENT_S
+        self._step_times.shared = self._at_work > 1
 
     def allows(self, key: KeyName, ranks: int) -> bool:
         """Return True if `key` may have one more. ranks: decode ranks, which share the requests
@@ -59,8 +64,8 @@ class KeyLimit:
         if not others:
             return True
         ranks = max(ranks, 1)
-        alone = self._step_seconds(max(others / ranks, 1.0))
-        beside = self._step_seconds(max((others + mine + 1) / ranks, 1.0))
+        alone = self._step_times.seconds_alone(max(others / ranks, 1.0))
+        beside = self._step_times.seconds(max((others + mine + 1) / ranks, 1.0))
         return alone is None or beside is None or beside <= self._slowdown * alone
 
     def _others(self, key: KeyName) -> int:

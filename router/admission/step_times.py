@@ -15,35 +15,58 @@ FULL_COUNT = 64
 
 
 class DecodeStepTimes:
-    """A line through the mean times of steps: a step has a cost of its own, and one for each row.
+    """The times of steps while several API keys had requests, and of those while one had.
+
+    A line goes through the mean times of the first kind: a step has a cost of its own, and one for
+    each row. Keys slow each other down by more than rows: by prompts that are read meanwhile, on
+    a CPU by the cores and the memory bandwidth that they share. So steps of the second kind are
+    not on the line; how far they lie below it is learned.
 
     Ranks of one cluster are alike, so all of them add to one line.
     """
 
     def __init__(self) -> None:
+        self.shared = False
+        """True while several keys have requests under way."""
         self._means: dict[int, tuple[float, int]] = {}  # seconds and steps, by rows
+        self._alone: dict[int, tuple[float, int]] = {}  # the same of steps of one key
         self._new = 0
         self._line: tuple[float, float] | None = None  # seconds of a step, and of each row
+        self._part = 1.0  # a step of one key takes this part of what the line says
 
     def add(self, rows: int, seconds: float) -> None:
         """Add one step of `rows` requests."""
-        rows = min(rows, MOST_ROWS)
-        mean, count = self._means.get(rows, (seconds, 0))
-        seconds = min(seconds, OUTLIER * mean)
-        count += 1
-        mean += (seconds - mean) * max(WEIGHT, 1 / count)
-        self._means[rows] = mean, count
+        rows, means = min(rows, MOST_ROWS), self._means if self.shared else self._alone
+        new_size = rows not in means
+        _add(means, rows, seconds)
         self._new += 1
-        if self._new >= FIT_EVERY or (self._line is None and count == 1):
+        if self._new >= FIT_EVERY or (self._line is None and new_size):
             self._new = 0
-            self._line = _line_through(self._means)
+            self._line = _line_through(self._means) or _line_through({**self._alone, **self._means})
+            self._part = self._part_alone()
 
     def seconds(self, rows: float) -> float | None:
-        """Return the expected time of a step; None while too little is known."""
+        """Return the expected time of a step that several keys share; None while too little is
+        known."""
         if self._line is None:
             return None
         own, each = self._line
         return own + each * rows
+
+    def seconds_alone(self, rows: float) -> float | None:
+        """Return the expected time of a step while only one key has requests."""
+        shared = self.seconds(rows)
+        return None if shared is None else self._part * shared
+
+    def _part_alone(self) -> float:
+        if self._line is None or not self._alone:
+            return 1.0
+        expected = found = 0.0
+        for rows, (mean, count) in self._alone.items():
+            weight = min(count, FULL_COUNT)
+            expected += weight * (self.seconds(rows) or mean)
+            found += weight * mean
+        return min(found / expected, 1.0)
 
 
 class StepClock:
@@ -67,6 +90,13 @@ class StepClock:
         if self._last is not None and self._last[0] == first and handles.count(first) == 1:
             self._times.add(len(handles) + more, now - self._last[1])
         self._last = first, now
+
+
+def _add(means: dict[int, tuple[float, int]], rows: int, seconds: float) -> None:
+    mean, count = means.get(rows, (seconds, 0))
+    seconds = min(seconds, OUTLIER * mean)
+    count += 1
+    means[rows] = mean + (seconds - mean) * max(WEIGHT, 1 / count), count
 
 
 def _line_through(means: dict[int, tuple[float, int]]) -> tuple[float, float] | None:

@@ -36,6 +36,7 @@ class Counts:
     by_status: dict[str, int] = field(default_factory=dict)
     latencies_s: list[float] = field(default_factory=list)  # of those that were answered
     waited_s: list[float] = field(default_factory=list)  # of these, at the router
+    first_token_s: list[float] = field(default_factory=list)  # of these, to the first token
     retry_after_s: list[int] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -117,6 +118,7 @@ class Load:
             counts.done += 1
             counts.tokens += reply["usage"]["completion_tokens"]
             counts.waited_s.append(reply["timings"]["router_queue_us"] / 1e6)
+            counts.first_token_s.append(reply["timings"]["ttft_us"] / 1e6)
             counts.latencies_s.append(time.perf_counter() - sent)
         return float(retry)
 

@@ -85,7 +85,9 @@ def test_a_flood_of_one_key_does_not_slow_another(cluster: Cluster) -> None:
     alone = median([*before.latencies_s, *after.latencies_s])
     ratio = median(beside.latencies_s) / alone
     worst = sorted(beside.latencies_s)[int(0.95 * len(beside.latencies_s))]
+    first = median(before.first_token_s), median(beside.first_token_s), median(after.first_token_s)
     print(
+        f"first token before, beside, after {first[0]:.3f}, {first[1]:.3f}, {first[2]:.3f} s; "
         f"alone {alone:.3f} s, beside the flood {median(beside.latencies_s):.3f} s "
         f"({ratio:.2f} times; 95 %: {worst:.3f} s), of which {median(beside.waited_s):.3f} s at "
         f"the router; the flood's {median(flooded.waited_s):.3f} s there; {beside.by_status}; "

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 import pytest
+from router.known_step_times import times_of
 
 from baton.api.backend import GenerateRequest
 from baton.api.deadline import Deadline
@@ -36,7 +37,7 @@ class Door:
             lambda key: 1.0,
             lambda: self.now,
             self.refusals.append,
-            KeyLimit(self.slowdown, lambda rows: 0.02 + 0.004 * rows, lambda: self.now),
+            KeyLimit(self.slowdown, times_of(lambda rows: 0.02 + 0.004 * rows), lambda: self.now),
         )
 
     def _room(self) -> Room:

@@ -10,6 +10,7 @@ from baton.router.admission.step_times import MOST_ROWS, DecodeStepTimes, StepCl
 def known(own: float, each: float, sizes: list[int], noise: float = 0.0) -> DecodeStepTimes:
     """Return what is learned of steps that take own + each * rows seconds."""
     times, rng = DecodeStepTimes(), random.Random()
+    times.shared = True
     for _ in range(400):
         rows = rng.choice(sizes)
         times.add(rows, (own + each * rows) * rng.uniform(1 - noise, 1 + noise))
@@ -63,7 +64,7 @@ def test_what_is_kept_is_bounded() -> None:
     times = DecodeStepTimes()
     for rows in range(1, 2 * MOST_ROWS):
         times.add(rows, 0.01)
-    assert len(times._means) == MOST_ROWS
+    assert len(times._alone) == MOST_ROWS
 
 
 class _Seen(DecodeStepTimes):
@@ -86,3 +87,23 @@ def test_only_messages_of_steps_that_follow_each_other_count() -> None:
     clock.step([3, 3], 0, 3.5)  # two steps in one message
     clock.step([3], 0, 3.6)
     assert seen.steps == [(4, 0.5), (1, 0.1)]
+
+
+def test_a_key_alone_is_faster_than_its_rows_among_others_say() -> None:
+    times = known(0.03, 0.005, [1, 3, 8], noise=0.1)
+    times.shared = False
+    for _ in range(200):
+        times.add(1, 0.021)
+    assert times.seconds(1) == pytest.approx(0.035, rel=0.1)
+    for rows in (1, 4):
+        alone, shared = times.seconds_alone(rows), times.seconds(rows)
+        assert alone is not None and shared is not None
+        assert alone == pytest.approx(0.6 * shared, rel=0.1)
+
+
+def test_a_key_alone_counts_as_no_slower_than_among_others() -> None:
+    times = known(0.02, 0.004, [1, 8])
+    times.shared = False
+    for _ in range(200):
+        times.add(1, 0.048)
+    assert times.seconds_alone(1) == times.seconds(1)
