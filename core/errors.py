@@ -8,6 +8,7 @@ BatonError                     INTERNAL
 │   ├── WeightsError           INTERNAL           a checkpoint's tensors are wrong
 │   └── TokenizerFileError     INTERNAL           tokenizer files are missing or bad [text]
 ├── InvariantError             INTERNAL           bookkeeping does not balance: a fault of ours
+│   └── RankError              INTERNAL           a rank of a replica is lost, hangs or has failed
 ├── StoppedError               UNAVAILABLE        the engine's loop has ended
 ├── PeerLostError              UNAVAILABLE        a peer went away or is not who it was
 │   └── PeerSilentError        UNAVAILABLE        a peer was silent for its lease
@@ -79,6 +80,10 @@ class WeightsError(ConfigError):
 
 class InvariantError(BatonError):
     """Bookkeeping of Baton's own that does not balance."""
+
+
+class RankError(InvariantError):
+    """A rank of a replica is lost, hangs or has failed: the engine of the replica must end."""
 
 
 class StoppedError(BatonError):

@@ -35,3 +35,5 @@ TRACK_INTERVAL = 256
 DRAFT_TOKENS = 4
 WINDOWS = (1, 2, 4, 8)
 """Tokens that one step may compute of a request that decodes."""
+RANK_TIMEOUT_S = 60.0
+"""Seconds that a rank waits for the other ranks of its replica in a step."""

@@ -14,6 +14,7 @@ from baton.engine.choices import (
     HELD_FRACTION,
     LAYER_GROUP_BYTES,
     MEMORY_FRACTION,
+    RANK_TIMEOUT_S,
     TRACK_INTERVAL,
     LoadFormat,
     SpeculativeAlgorithm,
@@ -95,16 +96,20 @@ class EngineConfig:
     max_running: int = 16  # requests that decode at once
     chunked_prefill_size: int | None = None  # prompt tokens a step; None: by device
     max_model_len: int | None = None  # None: the model's
-    memory_bytes: int | None = None  # budget for weights, pools and activations; None: by fraction
+    memory_bytes: int | None = (
+        None  # a rank's budget for weights, pools, activations; None: by fraction
+    )
     memory_fraction: float = MEMORY_FRACTION  # of what the machine has free at start
-    workers_on_host: int = 1  # the budget, on a CPU, is divided by them
+    workers_on_host: int = 1  # the budget, on a CPU, is divided by them and their ranks
     tickets: int = 0  # hand-offs that may be under way into this engine
     # Of the pool, that hand-offs without a destination may hold.
     held_fraction: float = HELD_FRACTION
     # The layers of a hand-off's last chunk are reported in groups of at least this many bytes: a
     # report costs about as much time as moving that many.
     layer_group_bytes: int = LAYER_GROUP_BYTES
-    threads: int | None = None  # compute threads; None: torch's
+    threads: int | None = None  # compute threads, of all ranks together; None: torch's
+    tp: int = 1  # tensor-parallel ranks of the replica, a process each
+    rank_timeout_s: float = RANK_TIMEOUT_S  # that a rank waits for the others in a step
     kernels: KernelChoice = KernelChoice.AUTO
     prefix_caching: bool = True
     mamba_scheduler_strategy: Strategy = Strategy.AUTO

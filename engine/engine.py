@@ -32,6 +32,7 @@ from baton.engine.output.events import Event
 from baton.engine.output.output import Output, OutputCollector, PromptIds
 from baton.engine.output.result_processor import ResultProcessor
 from baton.engine.output.stop_checker import Stop
+from baton.engine.ranks.followers import Followers
 from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.schedule.admission_check import AdmissionCheck
 from baton.engine.schedule.donations import Donations
@@ -44,7 +45,7 @@ from baton.engine.schedule.tracker import Tracker
 from baton.engine.speculation.drafter import drafter_of
 from baton.engine.speculation.kept_inputs import kept_inputs
 from baton.engine.speculation.proposer import Proposer
-from baton.engine.status import EngineStatus, queued_tokens
+from baton.engine.status import EngineStatus, engine_status
 from baton.text.grammar import CompiledGrammar, GrammarCompiler
 from baton.text.tokenizer import Tokenizer
 
@@ -151,6 +152,11 @@ class Engine:
         first step. The listener is called on the forward's thread, or the stream's.
         """
         self._runner.listen(on_layers)
+
+    @property
+    def followers(self) -> Followers | None:
+        """The other ranks of the replica; None where there is one rank."""
+        return self._runner.followers
 
     @property
     def has_work(self) -> bool:
@@ -299,18 +305,7 @@ class Engine:
         self._end_if_given(request)
 
     def status(self) -> EngineStatus:
-        scheduler = self._scheduler
-        return EngineStatus(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            queued_tokens=queued_tokens(scheduler.running, scheduler.waiting),
-            held=len(scheduler.held),
-            slots=self.states.ids.counts(),
-            pages=self.pages.ids.counts(),
-            shortages=self._pools.causes.lately,
-            max_running=self.config.max_running,
-            max_model_len=self.plan.max_model_len,
-        )
+        return engine_status(self._scheduler, self._pools, self.plan)
 
     def audit(self) -> list[str]:
         """Describe every slot and page that is not free or owned exactly once. [] when all
@@ -360,8 +355,10 @@ class Engine:
         return collector.outputs()
 
     def close(self) -> None:
-        """Finish the steps in flight. The engine cannot run after this."""
+        """Finish the steps in flight, and end the other ranks. The engine cannot run after this."""
         self._stream.close()
+        if self.followers is not None:
+            self.followers.close()
 
     def _enter(
         self,

@@ -17,6 +17,8 @@ from baton.engine.output.events import Event
 
 T = TypeVar("T")
 
+_LOOK_S = 0.25  # between two looks at whether all ranks of an idle engine live
+
 
 class EngineLoop:
     """Steps the engine while it has work, sleeps while it has none, and runs what it is asked to
@@ -82,7 +84,10 @@ class EngineLoop:
         """Sleep until there is something to do; false when it is to end."""
         with self._wake:
             while not (self._ending or self._calls or self._engine.has_work):
-                self._wake.wait()
+                followers = self._engine.followers
+                self._wake.wait(None if followers is None else _LOOK_S)
+                if followers is not None and followers.lost is not None:
+                    raise followers.lost
             return not self._ending
 
     def _run_calls(self) -> None:

@@ -3,9 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.cache.eviction_causes import Shortages
 from baton.engine.memory.owners import Owner
+from baton.engine.memory.plan import MemoryPlan
 from baton.engine.schedule.request import Request
+from baton.engine.schedule.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,21 @@ class EngineStatus:
     shortages: Shortages  # what the prefix cache evicted lately, and for which pool
     max_running: int
     max_model_len: int  # tokens, prompt and output
+
+
+def engine_status(scheduler: Scheduler, pools: CachedPools, plan: MemoryPlan) -> EngineStatus:
+    """Return the status of the engine that these are parts of."""
+    return EngineStatus(
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        queued_tokens=queued_tokens(scheduler.running, scheduler.waiting),
+        held=len(scheduler.held),
+        slots=pools.slots.counts(),
+        pages=pools.pages.counts(),
+        shortages=pools.causes.lately,
+        max_running=plan.config.max_running,
+        max_model_len=plan.max_model_len,
+    )
 
 
 def queued_tokens(running: Iterable[Request], waiting: Iterable[Request]) -> int:

@@ -12,6 +12,7 @@ def engine_settings(config: EngineConfig, plan: MemoryPlan) -> dict[str, object]
     return {
         "model_type": model.family,
         "device": config.device,
+        "tp_size": config.tp,
         "dtype": _name(config.dtype),
         "mamba_ssm_dtype": _name(config.ssm_dtype),
         "page_size": config.page_size,

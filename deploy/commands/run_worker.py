@@ -11,7 +11,7 @@ from rich.console import Console
 from baton.api.request_fields import UnknownFields
 from baton.core import logs
 from baton.core.cache_salt import CacheScope
-from baton.core.errors import ConfigError
+from baton.core.errors import ConfigError, RankError
 from baton.core.role import Role
 from baton.deploy.access_options import client_tls_from
 from baton.deploy.cluster.preflight import check_device, check_model
@@ -42,14 +42,15 @@ def run_worker(
     logs.set_up(telemetry_from(given).log_format, worker=given["worker_id"] or "")
     keep_freed_memory()
     switch_often()
-    engine_config = _engine_config(engine_from(given), role, threads)
+    engine = replace(engine_from(given), tp=given["tp"], rank_timeout_s=given["rank_timeout"])
+    engine_config = _engine_config(engine, role, threads)
     check_device(engine_config, here=True)
     check_model(engine_config)
     try:
         config = _worker_config(role, host, engine_config, given)
         local = LocalWorker(config, Engine.load(engine_config), clients)
         asyncio.run(_serve(local, console, "http" if clients.client_tls is None else "https"))
-    except ConfigError as err:
+    except (ConfigError, RankError) as err:
         raise StartError(str(err)) from err
 
 

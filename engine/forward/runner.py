@@ -35,6 +35,8 @@ from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.memory.table_changes import TableEntries
 from baton.engine.models.base import Model
+from baton.engine.ranks.followers import Followers
+from baton.engine.ranks.leading_model import LeadingModel
 from baton.engine.schedule.batch import Batch, Row
 from baton.engine.schedule.draw import Draw
 from baton.engine.schedule.plain_rows import Ints, PlainGroup
@@ -100,6 +102,11 @@ class ModelRunner:
         self._layers = LayerBytes.of(states.layout, pages.layout)
         self._group_bytes = layer_group_bytes
         self._on_layers: OnLayers | None = None
+
+    @property
+    def followers(self) -> Followers | None:
+        """The other ranks that run the model; None where there is one rank."""
+        return self._model.followers if isinstance(self._model, LeadingModel) else None
 
     def listen(self, on_layers: OnLayers) -> None:
         """Register the listener for the layers of held requests' last chunks, before the first

@@ -6,8 +6,8 @@ from functools import cached_property
 
 from baton.core.errors import ConfigError
 from baton.engine.cache.grids import Grids, Strategy, resolve
-from baton.engine.choices import WINDOWS
 from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.memory.engine_options import check_options
 from baton.engine.memory.layout import PageLayout, SlotLayout
 from baton.engine.memory.request_tables import TableSizes
 from baton.engine.memory.step_memory import StepMemory
@@ -42,7 +42,7 @@ class MemoryPlan:
     available_bytes: int
 
     def __post_init__(self) -> None:
-        self._check_options()
+        check_options(self.config, self.model_config, self.chunked_prefill_size, self.donates_live)
         if self._fits(self.config.max_running):
             return
         largest = self._largest_max_running()
@@ -85,7 +85,7 @@ class MemoryPlan:
         config = self.config
         if config.memory_bytes is not None:
             return config.memory_bytes
-        share = config.workers_on_host if config.device == "cpu" else 1
+        share = config.workers_on_host * config.tp if config.device == "cpu" else 1
         return int(self.available_bytes * config.memory_fraction) // share
 
     @property
@@ -296,57 +296,6 @@ class MemoryPlan:
     @property
     def _wanted_len(self) -> int:
         return self.config.max_model_len or self.model_config.max_model_len
-
-    def _check_options(self) -> None:
-        config, model = self.config, self.model_config
-        least = {
-            "page_size": config.page_size,
-            "max_running": config.max_running,
-            "chunked_prefill_size": self.chunked_prefill_size,
-            "workers_on_host": config.workers_on_host,
-            "snapshots_per_prefill": config.snapshots_per_prefill or 1,
-        }
-        for name, value in least.items():
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1; got {value}")
-        ratio = config.mamba_full_memory_ratio
-        if ratio is not None and not 0 < ratio < math.inf:
-            raise ConfigError(f"mamba_full_memory_ratio must be positive and finite; got {ratio}")
-        if ratio is not None and config.cached_snapshots is not None:
-            raise ConfigError(
-                "cached_snapshots and mamba_full_memory_ratio both size the slots for snapshots: "
-                f"give one of them; got {config.cached_snapshots} and {ratio}"
-            )
-        if config.window > 1 and config.device != "cpu":
-            raise ConfigError(
-                "speculative_algorithm is for CPUs: steps that verify draft tokens are not built "
-                f"for GPUs yet; use speculative_algorithm off with device {config.device}"
-            )
-        if config.window > 1 and self.donates_live:
-            raise ConfigError(
-                "speculative_algorithm needs snapshots in slots of their own, because no_buffer "
-                "caches a live state whose draft tokens may be wrong: use "
-                "mamba_scheduler_strategy extra_buffer or auto, or speculative_algorithm off"
-            )
-        if config.speculative_num_draft_tokens not in WINDOWS[1:]:
-            raise ConfigError(
-                f"speculative_num_draft_tokens must be one of {', '.join(map(str, WINDOWS[1:]))}; "
-                f"got {config.speculative_num_draft_tokens}"
-            )
-        if config.tickets < 0:
-            raise ConfigError(f"tickets must be at least 0; got {config.tickets}")
-        for name, fraction in (
-            ("memory_fraction", config.memory_fraction),
-            ("held_fraction", config.held_fraction),
-        ):
-            if not 0.0 <= fraction <= 1.0:
-                raise ConfigError(f"{name} must be 0 to 1; got {fraction}")
-        wanted = config.max_model_len
-        if wanted is not None and not 1 < wanted <= model.max_model_len:
-            raise ConfigError(
-                f"max_model_len must be 2 to {model.max_model_len}, which is what the model was "
-                f"made for; got {wanted}"
-            )
 
     def _pool_bytes(self, running: int) -> int:
         """Return the least bytes that `running` requests need: a slot and a page each, padding,

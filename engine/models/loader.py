@@ -17,12 +17,15 @@ from baton.engine.loading.weights import (
 )
 from baton.engine.memory.available import available_memory, check_budget
 from baton.engine.memory.device import use_device
+from baton.engine.memory.engine_options import check_ranks
 from baton.engine.memory.plan import MemoryPlan, readable
 from baton.engine.models.base import Model
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family_table import FAMILIES, read_config
 from baton.engine.models.scope import Scope
 from baton.engine.ranks.comm import Comm, Shard, SingleComm
+from baton.engine.ranks.followers import Followers
+from baton.engine.ranks.leading_model import LeadingModel
 from baton.engine.replay.graphed_model import CudaCapture, GraphedModel
 from baton.engine.replay.replayed_model import ReplayedModel
 from baton.kernels.base import Kernels
@@ -33,7 +36,28 @@ _SIZES = (1, 2, 3, 4, 5, 6, 7, 8)  # numbers of ranks that an error may propose
 
 
 def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
-    """Load the model in `config.model`, on `config.device`, ready to run.
+    """Load the model in `config.model`, on `config.device`, ready to run; on several ranks, after
+    starting the processes of the others. See `load_part`; raises RankError too.
+    """
+    if config.tp == 1:
+        return load_part(config, Shard(), SingleComm(), progress)
+    check_ranks(config)
+    divided_model(read_config(config.model, config.dtype, config.ssm_dtype), config.tp)
+    threads = max(1, torch.get_num_threads() // config.tp)
+    torch.set_num_threads(threads)
+    followers = Followers(config, threads)
+    try:
+        part = load_part(config, Shard(0, config.tp), followers.comm, progress)
+        return LeadingModel(part, followers)
+    except BaseException:
+        followers.close()
+        raise
+
+
+def load_part(
+    config: EngineConfig, shard: Shard, comm: Comm, progress: Progress | None = None
+) -> Model:
+    """Load what rank `shard` runs of the model in `config.model`, on `config.device`.
 
     progress is called with (bytes loaded, bytes in all). Raises ConfigError for a folder or a
     configuration that cannot work, WeightsError for weights that do not fit it.
@@ -47,10 +71,10 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
         )
     use_device(device)
     if config.load_format is LoadFormat.DUMMY:
-        return ready_model(model, DummyWeights(), config)
+        return ready_model(model, DummyWeights(), config, shard, comm)
     checkpoint = Checkpoint(model.folder, progress)
     check_weights(model, checkpoint)
-    return ready_model(model, checkpoint, config)
+    return ready_model(model, checkpoint, config, shard, comm)
 
 
 def planned_memory(config: EngineConfig) -> MemoryPlan:
@@ -59,10 +83,9 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     """
     device = torch.device(config.device)
     model = read_config(config.model, config.dtype, config.ssm_dtype)
-    declared, meta = DeclaredWeights(), torch.device("meta")
-    weights = build_model(model, declared, meta, weight_format=config.weight_format).weight_bytes
+    part = divided_model(model, config.tp, weight_format=config.weight_format)
     free = available_memory(device)
-    plan = MemoryPlan(config, model, weights, free)
+    plan = MemoryPlan(config, part.config, part.weight_bytes, free)
     if device.type != "cpu" and plan.budget_bytes > free:
         raise ConfigError(
             f"memory_bytes is {readable(plan.budget_bytes)}, but {config.device} has "
@@ -80,13 +103,21 @@ def check_memory(config: EngineConfig) -> None:
         check_budget(config.memory_bytes, "the engine")
 
 
-def ready_model(model: ModelConfig, source: WeightSource, config: EngineConfig) -> Model:
-    """Build the model from the tensors of `source`, on the kernels that the device and the options
-    call for, its decode steps recorded where that can be.
+def ready_model(
+    model: ModelConfig,
+    source: WeightSource,
+    config: EngineConfig,
+    shard: Shard | None = None,
+    comm: Comm | None = None,
+) -> Model:
+    """Build the model, or what rank `shard` runs of it, from the tensors of `source`, on the
+    kernels that the device and the options call for, its decode steps recorded where that can be.
     """
     device = torch.device(config.device)
     kernels = select(device, model.dtype, config.kernels)
-    built = build_model(model, source, device, kernels=kernels, weight_format=config.weight_format)
+    built = build_model(model, source, device, shard, comm, kernels, config.weight_format)
+    if shard is not None and shard.size > 1:
+        return built  # collectives cannot be recorded
     if kernels.native is not None:
         return ReplayedModel(built, kernels.native)
     if device.type == "cuda" and kernels.replayable:

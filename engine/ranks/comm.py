@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from baton.core.errors import ConfigError
@@ -28,6 +29,11 @@ class Shard:
     def part(self, block: SubBlock) -> int:
         """Return the number of units that this rank keeps of a block. Raises ConfigError."""
         return len(self.held(block))
+
+
+def meet(comm: "Comm") -> None:
+    """Wait until all ranks have come here."""
+    comm.all_reduce(torch.zeros(1))
 
 
 class Comm(Protocol):

@@ -43,9 +43,11 @@ class GlooComm:
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """See `Comm`."""
+        root = self._shard.rank == 0
+        if not x.shape[0]:
+            return x.new_empty(0, sum(widths)) if root else x
         widest = max(widths)
         own = F.pad(x, (0, widest - x.shape[1])).contiguous()  # gloo gathers equal shapes alone
-        root = self._shard.rank == 0
         found = [torch.empty_like(own) for _ in widths] if root else []
         self._group.gather([found] if root else [], [own]).wait()
         if not root:

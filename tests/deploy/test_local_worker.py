@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import random
+import signal
 import threading
 from contextlib import aclosing
 from pathlib import Path
@@ -403,3 +405,22 @@ async def test_what_is_under_way_at_the_stop_fails_with_a_reason(
         reply = await asking
     assert reply.status_code == 503
     assert reply.json()["error"]["message"] == "the worker is stopping"
+
+
+async def test_a_lost_rank_ends_its_streams_with_the_reason(tiny: Path, rng: random.Random) -> None:
+    worker = make_worker(tiny, tp=2)
+    followers = worker._engine.followers
+    assert followers is not None
+    async with worker:
+        url = f"http://{worker.addresses.http}"
+        body = {"prompt": prompt(rng, 9), "max_tokens": 3000, "ignore_eos": True, "stream": True}
+        async with (
+            httpx.AsyncClient(base_url=url, timeout=DEADLINE_S) as http,
+            http.stream("POST", "/v1/completions", json=body) as reply,
+        ):
+            lines = reply.aiter_lines()
+            assert "text" in await anext(lines)
+            os.kill(followers.processes[0], signal.SIGKILL)
+            said = [line async for line in lines if "error" in line]
+        assert "rank 1 is lost: process" in said[0]
+        assert "was killed by signal 9" in said[0]

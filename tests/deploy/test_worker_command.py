@@ -8,14 +8,27 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import pytest
 from deploy.tiny_worker import GRID
 
 DEADLINE_S = 120.0
 COMMAND = (sys.executable, "-m", "baton.cli.main", "worker")
 
 
-def test_it_answers_until_it_is_told_to_stop(tiny: Path) -> None:
-    options = ["--page-size", str(GRID), "--memory-gb", "0.1", "--threads", "1", "--http", "0"]
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_it_answers_until_it_is_told_to_stop(tiny: Path, ranks: int) -> None:
+    options = [
+        "--tp",
+        str(ranks),
+        "--page-size",
+        str(GRID),
+        "--memory-gb",
+        "0.1",
+        "--threads",
+        "1",
+        "--http",
+        "0",
+    ]
     with subprocess.Popen(
         [*COMMAND, "--model", str(tiny), *options],
         stdout=subprocess.PIPE,
@@ -50,6 +63,29 @@ def test_a_worker_that_stands_alone_joins_no_router(tiny: Path) -> None:
     )
     assert done.returncode == 1
     assert "--router needs --role prefill or --role decode" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--role", "decode"], "--tp 2 is for --role both"),
+        (["--speculative-algorithm", "ngram"], "2 ranks cannot verify draft tokens"),
+    ],
+)
+def test_what_several_ranks_cannot_do_is_one_line(
+    tiny: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    if "--role" in options:
+        options = [*options, "--credentials", str(tmp_path)]
+    done = subprocess.run(
+        [*COMMAND, "--model", str(tiny), "--page-size", str(GRID), "--tp", "2", *options],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 1
+    assert message in done.stderr.replace("\n", " ")
     assert "Traceback" not in done.stderr
 
 

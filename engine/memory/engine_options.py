@@ -1,0 +1,78 @@
+"""Checks of the engine's options, before anything is made by them."""
+
+import math
+
+from baton.core.errors import ConfigError
+from baton.engine.choices import WINDOWS
+from baton.engine.config import EngineConfig, ModelConfig
+
+
+def check_options(
+    config: EngineConfig, model: ModelConfig, chunked_prefill_size: int, donates_live: bool
+) -> None:
+    """Raise ConfigError for values that are out of range, or that do not go together.
+
+    donates_live: see `MemoryPlan`
+    """
+    least = {
+        "page_size": config.page_size,
+        "max_running": config.max_running,
+        "chunked_prefill_size": chunked_prefill_size,
+        "workers_on_host": config.workers_on_host,
+        "tp": config.tp,
+        "snapshots_per_prefill": config.snapshots_per_prefill or 1,
+    }
+    for name, value in least.items():
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1; got {value}")
+    ratio = config.mamba_full_memory_ratio
+    if ratio is not None and not 0 < ratio < math.inf:
+        raise ConfigError(f"mamba_full_memory_ratio must be positive and finite; got {ratio}")
+    if ratio is not None and config.cached_snapshots is not None:
+        raise ConfigError(
+            "cached_snapshots and mamba_full_memory_ratio both size the slots for snapshots: "
+            f"give one of them; got {config.cached_snapshots} and {ratio}"
+        )
+    if config.window > 1 and config.device != "cpu":
+        raise ConfigError(
+            "speculative_algorithm is for CPUs: steps that verify draft tokens are not built "
+            f"for GPUs yet; use speculative_algorithm off with device {config.device}"
+        )
+    if config.window > 1 and donates_live:
+        raise ConfigError(
+            "speculative_algorithm needs snapshots in slots of their own, because no_buffer "
+            "caches a live state whose draft tokens may be wrong: use "
+            "mamba_scheduler_strategy extra_buffer or auto, or speculative_algorithm off"
+        )
+    if config.speculative_num_draft_tokens not in WINDOWS[1:]:
+        raise ConfigError(
+            f"speculative_num_draft_tokens must be one of {', '.join(map(str, WINDOWS[1:]))}; "
+            f"got {config.speculative_num_draft_tokens}"
+        )
+    check_ranks(config)
+    if config.tickets < 0:
+        raise ConfigError(f"tickets must be at least 0; got {config.tickets}")
+    for name, fraction in (
+        ("memory_fraction", config.memory_fraction),
+        ("held_fraction", config.held_fraction),
+    ):
+        if not 0.0 <= fraction <= 1.0:
+            raise ConfigError(f"{name} must be 0 to 1; got {fraction}")
+    wanted = config.max_model_len
+    if wanted is not None and not 1 < wanted <= model.max_model_len:
+        raise ConfigError(
+            f"max_model_len must be 2 to {model.max_model_len}, which is what the model was "
+            f"made for; got {wanted}"
+        )
+
+
+def check_ranks(config: EngineConfig) -> None:
+    """Raise ConfigError for options that a replica of several ranks does not have yet."""
+    lacks = {
+        "runs on CPUs only": config.device != "cpu",
+        "cannot verify draft tokens: use speculative_algorithm off": config.window > 1,
+        "takes no hand-offs: set tickets to 0": config.tickets > 0,
+    }
+    found = "; it ".join(what for what, asked in lacks.items() if asked)
+    if config.tp > 1 and found:
+        raise ConfigError(f"a replica of {config.tp} ranks {found}; or use tp 1")

@@ -1,0 +1,71 @@
+"""A rank of a replica other than the first: a process that runs its part of the leader's steps.
+
+It never schedules and never samples. It ends when the leader does.
+"""
+
+import signal
+import sys
+from multiprocessing.connection import Connection
+
+import torch
+
+from baton.core.errors import BatonError
+from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.state_pool import StatePool
+from baton.engine.models.base import Model
+from baton.engine.models.loader import load_part
+from baton.engine.ranks.comm import Comm, meet
+from baton.engine.ranks.gloo_comm import GlooComm
+from baton.engine.ranks.rank_messages import Begin, Failed, Joined, Loaded, RankPools
+from baton.engine.ranks.step_message import StepMessage
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all ranks
+    with Connection(int(sys.argv[1])) as leader:
+        try:
+            follow(leader)
+        except (EOFError, ConnectionError):
+            return  # the leader has left
+        except Exception as error:  # a model or a kernel may raise anything: the leader says so
+            name = "" if isinstance(error, BatonError) else f"{type(error).__name__}: "
+            leader.send(Failed(f"{name}{error}"))
+            sys.exit(1)
+
+
+def follow(leader: Connection) -> None:
+    """Load this rank's part of the model and run steps. Raises EOFError when the leader has
+    left.
+    """
+    begin: Begin = leader.recv()
+    torch.set_num_threads(begin.threads)
+    leader.send(Joined())
+    comm = GlooComm(begin.folder, begin.shard, begin.config.rank_timeout_s)
+    model = load_part(begin.config, begin.shard, comm)
+    leader.send(Loaded(model.weight_bytes))
+    run_steps(leader, model, comm, leader.recv(), torch.device(begin.config.device))
+
+
+def run_steps(
+    leader: Connection, model: Model, comm: Comm, pools: RankPools, device: torch.device
+) -> None:
+    """Run the leader's steps in their order. Raises EOFError when the leader has left."""
+    config = model.config
+    slot = SlotLayout(config.recurrent, config.conv_dtype, config.ssm_dtype)
+    states = StatePool(slot, pools.slots, device)
+    page = PageLayout(config.attention, pools.page_size, config.dtype)
+    pages = PagePool(page, pools.pages, device)
+    shape = (pools.table_rows, pools.table_width)
+    tables = torch.zeros(shape, dtype=torch.int32, device=device)
+    with torch.inference_mode():
+        while True:
+            step: StepMessage = leader.recv()
+            batch = step.batch(model, tables)
+            model.forward(batch, states, pages)
+            if not len(batch.logit_tokens):
+                meet(comm)
+
+
+if __name__ == "__main__":
+    main()

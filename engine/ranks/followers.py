@@ -1,0 +1,193 @@
+"""The leader's view of the other ranks of its replica: their processes, and what they say."""
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from baton.core.errors import RankError
+from baton.engine.config import EngineConfig
+from baton.engine.ranks.comm import Shard
+from baton.engine.ranks.gloo_comm import GlooComm
+from baton.engine.ranks.rank_messages import Begin, Failed, Joined, Loaded, connected
+
+_JOIN_S = 120.0  # until a process has imported torch
+_LOAD_S = 3600.0  # until weights have been read from a slow disk
+_REASON_S = 1.0  # until a rank that has failed has said why
+
+
+class Follower:
+    """One rank: its process, and our end of the connection."""
+
+    def __init__(self, rank: int, timeout_s: float) -> None:
+        self.rank = rank
+        self.connection, theirs = connected(timeout_s)
+        number = theirs.fileno()
+        command = [sys.executable, "-m", "baton.engine.ranks.follower", str(number)]
+        with theirs:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[number])
+        self.joined = False
+        self.weight_bytes: int | None = None
+
+    def ending(self) -> str:
+        """Describe how the process has ended; its connection has."""
+        try:
+            code = self.process.wait(_REASON_S)
+        except subprocess.TimeoutExpired:
+            return "has closed its connection"
+        return f"was killed by signal {-code}" if code < 0 else f"has exited with status {code}"
+
+
+class Followers:
+    """All ranks but the first. When one of them fails or dies, all are ended, and `lost` says why:
+    a replica is whole or it is not there.
+    """
+
+    def __init__(self, config: EngineConfig, threads: int) -> None:
+        """Start the processes and meet them. threads: of each rank. Raises RankError."""
+        self._changed = threading.Condition()
+        self._lost: RankError | None = None
+        self._closed = False
+        self._timeout_s = config.rank_timeout_s
+        # Where the ranks meet. The others may still read it when rank 0 has met them.
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
+        size = config.tp
+        self._followers = [Follower(rank, config.rank_timeout_s) for rank in range(1, size)]
+        self._listener = threading.Thread(target=self._listen, name="ranks", daemon=True)
+        self._listener.start()
+        try:
+            for each in self._followers:
+                shard = Shard(each.rank, size)
+                self._send(each, Begin(config, shard, folder, threads))
+            self._until(lambda: all(each.joined for each in self._followers), _JOIN_S, "start")
+            self.comm = GlooComm(folder, Shard(0, size), config.rank_timeout_s)
+        except RankError:
+            self.close()
+            raise
+        except RuntimeError as error:  # of gloo
+            failure = self.failure(error)
+            self.close()
+            raise failure from error
+
+    @property
+    def lost(self) -> RankError | None:
+        """The reason why the replica cannot go on; None while all ranks live."""
+        return self._lost
+
+    @property
+    def processes(self) -> list[int]:
+        """The ids of the ranks' processes, by rank, without the leader's."""
+        return [each.process.pid for each in self._followers]
+
+    def weight_bytes(self) -> int:
+        """Wait until all ranks have their weights, and return the most that one has. Raises
+        RankError.
+        """
+
+        def loaded() -> list[int]:
+            return [each.weight_bytes for each in self._followers if each.weight_bytes is not None]
+
+        self._until(lambda: len(loaded()) == len(self._followers), _LOAD_S, "load its weights")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return max(loaded())
+
+    def send(self, message: Any) -> None:
+        """Send a message to every rank. Raises RankError."""
+        if self._lost is not None:
+            raise self._lost
+        for each in self._followers:
+            self._send(each, message)
+
+    def failure(self, error: Exception) -> RankError:
+        """End the replica after an error in a step. Return the reason: what another rank says, if
+        one of them does, for its end is what the others notice.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._lost is not None, _REASON_S)
+        self._lose(
+            f"a step has failed on rank 0, which waits for the others at most {self._timeout_s:g} "
+            f"s: {type(error).__name__}: {error}"
+        )
+        assert self._lost is not None
+        return self._lost
+
+    def close(self) -> None:
+        """End the processes. Idempotent."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+        for each in self._followers:
+            each.process.kill()
+        for each in self._followers:
+            each.process.wait()
+        if threading.current_thread() is not self._listener:
+            self._listener.join()
+        for each in self._followers:
+            each.connection.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _send(self, follower: Follower, message: Any) -> None:
+        try:
+            follower.connection.send(message)
+        except OSError as error:
+            raise self.failure(error) from error
+
+    def _until(self, ready: Callable[[], bool], limit_s: float, what: str) -> None:
+        """Wait until `ready`. Raises RankError when a rank is lost, or after `limit_s`."""
+        deadline = time.monotonic() + limit_s
+        with self._changed:
+            while not ready() and self._lost is None and time.monotonic() < deadline:
+                self._changed.wait(deadline - time.monotonic())
+            done = ready()
+        if not done and self._lost is None:
+            self._lose(f"a rank did not {what} within {limit_s:g} s")
+        if self._lost is not None:
+            raise self._lost
+
+    def _listen(self) -> None:
+        """Hear what the ranks say, until they end."""
+        open_ends = {each.connection: each for each in self._followers}
+        while open_ends:
+            for end in wait(list(open_ends)):
+                assert isinstance(end, Connection)
+                follower = open_ends[end]
+                try:
+                    message = end.recv()
+                except (EOFError, OSError):
+                    del open_ends[end]
+                    if not self._closed:
+                        said = f"process {follower.process.pid} {follower.ending()}"
+                        self._lose(f"rank {follower.rank} is lost: {said}")
+                    continue
+                self._take(follower, message)
+
+    def _take(self, follower: Follower, message: Any) -> None:
+        if isinstance(message, Failed):
+            self._lose(f"rank {follower.rank} has failed: {message.reason}")
+            return
+        with self._changed:
+            if isinstance(message, Joined):
+                follower.joined = True
+            elif isinstance(message, Loaded):
+                follower.weight_bytes = message.weight_bytes
+            self._changed.notify_all()
+
+    def _lose(self, reason: str) -> None:
+        """Note the first reason, and end all ranks: those that wait for one another would wait
+        until their deadline.
+        """
+        with self._changed:
+            if self._lost is None:
+                self._lost = RankError(f"{reason}; a replica needs all of its ranks")
+            self._changed.notify_all()
+        for each in self._followers:
+            with contextlib.suppress(OSError):
+                each.process.kill()

@@ -1,0 +1,61 @@
+"""Messages between the leader of a replica and its other ranks, and their connection."""
+
+import socket
+import struct
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from baton.engine.config import EngineConfig
+from baton.engine.ranks.comm import Shard
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The first message to a rank. folder: where the ranks meet; see `GlooComm`."""
+
+    config: EngineConfig
+    shard: Shard
+    folder: Path
+    threads: int
+
+
+@dataclass(frozen=True)
+class RankPools:
+    """The sizes of a rank's pools, which are those of the leader's, and of its block tables."""
+
+    slots: int
+    pages: int
+    page_size: int
+    table_rows: int
+    table_width: int
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A rank has begun, and meets the others next."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A rank has its weights."""
+
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A rank ends because of an error."""
+
+    reason: str
+
+
+def connected(send_limit_s: float) -> tuple[Connection, socket.socket]:
+    """Return the leader's end of a new connection, and the other end for a child process.
+
+    A send that takes longer than `send_limit_s`, because nobody reads, raises BlockingIOError.
+    """
+    ours, theirs = socket.socketpair()
+    limit = struct.pack("ll", *divmod(int(send_limit_s * 1e6), 1_000_000))
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    return Connection(ours.detach()), theirs

@@ -1,0 +1,116 @@
+"""One step of the leader's model on its way to the other ranks."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
+from baton.engine.models.base import Model
+from baton.kernels.chunks import SnapshotPlan
+
+# The tensors of a ForwardBatch that travel, all int64 but for `has_initial`, which is bool.
+_FIELDS = (
+    "token_ids",
+    "positions",
+    "cu_seqlens",
+    "kv_lens",
+    "read_slots",
+    "write_slots",
+    "has_initial",
+    "table_rows",
+    "token_pages",
+    "token_offsets",
+    "logit_tokens",
+)
+
+
+@dataclass(frozen=True)
+class StepMessage:
+    """A step. It says nothing of requests: what to compute, and where in the pools.
+
+    numbers: the batch's tensors end to end, int64; lengths: of each of them.
+    places, pages: entries of the block tables that differ from what the ranks were told before, as
+    row * width + entry, and their values: int64
+    """
+
+    numbers: bytes
+    lengths: tuple[int, ...]
+    places: bytes
+    pages: bytes
+    decode_rows: int
+    host: HostLengths
+    snapshots: SnapshotPlan | None
+
+    def batch(self, model: Model, block_tables: Tensor) -> ForwardBatch:
+        """Return the batch on this rank, and bring its block tables up to date.
+
+        block_tables: [rows, width] int32
+        """
+        if self.places:
+            places, pages = (_int64s(data) for data in (self.places, self.pages))
+            block_tables.view(-1).index_copy_(0, places, pages.int())
+        parts = torch.split(_int64s(self.numbers), list(self.lengths))
+        tensors = dict(zip(_FIELDS, parts, strict=True))
+        index = model.plan(self.host, self.decode_rows, self.snapshots)
+        return ForwardBatch(
+            token_ids=tensors["token_ids"],
+            positions=tensors["positions"],
+            cu_seqlens=tensors["cu_seqlens"],
+            kv_lens=tensors["kv_lens"],
+            read_slots=tensors["read_slots"],
+            write_slots=tensors["write_slots"],
+            has_initial=tensors["has_initial"].bool(),
+            table_rows=tensors["table_rows"],
+            token_pages=tensors["token_pages"],
+            token_offsets=tensors["token_offsets"],
+            logit_tokens=tensors["logit_tokens"],
+            block_tables=block_tables,
+            decode_rows=self.decode_rows,
+            host=self.host,
+            index=index.on(block_tables.device),
+            snapshots=self.snapshots,
+        )
+
+
+class StepWriter:
+    """Makes the messages, in the order of the steps."""
+
+    def __init__(self) -> None:
+        self._told: Tensor | None = None  # the block tables as the other ranks have them
+
+    def message(self, batch: ForwardBatch) -> StepMessage:
+        """Return the message of a batch whose tensors are filled in."""
+        tensors = [getattr(batch, name) for name in _FIELDS]
+        places, pages = self._changes(batch)
+        return StepMessage(
+            numbers=_bytes(torch.cat([tensor.long() for tensor in tensors])),
+            lengths=tuple(len(tensor) for tensor in tensors),
+            places=_bytes(places),
+            pages=_bytes(pages),
+            decode_rows=batch.decode_rows,
+            host=batch.host,
+            snapshots=batch.snapshots,
+        )
+
+    def _changes(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        """Return the changed entries of the rows that the step reads, and note them as told."""
+        tables = batch.block_tables
+        if self._told is None:
+            self._told = torch.zeros_like(tables)
+        rows = batch.table_rows
+        changed = (tables.index_select(0, rows) != self._told.index_select(0, rows)).nonzero()
+        places = rows[changed[:, 0]] * tables.shape[1] + changed[:, 1]
+        pages = tables.view(-1).index_select(0, places)
+        self._told.view(-1).index_copy_(0, places, pages)
+        return places, pages.long()
+
+
+def _bytes(values: Tensor) -> bytes:
+    return values.numpy().tobytes()
+
+
+def _int64s(data: bytes) -> Tensor:
+    if not data:  # which frombuffer refuses
+        return torch.empty(0, dtype=torch.int64)
+    return torch.frombuffer(bytearray(data), dtype=torch.int64)

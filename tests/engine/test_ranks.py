@@ -1,0 +1,213 @@
+"""An engine whose replica has several ranks, each a process: its tokens are those of transformers,
+and it ends with the reason when a rank is lost, hangs or fails."""
+
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from engine.engines import assert_clean, greedy, run, tokens_of
+from oracle.reference import Oracle
+from oracle.specs import SPECS
+
+from baton.core.errors import ConfigError, RankError
+from baton.engine.choices import SpeculativeAlgorithm
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.loop import EngineLoop
+from baton.engine.memory.engine_options import check_ranks
+from baton.engine.schedule.request import RequestSpec
+
+NAME = "granite_moe_nope"
+STEPS = 48
+DEADLINE_S = 60.0
+LENGTHS = (2, 16, 53, 101)
+
+
+def options(folder: Path, memory_bytes: int = 1 << 28, **more: object) -> EngineConfig:
+    return EngineConfig(
+        model=folder,
+        page_size=16,
+        max_running=8,
+        chunked_prefill_size=64,
+        mamba_track_interval=16,
+        memory_bytes=memory_bytes,
+        cached_snapshots=6,
+        snapshots_per_prefill=4,
+        tp=2,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(oracle: Oracle) -> Path:
+    return oracle.checkpoint(NAME)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Engine]:
+    engine = Engine.load(options(folder))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def lost(folder: Path) -> Iterator[Engine]:
+    """An engine that may lose its other rank."""
+    engine = Engine.load(options(folder, rank_timeout_s=3.0))
+    yield engine
+    engine.close()
+
+
+def prompt(rng: random.Random, length: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(3, SPECS[NAME].config["vocab_size"]) for _ in range(length))
+
+
+def follower_of(engine: Engine) -> int:
+    assert engine.followers is not None
+    (process,) = engine.followers.processes
+    return process
+
+
+def test_a_ragged_batch_gets_the_tokens_of_transformers(
+    oracle: Oracle, engine: Engine, folder: Path, seeded: random.Random
+) -> None:
+    prompts = [prompt(seeded, length) for length in LENGTHS]
+    outputs = engine.generate(prompts, greedy(STEPS))
+    oracle.assert_all_greedy(folder, prompts, [o.token_ids for o in outputs], STEPS)
+    assert_clean(engine)
+
+
+def test_so_do_turns_that_resume_from_what_is_cached_and_branch(
+    oracle: Oracle, engine: Engine, folder: Path, seeded: random.Random
+) -> None:
+    turn = prompt(seeded, 70)
+    (first,) = engine.generate([turn], greedy(STEPS))
+    hits = engine.counters.state_hit_tokens
+    branches = [(*turn, *first.token_ids, *prompt(seeded, n)) for n in (3, 9, 20)]
+    outputs = engine.generate(branches, greedy(STEPS))
+    assert engine.counters.state_hit_tokens - hits >= 3 * 64
+    turns, answers = [turn, *branches], [first, *outputs]
+    oracle.assert_all_greedy(folder, turns, [o.token_ids for o in answers], STEPS)
+    assert_clean(engine)
+
+
+def test_so_do_requests_that_are_preempted(
+    oracle: Oracle, engine: Engine, folder: Path, seeded: random.Random
+) -> None:
+    plan = engine.plan
+    budget = plan.weight_bytes + plan.step_bytes + plan.tables.nbytes
+    budget += plan.slots * plan.slot_layout.slot_bytes + 14 * plan.page_layout.page_bytes
+    small = Engine.load(options(folder, memory_bytes=budget))
+    prompts = [prompt(seeded, length) for length in LENGTHS]
+    for number, each in enumerate(prompts):
+        small.submit(RequestSpec(str(number), each, greedy(STEPS)))
+    waiting = [small.status().waiting]
+    events = run(small, lambda _: waiting.append(small.status().waiting))
+    small.close()
+    assert any(a < b for a, b in pairwise(waiting)), "the pool was to be too small"
+    got = [tokens_of(events, str(number)) for number in range(len(prompts))]
+    oracle.assert_all_greedy(folder, prompts, got, STEPS)
+
+
+def test_a_rank_that_is_killed_ends_the_step_with_its_reason(
+    lost: Engine, seeded: random.Random
+) -> None:
+    lost.submit(RequestSpec("a", prompt(seeded, 40), greedy(STEPS)))
+    lost.step()
+    os.kill(follower_of(lost), signal.SIGKILL)
+    with pytest.raises(RankError, match=r"rank 1 is lost: process .* was killed by signal 9"):
+        until_it_raises(lost)
+
+
+def test_so_does_one_that_hangs_after_its_deadline(lost: Engine, seeded: random.Random) -> None:
+    lost.submit(RequestSpec("a", prompt(seeded, 40), greedy(STEPS)))
+    lost.step()
+    os.kill(follower_of(lost), signal.SIGSTOP)
+    with pytest.raises(RankError, match="waits for the others at most 3 s: RuntimeError"):
+        until_it_raises(lost)
+
+
+def until_it_raises(engine: Engine) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        engine.step()
+
+
+def test_the_loop_of_an_idle_engine_ends_when_a_rank_fails(lost: Engine) -> None:
+    failures: queue.Queue[Exception] = queue.Queue()
+    loop = EngineLoop(lost, lambda _: None, failures.put)
+    loop.start()
+    assert lost.followers is not None
+    lost.followers.send("not a step")
+    error = failures.get(timeout=DEADLINE_S)
+    assert isinstance(error, RankError)
+    assert str(error).startswith("rank 1 has failed: AttributeError")
+    loop.stop(DEADLINE_S)
+
+
+LEADER = """
+import sys, time
+from pathlib import Path
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+engine = Engine.load(EngineConfig(Path(sys.argv[1]), memory_bytes=1 << 28, page_size=16, tp=2))
+print(*engine.followers.processes, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_rank_ends_when_its_leader_is_killed(folder: Path) -> None:
+    leader = subprocess.Popen(
+        [sys.executable, "-c", LEADER, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert leader.stdout is not None
+        follower = int(leader.stdout.readline())
+        assert running(follower)
+    finally:
+        leader.kill()
+        leader.wait()
+        leader.stdout.close()
+    deadline = time.monotonic() + DEADLINE_S
+    while running(follower):
+        assert time.monotonic() < deadline, "the rank lives on"
+        time.sleep(0.05)
+
+
+def running(process: int) -> bool:
+    """The process is there, and not a zombie that nobody waits for."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"device": "cuda"}, "2 ranks runs on CPUs only"),
+        ({"tickets": 2}, "2 ranks takes no hand-offs"),
+        ({"speculative_algorithm": SpeculativeAlgorithm.NGRAM}, "cannot verify draft tokens"),
+    ],
+)
+def test_what_several_ranks_cannot_do_yet_is_refused(
+    folder: Path, more: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_ranks(options(folder, **more))
+
+
+def test_an_engine_refuses_what_its_ranks_cannot_do(oracle: Oracle) -> None:
+    with pytest.raises(ConfigError, match="bamba_odd runs on 1 rank"):
+        Engine.load(options(oracle.checkpoint("bamba_odd")))
+    with pytest.raises(ConfigError, match="takes no hand-offs"):
+        Engine.load(options(oracle.checkpoint(NAME), tickets=2))
