@@ -74,6 +74,11 @@ class TextService:
         folder = tokenizer.folder
         self.large = None if alone or folder is None else LargeRequests(folder)
 
+    def start(self) -> None:
+        """Start what the first requests of a server would wait for."""
+        if self.large is not None:
+            self.large.start()
+
     def close(self) -> None:
         """End the threads once their work is complete, and the other processes at once."""
         self._threads.shutdown(wait=False)

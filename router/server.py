@@ -104,6 +104,7 @@ class RouterServer:
         tokenizer = Tokenizer.from_folder(config.model)
         text = TextService(tokenizer, ChatTemplate.from_folder(config.model))
         opening.callback(text.close)
+        text.start()
         credentials = router_credentials(config)
         router_id = f"{credentials.identity.name}/{secrets.token_hex(4)}"
         table = WorkerTable(config.lease_s, self._clock)

@@ -29,7 +29,7 @@ SHORT_BYTES = 1 << 20
 
 
 class LargeRequestProcess:
-    """The process, which is started for the first job. Jobs take turns, the smallest first."""
+    """The process, started before the first job or for it. Jobs take turns, the smallest first."""
 
     def __init__(self, folder: Path, deadline_s: float = DEADLINE_S) -> None:
         """folder: the tokenizer's."""
@@ -38,6 +38,11 @@ class LargeRequestProcess:
         self._turns = Turns()
         self._child: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+
+    def start(self) -> None:
+        """Start the process if it does not run."""
+        if self._socket is None:
+            self._start()
 
     async def run(self, job: Job, data: BodyFile) -> Result:
         """Return the result of a job. data: the body or text; the caller closes it.
@@ -84,6 +89,8 @@ class LargeRequestProcess:
     async def _exchange(self, job: Job, data: BodyFile) -> Result:
         """Send a job and return its result. Raises OSError or EOFError for a lost process."""
         loop = asyncio.get_running_loop()
+        if self._child is not None and self._child.poll() is not None:
+            self.end()  # it was lost between two jobs
         end = self._socket or self._start()
         message = pickle.dumps(job)
         # The socket is empty between jobs: a few bytes have room.

@@ -21,6 +21,11 @@ class LargeRequests:
         self._short = LargeRequestProcess(folder)
         self._long = LargeRequestProcess(folder)
 
+    def start(self) -> None:
+        """Start the process for the shorter ones, so that the first does not wait for that. It
+        takes some 45 MB; the other one is started when it is needed."""
+        self._short.start()
+
     def open(self) -> BodyFile:
         """Return a file for the bytes of one request. Raises OVERLOADED if there are too many."""
         return self._held.open()

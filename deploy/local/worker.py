@@ -99,6 +99,7 @@ class LocalWorker:
         tokenizer = Tokenizer.from_folder(folder)
         text = TextService(tokenizer, ChatTemplate.from_folder(folder))
         opening.callback(text.close)
+        text.start()
         model_id = clients.served_model_name or model_name(folder)
         model = read_model_info(folder, model_id, tokenizer)
 

@@ -20,6 +20,7 @@ from baton.core.errors import ApiError
 from baton.text.tokenizer import Tokenizer
 
 ANY = 1 << 30
+WAIT_S = 60.0
 LONG = "word " * (SHORT_BYTES // 4)
 
 
@@ -47,14 +48,37 @@ async def test_it_says_what_the_tokenizer_says(large: LargeRequests, tokenizer: 
         await large.encode(job(), "a\ud800")
 
 
-async def test_a_process_that_was_lost_is_replaced(large: LargeRequests) -> None:
+async def test_a_process_that_was_lost_between_two_jobs_is_replaced(large: LargeRequests) -> None:
+    large.start()
+    first = large._short._child
+    assert first is not None
+    first.kill()
+    first.wait(WAIT_S)
     assert await large.encode(job(), "ab")
-    assert large._short._child is not None
-    large._short._child.kill()
+    second = large._short._child
+    assert second is not None and second.pid != first.pid
+
+
+async def test_a_job_whose_process_was_lost_is_refused_and_the_next_is_not(
+    large: LargeRequests,
+) -> None:
+    task = asyncio.create_task(large.encode(job(), 8 * LONG))
+    async with asyncio.timeout(WAIT_S):
+        while large._long._child is None:
+            await asyncio.sleep(0.01)
+    large._long._child.kill()
     with pytest.raises(ApiError, match="was lost") as caught:
-        await large.encode(job(), "hello")
+        await task
     assert caught.value.code is ErrorCode.OVERLOADED
+    assert await large.encode(job(), LONG)
+
+
+async def test_a_process_is_started_once(large: LargeRequests) -> None:
+    large.start()
+    child = large._short._child
+    large.start()
     assert await large.encode(job(), "ab")
+    assert large._short._child is child
 
 
 async def test_a_short_text_does_not_wait_for_a_long_one(large: LargeRequests) -> None:
