@@ -19,6 +19,10 @@ class Outgoing(Protocol):
         """Add one decoded token. It follows all parts that were added before without `finished`."""
         ...
 
+    def add_recalled(self, request_id: str, attempt: int, *, returned: bool) -> None:
+        """Add the answer to a Recall. It follows all tokens that were added before."""
+        ...
+
 
 class Answer:
     """The output so far. Each addition is sent to the router with the session's next message."""
@@ -91,6 +95,15 @@ class Answer:
             prompt_tokens=len(self._start.prompt_ids), completion_tokens=len(self.token_ids)
         )
         self.end(common_pb2.Finished(reason=reason, error=error, usage=usage))
+
+    def give_back(self) -> None:
+        """Send that the rank has let go of the attempt, at the router's wish."""
+        self._outgoing.add_recalled(self._start.request_id, self._start.attempt, returned=True)
+
+    @property
+    def began(self) -> bool:
+        """Return True once a token of this attempt has come."""
+        return len(self.token_ids) > len(self._start.output_ids)
 
     def _part(self) -> worker_pb2.RequestTokens:
         """Add a part that begins at the next output index."""

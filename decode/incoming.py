@@ -85,6 +85,10 @@ class IncomingHandoff:
         self._destination: _Destination | None = None
         self._posted: _AllPosted | None = None
 
+    @property
+    def state(self) -> HandoffState:
+        return self._handoff.state
+
     def begin(self) -> None:
         """Send the request to the prefill worker."""
         self._link.open(self.key, self._request, self._on_message, self._on_lost)

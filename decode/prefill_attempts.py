@@ -9,6 +9,7 @@ from baton.decode.rank_resources import RankResources
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.proto import common_pb2, handoff_pb2, worker_pb2
 from baton.rpc.errors import make_error
+from baton.transfer.handoff import HandoffState
 
 ATTEMPT_BITS = 8
 """A hand-off's attempt number: the router's attempt, then this rank's own count in 8 bits."""
@@ -59,6 +60,11 @@ class PrefillAttempts:
         self._handoff = IncomingHandoff(self._rank, self.link, request, self.engine_id, self._owner)
         self._handoff.begin()
         return None
+
+    @property
+    def state(self) -> HandoffState | None:
+        """Return the state of the hand-off under way; None: there is none."""
+        return None if self._handoff is None else self._handoff.state
 
     def activated(self) -> None:
         """End the hand-off: the engine has taken the request over."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import RequestError
+from baton.core.finish import FinishReason
 from baton.decode.answer import Answer, Outgoing
 from baton.decode.prefill_attempts import LinkTo, PrefillAttempts
 from baton.decode.rank_resources import RankResources
@@ -18,11 +19,14 @@ from baton.proto import common_pb2, handoff_pb2, worker_pb2
 from baton.rpc.convert import finished_to_proto, sampling_from_proto
 from baton.rpc.errors import error_from_proto, error_of, make_error
 from baton.text.grammar import CompiledGrammar
+from baton.transfer.handoff import HandoffState
 from baton.transfer.state_machine import StateMachine
 from baton.worker.caller_span import CallerSpan
 from baton.worker.convert import finished_of
 
 log = logging.getLogger(__name__)
+
+RECALLED = "the router recalled it"
 
 
 class RankRequest:
@@ -53,6 +57,7 @@ class RankRequest:
         self._answer = Answer(start, outgoing, self._timings)
         self._attempts = PrefillAttempts(rank, link_to, start, self)
         self._grammar: CompiledGrammar | None = None
+        self._returning = False  # the router is told at the end that it may go on elsewhere
 
     @property
     def engine_id(self) -> str:
@@ -85,6 +90,28 @@ class RankRequest:
             case Phase.ADOPTING | Phase.DECODING:
                 self._phase.move(Phase.CANCELLING, reason)
                 self._cancel_in_engine(reason)
+
+    def recall(self, *, computed: bool) -> bool:
+        """Give the request back to the router if no chunk of its prompt is scheduled.
+
+        computed: also if all of its prompt is computed, and it waits for this rank's memory, or for
+        a place in a step. Return False if it stays; else the router is told once it has gone.
+        """
+        match self.phase:
+            case Phase.PREPARING:
+                self._give_back()
+            case Phase.HANDOFF if self._may_return(computed):
+                self._attempts.cancel(RECALLED)
+                self._give_back()
+            case Phase.DECODING if computed and not self._timings.launched:
+                self._returning = True
+                self._phase.move(Phase.CANCELLING, RECALLED)
+                self._cancel_in_engine(RECALLED)
+            case Phase.CANCELLING if self._returning:
+                pass  # it was asked for twice
+            case _:
+                return False
+        return True
 
     def fail(self, error: common_pb2.Error) -> None:
         """End the request at once: the rank cannot go on with it."""
@@ -178,7 +205,18 @@ class RankRequest:
                 self._attempts.cancel(self._phase.reason)
                 self._abort(self._phase.reason)
 
+    def _may_return(self, computed: bool) -> bool:
+        """Return True if a request of the phase HANDOFF has no ticket, and either no chunk that is
+        scheduled, or all of them `computed`.
+        """
+        state = self._attempts.state
+        waits_for_memory = state is HandoffState.SCHEDULED and self._answer.began
+        return state is HandoffState.QUEUED or (computed and waits_for_memory)
+
     def _finished(self, event: RequestFinished) -> None:
+        if self._returning and event.reason is FinishReason.ABORT:
+            self._give_back()
+            return
         finished = finished_to_proto(finished_of(event, self._origin))
         finished.state_tokens = event.state_tokens
         all_ids = (*self._start.prompt_ids, *self._answer.token_ids)
@@ -196,17 +234,23 @@ class RankRequest:
         self._answer.end_early(common_pb2.ERROR, error)
         self._over(common_pb2.ERROR)
 
+    def _give_back(self) -> None:
+        self._answer.give_back()
+        self._gone("returned")
+
     def _over(self, reason: common_pb2.FinishReason) -> None:
+        self._gone(common_pb2.FinishReason.Name(reason).lower())
+
+    def _gone(self, reason: str) -> None:
         self._phase.move(Phase.OVER)
         self._attempts.forget()
-        name = common_pb2.FinishReason.Name(reason)
-        self._rank.context.metrics.count_request(name.lower())
+        self._rank.context.metrics.count_request(reason)
         log.info(
             "answer ended here",
             extra={
                 "request_id": self.request_id,
                 "attempt": self.attempt,
-                "reason": name.lower(),
+                "reason": reason,
                 "output_tokens": len(self._answer.token_ids),
             },
         )

@@ -17,6 +17,8 @@ class RequestTimings:
         """trace: where spans are recorded; None: nowhere."""
         self.message = common_pb2.Timings()
         self.first_step_ended = False
+        self.launched = False
+        """True once the first decode step has started."""
         self._metrics = metrics
         self._trace = trace
         self._has_first_token = False
@@ -54,6 +56,7 @@ class RequestTimings:
 
     def on_launched(self, at_s: float) -> None:
         """Note that the first decode step starts."""
+        self.launched = True
         self._launched_s = at_s
         wait_s, since_prefill_s = at_s - self._complete_s, at_s - self._layers_ended_s
         self.message.decode_wait_us = _us(wait_s)

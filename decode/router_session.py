@@ -79,6 +79,12 @@ class RouterSession:
         indices.append(index)
         token_ids.append(token_id)
 
+    def add_recalled(self, request_id: str, attempt: int, *, returned: bool) -> None:
+        """Answer a Recall in the next message, after all tokens that were added before."""
+        if not self._ended:
+            self._due.set()
+            self._pending.recalled.add(request_id=request_id, attempt=attempt, returned=returned)
+
     def forget(self, request: RankRequest) -> None:
         """Drop a request that is over."""
         if self._requests.get(request.request_id) is request:
@@ -119,6 +125,8 @@ class RouterSession:
                     self._start(message.start)
                 case "cancel":
                     self._cancel(message.cancel)
+                case "recall":
+                    self._recall(message.recall)
                 case "prefills":
                     for worker in message.prefills.workers:
                         self._introduced(worker)
@@ -166,3 +174,10 @@ class RouterSession:
         request = self._requests.get(cancel.request_id)
         if request is not None and request.attempt == cancel.attempt:
             request.cancel(cancel.reason)
+
+    def _recall(self, recall: worker_pb2.Recall) -> None:
+        request = self._requests.get(recall.request_id)
+        if request is None or request.attempt != recall.attempt:
+            return  # its end is on the way
+        if not request.recall(computed=recall.computed):
+            self.add_recalled(recall.request_id, recall.attempt, returned=False)

@@ -7,7 +7,6 @@ a release raises it once at most, so that each works with the one before it.
 # 5: logit_bias, bad_words, allowed_token_ids, stop_regex: a worker that ignores one writes other
 # tokens. 4: cache salts.
 PROTOCOL_MAJOR = 5
-# 2: states that workers report to have cached; shares of several routers; workers that return
-# from a drain. 1: tokens of a step in
-# columns, to routers that give handles.
+# 2: states that workers report to have cached; shares of several routers; workers that return from
+# a drain; recalls. 1: tokens of a step in columns, to routers that give handles.
 PROTOCOL_MINOR = 2

@@ -8,18 +8,40 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RouterMessage(_message.Message):
-    __slots__ = ("hello", "start", "cancel", "heartbeat", "prefills")
+    __slots__ = ("hello", "start", "cancel", "heartbeat", "prefills", "recall")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PREFILLS_FIELD_NUMBER: _ClassVar[int]
+    RECALL_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     start: StartRequest
     cancel: CancelRequest
     heartbeat: _common_pb2.Heartbeat
     prefills: Prefills
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., start: _Optional[_Union[StartRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., prefills: _Optional[_Union[Prefills, _Mapping]] = ...) -> None: ...
+    recall: Recall
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., start: _Optional[_Union[StartRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., prefills: _Optional[_Union[Prefills, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ...) -> None: ...
+
+class Recall(_message.Message):
+    __slots__ = ("request_id", "attempt", "computed")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    computed: bool
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., computed: _Optional[bool] = ...) -> None: ...
+
+class Recalled(_message.Message):
+    __slots__ = ("request_id", "attempt", "returned")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    returned: bool
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., returned: _Optional[bool] = ...) -> None: ...
 
 class Prefills(_message.Message):
     __slots__ = ("workers",)
@@ -66,18 +88,20 @@ class CancelRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RankMessage(_message.Message):
-    __slots__ = ("hello", "requests", "heartbeat", "closing", "step")
+    __slots__ = ("hello", "requests", "heartbeat", "closing", "step", "recalled")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    RECALLED_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     requests: _containers.RepeatedCompositeFieldContainer[RequestTokens]
     heartbeat: _common_pb2.Heartbeat
     closing: bool
     step: StepTokens
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[RequestTokens, _Mapping]]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., closing: _Optional[bool] = ..., step: _Optional[_Union[StepTokens, _Mapping]] = ...) -> None: ...
+    recalled: _containers.RepeatedCompositeFieldContainer[Recalled]
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[RequestTokens, _Mapping]]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., closing: _Optional[bool] = ..., step: _Optional[_Union[StepTokens, _Mapping]] = ..., recalled: _Optional[_Iterable[_Union[Recalled, _Mapping]]] = ...) -> None: ...
 
 class StepTokens(_message.Message):
     __slots__ = ("handles", "indices", "token_ids")

@@ -50,6 +50,8 @@ class AnswerStream:
         """True once the rank has finished the request or was lost."""
         self.scored_to = scored_to
         """The first prompt position whose score is still missing."""
+        self.returned = False
+        """True if the rank has given the attempt back: another goes on from the tokens so far."""
         self.state_tokens = 0
         """Tokens of prompt and answer whose state the rank has cached. Set at the end."""
         self._over = False
@@ -90,6 +92,13 @@ class AnswerStream:
             self.first_in = self._clock()
         self.next_index = index + 1
         self._put(TokenEvent(index, (token_id,)))
+
+    def give_back(self) -> None:
+        """End the stream: the rank has let go of the attempt. Does nothing if it has ended."""
+        if not self._over:
+            self.returned = self.rank_done = True
+            error = ApiError(ErrorCode.UNAVAILABLE, "its rank gave the request back")
+            self.fail(error)
 
     def fail(self, error: ApiError, reason: FinishReason = FinishReason.ERROR) -> None:
         """End the stream with `error`. Does nothing if it has ended already."""

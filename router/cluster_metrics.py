@@ -30,6 +30,9 @@ class ClusterMetrics:
         self._migrations = make.counter(
             "migrations", "Retries whose client had been given a part of the answer.", *rank
         )
+        self._returns = make.counter(
+            "returns", "Attempts that a decode rank gave back for a better place.", *rank
+        )
         self._rank_requests = make.gauge(
             "rank_requests", "Requests of this router on a decode rank.", *rank
         )
@@ -48,7 +51,7 @@ class ClusterMetrics:
         if worker.role is Role.PREFILL:
             self._prefill_placements.labels(worker.worker_id)
             return
-        for counter in (self._placements, self._retries, self._migrations):
+        for counter in (self._placements, self._retries, self._migrations, self._returns):
             counter.labels(*_names(worker))
         self._rank_requests.labels(*_names(worker)).set_function(requests)
 
@@ -63,6 +66,10 @@ class ClusterMetrics:
         """Count an attempt. prefill: the worker that it tries first."""
         self._placements.labels(*_names(rank)).inc()
         self._prefill_placements.labels(prefill.worker_id).inc()
+
+    def returned(self, rank: Worker) -> None:
+        """Count an attempt that `rank` gave back."""
+        self._returns.labels(*_names(rank)).inc()
 
     def replaced(self, rank: Worker, *, begun: bool) -> None:
         """Count an attempt that `rank` lost. begun: the client has a part of the answer."""

@@ -39,6 +39,8 @@ class LiveRequest:
     attempt: int = 0  # the newest; 0 before the first
     output_ids: list[int] = field(default_factory=list)  # given to the client, by any attempt
     excused: int = 0  # attempts whose rank left: a restart of all ranks is no fault of a request
+    returns: int = 0  # attempts that their rank gave back, as it was asked
+    avoid: str = ""  # the prefill worker that the newest of those was taken from
     loss: ApiError | None = None  # why the attempt before this one ended
     lost_on: set[int] = field(default_factory=set)  # registrations of ranks that lost it
     trace: RequestTrace | None = None  # None: no traces are sent
@@ -97,7 +99,7 @@ class LiveRequest:
         error = event.error
         if error is None or self.stop_error is not None:
             return False
-        if not left and self.attempt - self.excused >= MAX_ATTEMPTS:
+        if not left and self.attempt - self.excused - self.returns >= MAX_ATTEMPTS:
             return False
         return error.replaceable and error.origin != ROUTER
 
@@ -106,6 +108,11 @@ class LiveRequest:
         self.loss = error
         self.excused += left
         self.lost_on.add(rank.registration)
+
+    def record_return(self, avoid: str) -> None:
+        """Record that the rank gave the newest attempt back. avoid: a prefill worker, or ""."""
+        self.returns += 1
+        self.avoid = avoid
 
     def failed(self, error: ApiError) -> Finished:
         """Return the end of a request that was stopped, or that no rank could continue.

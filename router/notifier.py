@@ -14,8 +14,8 @@ class Notifier:
         self._event.set()
         self._event = asyncio.Event()
 
-    async def wait(self, timeout_s: float) -> None:
-        """Wait for `notify`, but no longer than `timeout_s`.
+    async def wait(self, timeout_s: float | None) -> None:
+        """Wait for `notify`, but no longer than `timeout_s`; None: however long.
 
         The caller checks its condition again in either case.
         """

@@ -17,6 +17,7 @@ from baton.proto.worker_pb2 import (
     CancelRequest,
     Prefills,
     RankMessage,
+    Recall,
     RouterMessage,
     StartRequest,
     StepTokens,
@@ -107,6 +108,12 @@ class RankSession:
                 request_id=stream.request_id, attempt=stream.attempt, reason=reason
             )
             self._outbox.put(RouterMessage(cancel=cancel))
+
+    def recall(self, stream: AnswerStream, *, computed: bool) -> None:
+        """Ask the rank for a request, see `Recall`. If it gives it back, the stream ends."""
+        if self._streams.get(stream.request_id) is stream and not stream.rank_done:
+            recall = Recall(request_id=stream.request_id, attempt=stream.attempt, computed=computed)
+            self._outbox.put(RouterMessage(recall=recall))
 
     def announce_prefills(self, prefills: Sequence[WorkerIdentity]) -> None:
         """Tell the rank of prefill workers, so that it connects before a request needs them.
@@ -211,6 +218,10 @@ class RankSession:
                 self._feed_step(message.step, len(message.requests))
             for stream, tokens in ended:
                 stream.feed(tokens)
+            for answer in message.recalled:
+                stream = streams.get(answer.request_id)
+                if answer.returned and stream is not None and stream.attempt == answer.attempt:
+                    stream.give_back()
             if message.closing:
                 closing = True
                 await call.done_writing()

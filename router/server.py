@@ -191,6 +191,7 @@ class RouterServer:
         opening.push_async_callback(http.stop, CLOSE_GRACE_S)
         await http.start()
         self._run(registry.watch_leases())
+        self._run(backend.recalls.run())
         self._run(watch_health(grpc_server.health, backend, INFERENCE))
         # The last to open is the first to close: requests that remain fail while both servers can
         # still say so.

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
 from baton.api.client_salt import in_scope
-from baton.api.errors import RETRY_AFTER_S
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason
@@ -16,7 +15,9 @@ from baton.core.role import Role
 from baton.router.admission.admission_queue import AdmissionQueue, QueueBounds, QueuePlace
 from baton.router.admission.fair_queue import KeyName
 from baton.router.admission.key_limit import KeyLimit
+from baton.router.admission.recalls import Recalls
 from baton.router.answer_stream import AnswerStream
+from baton.router.binder import Binder
 from baton.router.cache_flush import flush_all
 from baton.router.cluster_info import engine_settings, worker_info
 from baton.router.config import RouterConfig
@@ -84,6 +85,21 @@ class RouterBackend:
             metrics.queue.refused,
             KeyLimit(config.key_slowdown, options.step_times, options.clock),
         )
+        self._binder = Binder(
+            self._live,
+            table,
+            self._placer,
+            self._ranks,
+            self.changed,
+            config.worker_wait_s,
+            options.clock,
+        )
+        self.recalls = Recalls(
+            self._placer.places,
+            lambda: not self._queue.waiting and not self._queue.called,
+            options.clock,
+        )
+        """Its `run` must be awaited beside the servers."""
         self.demands = Demands(table, self._placer, self._queue)
         table.subscribe(self._on_change)
         metrics.serves(lambda: len(self._live), self._placer.capacity)
@@ -102,11 +118,11 @@ class RouterBackend:
             limit = min(limit, request.deadline.left_s)
         timeout = asyncio.get_running_loop().call_later(limit, self._time_out, live)
         try:
-            await place.turn()
             while True:
-                assignment, session = await self._wait_for_placement(live)
+                assignment, session = await self._binder.bind(live, place)
                 stream = self._dispatch(live, assignment, session)
                 in_flight = self._placer.track(assignment)
+                bound = self.recalls.add(live, assignment, session, stream)
                 place.placed()
                 prefilling = True
                 try:
@@ -122,13 +138,19 @@ class RouterBackend:
                         kept = live.all_ids[: stream.state_tokens]
                         self.states.add(assignment.rank, kept, live.request.cache_salt)
                     left = self._table.has_left(assignment.rank.rank)
-                    if event.error is None or not live.may_continue(event, left=left):
+                    if not stream.returned and not live.may_continue(event, left=left):
                         yield self._finish(live, event)
                         return
                 finally:
+                    self.recalls.remove(bound)
                     in_flight.release()
                     session.end(stream, live.outcome)
-                self._record_loss(live, assignment.rank, event.error, left=left)
+                if stream.returned:
+                    live.record_return(bound.avoid)
+                    self._metrics.cluster.returned(assignment.rank)
+                elif event.error is not None:
+                    self._record_loss(live, assignment.rank, event.error, left=left)
+                place.wait_again()
         except ApiError as error:
             live.outcome = error.code.name.lower()
             if not live.attempt:
@@ -246,34 +268,6 @@ class RouterBackend:
             live.trace = RequestTrace(self._tracing, caller, request.request_id, live.times.arrived)
         return live, place
 
-    async def _wait_for_placement(self, live: LiveRequest) -> tuple[Assignment, RankSession]:
-        """Place a request, waiting up to `worker_wait_s` for a worker of each role.
-
-        A started answer that is pinned to a rank waits as long for that rank to come back.
-        After that any other rank may continue it.
-        """
-        deadline = self._clock() + self._config.worker_wait_s
-        pinned = live.request.routed_dp_rank
-        unread_ids = live.unread_ids
-        waited = live.place is not None and live.place.waited
-        while True:
-            if live.stop_error is not None:
-                raise live.stop_error
-            self._live.check_open()
-            assignment = self._placer.place(
-                unread_ids, pinned, live.lost_on, live.request.cache_salt, waited
-            )
-            session = None if assignment is None else self._ranks.session(assignment.rank)
-            if assignment is not None and session is not None:
-                return assignment, session
-            left = deadline - self._clock()
-            if left > 0:
-                await self.changed.wait(left)
-            elif pinned is not None and live.attempt:
-                pinned = None
-            else:
-                raise self._unplaceable(live.request)
-
     def _dispatch(
         self, live: LiveRequest, assignment: Assignment, session: RankSession
     ) -> AnswerStream:
@@ -349,17 +343,6 @@ class RouterBackend:
             error = deadline.passed()
         live.stop(error, FinishReason.ERROR)
         self.changed.notify()
-
-    def _unplaceable(self, request: GenerateRequest) -> ApiError:
-        error = self._placer.missing() or ApiError(
-            ErrorCode.UNAVAILABLE,
-            f"decode rank {request.routed_dp_rank} was lost and is not back after "
-            f"{self._config.worker_wait_s:g} s; send it again later, or leave routed_dp_rank out "
-            "to use any other",
-            param="routed_dp_rank",
-        )
-        error.retry_after_s = RETRY_AFTER_S
-        return error
 
     def _worker_info(self, worker: Worker) -> dict[str, object]:
         reachable = worker.role is Role.PREFILL or self._ranks.session(worker) is not None

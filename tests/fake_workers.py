@@ -33,6 +33,7 @@ from baton.proto.worker_pb2 import (
     MetricsRequest,
     OwnerCount,
     RankMessage,
+    Recall,
     RegistryReply,
     RequestTokens,
     RouterMessage,
@@ -223,6 +224,7 @@ class FakeRank(FakeWorker):
         self.answer = answer
         self.starts: asyncio.Queue[StartRequest] = asyncio.Queue()
         self.cancels: asyncio.Queue[CancelRequest] = asyncio.Queue()
+        self.recalls: asyncio.Queue[Recall] = asyncio.Queue()
         self.hellos: asyncio.Queue[Hello] = asyncio.Queue()
         self.introduced: asyncio.Queue[list[str]] = asyncio.Queue()
         """Worker ids, a message at a time."""
@@ -273,6 +275,8 @@ class FakeRank(FakeWorker):
                 self.hellos.put_nowait(message.hello)
             elif kind == "cancel":
                 self.cancels.put_nowait(message.cancel)
+            elif kind == "recall":
+                self.recalls.put_nowait(message.recall)
             elif kind == "prefills":
                 self.introduced.put_nowait([each.worker_id for each in message.prefills.workers])
             elif kind == "start":

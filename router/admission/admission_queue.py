@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -27,7 +28,8 @@ be cut off half-way, and its work would be lost."""
 
 
 class PlaceStep(Enum):
-    """A stage of a request. Each follows the one before; LEFT may follow any."""
+    """A stage of a request. Each follows the one before; LEFT may follow any, and WAITING any but
+    LEFT: its rank was lost, or gave it back."""
 
     WAITING = auto()
     CALLED = auto()  # its turn has come, and it has no worker yet
@@ -50,8 +52,6 @@ class QueuePlace:
     def __init__(self, door: "AdmissionQueue", waiting: Waiting) -> None:
         self.waiting = waiting
         self.step = PlaceStep.WAITING
-        self.waited = False
-        """True if its turn did not come at once. Set when it comes in."""
         self.boost = 0
         """1 if its key has less under way than another, for its share: added to its priority, so
         that it passes what the workers were given before. Set when its turn comes."""
@@ -61,6 +61,28 @@ class QueuePlace:
     async def turn(self) -> None:
         """Wait for the request's turn. Raises the `ApiError` that it was refused with."""
         await self._turn
+
+    @property
+    def waits(self) -> bool:
+        return self.step is PlaceStep.WAITING
+
+    async def changed(self, wake: Awaitable[None]) -> None:
+        """Wait until the wait has ended, or until `wake` has."""
+        other = asyncio.ensure_future(wake)
+        try:
+            await asyncio.wait({self._turn, other}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            other.cancel()
+
+    def wait_again(self) -> None:
+        """Wait for another turn: no worker has the request any more. It stands where it stood."""
+        self._turn = asyncio.get_running_loop().create_future()
+        self._door.again(self)
+
+    def unpin(self) -> None:
+        """Let any rank serve the request."""
+        self.waiting.rank = None
+        self._door.call_next()
 
     def call(self) -> None:
         """Let the request go on. Does nothing if its client left meanwhile."""
@@ -125,7 +147,7 @@ class AdmissionQueue:
         self._numbers = itertools.count()
         self._places: dict[Waiting, QueuePlace] = {}  # of all that have not left
         self._under_way: dict[KeyName, Use] = {}  # of each key, past their turn
-        self._called = 0  # requests of step CALLED
+        self._called: Counter[int | None] = Counter()  # requests of step CALLED, by named rank
         self._prefilling = 0  # requests of the steps CALLED and PLACED, and their prompts' tokens
         self._prompt_tokens = 0
 
@@ -140,7 +162,7 @@ class AdmissionQueue:
     @property
     def called(self) -> int:
         """Return the requests whose turn has come and that have no worker yet."""
-        return self._called
+        return self._called.total()
 
     @property
     def prefilling_tokens(self) -> int:
@@ -171,7 +193,6 @@ class AdmissionQueue:
             self._check_time(request)
             over_tokens = self._queue.tokens + waiting.tokens - self._bounds.tokens
             self._make_room(waiting, over, over_tokens if self._queue else 0)
-            place.waited = True
             if not self._queue:
                 self._rate.begin()
         elif over > 0:
@@ -201,13 +222,22 @@ class AdmissionQueue:
             )
         ) is not None:
             place = self._places[waiting]
-            self._called += 1
-            self._prefilling += 1
-            self._prompt_tokens += waiting.prompt_tokens
             place.boost = self._boost(waiting.key)
             self._add_use(waiting, 1)
             self._took(waiting.tokens)
             place.call()
+            self._count(place, 1)
+
+    def again(self, place: QueuePlace) -> None:
+        """Take a request back that had its turn. It may wait whatever the bounds, at no cost."""
+        self._count(place, -1)
+        self._add_use(place.waiting, -1)
+        place.step = PlaceStep.WAITING
+        place.waiting.begun = True
+        if not self._queue:
+            self._rate.begin()
+        self._queue.add(place.waiting)
+        self.call_next()
 
     def refuse_all(self, error: ApiError) -> None:
         """End the wait of all with `error`."""
@@ -245,7 +275,7 @@ class AdmissionQueue:
     def _count(self, place: QueuePlace, by: int) -> None:
         """Count a request in those of its step, or out of them."""
         if place.step is PlaceStep.CALLED:
-            self._called += by
+            self._called[place.waiting.rank] += by
         if place.step in (PlaceStep.CALLED, PlaceStep.PLACED):
             self._prefilling += by
             self._prompt_tokens += by * place.waiting.prompt_tokens
@@ -261,14 +291,13 @@ class AdmissionQueue:
             self._rate.end()
 
     def _may(self, key: KeyName, room: Room) -> bool:
-        return room.decode is None or self._limit.allows(key, len(room.by_rank))
+        return self._limit.allows(key, len(room.by_rank))
 
     def _fits(self, waiting: Waiting, room: Room) -> bool:
-        if room.decode is None:
-            return True
-        if room.decode <= self._called:
+        rank = waiting.rank
+        if room.decode is None or room.decode <= self.called:
             return False
-        if waiting.rank is not None and room.by_rank.get(waiting.rank, 1) <= 0:
+        if rank is not None and room.by_rank.get(rank, 0) <= self._called[rank]:
             return False
         # On one that it shares, a router has one at least; the others are counted by tokens.
         if self._prefilling < PREFILLS_AHEAD * room.prefill_workers - room.shared_prefills:

@@ -28,6 +28,7 @@ class Waiting:
     tokens: int  # of prompt and answer, as far as can be told
     prompt_tokens: int
     rank: int | None = None  # the only decode rank that may serve it
+    begun: bool = False  # it had its turn before: its key is charged, and it is not displaced
 
 
 class Use(NamedTuple):
@@ -101,7 +102,8 @@ class FairQueue:
         self.remove(chosen)
         flow = self._flows[chosen.key]
         self._present = max(self._present, flow.served)
-        flow.served += chosen.tokens / flow.share
+        if not chosen.begun:
+            flow.served += chosen.tokens / flow.share
         return chosen
 
     def correct(self, key: KeyName, tokens: int) -> None:
@@ -130,9 +132,9 @@ class FairQueue:
         """
         found: list[Waiting] = []
         left = {
-            key: list(flow.waiting)
+            key: [each for each in flow.waiting if not each.begun]
             for key, flow in self._flows.items()
-            if flow.waiting and key != newcomer.key
+            if key != newcomer.key
         }
         own = self._flows.get(newcomer.key)
         mine = [*own.waiting, newcomer] if own is not None else [newcomer]

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 class Room:
     """The requests that may be sent to the workers now. Made by the `Placer`."""
 
-    # Requests that all decode ranks take besides those that they have; None: a role has no worker,
-    # and requests wait for one where they are placed.
+    # Requests that all decode ranks take besides those that they have; None: a role has no worker.
     decode: int | None
-    by_rank: Mapping[int, int] = field(default_factory=dict)  # the same by the rank's number
+    # The same by the number of each rank that can be given requests now.
+    by_rank: Mapping[int, int] = field(default_factory=dict)
     prefill_workers: int = 0
     prompt_tokens: int = 0  # that prefill workers are given at once, those that they have included
     shared_prefills: int = 0  # prefill workers that other routers use too

@@ -11,6 +11,7 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.role import ROUTED_ROLES, Role
 from baton.proto.common_pb2 import StateAt
+from baton.router.admission.places import Places
 from baton.router.admission.room import Room
 from baton.router.expected_states import Leaves, leaves
 from baton.router.placement.in_flight import InFlight, PlacedLoad
@@ -75,7 +76,7 @@ class Placer:
         only_rank: int | None = None,
         lost_on: Collection[int] = (),
         cache_salt: bytes = SHARED,
-        waited: bool = False,
+        avoid: str = "",
     ) -> Assignment | None:
         """Choose workers for a prompt of `token_ids`.
 
@@ -86,20 +87,14 @@ class Placer:
         lost_on: registrations of ranks that lost this request before. They are used only when
             there is no other.
         cache_salt: the only salt whose cached states count.
-        waited: the request waited for room, so it goes where there is some.
+        avoid: the id of a prefill worker that is used only when there is no other.
         """
         prefills, ranks = self._table.workers(Role.PREFILL), self._table.workers(Role.DECODE)
-        prefill_rows = [row for row, worker in enumerate(prefills) if not worker.leaving]
+        prefill_rows = self._prefill_rows(prefills, len(token_ids), avoid)
         decode_rows = self._decode_rows(ranks, only_rank, lost_on)
-        if waited or any(rank.share is not None for rank in ranks):
-            ahead = _ahead(len(prefill_rows), len(ranks))
-            decode_rows = [
-                row
-                for row in decode_rows
-                if self.placed[ranks[row].worker_id] < _most(ranks[row], ahead)
-            ] or decode_rows
         if not prefill_rows or not decode_rows:
             return None
+        decode_rows = self._with_room(ranks, decode_rows, len(prefill_rows))
         tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
         states = self._states.find(tokens, cache_salt)
         cached = {worker.worker_id: tokens for tokens, worker in states}
@@ -113,6 +108,8 @@ class Placer:
         prefix = next((name for _, name in digests_at(tokens, deepest_only, cache_salt)), 0)
         request = PlacementRequest(len(token_ids), self._max_prefills, prefix)
         placement = self._policy.place(view, request)
+        if avoid and len(placement.prefills) < self._max_prefills:
+            placement = _with_last(placement, avoid, prefills)
         first = self._table.worker(placement.prefills[0])
         to_prefill = len(token_ids) - to_come.get(first.worker_id, 0)
         will_leave = leaves(tokens, cache_salt, first.state_grid)
@@ -145,6 +142,18 @@ class Placer:
             actual=f"{counts[Role.PREFILL]} prefill, {counts[Role.DECODE]} decode ready",
         )
 
+    def could_place(self, only_rank: int | None = None) -> bool:
+        """Return True if the workers could be given a request now, however many they have.
+
+        only_rank: as in `place`, with the same error.
+        """
+        ranks = self._table.workers(Role.DECODE)
+        if all(each.leaving for each in self._table.workers(Role.PREFILL)):
+            return False
+        if only_rank is None:
+            return any(map(self._can_start, ranks))
+        return bool(self._decode_rows(ranks, only_rank, ()))
+
     def room(self) -> Room:
         """Return the room for further requests."""
         prefills = [w for w in self._table.workers(Role.PREFILL) if not w.leaving]
@@ -160,6 +169,21 @@ class Placer:
             sum(_prompt_tokens(w) if w.share is None else w.share for w in prefills),
             sum(w.share is not None for w in prefills),
         )
+
+    def places(self) -> Places:
+        """Return what the workers that stay have and could have."""
+        prefills = [w for w in self._table.workers(Role.PREFILL) if not w.leaving]
+        ranks = [w for w in self._table.workers(Role.DECODE) if self._can_start(w)]
+        return Places(
+            {w.worker_id: self._free_places(w) for w in ranks},
+            [w.worker_id for w in prefills if not w.load and not self._placed_on(w)],
+        )
+
+    def _free_places(self, rank: Worker) -> int:
+        placed = self._placed_on(rank)
+        if rank.share is None:
+            return rank.capacity - placed
+        return min(rank.capacity - max(placed, rank.load), rank.share - placed)
 
     def most(self, worker: Worker) -> int:
         """Return what all routers together may have on a worker: requests of a decode rank, prompt
@@ -185,6 +209,34 @@ class Placer:
         if not lost_on:
             return rows
         return [row for row in rows if ranks[row].registration not in lost_on] or rows
+
+    def _with_room(self, ranks: Sequence[Worker], rows: list[int], prefills: int) -> list[int]:
+        """Return the rows of the ranks with a free place, else of those that are given one ahead,
+        else all: where the request names a rank, or a place was lost since its turn came.
+        """
+        for ahead in (0, _ahead(prefills, len(ranks))):
+            found = [row for row in rows if self._placed_on(ranks[row]) < _most(ranks[row], ahead)]
+            if found:
+                return found
+        return rows
+
+    def _prefill_rows(self, prefills: Sequence[Worker], tokens: int, avoid: str) -> list[int]:
+        """Return the rows of the workers that stay. Where routers share them, only of those that
+        this one has a part of for so many prompt tokens, or nothing on; all if none has.
+        """
+        rows = [row for row, worker in enumerate(prefills) if not worker.leaving]
+        rows = [row for row in rows if prefills[row].worker_id != avoid] or rows
+        held = self._load.prompt_tokens
+        return [
+            row
+            for row in rows
+            if (worker := prefills[row]).share is None
+            or not self._placed_on(worker)
+            or held[worker.worker_id] + tokens <= worker.share
+        ] or rows
+
+    def _placed_on(self, worker: Worker) -> int:
+        return self._load.requests[worker.worker_id]
 
     def _can_start(self, rank: Worker) -> bool:
         return not rank.leaving and self._reachable(rank)
@@ -261,6 +313,14 @@ class Placer:
                 expected=f"one of {valid}",
                 actual=rank,
             )
+
+
+def _with_last(placement: Placement, avoid: str, prefills: Sequence[Worker]) -> Placement:
+    """Return the placement with the worker `avoid` as its last fallback, if it stays."""
+    here = any(each.worker_id == avoid and not each.leaving for each in prefills)
+    if not here or avoid in placement.prefills:
+        return placement
+    return Placement((*placement.prefills, avoid), placement.decode)
 
 
 def _ahead(prefills: int, ranks: int) -> int:

@@ -1,6 +1,7 @@
 """Requests at the door: those that come in, those that wait, and the next."""
 
 import asyncio
+import contextlib
 from dataclasses import dataclass, field
 
 import pytest
@@ -109,15 +110,48 @@ async def test_one_that_goes_away_when_it_was_just_called_makes_room_again() -> 
     assert called(third)
     first.leave(0)
     third.leave(0)
-    assert (door.queue.waiting, door.queue._called, door.queue._prefilling) == (0, 0, 0)
+    assert (door.queue.waiting, door.queue.called, door.queue._prefilling) == (0, 0, 0)
     assert door.queue._prompt_tokens == 0 and not door.queue._places
 
 
-async def test_without_workers_all_go_on_and_wait_for_one_where_they_are_placed() -> None:
-    door = Door(capacity=0, requests=2)
-    assert all(called(door.enter()) for _ in range(2))
-    with pytest.raises(ApiError, match="2 requests are here already"):
+async def test_without_workers_all_wait_and_those_that_join_are_given_no_more_than_others() -> None:
+    door = Door(capacity=0, requests=4)
+    places = [door.enter() for _ in range(4)]
+    assert not any(map(called, places))
+    with pytest.raises(ApiError, match="4 requests are here already"):
         door.enter()
+    door.capacity = 1
+    door.queue.call_next()
+    assert [called(each) for each in places] == [True, True, False, False]
+
+
+async def test_one_whose_rank_was_lost_is_the_next_and_pays_once() -> None:
+    door = Door(capacity=2, requests=100, tokens=450)
+    running = [door.enter("ada") for _ in range(3)]
+    for each in running:
+        door.place(each)
+    waiting = door.enter("ada")
+    for each in reversed(running[:2]):  # their rank is lost
+        door.placed -= 1
+        each.wait_again()
+    assert [called(each) for each in (*running[:2], waiting)] == [True, True, False]
+    door.capacity, door.placed = 0, 0
+    running[0].wait_again()
+    running[1].wait_again()
+    assert not any(map(called, running[:2]))
+    for key in "abc":  # those that have begun are not displaced, however much their key has
+        with contextlib.suppress(ApiError):
+            door.enter(key)
+    assert door.refusals and all(each.waits for each in running[:2])
+    door.capacity = 2
+    door.queue.call_next()
+    assert all(map(called, running[:2]))
+    for each in (*running, waiting):
+        each.leave(90)
+    for each in list(door.queue._places.values()):
+        each.leave(0)
+    flow = door.queue._queue._flows["ada"]
+    assert flow.served == 300 and door.queue.called == 0 and not door.queue._prefilling
 
 
 async def test_a_full_queue_says_when_to_come_again_by_how_fast_it_empties() -> None:

@@ -1,6 +1,9 @@
 """Tests of the prompt and output ids that the next attempt of a request is given."""
 
 from baton.api.backend import GenerateRequest
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+from baton.core.finish import Finished, FinishReason
 from baton.core.sampling_params import SamplingParams
 from baton.router.live_requests import LiveRequest
 from baton.router.request_times import RequestTimes
@@ -26,3 +29,16 @@ def test_every_attempt_has_the_seed_that_the_first_one_drew() -> None:
     seeds = {request.next_attempt([], None).sampling.seed for _ in range(3)}
     assert len(seeds) == 1
     assert live().next_attempt([], None).sampling.seed not in seeds
+
+
+def test_an_attempt_that_was_given_back_counts_for_nothing() -> None:
+    lost = ApiError(ErrorCode.UNAVAILABLE, "its rank was lost", origin="d0")
+    event = Finished(FinishReason.ERROR, error=lost)
+    request = live()
+    for returned in (False, True, True, False):
+        request.next_attempt([], None)
+        assert request.may_continue(event, left=False)
+        if returned:
+            request.record_return("p0")
+    request.next_attempt([], None)
+    assert not request.may_continue(event, left=False), "the third that a rank has lost"

@@ -228,6 +228,7 @@ def test_a_policy_decides_on_the_pair_and_sees_every_fact(monkeypatch: pytest.Mo
     setup = Setup(prefills=2, ranks=3)
     placer, policy = recorded(setup, monkeypatch, Placement(("p1", "p0"), "d2"))
     setup.report("d1", running=3, slots=8)
+    setup.report("d2", slots=2)
     setup.report("p0", leaving=True, queued_tokens=900)
     setup.cut_off.add("d0")
     setup.states.add(setup.workers["p1"], PROMPT[:1])
@@ -248,11 +249,11 @@ def test_a_policy_decides_on_the_pair_and_sees_every_fact(monkeypatch: pytest.Mo
     )  # fmt: skip
     assert view.decode == RoleView(
         role=Role.DECODE, worker_ids=["d0", "d1", "d2"], reported=[0, 3, 0], placed=[0, 0, 1],
-        capacity=[1, 8, 1], queued_tokens=[0, 0, 0], leaving=[False, False, False],
+        capacity=[1, 8, 2], queued_tokens=[0, 0, 0], leaving=[False, False, False],
         cached_tokens={0: 4, 1: 2}, candidates=[1, 2],
     )  # fmt: skip
     assert [view.decode.load(row) for row in range(3)] == [0, 3, 1]
-    assert [view.decode.fullness(row) for row in range(3)] == [0, 3 / 8, 1]
+    assert [view.decode.fullness(row) for row in range(3)] == [0, 3 / 8, 1 / 2]
 
 
 def test_the_deepest_state_is_named_even_where_its_rank_takes_no_request() -> None:

@@ -240,6 +240,7 @@ class RouterClient:
     def __init__(self, call: Any) -> None:
         self.call = call
         self.answers: dict[str, Answer] = {}
+        self.recalled: asyncio.Queue[worker_pb2.Recalled] = asyncio.Queue()
         self.beats: list[int] = []
         self.sizes: list[int] = []  # distinct requests in each message
         self.begun: list[str] = []  # requests, in the order of their first tokens
@@ -257,12 +258,14 @@ class RouterClient:
         state_at: common_pb2.StateAt | None = None,
         priority: int = 0,
         cache_salt: bytes = b"",
+        again: str | None = None,
     ) -> tuple[str, Answer]:
-        request_id = f"{next(self._ids):032x}"
+        """again: the request whose second attempt this is."""
+        request_id = again or f"{next(self._ids):032x}"
         answer = self.answers[request_id] = Answer(given=len(outputs))
         start = worker_pb2.StartRequest(
             request_id=request_id,
-            attempt=1,
+            attempt=1 if again is None else 2,
             prompt_ids=prompt,
             output_ids=outputs,
             sampling=raw_sampling or sampling_to_proto(sampling),
@@ -279,6 +282,15 @@ class RouterClient:
         cancel = worker_pb2.CancelRequest(request_id=request_id, attempt=1, reason=reason)
         await self.write(worker_pb2.RouterMessage(cancel=cancel))
 
+    async def recall(self, request_id: str, *, computed: bool) -> bool:
+        """Return the rank's answer: whether it has given the first attempt back."""
+        recall = worker_pb2.Recall(request_id=request_id, attempt=1, computed=computed)
+        await self.write(worker_pb2.RouterMessage(recall=recall))
+        async with asyncio.timeout(DEADLINE_S):
+            answer = await self.recalled.get()
+        assert (answer.request_id, answer.attempt) == (request_id, 1)
+        return answer.returned
+
     async def write(self, message: worker_pb2.RouterMessage) -> None:
         async with self._writing:  # gRPC allows one write at a time
             await self.call.write(message)
@@ -293,6 +305,8 @@ class RouterClient:
                         tokens.first_index, tokens.first_index + len(tokens.token_ids)
                     ):
                         order.append(tokens.request_id)
+            for answer in message.recalled:
+                self.recalled.put_nowait(answer)
             if message.HasField("heartbeat"):
                 self.beats.append(message.heartbeat.sequence)
 
