@@ -57,6 +57,10 @@ class Counters:
         "Prompt tokens of adopted hand-offs whose KV was cached here and was not transferred."
     )
     preemptions: int = _count("Requests that gave up their memory for others.")
+    rows_behind: int = _count(
+        "Rows that were left out of a step, because their mask or their drafts depend on a token "
+        "that the step before was still sampling."
+    )
     draft_rows: int = _count("Rows of steps that verified draft tokens.")
     accepted_length_tokens: tuple[int, ...] = _lengths(
         "Tokens that a row of a step with drafts gave its answer: one, and the drafts accepted."

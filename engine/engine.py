@@ -42,9 +42,9 @@ from baton.engine.schedule.request_table import RequestTable
 from baton.engine.schedule.row_planner import RowPlanner
 from baton.engine.schedule.scheduler import Scheduler
 from baton.engine.schedule.tracker import Tracker
-from baton.engine.speculation.drafter import drafter_of
+from baton.engine.speculation.drafter import drafting
 from baton.engine.speculation.kept_inputs import kept_inputs
-from baton.engine.speculation.proposer import Proposer
+from baton.engine.speculation.proposer import Proposers
 from baton.engine.status import EngineStatus, engine_status
 from baton.text.grammar import CompiledGrammar, GrammarCompiler
 from baton.text.tokenizer import Tokenizer
@@ -64,10 +64,10 @@ class Engine:
         model: Model,
         tokenizer: Tokenizer | None,
         stream: ForwardStream | None = None,
-        proposer: Proposer | None = None,
+        proposers: Proposers | None = None,
     ) -> None:
         """tokenizer: for stop strings and grammars. stream: where forwards run; None: by the
-        device and the options. proposer: where the options ask for drafts; None: theirs.
+        device and the options. proposers: where the options ask for drafts; None: theirs.
         Raises ConfigError where the options do not fit."""
         device = torch.device(config.device)
         self.config = config
@@ -79,13 +79,13 @@ class Engine:
         tables = RequestTables(self.plan.tables, device)
         self.counters = Counters()
         # no_buffer gives a request's live slot to the cache, so no step may run ahead of its end.
-        # How far a row with drafts gets is known when its step is over.
-        ahead = 1 if config.overlap and not self.plan.donates_live and config.window == 1 else 0
+        ahead = 1 if config.overlap and not self.plan.donates_live else 0
         self._stream = stream or forward_stream(device, overlap=bool(ahead))
         kept = kept_inputs(self.plan, model)
-        self._runner = ModelRunner(
-            model, self.states, self.pages, tables, self._stream, config.layer_group_bytes, kept
-        )
+        drafter, guesser = drafting(config, model.config, proposers)
+        memory = self.states, self.pages, tables
+        more = config.layer_group_bytes, kept, guesser
+        self._runner = ModelRunner(model, *memory, self._stream, *more)
         self._steps = StepPipeline(self._runner, ahead)
         if isinstance(model, GraphedModel):
             capture = partial(model.capture, self.states, self.pages, tables.pages)
@@ -93,16 +93,16 @@ class Engine:
         self._pools = CachedPools(
             self.states, self.pages, tables, config.prefix_caching, self.counters
         )
-        memory = RequestMemory(self._pools, self.counters)
+        owned = RequestMemory(self._pools, self.counters)
         self._donations = Donations(self._pools, self.counters)
         grids = self.plan.grids
         tracker = Tracker(
             self._donations, grids, self.plan.snapshots_per_prefill, on=self.plan.tracks
         )
         self._scheduler = Scheduler(
-            memory,
+            owned,
             self._donations,
-            RowPlanner(tracker, config.page_size, drafter_of(config, model.config, proposer)),
+            RowPlanner(tracker, config.page_size, drafter),
             max_running=config.max_running,
             chunked_prefill_size=self.plan.chunked_prefill_size,
             grid=grids.checkpoint,
@@ -118,7 +118,7 @@ class Engine:
         self._results = ResultProcessor(
             self._scheduler,
             self._requests,
-            memory,
+            owned,
             self._donations,
             donates_live=self.plan.donates_live,
             canary=self._canary,

@@ -55,13 +55,14 @@ def apply_penalties(
     logits.index_copy_(0, rows, chosen)
 
 
-def mask_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+def mask_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor, wanted: Tensor) -> None:
     """Rule tokens out, in place: end and stop tokens of rows below their minimum length.
 
-    logits [R, V] float32; rows [n] int64 into R; token_ids [n, k] int64, those of each row
+    logits [R, V] float32; rows [n] int64 into R; token_ids [n, k] int64, those of each row; wanted
+    [n] bool, rows whose tokens are ruled out
     """
-    never = torch.full((), -torch.inf, dtype=logits.dtype, device=logits.device)
-    logits.index_put_((rows[:, None], token_ids), never)
+    at = rows[:, None], token_ids
+    logits.index_put_(at, logits[at].masked_fill_(wanted[:, None], -torch.inf))
 
 
 def add_biases(logits: Tensor, rows: Tensor, token_ids: Tensor, biases: Tensor) -> None:

@@ -2,13 +2,13 @@
 
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import click
 import torch
+from torch import Tensor
 
 from baton.bench.contract import Report, json_option, seed_option, show
 from baton.bench.machine import cores
@@ -16,11 +16,13 @@ from baton.core.sampling_params import SamplingParams
 from baton.engine.choices import DRAFT_TOKENS, WINDOWS, SpeculativeAlgorithm
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.memory.request_tables import RequestTables
 from baton.engine.models.loader import load_model
 from baton.engine.output.events import TokenSampled
 from baton.engine.schedule.request import RequestSpec
+from baton.engine.speculation.device_ngram import DeviceNgram
 from baton.engine.speculation.ngram import NgramProposer
-from baton.engine.speculation.proposer import Proposer
+from baton.engine.speculation.proposer import DeviceProposer, Proposers
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PROMPT = 64  # tokens
@@ -84,7 +86,7 @@ def speculate(
         ),
         load_model(config),
         None,
-        proposer=proposer,
+        proposers=Proposers(NgramProposer(), proposer),
     )
     found: dict[str, list[float]] = {}
     for turn in range(-1, turns):  # the first touches memory and records steps
@@ -127,7 +129,7 @@ def _quartiles(found: dict[str, list[float]]) -> dict[str, float]:
 
 def _rivals(
     rng: random.Random, shares: list[float], size: int, tokens: int, engine: Engine
-) -> list[tuple[str, list[RequestSpec], Proposer | None]]:
+) -> list[tuple[str, list[RequestSpec], DeviceProposer | None]]:
     """Return (name, requests, proposer); no proposer: that of the name's acceptance."""
     vocab = engine.model_config.vocab_size
     greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -141,11 +143,11 @@ def _rivals(
         return found
 
     drawn = replace(greedy, temperature=1.0)
-    rivals: list[tuple[str, list[RequestSpec], Proposer | None]] = [
+    rivals: list[tuple[str, list[RequestSpec], DeviceProposer | None]] = [
         (f"{share:g}", requests(f"{share:g}", greedy, _PROMPT), None) for share in shares
     ]
-    rivals.append(("ngram", requests("ngram", greedy, _PHRASE), NgramProposer()))
-    rivals.append(("guessless", requests("guessless", drawn, _PROMPT), NgramProposer()))
+    rivals.append(("ngram", requests("ngram", greedy, _PHRASE), DeviceNgram()))
+    rivals.append(("guessless", requests("guessless", drawn, _PROMPT), DeviceNgram()))
     return rivals
 
 
@@ -168,17 +170,18 @@ class _Chosen:
     """The proposer of the engine with drafts, which changes between answers."""
 
     def __init__(self) -> None:
-        self.source: Proposer = NgramProposer()
+        self.source: DeviceProposer = DeviceNgram()
 
-    def propose(self, serial: int, token_ids: Sequence[int], most: int) -> Sequence[int]:
-        return self.source.propose(serial, token_ids, most)
-
-    def forget(self, serial: int) -> None:
-        self.source.forget(serial)
+    def propose(
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+    ) -> tuple[Tensor, Tensor]:
+        return self.source.propose(tables, rows, ends, most)
 
 
 class _Known:
-    """Drafts of answers that are known, each right with a probability."""
+    """Drafts of answers that are known, each right with a probability. It reads the prompts where
+    only a CPU's device may.
+    """
 
     def __init__(
         self,
@@ -189,19 +192,22 @@ class _Known:
         engine: Engine,
     ) -> None:
         self._answers = {spec.prompt_ids: answers[spec.request_id] for spec in specs}
-        self._of: dict[int, list[int]] = {}
         self._right = right
         self._rng = rng
         self._vocab = engine.model_config.vocab_size
 
-    def propose(self, serial: int, token_ids: Sequence[int], most: int) -> Sequence[int]:
-        if serial not in self._of:
-            self._of[serial] = self._answers[tuple(token_ids[:_PROMPT])]
-        first = len(token_ids) - _PROMPT
-        return [
-            token if self._rng.random() < self._right else (token + 1) % self._vocab
-            for token in self._of[serial][first : first + most]
-        ]
-
-    def forget(self, serial: int) -> None:
-        self._of.pop(serial, None)
+    def propose(
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+    ) -> tuple[Tensor, Tensor]:
+        drafts = torch.zeros((len(rows), most), dtype=torch.int64)
+        counts = torch.zeros(len(rows), dtype=torch.int64)
+        for place, (row, end) in enumerate(zip(rows.tolist(), ends.tolist(), strict=True)):
+            answer = self._answers.get(tuple(tables.tokens[row, :_PROMPT].tolist()), [])
+            found = answer[end - _PROMPT :][:most]
+            guessed = [
+                token if self._rng.random() < self._right else (token + 1) % self._vocab
+                for token in found
+            ]
+            drafts[place, : len(guessed)] = torch.tensor(guessed, dtype=torch.int64)
+            counts[place] = len(guessed)
+        return drafts, counts

@@ -12,11 +12,12 @@ from baton.engine.forward.forward_batch import ForwardBatch, HostLengths, Window
 from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.forward.layer_progress import LayerProgress
 from baton.engine.forward.recurrent_index import RecurrentIndex
-from baton.engine.forward.verification import WindowPlan, begin_window
+from baton.engine.forward.verification import Begun, WindowPlan, begin_window
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.models.base import Model
 from baton.engine.schedule.batch import Batch
 from baton.engine.schedule.plain_rows import Ints
+from baton.engine.speculation.proposer import DeviceProposer
 from baton.kernels.chunks import SnapshotPlan
 
 _ZERO = np.zeros(1, np.int64)
@@ -43,8 +44,7 @@ def pack_forward(batch: Batch, model: Model, pack: HostPack) -> PackedForward:
     if batch.window > 1:
         starts, ends, table_rows = _window_rows(batch, starts, ends, table_rows)
     lengths, prompts = ends - starts, batch.prompts
-    if batch.window > 1:  # padding computes a token too
-        lengths[: batch.decode_rows * batch.window] = 1
+    lengths[: batch.decode_rows * batch.window] = 1  # a row with slack has one too, and padding
     cu_seqlens = np.concatenate((_ZERO, np.cumsum(lengths)))
     host = HostLengths(
         cu_seqlens=tuple(cu_seqlens.tolist()),
@@ -138,21 +138,27 @@ def look_up(
     tables: RequestTables,
     page_size: int,
     window: WindowPlan | None = None,
-) -> Tensor:
+    proposer: DeviceProposer | None = None,
+) -> tuple[Tensor, Begun | None]:
     """Fill in what the request tables know by now: the positions of rows that decode, the step's
     tokens and their pages. The tables' lengths then count the tokens that the step samples.
 
-    window: the drafts that the step verifies, one of the tokens behind each sequence.
-    Returns [draws] int64: the tokens of each sequence before the one that is sampled.
+    window: what is to be verified, with the drafts that `proposer` guesses.
+    Returns [draws] int64, the tokens of each sequence before the one that is sampled; and the
+    windows.
     """
+    begun = None
     decoding, positions = forward.decode_rows, forward.positions
     draw_rows = packed.ints("draw_rows")
     if window is not None:
         ends = torch.empty_like(draw_rows)
         tables.advance(draw_rows, ends)
-        seen = begin_window(window, ends[: forward.decode_requests], tables)
-        forward.kv_lens[:decoding].copy_(seen.flatten())
-        positions[:decoding].copy_((seen.flatten() - 1).clamp_(min=0))
+        begun = begin_window(window, ends[: forward.decode_requests], tables, proposer)
+        seen = begun.seen.flatten()
+        forward.kv_lens[:decoding].copy_(seen)
+        positions[:decoding].copy_((seen - 1).clamp_(min=0))
+        for known in (packed.ints("token_rows"), forward.table_rows):
+            known[:decoding].mul_(begun.real.flatten())  # row 0 where it is padding
     elif decoding == forward.rows:
         ends = forward.kv_lens
         tables.advance(draw_rows, ends)
@@ -166,7 +172,7 @@ def look_up(
     rows = packed.ints("token_rows")
     forward.token_ids.copy_(tables.tokens_at(rows, positions))
     forward.token_pages.copy_(tables.pages_at(rows, positions // page_size))
-    return ends
+    return ends, begun
 
 
 def _snapshots(batch: Batch) -> SnapshotPlan | None:
@@ -199,18 +205,15 @@ def _logit_tokens(batch: Batch, cu_seqlens: Ints) -> Ints:
 def _window_rows(
     batch: Batch, starts: Ints, ends: Ints, table_rows: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Return starts, ends and table rows of the forward's rows: each decoding row's tokens by
-    themselves, zeros where they are padding, then the prompts'.
+    """Return starts, ends and table rows of the forward's rows: each decoding row once for each of
+    its tokens, then the prompts'. Which of them are padding is known on the device.
     """
     count, size = batch.decode_rows, batch.window
-    places = starts[:count, None] + np.arange(size)
-    real = places < ends[:count, None]
 
-    def joined(tokens: Ints, prompts: Ints) -> Ints:
-        return np.concatenate((np.where(real, tokens, 0).ravel(), prompts[count:]))
+    def joined(column: Ints) -> Ints:
+        return np.concatenate((np.repeat(column[:count], size), column[count:]))
 
-    rows = np.broadcast_to(table_rows[:count, None], real.shape)
-    return joined(places, starts), joined(places + 1, ends), joined(rows, table_rows)
+    return joined(starts), joined(ends), joined(table_rows)
 
 
 def _started(batch: Batch) -> "npt.NDArray[np.bool_]":

@@ -21,11 +21,12 @@ from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.forward.layer_progress import LayerBytes, LayerProgress, OnLayers
 from baton.engine.forward.sampler import Sampled, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
-from baton.engine.forward.step_result import Drawn, StepResult
+from baton.engine.forward.step_result import Drawn, StepResult, WindowResult
 from baton.engine.forward.table_updates import apply_changes, pack_changes
 from baton.engine.forward.verification import (
     Verified,
     WindowPlan,
+    accepted,
     asking_behind,
     plan_window,
     sample_window,
@@ -37,11 +38,11 @@ from baton.engine.memory.table_changes import TableEntries
 from baton.engine.models.base import Model
 from baton.engine.ranks.followers import Followers
 from baton.engine.ranks.leading_model import LeadingModel
-from baton.engine.schedule.batch import Batch, Row
+from baton.engine.schedule.batch import Batch
 from baton.engine.schedule.draw import Draw
 from baton.engine.schedule.plain_rows import Ints, PlainGroup
+from baton.engine.speculation.proposer import DeviceProposer
 from baton.kernels.sampling import LogProbs
-from baton.kernels.verify import Accepted
 
 # Far longer than any step: a stream that is silent for so long has lost its device.
 STEP_DEADLINE_S = 600.0
@@ -85,14 +86,17 @@ class ModelRunner:
         stream: ForwardStream,
         layer_group_bytes: int,
         kept: tuple[Tensor, ...] = (),
+        proposer: DeviceProposer | None = None,
     ) -> None:
-        """kept: memory for the inputs of verified tokens; see `Window`."""
+        """kept: memory for the inputs of verified tokens; see `Window`. proposer: of
+        the drafts that the device guesses."""
         self._model = model
         self._states = states
         self._pages = pages
         self._tables = tables
         self._page_size = pages.layout.page_size
         self._kept = kept
+        self._proposer = proposer
         # A step that could not be packed, and what it was to bring: its requests may have rows in
         # the next step already, which find their pages and positions by it.
         self._unpacked: tuple[TableEntries, Batch] | None = None
@@ -159,8 +163,8 @@ class ModelRunner:
         progress = self._progress(batch)
         forward = bind_forward(batch, plan, packed, self._tables, progress, self._kept)
         group = None if batch.rows else batch.plain.group
-        window = plan_window(batch, self._device) if batch.window > 1 else None
         draws = bind_sampling(*sampling, packed)
+        window = plan_window(batch, draws, self._device) if batch.window > 1 else None
         return _Prepared(entries, changes, packed, forward, draws, group, window)
 
     @torch.inference_mode()
@@ -170,30 +174,23 @@ class ModelRunner:
         if prepared.changes is not None:
             apply_changes(prepared.entries, prepared.changes, tables)
         window, kernels = prepared.window, self._model.kernels
-        ends = look_up(packed, forward, tables, self._page_size, window)
+        places = packed, forward, tables, self._page_size
+        ends, begun = look_up(*places, window, self._proposer)
         logits = self._model.forward(forward, self._states, self._pages)
-        if window is None:
+        rows = packed.ints("draw_rows")
+        if window is None or begun is None:
             sampled, verified = sample(logits, prepared.sampling, ends, tables, kernels), None
         else:
-            draws = prepared.sampling, window
+            draws = prepared.sampling, window, begun
             sampled, verified = sample_window(logits, *draws, ends, tables, kernels)
-            self._commit(forward, window, verified)
-        tables.append(packed.ints("draw_rows"), ends, sampled.token_ids)
+            written = accepted(forward, window, begun, verified.counts)
+            self._model.commit(forward, self._states, written)
+            # The row of a request that has ended has no place for another token.
+            rows, ends = rows.clone(), ends.clone()
+            rows[: len(begun.alive)] *= begun.alive
+            ends[: len(begun.alive)] *= begun.alive
+        tables.append(rows, ends, sampled.token_ids)
         return sampled.to_host(), None if verified is None else verified.to_host()
-
-    def _commit(self, forward: ForwardBatch, window: WindowPlan, verified: Verified) -> None:
-        """Write the states after the tokens that are right."""
-        rows = slice(forward.decode_requests)
-        started = all(forward.host.has_initial[: forward.decode_rows])
-        accepted = Accepted(
-            forward.read_slots[rows],
-            forward.write_slots[rows],
-            None if started else forward.has_initial[rows],
-            verified.counts,
-            window.track_slots,
-            window.track_counts,
-        )
-        self._model.commit(forward, self._states, accepted)
 
     def _progress(self, batch: Batch) -> LayerProgress | None:
         """Return the progress of a step that finishes a prompt to be handed over; None for
@@ -225,20 +222,21 @@ class ModelRunner:
                 next(scored).entry(token, row.top, asked) for token in row.targets[len(unscored) :]
             ]
             scores.append((*first, *rest))
-        behind = () if verified is None else _behind_drafts(batch.decoding, verified)
-        return StepResult(tokens, tuple(logprobs), tuple(scores), behind)
+        windows = () if verified is None else _windows(batch, verified)
+        return StepResult(tokens, tuple(logprobs), tuple(scores), windows)
 
 
-def _behind_drafts(rows: tuple[Row, ...], verified: Verified) -> tuple[tuple[Drawn, ...], ...]:
-    """Return what was drawn behind the right drafts of each row, in order."""
+def _windows(batch: Batch, verified: Verified) -> tuple[WindowResult, ...]:
+    """Return the results of the rows that decode, in order."""
     tokens, counts = verified.tokens.numpy(), verified.counts.tolist()
-    behind: list[list[Drawn]] = [[] for _ in rows]
+    behind: list[list[Drawn]] = [[] for _ in counts]
     for place, found in enumerate(verified.logprobs, 1):
-        logprobs = _of_draws(tokens[:, place], asking_behind(rows, place), found)
+        logprobs = _of_draws(tokens[:, place], asking_behind(batch, place), found)
         for index, drawn in enumerate(behind):
             if place < counts[index]:
                 drawn.append((int(tokens[index, place]), logprobs[index]))
-    return tuple(map(tuple, behind))
+    columns = verified.starts.tolist(), verified.drafts.tolist(), map(tuple, behind)
+    return tuple(map(WindowResult, *columns))
 
 
 def _of_draws(

@@ -67,8 +67,10 @@ def sample(
     if batch.biases is not None:
         add_biases(draws, *batch.biases)
     if batch.short is not None:
-        rows, table_rows = batch.short
-        mask_tokens(draws, rows, tables.stop_ids[table_rows])
+        rows, table_rows, least = batch.short
+        # Whether a row is that short is known here: where it verifies drafts, the host does not.
+        short = tables.output_lengths(table_rows, ends.index_select(0, rows)) < least
+        mask_tokens(draws, rows, tables.stop_ids[table_rows], short)
     if batch.allowed is not None:
         allow_tokens(draws, *batch.allowed)
     token_ids = _draw(draws, batch.random, ends, tables, kernels)

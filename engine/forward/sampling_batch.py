@@ -49,8 +49,9 @@ class SamplingBatch:
     penalised: PenalisedRows | None
     # What is added to single logits: rows [n] into draws, token ids [n], float32 [n].
     biases: tuple[Tensor, Tensor, Tensor] | None
-    short: tuple[Tensor, Tensor] | None  # rows [n] into draws below their minimum length, and
-    # the rows [n] of the request tables that have their stop tokens
+    # Rows [n] into draws that may be below their minimum length, the rows [n] of the request tables
+    # that have their stop tokens, and those lengths [n].
+    short: tuple[Tensor, Tensor, Tensor] | None
     allowed: tuple[Tensor, Tensor] | None  # rows [n] into draws and their masks [n, words]
     logprob_rows: Tensor | None  # [n] into draws
     logprob_top: int  # the most alternatives that any of them wants
@@ -78,6 +79,7 @@ def pack_sampling(draws: Draws, asking: Asking, scored: Scored, pack: HostPack) 
         short = np.flatnonzero(records["short"])
         pack.ints("short_draws", short)
         pack.ints("short_rows", draws.table_rows[short])
+        pack.ints("short_least", [draws.each[i].sampling.min_tokens for i in short.tolist()])
         masks = [
             (i, draws.each[i].allowed or ()) for i in np.flatnonzero(records["masked"]).tolist()
         ]
@@ -102,13 +104,12 @@ def bind_sampling(
     tops = [scores.top for _, scores in scored if scores.logits]
     score_asked = max((len(s.asked) for _, s in scored if s.logits), default=0)
     score_targets = packed.ints("score_targets")
-    short = records["short"].any()
     return SamplingBatch(
         draws=len(draws.each),
         random=_bind_random(records, packed) if records["random"].any() else None,
         penalised=_bind_penalised(packed) if records["penalised"].any() else None,
         biases=_bind_biases(packed) if records["biased"].any() else None,
-        short=(packed.ints("short_draws"), packed.ints("short_rows")) if short else None,
+        short=_bind_short(packed) if records["short"].any() else None,
         allowed=_bind_allowed(packed) if records["masked"].any() else None,
         logprob_rows=packed.ints("logprob_rows") if askers else None,
         logprob_top=max((sampling.logprobs or 0 for sampling in askers), default=0),
@@ -139,6 +140,10 @@ def _pack_biases(draws: Draws, pack: HostPack) -> None:
 
 def _bind_biases(packed: DevicePack) -> tuple[Tensor, Tensor, Tensor]:
     return packed.ints("biased_rows"), packed.ints("biased_tokens"), packed.floats("biases")
+
+
+def _bind_short(packed: DevicePack) -> tuple[Tensor, Tensor, Tensor]:
+    return packed.ints("short_draws"), packed.ints("short_rows"), packed.ints("short_least")
 
 
 def _bind_allowed(packed: DevicePack) -> tuple[Tensor, Tensor]:

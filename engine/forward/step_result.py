@@ -1,12 +1,21 @@
 """The results of a step's forward, on the host."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.core.logprobs import TokenLogprob
 from baton.engine.schedule.plain_rows import Ints
 
 Drawn = tuple[int, TokenLogprob | None]
 """A sampled token, and its log probabilities where they are asked for."""
+
+
+class WindowResult(NamedTuple):
+    """The results of a row that verified drafts, but for the token behind its newest one."""
+
+    start: int  # tokens that were computed before it
+    drafts: int  # that it verified
+    drawn: tuple[Drawn, ...]  # behind each of them that was right
 
 
 @dataclass(frozen=True)
@@ -16,5 +25,4 @@ class StepResult:
     token_ids: Ints  # one a draw
     logprobs: tuple[TokenLogprob | None, ...]  # one a draw; None where not asked for
     scores: tuple[tuple[TokenLogprob, ...], ...]  # one a scored row; one entry a target
-    # What was drawn behind the right drafts of each row that decodes; empty without a window.
-    behind_drafts: tuple[tuple[Drawn, ...], ...] = ()
+    windows: tuple["WindowResult", ...] = ()  # of each row that decodes, where drafts are verified

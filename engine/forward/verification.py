@@ -4,6 +4,9 @@ Plain decoding draws one token behind each prefix. A window has the logits behin
 of each row, so it draws them place by place by the same rules: place i by the penalties, filters,
 masks and noise that plain decoding would have there. A row goes on as long as what was drawn is its
 draft. Its answer is therefore the answer of plain decoding at any temperature.
+
+Where a row begins, which drafts it has and how far it gets are known on the device alone: the host
+has planned it while the step before was under way.
 """
 
 from dataclasses import dataclass, replace
@@ -13,85 +16,116 @@ import torch
 from torch import Tensor
 
 from baton.core.sampling_params import SamplingParams
+from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.forward.sampler import Sampled, pinned, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
 from baton.engine.memory.request_tables import RequestTables
-from baton.engine.schedule.batch import Batch, Draws, Row
+from baton.engine.schedule.batch import UNBOUNDED, Batch, Draws, Row
 from baton.engine.schedule.draw import DRAW_RECORD, Draw
+from baton.engine.speculation.proposer import DeviceProposer
 from baton.kernels.base import Kernels
 from baton.kernels.sampling import LogProbs
+from baton.kernels.verify import Accepted
 
 # Stands where a row has no draft: its logits are padding's, and nobody reads what is drawn.
 _UNUSED = Draw(SamplingParams(temperature=0.0), short=False, allowed=None)
 
 
-def draws_behind(rows: tuple[Row, ...], place: int) -> tuple[Draw, ...]:
-    """Return the draws behind draft `place` of each row, the first draft being 1."""
-    return tuple(
-        row.draft_draws[place - 1] if place <= len(row.drafts) else _UNUSED for row in rows
+def draws_behind(batch: Batch, place: int) -> tuple[Draw, ...]:
+    """Return the draws behind draft `place` of each row that decodes, the first draft being 1."""
+    return (
+        *batch.plain.group.draws,
+        *(_behind(row, row.draw or _UNUSED, place) for row in batch.decoding),
     )
 
 
-def asking_behind(rows: tuple[Row, ...], place: int) -> tuple[tuple[int, Draw], ...]:
+def _behind(row: Row, draw: Draw, place: int) -> Draw:
+    if not row.drafts:
+        return draw
+    return row.draft_draws[place - 1] if place <= len(row.drafts) else _UNUSED
+
+
+def asking_behind(batch: Batch, place: int) -> tuple[tuple[int, Draw], ...]:
     """Return (row, draw) of those behind draft `place` that want log probabilities."""
-    draws = enumerate(draws_behind(rows, place))
+    draws = enumerate(draws_behind(batch, place))
     return tuple((i, draw) for i, draw in draws if draw.sampling.logprobs is not None)
 
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """The verification of one step on the device. B rows, windows of Q tokens.
+    """The verification of one step on the device. B rows, windows of Q tokens. All [B] int64 but:
 
-    table_rows: [B] int64. drafts: [B, Q - 1] int64, then padding. counts: [B] int64, drafts a row.
-    track_slots, track_counts: see `Accepted`. draws: behind each place of a window but the first.
+    table_rows: of the request tables. drafts: [B, Q - 1], the host's, then padding. counts: of the
+    host's drafts. guesses: drafts that the device guesses, at most; any_guesses: not all are 0.
+    rooms: tokens of the sequence that may be computed. track_slots, track_depths: the snapshot
+    that a row may take beside the slot that it writes, and the tokens that it stands after; 0: none
+    draws: behind each place of a window but the first
     """
 
     table_rows: Tensor
     drafts: Tensor
     counts: Tensor
+    guesses: Tensor
+    any_guesses: bool
+    rooms: Tensor
     track_slots: Tensor
-    track_counts: Tensor
+    track_depths: Tensor
     draws: tuple[SamplingBatch, ...]
 
 
-def plan_window(batch: Batch, device: torch.device) -> WindowPlan:
-    """Copy what verifies the drafts of a step to the device."""
-    rows, size = batch.decoding, batch.window
-    table_rows = np.array([row.table_row for row in rows], np.int64)
-    drafts = np.zeros((len(rows), size - 1), np.int64)
-    for place, row in enumerate(rows):
+def plan_window(batch: Batch, first: SamplingBatch, device: torch.device) -> WindowPlan:
+    """Copy what verifies the drafts of a step to the device.
+
+    first: the draws behind the rows' newest tokens, then those of prompts.
+    """
+    plain, rows, size = len(batch.plain), batch.decoding, batch.window
+    count = batch.decode_rows
+    table_rows = batch.columns[4, :count]
+    drafts = np.zeros((count, size - 1), np.int64)
+    # counts, guesses, rooms, track slots and depths: of a plain row, it computes one token.
+    columns = np.zeros((5, count), np.int64)
+    columns[2] = UNBOUNDED
+    for place, row in enumerate(rows, plain):
         drafts[place, : len(row.drafts)] = row.drafts
-    # A row without drafts is one of plain decoding, whose snapshot lies where it writes.
-    tracked = [row.tracked[0] if row.drafts and row.tracked else None for row in rows]
+        # A row that verifies nothing leaves its snapshot where it writes.
+        slot, depth = 0, 0
+        if row.verifies and row.tracked:
+            slot, depth = row.tracked[0].slot, row.tracked[0].depth
+        columns[:, place] = len(row.drafts), row.guesses, row.room, slot, depth
     pack = HostPack()
     pack.ints("table_rows", table_rows)
     pack.ints("drafts", drafts.ravel())
-    pack.ints("counts", [len(row.drafts) for row in rows])
-    pack.ints("track_slots", [0 if t is None else t.slot for t in tracked])
-    ends = zip(rows, tracked, strict=True)
-    pack.ints("track_counts", [0 if t is None else t.depth - row.start for row, t in ends])
+    for name, column in zip(
+        ("counts", "guesses", "rooms", "slots", "depths"), columns, strict=True
+    ):
+        pack.ints(name, column)
     packed = pack.ship(device)
+    draws: tuple[SamplingBatch, ...]
+    if any(row.drafts for row in rows):  # whose masks differ from place to place
+        draws = tuple(_draws(batch, place, device) for place in range(1, size))
+    else:
+        alike = _draws(batch, 1, device) if batch.prompts else first
+        draws = (alike,) * (size - 1)
     return WindowPlan(
         packed.ints("table_rows"),
-        packed.ints("drafts").view(len(rows), size - 1),
+        packed.ints("drafts").view(count, size - 1),
         packed.ints("counts"),
-        packed.ints("track_slots"),
-        packed.ints("track_counts"),
-        tuple(_draws(rows, table_rows, place, device) for place in range(1, size)),
+        packed.ints("guesses"),
+        bool(columns[1].any()),
+        packed.ints("rooms"),
+        packed.ints("slots"),
+        packed.ints("depths"),
+        draws,
     )
 
 
-def _draws(
-    rows: tuple[Row, ...],
-    table_rows: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-    place: int,
-    device: torch.device,
-) -> SamplingBatch:
-    each = draws_behind(rows, place)
+def _draws(batch: Batch, place: int, device: torch.device) -> SamplingBatch:
+    """Pack the draws behind draft `place` of each row that decodes."""
+    each, count = draws_behind(batch, place), batch.decode_rows
     records = np.array([draw.record for draw in each], DRAW_RECORD)
-    draws = Draws(np.arange(len(rows)), table_rows, records, each)
-    asking = asking_behind(rows, place)
+    draws = Draws(np.arange(count), batch.columns[4, :count], records, each)
+    asking = asking_behind(batch, place)
     pack = HostPack()
     pack_sampling(draws, asking, (), pack)
     packed: DevicePack = pack.ship(device)
@@ -99,14 +133,41 @@ def _draws(
 
 
 @dataclass(frozen=True)
+class Begun:
+    """The windows of one step, when the step before is over. B rows of Q tokens.
+
+    ends: [B] int64, tokens of each sequence, the newest included
+    drafts: [B, Q - 1] int64; counts: [B] int64, how many of each row's are drafts
+    alive: [B] bool; False: its request has got to its length in the step before
+    real: [B, Q] bool, where the window is no padding
+    """
+
+    ends: Tensor
+    drafts: Tensor
+    counts: Tensor
+    alive: Tensor
+    real: Tensor
+
+    @property
+    def seen(self) -> Tensor:
+        """[B, Q] int64, the tokens that each place sees with itself: 0 where it is padding."""
+        places = torch.arange(self.real.shape[1], device=self.ends.device)
+        return torch.where(self.real, self.ends[:, None] + places, 0)
+
+
+@dataclass(frozen=True)
 class Verified:
     """The results of a window. B rows.
 
+    starts: [B] int64, tokens of each row that were computed before
+    drafts: [B] int64, how many each row had
     counts: [B] int64, tokens of each row that are right: the newest, and the drafts that were drawn
     tokens: [B, Q] int64, what was drawn behind each; past a row's count anything
     logprobs: behind each place but the first, of the draws that want them
     """
 
+    starts: Tensor
+    drafts: Tensor
     counts: Tensor
     tokens: Tensor
     logprobs: tuple[LogProbs | None, ...]
@@ -118,33 +179,43 @@ class Verified:
         logprobs = tuple(
             None if found is None else LogProbs(*map(pinned, found)) for found in self.logprobs
         )
-        return Verified(pinned(self.counts), pinned(self.tokens), logprobs)
+        lengths = pinned(self.starts), pinned(self.drafts), pinned(self.counts)
+        return Verified(*lengths, pinned(self.tokens), logprobs)
 
 
-def begin_window(plan: WindowPlan, ends: Tensor, tables: RequestTables) -> Tensor:
-    """Write the drafts behind the rows' sequences, of `ends` [B] tokens. Return [B, Q] int64, the
-    tokens that each place of the windows sees with itself: 0 where it is padding.
-    """
+def begin_window(
+    plan: WindowPlan, ends: Tensor, tables: RequestTables, proposer: DeviceProposer | None
+) -> Begun:
+    """Guess drafts, and write all drafts behind the rows' sequences, of `ends` [B] tokens."""
     size = plan.drafts.shape[1] + 1
+    drafts, counts = plan.drafts, plan.counts
+    if plan.any_guesses and proposer is not None:
+        guessed, found = proposer.propose(tables, plan.table_rows, ends, size - 1)
+        mine = plan.guesses > 0
+        drafts = torch.where(mine[:, None], guessed, drafts)
+        counts = torch.where(mine, torch.minimum(found, plan.guesses), counts)
+    alive = ends <= plan.rooms
+    counts = torch.minimum(counts, plan.rooms - ends).clamp_(min=0)
     places = torch.arange(size, device=ends.device)
-    real = places <= plan.counts[:, None]
-    seen = torch.where(real, ends[:, None] + places, 0)
-    rows = torch.where(real, plan.table_rows[:, None], 0)
-    tables.append(rows[:, 1:].flatten(), (seen[:, 1:] - 1).clamp_(min=0).flatten(),
-                  plan.drafts.flatten())  # fmt: skip
-    return seen
+    real = (places <= counts[:, None]) & alive[:, None]
+    begun = Begun(ends, drafts, counts, alive, real)
+    at = (begun.seen[:, 1:] - 1).clamp_(min=0)
+    rows = torch.where(real[:, 1:], plan.table_rows[:, None], 0)
+    tables.append(rows.flatten(), at.flatten(), drafts.flatten())
+    return begun
 
 
 def sample_window(
     logits: Tensor,
     first: SamplingBatch,
     plan: WindowPlan,
+    begun: Begun,
     ends: Tensor,
     tables: RequestTables,
     kernels: Kernels,
 ) -> tuple[Sampled, Verified]:
-    """Sample the draws of a step that verifies drafts, and append the tokens of each row that are
-    right.
+    """Sample the draws of a step that verifies drafts. Append those of each row that are right, but
+    not what is drawn behind its newest token.
 
     logits: [B Q + prompts' draws + scored tokens, vocab] float32, raw; changed in place
     first: the draws behind the rows' newest tokens, then those of prompts
@@ -155,10 +226,10 @@ def sample_window(
     behind_newest = torch.cat((window[:, 0], logits[rows * size :]))
     sampled = sample(behind_newest, first, ends, tables, kernels)
     drawn, logprobs = [sampled.token_ids[:rows]], []
-    ends, alive = ends[:rows], torch.ones_like(plan.counts, dtype=torch.bool)
-    counts = torch.ones_like(plan.counts)
+    alive, ends = begun.alive, begun.ends
+    counts = torch.ones_like(begun.counts)
     for place, draws in enumerate(plan.draws, 1):
-        alive = alive & (place <= plan.counts) & (drawn[-1] == plan.drafts[:, place - 1])
+        alive = alive & (place <= begun.counts) & (drawn[-1] == begun.drafts[:, place - 1])
         counts += alive
         # Tokens of rows that have ended count in row 0, which is no request's.
         found = sample(
@@ -169,7 +240,24 @@ def sample_window(
         at = torch.where(alive, ends + place, 0)
         tables.append(torch.where(alive, plan.table_rows, 0), at, found.token_ids)
     tables.lengths.index_add_(0, plan.table_rows, counts - 1)
-    return sampled, Verified(counts, torch.stack(drawn, dim=1), tuple(logprobs))
+    drafts = torch.where(begun.alive, begun.counts, 0)
+    tokens = torch.stack(drawn, dim=1)
+    return sampled, Verified(ends - 1, drafts, counts, tokens, tuple(logprobs))
+
+
+def accepted(forward: ForwardBatch, plan: WindowPlan, begun: Begun, counts: Tensor) -> Accepted:
+    """Return what the commit of a window writes. counts: [B] int64, of `Verified`."""
+    rows = slice(forward.decode_requests)
+    started = all(forward.host.has_initial[: forward.decode_rows])
+    tracked = plan.track_slots > 0
+    return Accepted(
+        forward.read_slots[rows],
+        forward.write_slots[rows],
+        None if started else forward.has_initial[rows],
+        torch.where(begun.alive, counts, 0),
+        plan.track_slots,
+        torch.where(tracked, plan.track_depths - begun.ends + 1, 0),
+    )
 
 
 def _where(alive: Tensor, draws: SamplingBatch) -> SamplingBatch:

@@ -3,10 +3,11 @@
 from collections import deque
 from itertools import repeat
 
+from baton.core.errors import InvariantError
 from baton.core.finish import FinishReason, Usage
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.engine.checks.canary import Canary
-from baton.engine.forward.step_result import Drawn, StepResult
+from baton.engine.forward.step_result import Drawn, StepResult, WindowResult
 from baton.engine.output.events import (
     ChunkComputed,
     Event,
@@ -66,10 +67,10 @@ class ResultProcessor:
             rows, first = batch.all_rows, 0
         draws = zip(token_ids[first:], result.logprobs[first:], strict=True)
         scores = iter(result.scores)
-        for index, row in enumerate(rows):
+        for index, row in enumerate(rows, first):
             drawn = next(draws) if row.draw is not None else None
-            if row.drafts and drawn is not None:
-                self._process_drafts(row, (drawn, *result.behind_drafts[index]), outbox)
+            if row.verifies and drawn is not None:
+                self._process_window(row, drawn, result.windows[index], outbox)
                 continue
             scored = next(scores) if row.scores is not None else None
             self._process_row(row, drawn, scored, outbox)
@@ -104,24 +105,37 @@ class ResultProcessor:
                 if stop is not None:
                     outbox.append(self.finish(request, stop))
 
-    def _process_drafts(self, row: Row, drawn: tuple[Drawn, ...], outbox: list[Event]) -> None:
+    def _process_window(
+        self, row: Row, first: Drawn, window: WindowResult, outbox: list[Event]
+    ) -> None:
         """Process the tokens of a row that verified drafts, one after another, as the results of
         rows of one token. Those behind the end of the answer come to nothing, as the snapshot of a
         depth that was not reached.
 
-        drawn: behind the newest token, and behind each draft that is right.
+        first: what was drawn behind the newest token.
         """
-        request = self._requests.at(row.serial)
-        current = request is not None and request.admissions == row.admission
-        if request is not None and current:
-            self._memory.count_accepted(len(drawn) - 1)
-        reached = row.start + len(drawn)
-        self._donations.drop([t for t in row.tracked if t.depth > reached])
-        for single, token in zip(row.accepted(len(drawn)), drawn, strict=True):
-            if request is not None and current:
-                request.computed = single.end
-                request.drawn = single.position + 1
-            self._process_row(single, token, None, outbox)
+        request, accepted = self._requests.at(row.serial), len(window.drawn)
+        if request is not None:
+            self._memory.count_drafts(window.drafts, accepted)
+            request.drawn += accepted
+            if request.slot:  # else it was preempted
+                self._check_start(request, window)
+                request.computed += accepted
+                request.unsure -= row.most_drafts
+        reached = range(window.start + 1, window.start + accepted + 2)
+        self._donations.drop([t for t in row.tracked if t.depth not in reached])
+        position = 0 if request is None else len(request.output)
+        singles = row.accepted(accepted + 1, window.start, position)
+        for single, drawn in zip(singles, (first, *window.drawn), strict=True):
+            self._process_row(single, drawn, None, outbox)
+
+    @staticmethod
+    def _check_start(request: Request, window: WindowResult) -> None:
+        if window.start != request.settled:
+            raise InvariantError(
+                f"request {request.request_id}: a step began at {window.start} tokens, but "
+                f"{request.settled} were computed"
+            )
 
     def _process_row(
         self,

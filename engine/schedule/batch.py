@@ -15,6 +15,8 @@ from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
 from baton.engine.schedule.draw import DRAW_RECORD, Draw, DrawRecords
 from baton.engine.schedule.plain_rows import NO_PLAIN, Ints, PlainRows
 
+UNBOUNDED = 1 << 40
+
 
 class Scores(NamedTuple):
     """Prompt tokens whose logprobs are wanted. Position 0 has none: nothing precedes it."""
@@ -66,23 +68,51 @@ class Row(NamedTuple):
     # of them. `end` counts them, and a snapshot among them has a slot beside `write_slot`.
     drafts: tuple[int, ...] = ()
     draft_draws: tuple[Draw, ...] = ()  # one behind each draft
+    guesses: int = 0  # drafts that the device may guess, at most; then `drafts` is empty
+    # Tokens by which `start` and `position` may be more: drafts of the step before, which was not
+    # over when this one was planned. `end` counts them.
+    slack: int = 0
+    room: int = UNBOUNDED  # tokens of the sequence that may be computed: drafts past it are dropped
 
-    def accepted(self, count: int) -> "tuple[Row, ...]":
+    @property
+    def most_drafts(self) -> int:
+        """Drafts that it verifies, at most."""
+        return len(self.drafts) or self.guesses
+
+    @property
+    def verifies(self) -> bool:
+        """True if only the step knows where it begins or ends: it writes its request's own slot,
+        and a snapshot beside it.
+        """
+        return self.most_drafts + self.slack > 0
+
+    @property
+    def places(self) -> int:
+        """Tokens of it in the forward, at least. A row that may begin at several places needs a
+        window: there the device decides whether it takes a snapshot, and whether it computes.
+        """
+        return max(1 + self.most_drafts, 2 if self.slack else 1)
+
+    def accepted(self, count: int, start: int, position: int) -> "tuple[Row, ...]":
         """Return the decode rows that computing the first `count` of its tokens one by one would
         have been.
+
+        start: tokens that were computed before it. position: of the first token that it samples.
         """
         rows = []
         for place in range(count):
-            end = self.start + place + 1
+            end = start + place + 1
             rows.append(
                 self._replace(
                     start=end - 1,
                     end=end,
                     read_slot=self.write_slot if place else self.read_slot,
                     tracked=tuple(tracked for tracked in self.tracked if tracked.depth == end),
-                    position=self.position + place,
+                    position=position + place,
                     drafts=(),
                     draft_draws=(),
+                    guesses=0,
+                    slack=0,
                 )
             )
         return tuple(rows)
@@ -119,10 +149,10 @@ class Batch:
 
     @cached_property
     def window(self) -> int:
-        """Tokens of each decoding row in the forward, the last ones padding where a row has fewer:
-        a size that steps are kept for.
+        """Tokens of each decoding row in the forward, plain ones too, the last ones padding where
+        a row has fewer: a size that steps are kept for.
         """
-        most = 1 + max((len(row.drafts) for row in self.decoding), default=0)
+        most = max((row.places for row in self.decoding), default=1)
         return next(size for size in WINDOWS if size >= most)
 
     @cached_property

@@ -156,7 +156,7 @@ class PlainTable:
         computing: Counter[tuple[int, int]] = Counter()  # tokens by serial and admission
         for row in in_flight:
             sampling[row.serial] += row.draw is not None
-            computing[row.serial, row.admission] += row.end - row.start
+            computing[row.serial, row.admission] += row.end - row.start - row.slack
         findings = []
         for place, request in enumerate(self._requests):
             drawn = len(request.output) + sampling[request.serial]

@@ -115,6 +115,7 @@ class Request:
         "stopper",
         "table_row",
         "turn",
+        "unsure",
     )
 
     def __init__(
@@ -149,6 +150,8 @@ class Request:
         self.cached_tokens = 0  # compute hit of its first admission, or what a peer reported
         self.admissions = 0
         self.computed = 0  # tokens whose state the last planned step leaves behind
+        # Drafts of steps in flight: `computed` and `drawn` may be so many more, and count none.
+        self.unsure = 0
         self.settled = 0  # tokens whose KV and state are known to be there: their step is over
         self.scored = 0  # prompt positions below this were scored; set by the planner
         self.announced = False  # Scheduled went out
@@ -193,6 +196,11 @@ class Request:
     def exhausted(self) -> bool:
         """True if it ends, by its length, with a step that is planned already."""
         return self.drawn >= self.stopper.limit
+
+    @property
+    def most_computed(self) -> int:
+        """Tokens that are ever computed, at most: the last token of an answer never is."""
+        return len(self.spec.prompt_ids) + self.stopper.limit - 1
 
     @property
     def awaits_token(self) -> bool:

@@ -59,17 +59,20 @@ class RequestMemory:
         """Count the host's time for a guess."""
         self._counters.draft_seconds += seconds
 
-    def count_drafts(self, proposed: int) -> None:
-        """Count the drafts of a row."""
-        self._counters.draft_tokens += proposed
-        self._counters.draft_rows += 1
+    def count_behind(self) -> None:
+        """Count a row that waits for its request's newest token."""
+        self._counters.rows_behind += 1
 
-    def count_accepted(self, drafts: int) -> None:
-        """Count the drafts of a row that were right."""
+    def count_drafts(self, verified: int, accepted: int) -> None:
+        """Count the drafts of a row, if it had any, and those of them that were right."""
+        if not verified:
+            return
         counters = self._counters
-        counters.draft_tokens_accepted += drafts
+        counters.draft_rows += 1
+        counters.draft_tokens += verified
+        counters.draft_tokens_accepted += accepted
         lengths = list(counters.accepted_length_tokens)
-        lengths[drafts] += 1
+        lengths[accepted] += 1
         counters.accepted_length_tokens = tuple(lengths)
 
     def count_preemption(self) -> None:
@@ -148,5 +151,5 @@ class RequestMemory:
         request.owned.clear()
         request.slot = request.state_slot = 0
         request.pages = []
-        request.computed = request.settled = 0
+        request.computed = request.settled = request.unsure = 0
         request.branch = None

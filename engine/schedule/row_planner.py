@@ -113,21 +113,29 @@ class RowPlanner:
         """True if rows verify drafts."""
         return self._drafter is not None
 
+    def awaits_token(self, request: Request) -> bool:
+        """Return true if the next row of a request cannot be planned before its newest token is
+        known: its mask or its drafts depend on it.
+        """
+        if request.awaits_token:
+            return True
+        return self._drafter is not None and self._drafter.awaits_token(request)
+
     def drafts(self, request: Request) -> Drafts:
         """Return the guesses that the next row of a request, which decodes, is to verify."""
         if self._drafter is None:
             return NO_DRAFTS
-        return self._drafter.drafts(request, self._tracker.most_tokens(request.computed) - 1)
+        return self._drafter.drafts(request, self._tracker.most_tokens - 1)
 
     def draft_row(self, request: Request, drafts: Drafts) -> Row:
-        """Plan that `request` computes its newest token and `drafts`, which its pages cover.
+        """Plan that `request` computes its newest token and `drafts`, as far as its pages go.
 
         How many of them are right is not known: `computed` and `drawn` count the newest token
         alone until the step is over. The row writes the request's own slot, and a snapshot beside
         it.
         """
-        start = request.computed
-        end = start + 1 + len(drafts.token_ids)
+        start, slack = request.computed, request.unsure
+        end = start + slack + 1 + drafts.most
         row = Row(
             request.serial,
             request.admissions,
@@ -143,7 +151,11 @@ class RowPlanner:
             position=request.drawn,
             drafts=drafts.token_ids,
             draft_draws=drafts.draws,
+            guesses=drafts.guesses,
+            slack=slack,
+            room=min(request.most_computed, len(request.pages) * self._page_size),
         )
+        request.unsure += drafts.most
         request.computed = start + 1
         request.state_slot = request.slot
         request.drawn += 1

@@ -189,9 +189,12 @@ class Scheduler:
                 self.leave_plain(request)
             if request.decodes:
                 most = self._max_running - len(self._planner.plain)
-                if request.exhausted or request.awaits_token or len(decode) >= most:
+                if request.exhausted or len(decode) >= most:
                     continue
-                if self._make_room(request, request.computed + 1):
+                if self._planner.awaits_token(request):
+                    self._memory.count_behind()
+                    continue
+                if self._make_room(request, _newest(request)):
                     decode.append(self._decode_row(request))
                     if not request.announced:
                         _announce(request, outbox)
@@ -213,13 +216,10 @@ class Scheduler:
         began = perf_counter()
         drafts = self._planner.drafts(request)
         self._memory.count_guess(perf_counter() - began)
-        if drafts.token_ids:
-            tokens = request.computed + 1
-            if not self._memory.grow(request, tokens + len(drafts.token_ids)):
-                drafts = drafts.first(len(request.pages) * self._pools.page_size - tokens)
-        if not drafts.token_ids:
+        if drafts.most and not self._memory.grow(request, _newest(request, drafts.most)):
+            drafts = drafts.first(len(request.pages) * self._pools.page_size - request.computed - 1)
+        if not drafts.most and not request.unsure:
             return self._planner.decode_row(request)
-        self._memory.count_drafts(len(drafts.token_ids))
         return self._planner.draft_row(request, drafts)
 
     def _plan_waiting(
@@ -323,6 +323,11 @@ class Scheduler:
             index -= 1
         self.running.insert(index, request)
         self._planner.enter(request)
+
+
+def _newest(request: Request, drafts: int = 0) -> int:
+    """Return the tokens of a sequence up to its newest one and `drafts` behind it, at most."""
+    return min(request.computed + request.unsure + 1 + drafts, request.most_computed)
 
 
 def _turn(request: Request) -> Turn:

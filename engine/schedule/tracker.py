@@ -49,13 +49,16 @@ class Tracker:
             return sys.maxsize
         return start + -(start + 1) % self._decode_grid
 
-    def most_tokens(self, start: int) -> int:
-        """Return how many tokens from `start` on have at most one snapshot among them."""
-        return self.next_decode(start) + self._decode_grid - start if self._on else sys.maxsize
+    @property
+    def most_tokens(self) -> int:
+        """Tokens that a row may verify: it and the row before it, of which it is not known how far
+        it gets, have at most one snapshot among them.
+        """
+        return (self._decode_grid + 1) // 2 if self._on else sys.maxsize
 
     def window(self, start: int, end: int) -> tuple[Tracked, ...]:
-        """Bind a slot for the snapshot among tokens [start, end) of a row that verifies drafts. It
-        is written if so many of them are right.
+        """Bind a slot for the snapshot among tokens [start, end) of a row of which it is not known
+        how far it gets. It is written if it gets there.
         """
         depth = self.next_decode(start) + 1
         return self.decode(depth) if depth <= end else ()

@@ -1,54 +1,67 @@
 """The drafts of a row: a proposer's guesses, as far as the request may go on."""
 
-from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.schedule.draw import Draw
 from baton.engine.schedule.request import Request
+from baton.engine.speculation.device_ngram import DeviceNgram
 from baton.engine.speculation.drafts import NO_DRAFTS, Drafts
 from baton.engine.speculation.ngram import NgramProposer
-from baton.engine.speculation.proposer import Proposer
+from baton.engine.speculation.proposer import DeviceProposer, Proposers
 from baton.text.errors import GrammarError
 
 
 class Drafter:
-    """Asks a proposer, and keeps what verification could accept."""
+    """Decides how many drafts a row has, and asks the host's proposer for those that the device
+    does not guess.
+    """
 
-    def __init__(self, proposer: Proposer, window: int, vocab_size: int) -> None:
+    def __init__(self, proposers: Proposers, window: int, vocab_size: int) -> None:
         """window: tokens that a step verifies of a request, its newest one among them."""
-        self._proposer = proposer
+        self._host = proposers.host
+        self._on_device = proposers.device is not None
         self._most = window - 1
         self._vocab_size = vocab_size
 
+    def awaits_token(self, request: Request) -> bool:
+        """Return true if the drafts of the next row depend on tokens that are not known yet."""
+        return request.pending > 0 and not self._guessed(request)
+
     def drafts(self, request: Request, most: int) -> Drafts:
-        """Return at most `most` drafts for a request whose tokens are all known.
+        """Return at most `most` drafts for a request that does not await a token.
 
         The answer never gets past its length: a row samples one token more than it has drafts.
         """
-        left = request.stopper.limit - request.drawn - 1
-        most = min(most, self._most, left)
-        if most <= 0 or request.pending:
+        most = min(most, self._most, request.stopper.limit - request.drawn - 1)
+        if most <= 0:
             return NO_DRAFTS
-        known = request.known_ids
-        proposed = tuple(self._proposer.propose(request.serial, known, most))[:most]
+        if self._guessed(request):
+            return Drafts(guesses=most)
+        proposed = tuple(self._host.propose(request.serial, request.known_ids, most))[:most]
         valid = (i for i, t in enumerate(proposed) if not 0 <= t < self._vocab_size)
         proposed = proposed[: next(valid, most)]
         return _drawn_behind(request, proposed)
 
     def forget(self, request: Request) -> None:
         """Note that a request has ended."""
-        self._proposer.forget(request.serial)
+        self._host.forget(request.serial)
+
+    def _guessed(self, request: Request) -> bool:
+        """Return true if the device guesses: one mask holds behind all drafts."""
+        return self._on_device and (request.rules is None or not request.rules.follows)
 
 
-def drafter_of(
-    config: EngineConfig, model: ModelConfig, proposer: Proposer | None = None
-) -> Drafter | None:
-    """Return the drafter that the options call for; None where steps verify nothing.
+def drafting(
+    config: EngineConfig, model: ModelConfig, proposers: Proposers | None = None
+) -> tuple[Drafter | None, DeviceProposer | None]:
+    """Return what the options call for: who drafts, and who guesses on the device. None where steps
+    verify nothing.
 
-    proposer: in place of that of the options.
+    proposers: in place of those of the options.
     """
-    if config.speculative_algorithm is SpeculativeAlgorithm.OFF:
-        return None
-    return Drafter(proposer or NgramProposer(), config.window, model.vocab_size)
+    if config.window == 1:
+        return None, None
+    proposers = proposers or Proposers(NgramProposer(), DeviceNgram())
+    return Drafter(proposers, config.window, model.vocab_size), proposers.device
 
 
 def _drawn_behind(request: Request, proposed: tuple[int, ...]) -> Drafts:

@@ -7,14 +7,20 @@ from baton.engine.schedule.draw import Draw
 
 @dataclass(frozen=True)
 class Drafts:
-    """Draft tokens, with the draw behind each."""
+    """Draft tokens, with the draw behind each; or how many the device is to guess."""
 
     token_ids: tuple[int, ...] = ()
     draws: tuple[Draw, ...] = ()
+    guesses: int = 0
+
+    @property
+    def most(self) -> int:
+        """Tokens that are to be verified, at most."""
+        return len(self.token_ids) or self.guesses
 
     def first(self, count: int) -> "Drafts":
         """Return at most the first `count`."""
-        return Drafts(self.token_ids[:count], self.draws[:count])
+        return Drafts(self.token_ids[:count], self.draws[:count], min(self.guesses, count))
 
 
 NO_DRAFTS = Drafts()

@@ -1,12 +1,17 @@
 """The guess of the tokens that follow a request's newest one."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+from torch import Tensor
+
+from baton.engine.memory.request_tables import RequestTables
 
 
 class Proposer(Protocol):
-    """A source of draft tokens. Verification keeps those that plain decoding would have drawn, so a
-    wrong guess costs time and never changes an answer.
+    """A source of draft tokens on the host. Verification keeps those that plain decoding would have
+    drawn, so a wrong guess costs time and never changes an answer.
     """
 
     def propose(self, serial: int, token_ids: Sequence[int], most: int) -> Sequence[int]:
@@ -19,3 +24,31 @@ class Proposer(Protocol):
     def forget(self, serial: int) -> None:
         """Drop what is known of a request that has ended. Idempotent."""
         ...
+
+
+class DeviceProposer(Protocol):
+    """A source of draft tokens on the device, which has the newest tokens before the host does."""
+
+    def propose(
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+    ) -> tuple[Tensor, Tensor]:
+        """Guess what follows the sequences of B rows. Reads nothing back; it may change nothing.
+
+        rows: [B] int64, of the request tables. ends: [B] int64, tokens of the sequences, at least
+        one. Returns tokens [B, most] int64 of the vocabulary, and how many of each row's are
+        guesses, [B] int64.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Proposers:
+    """The sources of drafts of one engine.
+
+    device: asked for every row but those whose masks depend on their tokens. None: nobody guesses
+    on the device. host: asked for all others; their rows run one step behind, because it has to see
+    their newest tokens.
+    """
+
+    host: Proposer
+    device: DeviceProposer | None = None

@@ -96,6 +96,7 @@ class AttentionKernels(ABC):
         q:       [B, QH, D] float, may be strided over rows; QH is a multiple of KH
         kv_lens: [B] int64, tokens of each row, the new one included; 0 for padding rows, whose
                  result is zeros
+        kv_lens_host: no less than those: the host may not know how far a row has got
         k_pool, v_pool, block_tables, table_rows, scale: as in paged_attn_prefill
         returns  [B, QH, D], dtype of q
         """

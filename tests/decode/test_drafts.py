@@ -5,7 +5,7 @@ import random
 import pytest
 from engine.engines import greedy, random_prompt
 from engine.hash_model import VOCAB, HashModel, expected_tokens
-from engine.proposers import Known
+from engine.proposers import Known, proposing
 from transfer.wires import CHANNELS
 from worker.cluster import decode_worker, prefill_worker, running, session
 
@@ -15,10 +15,10 @@ from baton.transfer.channels.local_hub import LocalHub
 OUTPUT = 40
 
 
-@pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize(("right", "side"), [(0.0, "device"), (0.7, "device"), (1.0, "host")])
 @pytest.mark.parametrize("channel", CHANNELS)
 async def test_tokens_are_those_of_plain_decoding(
-    channel: str, right: float, seeded: random.Random
+    channel: str, right: float, side: str, seeded: random.Random
 ) -> None:
     """The canary checks every slot and page that the rank reads."""
     shared = random_prompt(seeded, 40, 40)
@@ -31,8 +31,8 @@ async def test_tokens_are_those_of_plain_decoding(
         channel=channel,
         hub=hub,
         canary=True,
-        proposer=Known(known, right, VOCAB, seeded),
         speculative_algorithm=SpeculativeAlgorithm.NGRAM,
+        **proposing(Known(known, right, VOCAB, seeded), side),
     )
     async with running(prefill, decode), session(decode) as router:
         for prompt, expected in zip(prompts, answers, strict=True):

@@ -15,7 +15,8 @@ from baton.engine.forward.forward_stream import ForwardStream
 from baton.engine.memory.plan import MemoryPlan
 from baton.engine.output.events import Event, RequestFinished, TokenSampled
 from baton.engine.schedule.request import RequestSpec, Reservation
-from baton.engine.speculation.proposer import Proposer
+from baton.engine.speculation.ngram import NgramProposer
+from baton.engine.speculation.proposer import DeviceProposer, Proposer, Proposers
 from baton.text.tokenizer import Tokenizer
 
 PAGE = 8
@@ -33,11 +34,13 @@ def make_engine(
     tokenizer: Tokenizer | None = None,
     stream: ForwardStream | None = None,
     proposer: Proposer | None = None,
+    guesser: DeviceProposer | None = None,
     **more: object,
 ) -> Engine:
     """An engine with `pages` usable pages of 8 tokens, all its memory poisoned.
 
-    more: other fields of EngineConfig.
+    proposer, guesser: guess drafts, on the host and on the device. more: other fields of
+    EngineConfig.
     """
     model = model or HashModel()
     config = EngineConfig(
@@ -55,6 +58,9 @@ def make_engine(
         }
         | more,  # type: ignore[arg-type]
     )
+    proposers = None
+    if proposer is not None or guesser is not None:
+        proposers = Proposers(proposer or NgramProposer(), guesser)
     plan = MemoryPlan(config, model.config, 0, 0)
     pool_bytes = plan.slots * plan.slot_layout.slot_bytes
     pool_bytes += (1 + pages) * plan.page_layout.page_bytes
@@ -63,7 +69,7 @@ def make_engine(
         model,
         tokenizer,
         stream,
-        proposer,
+        proposers,
     )
     assert engine.pages.ids.size == min(1 + pages, plan.pages)
     engine.states.storage.random_(0, 256)

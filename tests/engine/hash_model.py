@@ -188,11 +188,13 @@ class HashModel:
         assert len(set(places)) == len(places), "two tokens write one place"
         assert 0 not in [page for page, _ in places], "a real token writes the padding page"
         assert not batch.token_pages[sorted(padding)].any(), "padding writes a real page"
-        positions = [
-            p
-            for start, end in zip(batch.host.prefix_lens, batch.kv_lens.tolist(), strict=True)
-            for p in range(start, end)
-        ]
+        starts, ends = list(batch.host.prefix_lens), batch.kv_lens.tolist()
+        for row in range(batch.decode_rows):
+            if ends[row]:  # the host knows at least how far it is
+                assert starts[row] < ends[row]
+                starts[row] = ends[row] - 1
+        lengths = zip(starts, ends, strict=True)
+        positions = [p for start, end in lengths for p in range(start, end)]
         found = batch.positions.tolist()
         assert positions == [p for i, p in enumerate(found) if i not in padding]
         assert batch.host.cu_seqlens[batch.decode_rows] == batch.decode_rows

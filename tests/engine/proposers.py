@@ -2,6 +2,12 @@
 
 import random
 from collections.abc import Iterable, Sequence
+from copy import copy
+
+import torch
+from torch import Tensor
+
+from baton.engine.memory.request_tables import RequestTables
 
 
 class Known:
@@ -36,3 +42,31 @@ class Known:
 
     def forget(self, serial: int) -> None:
         self.forgotten.add(serial)
+
+
+class KnownOnDevice:
+    """A `DeviceProposer` of the same: it reads the sequences where a device would."""
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._mine = copy(known)  # for another thread
+        self._mine._rng = random.Random(known._rng.random())
+
+    def propose(
+        self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int
+    ) -> tuple[Tensor, Tensor]:
+        drafts = torch.zeros((len(rows), most), dtype=torch.int64)
+        counts = torch.zeros(len(rows), dtype=torch.int64)
+        for place, (row, end) in enumerate(zip(rows.tolist(), ends.tolist(), strict=True)):
+            self._known.asked += 1
+            found = self._mine.propose(0, tables.tokens[row, :end].tolist(), most)
+            drafts[place, : len(found)] = torch.tensor(found, dtype=torch.int64)
+            counts[place] = len(found)
+        return drafts, counts
+
+
+def proposing(known: Known, side: str) -> dict[str, object]:
+    """The arguments of an engine whose drafts are guessed on that `side`: host, or device where no
+    mask depends on them."""
+    more = {"guesser": KnownOnDevice(known)} if side == "device" else {}
+    return {"proposer": known} | more

@@ -17,6 +17,7 @@ from oracle.reference import Oracle
 from oracle.specs import ONE_OF_EACH, SPECS
 
 from baton.core.sampling_params import SamplingParams
+from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.forward.forward_stream import ThreadStream
@@ -48,7 +49,7 @@ class CountedGuard:
         self.uploads = max(self.uploads, uploads.count)
 
 
-def make(folder: Path, kernels: KernelChoice, stream: ThreadStream) -> Engine:
+def make(folder: Path, kernels: KernelChoice, stream: ThreadStream, **more: object) -> Engine:
     config = EngineConfig(
         model=folder,
         kernels=kernels,
@@ -59,6 +60,7 @@ def make(folder: Path, kernels: KernelChoice, stream: ThreadStream) -> Engine:
         memory_bytes=1 << 28,
         cached_snapshots=20,
         mamba_track_interval=32,
+        **more,  # type: ignore[arg-type]
     )
     return Engine(config, load_model(config), None, stream)
 
@@ -76,6 +78,7 @@ def sampling_of_every_kind(rng: random.Random, vocab: int) -> list[SamplingParam
         replace(drawn, repetition_penalty=1.3, logprobs=0),
         replace(drawn, min_tokens=20, stop_token_ids=(rng.randrange(vocab),), ignore_eos=False),
         replace(plain, prompt_logprobs_start=3, prompt_logprobs=2),
+        replace(drawn, allowed_token_ids=(3, 4)),  # which repeats itself
     ]
 
 
@@ -87,7 +90,7 @@ def talk(engine: Engine, rng: random.Random, vocab: int) -> None:
         return tuple(rng.randrange(3, vocab) for _ in range(rng.randint(low, high)))
 
     # With 20 tokens each, all get past the snapshot of the widest grid, at 64.
-    prompts = [drawn(48, 70) for _ in range(8)]
+    prompts = [drawn(48, 70) for _ in range(9)]
     for turn in range(2):
         events = []
         for number, sampling in enumerate(sampling_of_every_kind(rng, vocab)):
@@ -96,6 +99,25 @@ def talk(engine: Engine, rng: random.Random, vocab: int) -> None:
         events += run(engine)
         for number, prompt in enumerate(prompts):
             prompts[number] = (*prompt, *tokens_of(events, f"{turn}.{number}"), *drawn(1, 20))
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_steps_that_guess_and_verify_drafts_read_nothing_on_the_host_either(
+    oracle: Oracle, name: str, seeded: random.Random
+) -> None:
+    guard = CountedGuard()
+    stream = ThreadStream(guard.around, preparing=guard.preparing)
+    ngram = SpeculativeAlgorithm.NGRAM
+    folder = oracle.checkpoint(name)
+    engine = make(folder, KernelChoice.TORCH, stream, speculative_algorithm=ngram)
+    talk(engine, seeded, SPECS[name].config["vocab_size"])
+    engine.close()
+    counters = engine.counters
+    assert guard.steps == counters.steps > 40
+    assert guard.uploads == 0
+    assert counters.draft_rows
+    assert counters.rows_behind == 0
+    assert_clean(engine)
 
 
 @pytest.mark.parametrize(("name", "kernels"), CASES)

@@ -17,12 +17,12 @@ from engine.engines import (
     tokens_of,
 )
 from engine.hash_model import VOCAB, HashModel
-from engine.proposers import Known
+from engine.proposers import Known, proposing
 from engine.test_equivalence import random_specs
 from engine.test_stops import COUNT, readable
 from toy_tokenizer import byte_level
 
-from baton.core.errors import ConfigError
+from baton.core.errors import ConfigError, InvariantError
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
 from baton.engine.choices import SpeculativeAlgorithm
@@ -34,8 +34,15 @@ from baton.text.special_tokens import SpecialTokens
 from baton.text.tokenizer import Tokenizer
 
 NGRAM = SpeculativeAlgorithm.NGRAM
-# Probabilities that a draft is right: never, always, at random.
-every_right = pytest.mark.parametrize("right", [0.0, 0.5, 0.9, 1.0])
+# Probabilities that a draft is right: never, always, at random; and where it is guessed. Steps
+# overlap where that is the device.
+every_right = pytest.mark.parametrize(
+    ("right", "side"),
+    [(0.0, "device"), (0.5, "device"), (0.5, "host"), (0.9, "device"), (1.0, "device")],
+)
+some_right = pytest.mark.parametrize(
+    ("right", "side"), [(0.5, "device"), (1.0, "host"), (1.0, "device")]
+)
 
 
 def answers(specs: Sequence[RequestSpec], **options: object) -> tuple[list[Event], Engine]:
@@ -46,16 +53,21 @@ def answers(specs: Sequence[RequestSpec], **options: object) -> tuple[list[Event
 
 
 def speculating(
-    specs: Sequence[RequestSpec], plain: list[Event], right: float, rng: random.Random, **more
+    specs: Sequence[RequestSpec],
+    plain: list[Event],
+    right: float,
+    side: str,
+    rng: random.Random,
+    **more,
 ) -> tuple[list[Event], Engine, Known]:
     """Answer the requests again, with drafts of the plain answers."""
     sequences = [(*spec.prompt_ids, *tokens_of(plain, spec.request_id)) for spec in specs]
     proposer = Known(sequences, right, VOCAB, rng)
     events, engine = answers(
         specs,
-        proposer=proposer,
         speculative_algorithm=NGRAM,
         speculative_num_draft_tokens=rng.choice([2, 4, 8]),
+        **proposing(proposer, side),
         **more,
     )
     return events, engine, proposer
@@ -75,11 +87,13 @@ def assert_same(specs: Sequence[RequestSpec], plain: list[Event], found: list[Ev
 
 
 @every_right
-def test_any_sampling_gives_the_tokens_of_plain_decoding(seeded: random.Random, right) -> None:
+def test_any_sampling_gives_the_tokens_of_plain_decoding(
+    seeded: random.Random, right, side
+) -> None:
     specs = random_specs(seeded, 12)
     options = {"max_running": seeded.randint(1, 6), "chunk": seeded.choice([7, 16, 64])}
     plain, _ = answers(specs, **options)
-    found, engine, proposer = speculating(specs, plain, right, seeded, **options)
+    found, engine, proposer = speculating(specs, plain, right, side, seeded, **options)
     assert_same(specs, plain, found)
     assert proposer.asked
     counted = engine.counters
@@ -95,23 +109,23 @@ def test_any_sampling_gives_the_tokens_of_plain_decoding(seeded: random.Random, 
 
 
 @every_right
-def test_greedy_answers_take_fewer_steps_where_drafts_are_right(seeded, right) -> None:
+def test_greedy_answers_take_fewer_steps_where_drafts_are_right(seeded, right, side) -> None:
     specs = [RequestSpec(f"r{i}", random_prompt(seeded), greedy(40)) for i in range(4)]
     plain, before = answers(specs)
-    found, engine, _ = speculating(specs, plain, right, seeded)
+    found, engine, _ = speculating(specs, plain, right, side, seeded)
     assert_same(specs, plain, found)
     if right == 1.0:
         assert engine.counters.steps < before.counters.steps * 0.7
 
 
 @every_right
-def test_snapshots_and_pages_left_behind_are_those_of_plain_decoding(seeded, right) -> None:
+def test_snapshots_and_pages_left_behind_are_those_of_plain_decoding(seeded, right, side) -> None:
     """The next turn of each conversation resumes at the same depth, and gives the same tokens.
     The canary checks each slot and page that is read."""
     specs = [RequestSpec(f"r{i}", random_prompt(seeded, 20, 60), greedy(50)) for i in range(3)]
     options = {"canary": True, "cached_snapshots": 30}
     plain, before = answers(specs, **options)
-    found, engine, _ = speculating(specs, plain, right, seeded, **options)
+    found, engine, _ = speculating(specs, plain, right, side, seeded, **options)
     assert_same(specs, plain, found)
     for spec in specs:
         ends = [finish_of(events, spec.request_id) for events in (plain, found)]
@@ -127,11 +141,11 @@ def test_snapshots_and_pages_left_behind_are_those_of_plain_decoding(seeded, rig
 
 
 @every_right
-def test_tiny_pools_and_preemption(seeded: random.Random, right: float) -> None:
+def test_tiny_pools_and_preemption(seeded, right: float, side: str) -> None:
     specs = [RequestSpec(f"r{i}", random_prompt(seeded, 30, 36), greedy(40)) for i in range(8)]
     plain, _ = answers(specs)
     found, engine, _ = speculating(
-        specs, plain, right, seeded, pages=12, max_running=4, canary=True, cached_snapshots=1
+        specs, plain, right, side, seeded, pages=12, max_running=4, canary=True, cached_snapshots=1
     )
     assert_same_tokens(specs, plain, found)
     assert engine.counters.preemptions
@@ -142,8 +156,10 @@ def assert_same_tokens(specs, plain: list[Event], found: list[Event]) -> None:
         assert tokens_of(plain, spec.request_id) == tokens_of(found, spec.request_id)
 
 
-@pytest.mark.parametrize("right", [0.5, 1.0])
-def test_an_answer_ends_inside_an_accepted_run(seeded: random.Random, right: float) -> None:
+@some_right
+def test_an_answer_ends_inside_an_accepted_run(
+    seeded: random.Random, right: float, side: str
+) -> None:
     """It ends by a stop token, or by its length, wherever in the window that lies."""
     prompt = random_prompt(seeded)
     base = RequestSpec("base", prompt, greedy(40))
@@ -158,7 +174,10 @@ def test_an_answer_ends_inside_an_accepted_run(seeded: random.Random, right: flo
     sequences = [(*prompt, *tokens)]
     proposer = Known(sequences, right, VOCAB, seeded)
     found, engine = answers(
-        specs, proposer=proposer, speculative_algorithm=NGRAM, speculative_num_draft_tokens=8
+        specs,
+        speculative_algorithm=NGRAM,
+        speculative_num_draft_tokens=8,
+        **proposing(proposer, side),
     )
     assert_same(specs, plain, found)
     assert engine.counters.draft_tokens_accepted
@@ -168,13 +187,15 @@ def test_an_answer_ends_inside_an_accepted_run(seeded: random.Random, right: flo
 def test_the_end_of_the_context_cuts_the_drafts(seeded: random.Random) -> None:
     spec = RequestSpec("r", random_prompt(seeded, 30, 40), greedy(1000))
     plain, _ = answers([spec], max_model_len=64)
-    found, _, _ = speculating([spec], plain, 1.0, seeded, max_model_len=64)
+    found, _, _ = speculating([spec], plain, 1.0, "device", seeded, max_model_len=64)
     assert_same([spec], plain, found)
     assert len(tokens_of(found, "r")) == 64 - len(spec.prompt_ids)
 
 
 @every_right
-def test_a_request_handed_over_goes_on_with_drafts(seeded: random.Random, right: float) -> None:
+def test_a_request_handed_over_goes_on_with_drafts(
+    seeded: random.Random, right: float, side: str
+) -> None:
     specs = [RequestSpec(f"r{i}", random_prompt(seeded, 20, 60), greedy(30)) for i in range(3)]
     plain, _ = answers(specs)
     sequences = [(*spec.prompt_ids, *tokens_of(plain, spec.request_id)) for spec in specs]
@@ -182,8 +203,8 @@ def test_a_request_handed_over_goes_on_with_drafts(seeded: random.Random, right:
     target = make_engine(
         tickets=4,
         canary=True,
-        proposer=Known(sequences, right, VOCAB, seeded),
         speculative_algorithm=NGRAM,
+        **proposing(Known(sequences, right, VOCAB, seeded), side),
     )
     for spec in specs:
         held = replace(spec, hold=True)
@@ -195,12 +216,15 @@ def test_a_request_handed_over_goes_on_with_drafts(seeded: random.Random, right:
         assert tokens_of(events, spec.request_id) == whole[1:]
 
 
-def test_a_request_may_be_cancelled_while_its_drafts_are_verified(seeded: random.Random) -> None:
+@pytest.mark.parametrize("side", ["host", "device"])
+def test_a_request_may_be_cancelled_while_its_drafts_are_verified(seeded, side: str) -> None:
     specs = [RequestSpec(f"r{i}", random_prompt(seeded), greedy(60)) for i in range(4)]
     plain, _ = answers(specs)
     sequences = [(*spec.prompt_ids, *tokens_of(plain, spec.request_id)) for spec in specs]
     engine = make_engine(
-        proposer=Known(sequences, 0.8, VOCAB, seeded), speculative_algorithm=NGRAM, canary=True
+        speculative_algorithm=NGRAM,
+        canary=True,
+        **proposing(Known(sequences, 0.8, VOCAB, seeded), side),
     )
     for spec in specs:
         engine.submit(spec)
@@ -219,13 +243,14 @@ def test_a_request_may_be_cancelled_while_its_drafts_are_verified(seeded: random
     assert finish_of(events, "r1").error == "enough"
 
 
-def test_a_step_that_fails_ends_its_requests_and_leaves_nothing(seeded: random.Random) -> None:
+@pytest.mark.parametrize("side", ["host", "device"])
+def test_a_step_that_fails_ends_its_requests_and_leaves_nothing(seeded, side: str) -> None:
     model = HashModel()
     specs = [RequestSpec(f"r{i}", random_prompt(seeded), greedy(40)) for i in range(3)]
     plain, _ = answers(specs)
     sequences = [(*spec.prompt_ids, *tokens_of(plain, spec.request_id)) for spec in specs]
     proposer = Known(sequences, 1.0, VOCAB, seeded)
-    engine = make_engine(model, proposer=proposer, speculative_algorithm=NGRAM)
+    engine = make_engine(model, speculative_algorithm=NGRAM, **proposing(proposer, side))
     for spec in specs:
         engine.submit(spec)
     model.fail_on = {6}
@@ -271,8 +296,10 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(byte_level(), SpecialTokens())
 
 
-@pytest.mark.parametrize("right", [0.5, 1.0])
-def test_stop_strings_inside_an_accepted_run(seeded, tokenizer: Tokenizer, right: float) -> None:
+@some_right
+def test_stop_strings_inside_an_accepted_run(
+    seeded, tokenizer: Tokenizer, right: float, side: str
+) -> None:
     prompt, _, text = readable(seeded, tokenizer)
     specs = []
     for start in range(3, COUNT - 4):
@@ -287,18 +314,18 @@ def test_stop_strings_inside_an_accepted_run(seeded, tokenizer: Tokenizer, right
     found, engine = answers(
         specs,
         tokenizer=tokenizer,
-        proposer=proposer,
         speculative_algorithm=NGRAM,
         speculative_num_draft_tokens=8,
+        **proposing(proposer, side),
     )
     assert_same(specs, plain, found)
     assert engine.counters.draft_tokens_accepted
 
 
-@pytest.mark.parametrize("right", [0.5, 1.0])
+@some_right
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_grammars_and_banned_words(
-    seeded: random.Random, tokenizer: Tokenizer, right: float, temperature: float
+    seeded: random.Random, tokenizer: Tokenizer, right: float, side: str, temperature: float
 ) -> None:
     """Each draft has the mask of its own prefix."""
     grammar = Grammar(GrammarKind.REGEX, r"(ab|cd){2,6}-[0-9]{3,9}")
@@ -312,7 +339,7 @@ def test_grammars_and_banned_words(
         RequestSpec(f"r{i}", random_prompt(seeded), samplings[i % len(samplings)]) for i in range(6)
     ]
     plain, _ = answers(specs, tokenizer=tokenizer)
-    found, engine, _ = speculating(specs, plain, right, seeded, tokenizer=tokenizer)
+    found, engine, _ = speculating(specs, plain, right, side, seeded, tokenizer=tokenizer)
     assert_same(specs, plain, found)
     assert engine.counters.draft_tokens_accepted
 
@@ -324,7 +351,7 @@ class Faults:
     def cursor_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         def sample_window(*given, **more):
             sampled, verified = verification.sample_window(*given, **more)
-            _, _, plan, _, tables, _ = given
+            _, _, plan, _, _, tables, _ = given
             tables.lengths.index_add_(0, plan.table_rows, verified.counts - 1)
             return sampled, verified
 
@@ -385,9 +412,9 @@ def test_a_fault_is_noticed(monkeypatch: pytest.MonkeyPatch, fault: str) -> None
     )
     specs = [RequestSpec(f"r{i}", random_prompt(rng, 20, 40), sampling) for i in range(3)]
     plain, _ = answers(specs)
-    found, _, _ = speculating(specs, plain, 0.8, rng)
+    found, _, _ = speculating(specs, plain, 0.8, "device", rng)
     assert_same(specs, plain, found)
     getattr(Faults, fault)(monkeypatch)
-    with pytest.raises((AssertionError, IndexError, RuntimeError)):
-        found, _, _ = speculating(specs, plain, 0.8, rng)
+    with pytest.raises((AssertionError, IndexError, RuntimeError, InvariantError)):
+        found, _, _ = speculating(specs, plain, 0.8, "device", rng)
         assert_same(specs, plain, found)

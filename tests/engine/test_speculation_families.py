@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine.engines import run, tokens_of
-from engine.proposers import Known
+from engine.proposers import Known, KnownOnDevice
 from engine.test_equivalence import random_sampling
 from engine.test_oracle import load
 from oracle.reference import Oracle
@@ -21,6 +21,7 @@ from baton.engine.engine import Engine
 from baton.engine.models.loader import load_model
 from baton.engine.output.events import Event, TokenSampled
 from baton.engine.schedule.request import RequestSpec
+from baton.engine.speculation.proposer import Proposers
 from baton.kernels.kernel_choice import KernelChoice
 from baton.kernels.native.library import load as library
 
@@ -67,7 +68,8 @@ def drafting(
     sequences = [(*spec.prompt_ids, *tokens_of(plain, spec.request_id)) for spec in specs]
     right = rng.choice([0.0, 0.6, 0.9, 1.0])
     tokens = rng.choice([2, 4, 8])
-    print(f"{right=} {tokens=}")
+    side = rng.choice(["host", "device", "device"])
+    print(f"{right=} {tokens=} {side=}")
     engine = load(folder, **options)
     config = replace(
         engine.config,
@@ -76,7 +78,8 @@ def drafting(
     )
     vocab = engine.model_config.vocab_size
     proposer = Known(sequences, right, vocab, rng)
-    return Engine(config, load_model(config), None, proposer=proposer)
+    guesser = KnownOnDevice(proposer) if side == "device" else None
+    return Engine(config, load_model(config), None, proposers=Proposers(proposer, guesser))
 
 
 def snapshots(engine: Engine, spec: RequestSpec, events: list[Event]) -> dict[int, torch.Tensor]:

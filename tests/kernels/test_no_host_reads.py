@@ -136,7 +136,7 @@ def test_sampling_reads_nothing_back():
     with NoHostReads():
         add_token_counts(counts, torch.tensor([0, 1, 1]), torch.tensor([3, 4, 4]))
         apply_penalties(logits, rows, counts, torch.tensor([1, 0]), n * 1.2, n, n)
-        mask_tokens(logits, rows, torch.tensor([[7, 8], [9, 9]]))
+        mask_tokens(logits, rows, torch.tensor([[7, 8], [9, 9]]), rows > 0)
         tokens = sample_tokens(logits, rows, n, torch.tensor([1, 2]), rows, filters)
         log_probs(logits, tokens, 3, tokens[:, None])
 

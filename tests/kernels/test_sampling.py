@@ -200,8 +200,10 @@ def test_penalties_follow_their_formulas_in_the_rows_that_ask():
 def test_masked_tokens_are_never_drawn():
     logits = torch.zeros(100, 5)
     rows = torch.arange(100)
-    mask_tokens(logits, rows, torch.tensor([[1, 3, 1]]).expand(100, 3))
-    assert set(draw(logits, 1.0, rows).tolist()) == {0, 2, 4}
+    mask_tokens(logits, rows, torch.tensor([[1, 3, 1]]).expand(100, 3), rows < 90)
+    drawn = draw(logits, 1.0, rows)
+    assert set(drawn[:90].tolist()) == {0, 2, 4}
+    assert torch.equal(logits[90:], torch.zeros(10, 5))
 
 
 @pytest.mark.parametrize("top_n", [0, 4, 20, 100])
