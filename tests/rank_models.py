@@ -12,6 +12,7 @@ from baton.engine.loading.weights import Checkpoint
 from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import build_model
 from baton.engine.ranks.comm import Comm, Shard
+from baton.kernels.base import Kernels
 
 CHUNK = 20  # prompt tokens a step
 
@@ -50,6 +51,12 @@ class _RankThread:
         parts = self._threads.exchange(self._rank, x)
         assert [part.shape[1] for part in parts] == list(widths)
         return x if self._rank else torch.cat(parts, dim=1)
+
+    def on(self, kernels: Kernels) -> Comm:
+        return self
+
+    def check(self) -> None:
+        """Do nothing: a failed thread breaks the barrier."""
 
 
 def say(

@@ -48,7 +48,7 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
     followers = Followers(config, threads)
     try:
         part = load_part(config, Shard(0, config.tp), followers.comm, progress)
-        return LeadingModel(part, followers)
+        return LeadingModel(part, followers.comm, followers)
     except BaseException:
         followers.close()
         raise
@@ -163,7 +163,7 @@ def build_model(
         config.dtype,
         device,
         shard,
-        comm or SingleComm(),
+        (comm or SingleComm()).on(kernels),
         kernels,
         weight_format is WeightFormat.INT8,
     )

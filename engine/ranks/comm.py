@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton.core.errors import ConfigError
 from baton.engine.memory.shards import SubBlock
+from baton.kernels.base import Kernels
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,14 @@ class Comm(Protocol):
         """
         ...
 
+    def on(self, kernels: Kernels) -> "Comm":
+        """Return the collectives of a model that runs on these kernels."""
+        ...
+
+    def check(self) -> None:
+        """Raise the error of a collective that could not raise it itself. Called after a step."""
+        ...
+
 
 class SingleComm:
     """The collectives of a single rank, which has nothing to add up."""
@@ -61,3 +70,9 @@ class SingleComm:
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         return x
+
+    def on(self, kernels: Kernels) -> Comm:
+        return self
+
+    def check(self) -> None:
+        """Do nothing: nobody else can fail."""

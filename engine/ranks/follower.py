@@ -3,6 +3,7 @@
 It never schedules and never samples. It ends when the leader does.
 """
 
+import os
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -18,6 +19,7 @@ from baton.engine.models.loader import load_part
 from baton.engine.ranks.comm import Comm, meet
 from baton.engine.ranks.gloo_comm import GlooComm
 from baton.engine.ranks.rank_messages import Begin, Failed, Joined, Loaded, RankPools
+from baton.engine.ranks.shared_memory import SharedMemory
 from baton.engine.ranks.step_message import StepMessage
 
 
@@ -41,7 +43,10 @@ def follow(leader: Connection) -> None:
     begin: Begin = leader.recv()
     torch.set_num_threads(begin.threads)
     leader.send(Joined())
-    comm = GlooComm(begin.folder, begin.shard, begin.config.rank_timeout_s)
+    limit_s = begin.config.rank_timeout_s
+    memory = SharedMemory(begin.memory, begin.shard, os.getppid(), limit_s)
+    os.close(begin.memory)
+    comm = GlooComm(begin.folder, begin.shard, limit_s, memory)
     model = load_part(begin.config, begin.shard, comm)
     leader.send(Loaded(model.weight_bytes))
     run_steps(leader, model, comm, leader.recv(), torch.device(begin.config.device))
@@ -65,6 +70,7 @@ def run_steps(
             model.forward(batch, states, pages)
             if not len(batch.logit_tokens):
                 meet(comm)
+            comm.check()
 
 
 if __name__ == "__main__":

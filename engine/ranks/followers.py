@@ -1,6 +1,7 @@
 """The leader's view of the other ranks of its replica: their processes, and what they say."""
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.ranks.comm import Shard
 from baton.engine.ranks.gloo_comm import GlooComm
 from baton.engine.ranks.rank_messages import Begin, Failed, Joined, Loaded, connected
+from baton.engine.ranks.shared_memory import SharedMemory
 
 _JOIN_S = 120.0  # until a process has imported torch
 _LOAD_S = 3600.0  # until weights have been read from a slow disk
@@ -26,13 +28,15 @@ _REASON_S = 1.0  # until a rank that has failed has said why
 class Follower:
     """One rank: its process, and our end of the connection."""
 
-    def __init__(self, rank: int, timeout_s: float) -> None:
+    def __init__(self, rank: int, timeout_s: float, memory: int) -> None:
         self.rank = rank
         self.connection, theirs = connected(timeout_s)
         number = theirs.fileno()
         command = [sys.executable, "-m", "baton.engine.ranks.follower", str(number)]
         with theirs:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[number])
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=[number, memory]
+            )
         self.joined = False
         self.weight_bytes: int | None = None
 
@@ -59,15 +63,18 @@ class Followers:
         # Where the ranks meet. The others may still read it when rank 0 has met them.
         self._folder = folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
         size = config.tp
-        self._followers = [Follower(rank, config.rank_timeout_s) for rank in range(1, size)]
+        memory = SharedMemory.create(size)
+        self._memory = SharedMemory(memory, Shard(0, size), 0, config.rank_timeout_s)
+        self._followers = [Follower(rank, config.rank_timeout_s, memory) for rank in range(1, size)]
+        os.close(memory)
         self._listener = threading.Thread(target=self._listen, name="ranks", daemon=True)
         self._listener.start()
         try:
             for each in self._followers:
                 shard = Shard(each.rank, size)
-                self._send(each, Begin(config, shard, folder, threads))
+                self._send(each, Begin(config, shard, folder, threads, memory))
             self._until(lambda: all(each.joined for each in self._followers), _JOIN_S, "start")
-            self.comm = GlooComm(folder, Shard(0, size), config.rank_timeout_s)
+            self.comm = GlooComm(folder, Shard(0, size), config.rank_timeout_s, self._memory)
         except RankError:
             self.close()
             raise
@@ -188,6 +195,7 @@ class Followers:
             if self._lost is None:
                 self._lost = RankError(f"{reason}; a replica needs all of its ranks")
             self._changed.notify_all()
+        self._memory.end()
         for each in self._followers:
             with contextlib.suppress(OSError):
                 each.process.kill()

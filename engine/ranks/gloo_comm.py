@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, ProcessGroupGloo
 
-from baton.engine.ranks.comm import Shard
+from baton.engine.ranks.comm import Comm, Shard
+from baton.engine.ranks.shared_comm import SharedComm
+from baton.engine.ranks.shared_memory import SharedMemory
+from baton.kernels.base import Kernels
 
 _LOOPBACK = "127.0.0.1"
 
@@ -22,9 +25,11 @@ class GlooComm:
     Each collective raises RuntimeError when another rank has gone, or after `timeout_s`.
     """
 
-    def __init__(self, folder: Path, shard: Shard, timeout_s: float) -> None:
+    def __init__(
+        self, folder: Path, shard: Shard, timeout_s: float, memory: SharedMemory | None = None
+    ) -> None:
         """Wait for the other ranks, at most `timeout_s`. folder: one that all of them can write,
-        used by no other group.
+        used by no other group. memory: that native kernels add up in; None: they use gloo too.
         """
         limit = timedelta(seconds=timeout_s)
         store = FileStore(str(folder / "store"), shard.size)
@@ -34,6 +39,7 @@ class GlooComm:
         options._timeout = limit
         self._group: Any = ProcessGroupGloo(store, shard.rank, shard.size, options)
         self._shard = shard
+        self._memory = memory
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See `Comm`. In place where `x` is contiguous."""
@@ -53,3 +59,14 @@ class GlooComm:
         if not root:
             return x
         return torch.cat([part[:, :n] for part, n in zip(found, widths, strict=True)], dim=1)
+
+    def on(self, kernels: Kernels) -> Comm:
+        """See `Comm`. Native kernels add up in shared memory."""
+        if self._memory is None or kernels.native is None:
+            return self
+        return SharedComm(kernels.native, self._memory)
+
+    def check(self) -> None:
+        """See `Comm`: for native kernels. A collective of gloo raises by itself."""
+        if self._memory is not None:
+            self._memory.check()

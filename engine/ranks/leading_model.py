@@ -10,7 +10,7 @@ from baton.engine.forward.recurrent_index import RecurrentIndex
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
-from baton.engine.ranks.comm import meet
+from baton.engine.ranks.comm import Comm, meet
 from baton.engine.ranks.followers import Followers
 from baton.engine.ranks.rank_messages import RankPools
 from baton.engine.ranks.step_message import StepWriter
@@ -28,11 +28,12 @@ class LeadingModel:
     none is wanted the ranks meet. Any error in one ends the replica, with RankError.
     """
 
-    def __init__(self, part: Model, followers: Followers) -> None:
-        """part: that of rank 0, whose collectives are `followers.comm`."""
+    def __init__(self, part: Model, comm: Comm, followers: Followers) -> None:
+        """part: that of rank 0. comm: its collectives."""
         self.followers = followers
         self.weight_bytes = max(part.weight_bytes, followers.weight_bytes())
         self._part = part
+        self._comm = comm
         self._writer = StepWriter()
         self._begun = False
 
@@ -62,7 +63,8 @@ class LeadingModel:
             self.followers.send(self._writer.message(batch))
             logits = self._part.forward(batch, states, pages)
             if not logits.shape[0]:
-                meet(self.followers.comm)
+                meet(self._comm)
+            self._comm.check()
             return logits
         except RankError:
             raise

@@ -12,12 +12,14 @@ from baton.engine.ranks.comm import Shard
 
 @dataclass(frozen=True)
 class Begin:
-    """The first message to a rank. folder: where the ranks meet; see `GlooComm`."""
+    """The first message to a rank. folder: where the ranks meet; see `GlooComm`. memory:
+    the descriptor of what they share; see `SharedMemory`."""
 
     config: EngineConfig
     shard: Shard
     folder: Path
     threads: int
+    memory: int
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@
 
 #include "attention.h"
 #include "attention_prompts.h"
+#include "collective.h"
 #include "conv.h"
 #include "conv_prompts.h"
 #include "delta.h"
@@ -130,6 +131,10 @@ OPERATION(delta_tokens, DeltaTokens,
           tokens, qkv_stride, z_stride, b_stride, a_stride, kept_stride, key_heads, heads,
           key_dim, value_dim, width, conv_stride, state_stride, conv_dtype, state_dtype,
           channelwise, silu_gate, eps)
+
+OPERATION(all_reduce, AllReduce, x, shared, state, count, rank, ranks, capacity, parent, limit)
+OPERATION(gather_columns, GatherColumns,
+          x, out, widths, shared, state, rows, rank, ranks, capacity, parent, limit)
 
 OPERATION(sample_tokens, SampleTokens,
           logits, rows, temperature, seeds, positions, top_k, top_p, min_p, tokens, count, vocab,

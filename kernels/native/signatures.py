@@ -345,6 +345,16 @@ class DeltaTokensArguments(Arguments):
     )
 
 
+class AllReduceArguments(Arguments):
+    operation = "all_reduce"
+    _fields_ = _fields("x shared state", "count rank ranks capacity parent", "limit")
+
+
+class GatherColumnsArguments(Arguments):
+    operation = "gather_columns"
+    _fields_ = _fields("x out widths shared state", "rows rank ranks capacity parent", "limit")
+
+
 OPERATIONS: tuple[type[Arguments], ...] = (
     LinearArguments,
     PackedLinearArguments,
@@ -357,6 +367,8 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     SigmoidGatedArguments,
     AddScaledArguments,
     SelectRowsArguments,
+    AllReduceArguments,
+    GatherColumnsArguments,
     SampleTokensArguments,
     RopeArguments,
     KvWriteArguments,
