@@ -105,6 +105,7 @@ class PrefillAttempts:
             first_token=output_ids[-1] if output_ids else None,
             priority=start.priority,
             cache_salt=start.cache_salt,
+            junctions=start.junctions,
             trace=start.trace if start.HasField("trace") else None,
         )
         prompt = SaltedPrefix(tuple(request.prompt_ids), request.cache_salt)

@@ -112,4 +112,5 @@ class EngineRequest:
             hold=True,
             priority=self._request.priority,
             cache_salt=self._request.cache_salt,
+            junctions=tuple(self._request.junctions),
         )

@@ -106,7 +106,7 @@ class PrefillMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., wanted: _Optional[_Union[DestinationWanted, _Mapping]] = ..., first_token: _Optional[_Union[FirstToken, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., scores: _Optional[_Union[PromptScores, _Mapping]] = ..., channel: _Optional[_Union[ChannelChosen, _Mapping]] = ..., moving: _Optional[_Union[Moving, _Mapping]] = ...) -> None: ...
 
 class PrefillRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "prompt_ids", "sampling", "first_token", "state_at", "priority", "cache_salt", "trace")
+    __slots__ = ("request_id", "attempt", "prompt_ids", "sampling", "first_token", "state_at", "priority", "cache_salt", "junctions", "trace")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,7 @@ class PrefillRequest(_message.Message):
     STATE_AT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    JUNCTIONS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
@@ -124,8 +125,9 @@ class PrefillRequest(_message.Message):
     state_at: _common_pb2.StateAt
     priority: int
     cache_salt: bytes
+    junctions: _containers.RepeatedScalarFieldContainer[int]
     trace: _common_pb2.TraceContext
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., first_token: _Optional[int] = ..., state_at: _Optional[_Union[_common_pb2.StateAt, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., first_token: _Optional[int] = ..., state_at: _Optional[_Union[_common_pb2.StateAt, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., junctions: _Optional[_Iterable[int]] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ...) -> None: ...
 
 class CancelPrefill(_message.Message):
     __slots__ = ("request_id", "attempt", "reason", "ticket_id", "generation")

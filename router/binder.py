@@ -44,7 +44,11 @@ class Binder:
         Raises the `ApiError` that it was stopped or refused with.
         """
         while True:
-            await self._wait_for_turn(live, place)
+            if place.waits:
+                with self._placer.waiting(live.unread_ids, live.request.cache_salt):
+                    await self._wait_for_turn(live, place)
+            else:
+                await place.turn()
             self._check_goes_on(live)
             assignment = self._placer.place(
                 live.unread_ids,

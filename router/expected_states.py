@@ -1,7 +1,7 @@
 """The states that prompts will leave in prefix caches, from their placement to the report."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from baton.core.cache_salt import SHARED
 from baton.router.worker_table import Change, Worker, WorkerTable
@@ -12,15 +12,18 @@ Leaves = tuple[tuple[int, int], ...]
 """(tokens, digest) of prefixes."""
 
 
-def leaves(token_ids: Sequence[int], salt: bytes, grid: int) -> Leaves:
+def leaves(
+    token_ids: Sequence[int], salt: bytes, grid: int, junctions: Collection[int] = ()
+) -> Leaves:
     """Return the prefixes of a prompt whose states it leaves in the cache of the worker that
-    computes it: the deepest on the grid, and of a prompt that ends there the one before too.
+    computes it: the deepest on the grid, of a prompt that ends there the one before too, and those
+    at `junctions`.
 
     grid: tokens; 0: the worker keeps no states.
     """
     last = len(token_ids) // grid * grid if grid else 0
-    depths = [last - grid, last] if last == len(token_ids) else [last]
-    return tuple(digests_at(token_ids, [depth for depth in depths if depth], salt))
+    depths = {last, *junctions} if last < len(token_ids) else {last - grid, last, *junctions}
+    return tuple(digests_at(token_ids, sorted(depths - {0}), salt))
 
 
 class Expected:

@@ -274,6 +274,7 @@ class RouterBackend:
         before = live.stream
         state_at = assignment.state_at
         start = live.next_attempt(assignment.prefills, state_at)
+        start.junctions.extend(assignment.junctions)
         if live.trace is not None:
             start.trace.CopyFrom(
                 live.trace.placed(self._clock(), live.attempt, assignment.rank, assignment.prefills)

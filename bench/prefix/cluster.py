@@ -53,6 +53,7 @@ class Placed:
 class _Prompt:
     arrived: float
     key: bytes
+    junctions: tuple[int, ...]
     in_flight: InFlight
     sought: Sought
 
@@ -136,7 +137,7 @@ class PlacedReplay:
         if assignment is None:
             raise RuntimeError("no worker is there")
         in_flight = self._placer.track(assignment)
-        prompt = _Prompt(now, key, in_flight, self._misses.arrived(key))
+        prompt = _Prompt(now, key, assignment.junctions, in_flight, self._misses.arrived(key))
         worker = self._by_id[assignment.prefills[0].worker_id]
         worker.waiting.append(prompt)
         if worker.running is None:
@@ -144,7 +145,7 @@ class PlacedReplay:
 
     def _begin(self, worker: _PrefillWorker, now: float) -> None:
         prompt = worker.running = worker.waiting.popleft()
-        done = worker.cache.run([prompt.key])
+        done = worker.cache.compute(prompt.key, prompt.junctions)
         computed = done.tokens - done.hit
         self._sums.tokens += done.tokens
         self._sums.hit += done.hit

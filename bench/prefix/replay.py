@@ -1,6 +1,6 @@
 """Replay of a trace of prompts against the prefix cache alone, to count hits."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.bench.prefix.budget import CacheBudget, PrefixBytes
@@ -67,15 +67,22 @@ class Replay:
             self._request(key, sums)
         return sums
 
-    def _request(self, key: bytes, sums: Replayed) -> None:
+    def compute(self, key: bytes, junctions: Sequence[int] = ()) -> Replayed:
+        """Play one prompt, of which other prompts are known to go another way at `junctions`."""
+        sums = Replayed()
+        self._request(key, sums, junctions)
+        return sums
+
+    def _request(self, key: bytes, sums: Replayed, junctions: Sequence[int] = ()) -> None:
         length = len(key) // TOKEN_BYTES
         match = self.cache.match(key, length - 1)
         branch = self.cache.branch_point(match, self._grid)
+        branches = junctions if branch is None else (*junctions, branch)
         sums.requests += 1
         sums.tokens += length
         sums.hit += match.depth
         depths = prefill_depths(
-            match.depth, length - match.depth, self._grid, branch, self._snapshots
+            match.depth, length - match.depth, self._grid, branches, self._snapshots
         )
         sums.branches += branch in depths.wanted
         self.cache.lock(match.node)

@@ -31,6 +31,8 @@ class RequestSpec:
     priority: int = 0  # the larger goes first, see `turn_of`
     # The part of the prefix cache that it may use and fill; see `core.cache_salt`.
     cache_salt: bytes = field(default=SHARED, repr=False)
+    # Depths at which other prompts are known to go another way: worth a snapshot on the grid.
+    junctions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

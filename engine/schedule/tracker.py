@@ -27,11 +27,14 @@ class Tracker:
         """Bind slots for the snapshots of a row that computes tokens [start, end)."""
         if not self._on:
             return ()
+        branches = request.spec.junctions
+        if request.branch is not None:
+            branches = (*branches, request.branch)
         plan = prefill_depths(
             start,
             end - start,
             self._grids.checkpoint,
-            request.branch,
+            branches,
             self._budget,
             prompt=request.target,
         )

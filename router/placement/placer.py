@@ -3,6 +3,7 @@
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from baton.api.errors import invalid
@@ -17,6 +18,7 @@ from baton.router.expected_states import Leaves, leaves
 from baton.router.placement.in_flight import InFlight, PlacedLoad
 from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
+from baton.router.queued_prefixes import QueuedPrefixes
 from baton.router.state_index import StateIndex
 from baton.router.worker_table import Worker, WorkerTable
 from baton.text.prefix_digest import digests_at
@@ -39,6 +41,7 @@ class Assignment:
     rank: Worker  # decodes
     state_at: StateAt | None  # the rank with the deepest cached state of the prompt; None: no rank
     to_prefill: int  # prompt tokens whose state the first prefill worker will not have
+    junctions: tuple[int, ...]  # tokens after which others go another way: worth a state there
     leaves: Leaves  # prefixes whose states the prompt will leave there
 
 
@@ -64,6 +67,7 @@ class Placer:
         self._policy = POLICIES[policy]()
         self._max_prefills = 1 + prefill_fallbacks
         self._load = PlacedLoad()
+        self._queued = QueuedPrefixes()
 
     @property
     def placed(self) -> Counter[str]:
@@ -112,8 +116,20 @@ class Placer:
             placement = _with_last(placement, avoid, prefills)
         first = self._table.worker(placement.prefills[0])
         to_prefill = len(token_ids) - to_come.get(first.worker_id, 0)
-        will_leave = leaves(tokens, cache_salt, first.state_grid)
-        return self._assignment(placement, states, to_prefill, will_leave)
+        cached_there, grid = to_come.get(first.worker_id, 0), first.state_grid
+        junctions = self._queued.junctions(tokens, cache_salt, grid, cached_there)
+        if deepest > cached_there and grid and deepest % grid == 0:  # a copy has it as well
+            junctions.append(deepest)
+        will_leave = leaves(tokens, cache_salt, grid, junctions)
+        return self._assignment(placement, states, to_prefill, tuple(junctions), will_leave)
+
+    def waiting(self, token_ids: Sequence[int], cache_salt: bytes) -> AbstractContextManager[None]:
+        """Return a context in which a prompt waits: those that are placed meanwhile leave the state
+        after what they have in common with it.
+        """
+        prefills = self._table.workers(Role.PREFILL)
+        grid = prefills[0].state_grid if prefills else 0
+        return self._queued.waiting(token_ids, cache_salt, grid)
 
     def track(self, assignment: Assignment) -> InFlight:
         """Count a request in the load of its workers until it is released."""
@@ -283,6 +299,7 @@ class Placer:
         placement: Placement,
         states: Sequence[tuple[int, Worker]],
         to_prefill: int,
+        junctions: tuple[int, ...],
         will_leave: Leaves,
     ) -> Assignment:
         ranks = ((tokens, holder) for tokens, holder in states if holder.role is Role.DECODE)
@@ -296,6 +313,7 @@ class Placer:
             self._table.worker(placement.decode),
             state_at,
             to_prefill,
+            junctions,
             will_leave,
         )
 

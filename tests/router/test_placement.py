@@ -329,6 +329,25 @@ def test_a_prompt_is_placed_behind_one_that_will_leave_the_prefix_there() -> Non
     assert other is not None and other.to_prefill == 6, "it was never computed"
 
 
+def test_who_goes_elsewhere_leaves_the_state_that_it_would_have_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup = Setup(prefills=2, ranks=1)
+    for name in ("p0", "p1"):
+        grid_of(setup, name, 4)
+    prompt = tuple(range(11))
+    setup.states.add(setup.workers["p0"], prompt[:4])
+    for worker, junctions, depths in (("p1", (4,), [4, 8]), ("p0", (), [8])):
+        placer, _ = recorded(setup, monkeypatch, Placement((worker,), "d0"))
+        assignment = placer.place(prompt)
+        assert assignment is not None and assignment.junctions == junctions
+        assert [depth for depth, _ in assignment.leaves] == depths
+    setup.states.add(setup.workers["p0"], prompt[:6])  # at which no prefill can leave one
+    placer, _ = recorded(setup, monkeypatch, Placement(("p1",), "d0"))
+    assignment = placer.place(prompt)
+    assert assignment is not None and assignment.junctions == ()
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"disable_radix_cache": "true"}, {"mamba_scheduler_strategy": '"no_buffer"'}, None],

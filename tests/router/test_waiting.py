@@ -21,7 +21,7 @@ AHEAD = 2
 
 @asynccontextmanager
 async def served(
-    folder: Path, **options: object
+    folder: Path, worker: FakeWorker | None = None, **options: object
 ) -> AsyncIterator[tuple[Cluster, FakeRank, httpx.AsyncClient]]:
     """A router with API keys before a rank that runs one request, and ends it when told."""
     file = folder / "keys.json"
@@ -31,7 +31,7 @@ async def served(
         cluster.headers = {"x-api-key": TEXTS["watcher"]}
         rank = FakeRank("d0")
         rank.max_running = 1
-        await cluster.add(FakeWorker("p0"), rank)
+        await cluster.add(worker or FakeWorker("p0"), rank)
         async with httpx.AsyncClient(base_url=cluster.http, timeout=DEADLINE_S) as client:
             yield cluster, rank, client
 
@@ -73,6 +73,31 @@ async def test_a_flood_of_one_key_does_not_hold_up_another(tmp_path: Path) -> No
         for each in given[1:]:
             await end(rank, each)
         assert {reply.status_code for reply in await asyncio.gather(*flood)} <= {200}
+
+
+async def test_the_first_of_those_that_wait_is_asked_for_the_state_that_they_share(
+    tmp_path: Path,
+) -> None:
+    worker = FakeWorker("p0")
+    worker.settings = {"mamba_scheduler_strategy": '"extra_buffer"', "disable_radix_cache": "false",
+                       "mamba_checkpoint_grid": "4"}  # fmt: skip
+    async with served(tmp_path, worker) as (cluster, rank, client):
+        flood = [ask(client, "ada") for _ in range(1 + AHEAD)]
+        given = [await within(rank.starts.get()) for _ in flood]
+        assert not any(start.junctions for start in given)
+        for count, ends in enumerate((7, 8, 9), 1):  # one after the other: they wait in this order
+            flood.append(ask(client, "ada", prompt=[*range(10), *[ends] * 6]))
+            await waiting(cluster, client, count)
+        found = []
+        for each in given:
+            await end(rank, each)
+            found.append(await within(rank.starts.get()))
+        assert [list(start.junctions) for start in found] == [[8], [], []], (
+            "the first will have left it"
+        )
+        for each in found:
+            await end(rank, each)
+        assert {reply.status_code for reply in await asyncio.gather(*flood)} == {200}
 
 
 async def test_a_client_that_goes_away_while_it_waits_costs_nothing(tmp_path: Path) -> None:

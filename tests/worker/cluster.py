@@ -259,6 +259,7 @@ class RouterClient:
         priority: int = 0,
         cache_salt: bytes = b"",
         again: str | None = None,
+        junctions: tuple[int, ...] = (),
     ) -> tuple[str, Answer]:
         """again: the request whose second attempt this is."""
         request_id = again or f"{next(self._ids):032x}"
@@ -272,6 +273,7 @@ class RouterClient:
             state_at=state_at,
             priority=priority,
             cache_salt=cache_salt,
+            junctions=junctions,
             prefills=[p if isinstance(p, common_pb2.WorkerIdentity) else p.identity
                       for p in prefills],
         )  # fmt: skip
