@@ -25,6 +25,10 @@ BENCHES = {
         "baton.bench.one_engine.speculate:speculate",
         "Answers with draft tokens against plain decoding, by how many drafts are right.",
     ),
+    "tp": (
+        "baton.bench.one_engine.tp:tp",
+        "A replica of several ranks beside one rank with as many threads; the ranks' sums.",
+    ),
     "prefill": (
         "baton.bench.one_engine.prefill:prefill",
         "One engine's prompts and time to first token, against arithmetic and transformers.",

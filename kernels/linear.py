@@ -211,14 +211,20 @@ def weight_parts(weight: Weight) -> tuple[Tensor, Tensor | None]:
     return weight, None
 
 
-def embedding(ids: Tensor, table: Weight) -> Tensor:
+def embedding(ids: Tensor, table: Weight, own: range | None = None) -> Tensor:
     """Implement `Kernels.embedding` in torch."""
+    if own is not None:
+        local = (ids - own.start).clamp_(0, len(own) - 1)
+        outside = (ids < own.start) | (ids >= own.stop)
+        return embedding(local, table).masked_fill(outside[:, None], 0.0)
     if isinstance(table, Int8Weight):
         return table.values[ids].float() * table.scales[ids, None]
     return F.embedding(ids, table)
 
 
-def embedding_native(native: Native, ids: Tensor, table: Weight) -> Tensor:
+def embedding_native(
+    native: Native, ids: Tensor, table: Weight, own: range | None = None
+) -> Tensor:
     """Implement `Kernels.embedding` natively, in float32, whatever dtype the table has."""
     rows, width = ids.shape[0], table.shape[1]
     out = native.empty(rows, width)
@@ -233,6 +239,8 @@ def embedding_native(native: Native, ids: Tensor, table: Weight) -> Tensor:
             rows=rows,
             width=width,
             dtype=dtype,
+            first=own.start if own is not None else 0,
+            count=table.shape[0],
         ),
         small=rows * width < SMALL,
     )

@@ -35,6 +35,63 @@ def rms_norm_native(native: Native, x: Tensor, weight: Tensor, eps: float) -> Te
     return out
 
 
+def square_sums(x: Tensor, groups: int, group: int) -> Tensor:
+    """Implement `Kernels.square_sums` in torch."""
+    sums = x.new_zeros((x.shape[0], groups), dtype=torch.float32)
+    sums[:, group] = x.float().square().sum(dim=-1)
+    return sums
+
+
+def square_sums_native(native: Native, x: Tensor, groups: int, group: int) -> Tensor:
+    """Implement `Kernels.square_sums` natively, for float32 x."""
+    out = native.empty(x.shape[0], groups)
+    native.call(
+        signatures.SquareSumsArguments(
+            x=x,
+            out=out,
+            rows=x.shape[0],
+            width=x.shape[1],
+            x_stride=x.stride(0),
+            groups=groups,
+            group=group,
+        ),
+        small=x.numel() < SMALL,
+    )
+    return out
+
+
+def norm_by_sums(
+    x: Tensor, sums: Tensor, group: int, width: int, weight: Tensor, eps: float
+) -> Tensor:
+    """Implement `Kernels.norm_by_sums` in torch."""
+    square = sums[:, group, None] / width
+    return (x.float() * torch.rsqrt(square + eps) * weight).to(x.dtype)
+
+
+def norm_by_sums_native(
+    native: Native, x: Tensor, sums: Tensor, group: int, width: int, weight: Tensor, eps: float
+) -> Tensor:
+    """Implement `Kernels.norm_by_sums` natively, for float32 x."""
+    out = native.empty(*x.shape)
+    native.call(
+        signatures.NormBySumsArguments(
+            x=x,
+            sums=sums,
+            weight=weight,
+            out=out,
+            rows=x.shape[0],
+            width=x.shape[1],
+            x_stride=x.stride(0),
+            groups=sums.shape[1],
+            group=group,
+            whole=width,
+            eps=eps,
+        ),
+        small=x.numel() < SMALL,
+    )
+    return out
+
+
 def gated_rms_norm(
     y: Tensor, z: Tensor, weight: Tensor, eps: float, group_size: int, norm_before_gate: bool
 ) -> Tensor:

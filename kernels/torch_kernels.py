@@ -31,7 +31,7 @@ from baton.kernels.moe import (
     route_softmax_grouped,
     route_softmax_topk,
 )
-from baton.kernels.norm import rms_norm
+from baton.kernels.norm import norm_by_sums, rms_norm, square_sums
 from baton.kernels.rope import apply_rope
 from baton.kernels.sampling import add_token_counts, apply_penalties, sample_tokens
 from baton.kernels.verify import (
@@ -50,6 +50,8 @@ class TorchKernels(Kernels):
     embedding = staticmethod(embedding)
     linear = staticmethod(linear)
     rms_norm = staticmethod(rms_norm)
+    square_sums = staticmethod(square_sums)
+    norm_by_sums = staticmethod(norm_by_sums)
     swiglu = staticmethod(swiglu)
     geglu = staticmethod(geglu)
     relu2 = staticmethod(relu2)

@@ -113,14 +113,15 @@ def speculate(
         "model": str(model), "dtype": dtype, "window": int(window), "tokens": tokens,
         "turns": turns, "seed": seed,
     }  # fmt: skip
-    show(Report("speculate", settings, _quartiles(found)), json_wanted)
+    show(Report("speculate", settings, quartiles(found, "gain")), json_wanted)
 
 
-def _quartiles(found: dict[str, list[float]]) -> dict[str, float]:
+def quartiles(found: dict[str, list[float]], spread: str) -> dict[str, float]:
+    """Return the medians, and the quartiles of what begins with `spread`."""
     results: dict[str, float] = {}
     for key, values in found.items():
         results[key] = median(values)
-        if key.startswith("gain"):
+        if key.startswith(spread):
             ordered = sorted(values)
             results[f"{key}_low"] = ordered[len(ordered) // 4]
             results[f"{key}_high"] = ordered[-1 - len(ordered) // 4]

@@ -116,8 +116,6 @@ def ready_model(
     device = torch.device(config.device)
     kernels = select(device, model.dtype, config.kernels)
     built = build_model(model, source, device, shard, comm, kernels, config.weight_format)
-    if shard is not None and shard.size > 1:
-        return built  # collectives cannot be recorded
     if kernels.native is not None:
         return ReplayedModel(built, kernels.native)
     if device.type == "cuda" and kernels.replayable:

@@ -93,6 +93,11 @@ class Followers:
         """The ids of the ranks' processes, by rank, without the leader's."""
         return [each.process.pid for each in self._followers]
 
+    @property
+    def meetings(self) -> int:
+        """The number of times that the ranks have met in shared memory."""
+        return self._memory.meetings
+
     def weight_bytes(self) -> int:
         """Wait until all ranks have their weights, and return the most that one has. Raises
         RankError.

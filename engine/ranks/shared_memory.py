@@ -33,6 +33,11 @@ class SharedMemory:
         os.ftruncate(descriptor, 4 * shared_words(size, _CAPACITY))
         return descriptor
 
+    @property
+    def meetings(self) -> int:
+        """The number of times that this rank has met the others."""
+        return int(self.meeting.state[0])
+
     def check(self) -> None:
         """Raise TimeoutError if this rank has waited for others in vain."""
         if self.meeting.state[1]:

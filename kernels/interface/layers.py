@@ -15,11 +15,12 @@ class LayerKernels(ABC):
     """Kernels that work on each token by itself, without cache or state."""
 
     @abstractmethod
-    def embedding(self, ids: Tensor, table: Weight) -> Tensor:
+    def embedding(self, ids: Tensor, table: Weight, own: range | None = None) -> Tensor:
         """Look up rows of a table.
 
         ids:    [T] int64
         table:  [V, K] float, or 8-bit
+        own:    the ids whose rows the table has, in order; others give zeros. None: 0 .. V - 1
         returns [T, K], dtype of the table; float32 for an 8-bit table and from native kernels
         """
 
@@ -39,6 +40,23 @@ class LayerKernels(ABC):
 
         x:      [T, C] or [T, H, C] float
         weight: [C] float; or [H, C], one row a head
+        returns shape and dtype of x
+        """
+
+    @abstractmethod
+    def square_sums(self, x: Tensor, groups: int, group: int) -> Tensor:
+        """Sum the squares of each row into one of several columns: x [T, C] float -> [T, groups]
+        float32, zeros but in column `group`."""
+
+    @abstractmethod
+    def norm_by_sums(
+        self, x: Tensor, sums: Tensor, group: int, width: int, weight: Tensor, eps: float
+    ) -> Tensor:
+        """Compute x / sqrt(sum / width + eps) * weight in float32.
+
+        x:      [T, C] float, a part of the `width` channels that are normed together
+        sums:   [T, groups] float32, of squares; those in column `group` are used
+        weight: [C] float32
         returns shape and dtype of x
         """
 

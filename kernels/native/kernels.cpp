@@ -40,8 +40,11 @@ OPERATION(linear, Linear,
           x, weight, scale, bias, y, rounded, rows, columns, outputs, x_stride, dtype)
 OPERATION(packed_linear, PackedLinear,
           x, weight, bias, y, rounded, rows, columns, outputs, x_stride, dtype)
-OPERATION(embedding, Embedding, ids, table, scale, out, rows, width, dtype)
+OPERATION(embedding, Embedding, ids, table, scale, out, rows, width, dtype, first, count)
 OPERATION(rms_norm, RmsNorm, x, weight, out, rows, heads, width, x_stride, eps)
+OPERATION(square_sums, SquareSums, x, out, rows, width, x_stride, groups, group)
+OPERATION(norm_by_sums, NormBySums,
+          x, sums, weight, out, rows, width, x_stride, groups, group, whole, eps)
 OPERATION(swiglu, SwiGlu, gate_up, out, rows, width)
 OPERATION(geglu, GeGlu, gate_up, out, rows, width)
 OPERATION(concat, Concat, x, y, out, rows, x_width, y_width, x_stride, y_stride)

@@ -57,7 +57,7 @@ from baton.kernels.moe import (
     route_softmax_topk_native,
 )
 from baton.kernels.native.recorder import Native
-from baton.kernels.norm import rms_norm_native
+from baton.kernels.norm import norm_by_sums_native, rms_norm_native, square_sums_native
 from baton.kernels.rope import apply_rope_native
 from baton.kernels.sampling import sample_tokens_native
 from baton.kernels.torch_kernels import TorchKernels
@@ -91,14 +91,22 @@ class NativeKernels(Kernels):
     def native(self) -> Native:
         return self._native
 
-    def embedding(self, ids: Tensor, table: Weight) -> Tensor:
-        return embedding_native(self._native, ids, table)
+    def embedding(self, ids: Tensor, table: Weight, own: range | None = None) -> Tensor:
+        return embedding_native(self._native, ids, table, own)
 
     def linear(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
         return linear_native(self._native, x, weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm_native(self._native, x, weight, eps)
+
+    def square_sums(self, x: Tensor, groups: int, group: int) -> Tensor:
+        return square_sums_native(self._native, x, groups, group)
+
+    def norm_by_sums(
+        self, x: Tensor, sums: Tensor, group: int, width: int, weight: Tensor, eps: float
+    ) -> Tensor:
+        return norm_by_sums_native(self._native, x, sums, group, width, weight, eps)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         return swiglu_native(self._native, gate_up)

@@ -7,17 +7,22 @@ namespace {
 
 struct Embedding {
   const int64_t* ids;  // [rows]
-  const void* table;   // [vocabulary, width]
-  const float* scale;  // [vocabulary], of an int8 table
-  float* out;          // [rows, width]
-  int64_t rows, width, dtype;
+  const void* table;   // [count, width], of ids from `first` on
+  const float* scale;  // [count], of an int8 table
+  float* out;          // [rows, width], zeros for other ids
+  int64_t rows, width, dtype, first, count;
 };
 
 template <class T>
 void embedding_as(const Embedding& a, Team& team) {
   team.each(a.rows, [&](int64_t row) {
-    const T* from = static_cast<const T*>(a.table) + a.ids[row] * a.width;
-    const float scale = a.scale ? a.scale[a.ids[row]] : 1.0f;
+    const int64_t id = a.ids[row] - a.first;
+    if (id < 0 || id >= a.count) {
+      std::fill_n(a.out + row * a.width, a.width, 0.0f);
+      return;
+    }
+    const T* from = static_cast<const T*>(a.table) + id * a.width;
+    const float scale = a.scale ? a.scale[id] : 1.0f;
     runs(a.width, [&](int64_t i, int64_t n) {
       store_run(a.out + row * a.width + i, load_run(from + i, n) * scale, n);
     });
@@ -59,6 +64,41 @@ void rms_norm(const RmsNorm& a, Team& team) {
         store_run(out + i, load_run(x + i, n) * scale * load_run(weights + i, n), n);
       });
     }
+  });
+}
+
+struct SquareSums {
+  const float* x;  // [rows, width], rows x_stride apart
+  float* out;      // [rows, groups]: the sum of squares in column `group`, zeros in the others
+  int64_t rows, width, x_stride, groups, group;
+};
+
+void square_sums(const SquareSums& a, Team& team) {
+  team.each(a.rows, [&](int64_t row) {
+    float* out = a.out + row * a.groups;
+    std::fill(out, out + a.groups, 0.0f);
+    out[a.group] = mean_square(a.x + row * a.x_stride, a.width) * static_cast<float>(a.width);
+  });
+}
+
+struct NormBySums {
+  const float* x;       // [rows, width], rows x_stride apart
+  const float* sums;    // [rows, groups], of squares
+  const float* weight;  // [width]
+  float* out;           // [rows, width]: x / sqrt(sum / whole + eps) * weight
+  int64_t rows, width, x_stride, groups, group, whole;
+  double eps;
+};
+
+void norm_by_sums(const NormBySums& a, Team& team) {
+  team.each(a.rows, [&](int64_t row) {
+    const float mean = a.sums[row * a.groups + a.group] / static_cast<float>(a.whole);
+    const float scale = 1.0f / std::sqrt(mean + static_cast<float>(a.eps));
+    const float* x = a.x + row * a.x_stride;
+    float* out = a.out + row * a.width;
+    runs(a.width, [&](int64_t i, int64_t n) {
+      store_run(out + i, load_run(x + i, n) * scale * load_run(a.weight + i, n), n);
+    });
   });
 }
 

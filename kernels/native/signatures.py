@@ -71,12 +71,22 @@ class PackedLinearArguments(Arguments):
 class EmbeddingArguments(Arguments):
     operation = "embedding"
     optional = frozenset({"scale"})
-    _fields_ = _fields("ids table scale out", "rows width dtype")
+    _fields_ = _fields("ids table scale out", "rows width dtype first count")
 
 
 class RmsNormArguments(Arguments):
     operation = "rms_norm"
     _fields_ = _fields("x weight out", "rows heads width x_stride", "eps")
+
+
+class SquareSumsArguments(Arguments):
+    operation = "square_sums"
+    _fields_ = _fields("x out", "rows width x_stride groups group")
+
+
+class NormBySumsArguments(Arguments):
+    operation = "norm_by_sums"
+    _fields_ = _fields("x sums weight out", "rows width x_stride groups group whole", "eps")
 
 
 class SwiGluArguments(Arguments):
@@ -360,6 +370,8 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     PackedLinearArguments,
     EmbeddingArguments,
     RmsNormArguments,
+    SquareSumsArguments,
+    NormBySumsArguments,
     SwiGluArguments,
     GeGluArguments,
     ConcatArguments,

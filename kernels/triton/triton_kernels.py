@@ -31,6 +31,7 @@ class TritonKernels(Kernels):
     LEFT_TO_TORCH = frozenset(
         {
             "embedding", "linear", "add_scaled", "scaled", "concat", "select_rows",
+            "square_sums", "norm_by_sums",
             "mla_query", "from_latent",
             "gated_conv_verify", "gated_conv_commit", "mamba2_verify", "mamba2_commit",
             "gated_delta_verify", "gated_delta_commit",
@@ -43,6 +44,8 @@ class TritonKernels(Kernels):
     embedding = staticmethod(TorchKernels.embedding)
     linear = staticmethod(TorchKernels.linear)
     rms_norm = staticmethod(rms_norm)
+    square_sums = staticmethod(TorchKernels.square_sums)
+    norm_by_sums = staticmethod(TorchKernels.norm_by_sums)
     swiglu = staticmethod(swiglu)
     geglu = staticmethod(geglu)
     relu2 = staticmethod(relu2)

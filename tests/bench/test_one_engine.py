@@ -14,6 +14,7 @@ from baton.bench.one_engine.prefill import prefill
 from baton.bench.one_engine.roofline import Machine
 from baton.bench.one_engine.speculate import speculate
 from baton.bench.one_engine.timed_engine import TimedEngine
+from baton.bench.one_engine.tp import tp
 from baton.bench.one_engine.tracking import _middle, tracking
 from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import declared_weights
@@ -81,6 +82,18 @@ def test_speculate_reports_what_was_accepted_and_compares_answers(folder) -> Non
     for name in ("0", "1", "ngram", "guessless"):
         gain, low, high = (results[f"gain_2_{name}{end}"] for end in ("", "_low", "_high"))
         assert 0 < low <= gain <= high
+
+
+def test_tp_compares_answers_of_several_ranks_with_those_of_one(folder) -> None:
+    arguments = ["--model", str(folder), "--batches", "2", "--turns", "3", "--tokens", "8"]
+    done = CliRunner().invoke(tp, [*arguments, "--seed", "1", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output.splitlines()[-1])
+    results = found["results"]
+    assert results["same_2"] == 1
+    assert 0 < results["ratio_2_low"] <= results["ratio_2"] <= results["ratio_2_high"]
+    assert results["tok_s_1_2"] > 0 and results["tok_s_2_2"] > 0 and results["sums_2"] > 2
+    assert results["sum_us_2"] > 0 and found["limits"]["copy_us_2"] > 0
 
 
 def test_the_interval_of_a_ratio_leaves_out_pairs_that_a_neighbour_disturbed() -> None:

@@ -16,6 +16,7 @@ class SharedGroupNorm:
     ) -> None:
         """channels: all that are normed. groups: fewer than there are ranks."""
         self.comm = scope.comm
+        self.kernels = scope.kernels
         self.eps = eps
         self.groups = groups.units
         (self.group,) = scope.shard.held(groups)
@@ -25,8 +26,5 @@ class SharedGroupNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Norm. x: [T, this rank's channels] -> shape and dtype of x"""
-        wide = x.float()
-        sums = wide.new_zeros(x.shape[0], self.groups)
-        sums[:, self.group] = wide.square().sum(dim=-1)
-        square = self.comm.all_reduce(sums)[:, self.group, None] / self.width
-        return (wide * torch.rsqrt(square + self.eps) * self.weight).to(x.dtype)
+        sums = self.comm.all_reduce(self.kernels.square_sums(x, self.groups, self.group))
+        return self.kernels.norm_by_sums(x, sums, self.group, self.width, self.weight, self.eps)

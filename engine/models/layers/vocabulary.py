@@ -22,10 +22,7 @@ class Embedding:
         """Look up tokens. ids: [T] int64 -> [T, hidden], on every rank"""
         if len(self.own) == self.vocab.units:
             return self.kernels.embedding(ids, self.table)
-        own = (ids >= self.own.start) & (ids < self.own.stop)
-        local = (ids - self.own.start).clamp_(0, len(self.own) - 1)
-        rows = self.kernels.embedding(local, self.table)
-        return self.comm.all_reduce(rows.masked_fill(~own[:, None], 0.0))
+        return self.comm.all_reduce(self.kernels.embedding(ids, self.table, self.own))
 
 
 class Head:

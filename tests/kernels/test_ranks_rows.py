@@ -1,0 +1,48 @@
+"""Rows that ranks share: of a part of a table, and a norm by sums of squares."""
+
+import pytest
+import torch
+from kernels.native_cases import assert_near, strided
+
+from baton.kernels.linear import Int8Weight, embedding, embedding_native
+from baton.kernels.norm import (
+    norm_by_sums,
+    norm_by_sums_native,
+    rms_norm,
+    square_sums,
+    square_sums_native,
+)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+def test_rows_of_other_ranks_are_zeros(native, kind):
+    whole, own = torch.randn(10, 37), range(3, 7)
+    table = whole[3:7].clone() if kind == "int8" else whole[3:7].to(getattr(torch, kind))
+    part = Int8Weight.of(table) if kind == "int8" else table
+    dense = part.dense() if isinstance(part, Int8Weight) else part.float()
+    ids = torch.tensor([2, 3, 6, 7, 0, 9, 5])
+    wanted = torch.zeros(7, 37)
+    wanted[[1, 2, 6]] = dense[[0, 3, 2]]
+    assert torch.equal(embedding_native(native, ids, part, own), wanted)
+    assert torch.equal(embedding(ids, part, own).float(), wanted)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+@pytest.mark.parametrize("width", [1, 24, 131])
+def test_a_norm_by_the_sums_of_two_ranks_is_the_norm_of_the_whole(native, rng, rows, width):
+    whole, weight = strided(rows, 2 * width, rng), torch.randn(2 * width)
+    parts, weights = whole.split(width, dim=1), weight.split(width)
+    wanted = rms_norm(whole.double(), weight.double(), 1e-5).double()
+    for sums, norm in (
+        (square_sums, norm_by_sums),
+        (
+            lambda *given: square_sums_native(native, *given),
+            lambda *given: norm_by_sums_native(native, *given),
+        ),
+    ):
+        total = sums(parts[0], 3, 1) + sums(parts[1], 3, 1)
+        assert not total[:, [0, 2]].any()
+        normed = [
+            norm(x, total, 1, 2 * width, w, 1e-5) for x, w in zip(parts, weights, strict=True)
+        ]
+        assert_near(torch.cat(normed, dim=1), wanted, 2e-6)
