@@ -89,6 +89,10 @@ class WorkerMetrics:
     def set_status(self, status: EngineStatus) -> None:
         self._status.set(status)
 
+    def count_waiting(self, waiting: Callable[[], int]) -> None:
+        """Count requests that wait but are not in the engine yet among those that wait."""
+        self._status.waiting_before = waiting
+
     def set_lag(self, seconds: float) -> None:
         self._lag.labels(**self._labels).set(seconds)
 

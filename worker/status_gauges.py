@@ -1,6 +1,6 @@
 """Gauges of the engine's status."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client import Gauge
 
@@ -13,6 +13,8 @@ class StatusGauges:
     """The gauges that show the newest `EngineStatus`."""
 
     def __init__(self, make: MetricFactory) -> None:
+        self.waiting_before: Callable[[], int] = lambda: 0
+        """Returns the requests that wait but are not in the engine yet."""
         self._labels = make.labels
         self._slots = make.gauge("slots", "State slots by owner.", "owner")
         self._pages = make.gauge("pages", "KV pages by owner.", "owner")
@@ -22,7 +24,7 @@ class StatusGauges:
     def set(self, status: EngineStatus) -> None:
         """Show `status` from now on."""
         self._running.labels(**self._labels).set(status.running)
-        self._waiting.labels(**self._labels).set(status.waiting)
+        self._waiting.labels(**self._labels).set(self.waiting_before() + status.waiting)
         self._set_owners(self._slots, status.slots)
         self._set_owners(self._pages, status.pages)
 

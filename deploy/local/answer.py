@@ -7,6 +7,7 @@ from baton.api.backend import GenerateRequest, TokenEvent
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason, Timings, Usage
 from baton.engine.output import events as engine_events
+from baton.router.admission.admission_queue import QueuePlace
 from baton.worker.convert import finished_of
 
 
@@ -16,19 +17,28 @@ class LocalAnswer:
     The engine's port writes them and one handler reads them, on the same event loop.
     """
 
-    def __init__(self, request: GenerateRequest, worker_id: str) -> None:
-        """worker_id: the origin that an error names."""
+    def __init__(self, request: GenerateRequest, worker_id: str, place: QueuePlace) -> None:
+        """worker_id: the origin that an error names. place: in the queue before the engine."""
         self.request = request
+        self.place = place
         self._worker_id = worker_id
         self.over = False
         """`Finished`, or the error instead of it, lies here or was read."""
+        self.begun = False
+        """True once the request's turn has come."""
         self.queued = False
         """True once the request is in the engine; before that, its grammar is compiled."""
         self._arrived_s = time.monotonic()
+        self._begun_s = self._arrived_s
         self._scheduled_s = self._arrived_s
         self._first_s: float | None = None  # when the first token was there
         self._given = 0
         self._events: asyncio.Queue[TokenEvent | Finished | ApiError] = asyncio.Queue()
+
+    def begin(self) -> None:
+        """Note that the request's turn has come."""
+        self.begun = True
+        self._begun_s = self._scheduled_s = time.monotonic()
 
     async def next(self) -> TokenEvent | Finished:
         """Wait for the next event. Raises the request's `ApiError`."""
@@ -81,7 +91,8 @@ class LocalAnswer:
     def _timings(self, at_s: float) -> Timings:
         first_s = at_s if self._first_s is None else self._first_s
         return Timings(
-            prefill_queue_us=_us(self._scheduled_s - self._arrived_s),
+            router_queue_us=_us(self._begun_s - self._arrived_s),
+            prefill_queue_us=_us(self._scheduled_s - self._begun_s),
             prefill_us=_us(first_s - self._scheduled_s),
             ttft_us=_us(first_s - self._arrived_s) if self._first_s is not None else 0,
             e2e_us=_us(at_s - self._arrived_s),

@@ -1,14 +1,14 @@
 """One engine in this process as a `Backend`: no router, no hand-offs."""
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from time import monotonic
 
 from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
 from baton.api.client_salt import in_scope
-from baton.api.errors import RETRY_AFTER_S
+from baton.api.errors import invalid
 from baton.core.cache_salt import CacheScope
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, RequestError
@@ -18,8 +18,10 @@ from baton.engine.counters import Counters
 from baton.engine.engine import Engine
 from baton.engine.schedule.request import RequestSpec
 from baton.engine.status import EngineStatus
-from baton.router.admission.drain_rate import DrainRate
-from baton.router.defaults import MAX_QUEUED
+from baton.router.admission.admission_queue import AdmissionQueue, QueueBounds
+from baton.router.admission.room import Room
+from baton.router.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS
+from baton.router.placement.placer import CHUNKS_AHEAD, DECODES_AHEAD
 from baton.rpc.errors import error_from_proto, error_of
 from baton.text.grammar import CompiledGrammar
 from baton.worker.cache_flush import flush_when_idle
@@ -39,14 +41,28 @@ class LocalBackend:
         context: WorkerContext,
         model: ModelInfo,
         cache_scope: CacheScope = CacheScope.SHARED,
+        share_of: Callable[[str | None], float] = lambda owner: 1.0,
     ) -> None:
-        """cache_scope: the requests that share cached prefixes."""
+        """
+        cache_scope: the requests that share cached prefixes.
+        share_of: returns the share of an API key.
+        """
         self._context = context
         self._cache_scope = cache_scope
         self._model = replace(model, max_model_len=context.engine.plan.max_model_len)
         self._answers: dict[str, LocalAnswer] = {}  # by request id
         self._failure: ApiError | None = None  # why no request can be answered any more
-        self._rate = DrainRate(time.monotonic)  # of requests, while some wait
+        self._in_engine = 0  # answers whose requests were given to the engine, and are not over
+        # The engine is given few more than it runs: those that wait here can still be put into
+        # another order, or be displaced by the request of another API key.
+        self._queue = AdmissionQueue(
+            QueueBounds(MAX_QUEUED, MAX_QUEUED_TOKENS),
+            self._room,
+            lambda: self._most_running,
+            share_of,
+            monotonic,
+        )
+        context.metrics.count_waiting(lambda: self._queue.waiting)
 
     @property
     def busy(self) -> int:
@@ -73,28 +89,35 @@ class LocalBackend:
 
         Raises `ApiError` if the request cannot start; a later failure is in `Finished`.
         """
-        self._check_room()
+        self._check_open()
+        if request.routed_dp_rank:
+            raise _no_such_rank(request.routed_dp_rank)
         request = in_scope(request, self._cache_scope)
-        answer = self._answers[request.request_id] = LocalAnswer(request, self._context.worker_id)
-        if self.busy == self._most_running + 1:
-            self._rate.begin()
+        place = self._queue.enter(request)
+        answer = LocalAnswer(request, self._context.worker_id, place)
+        self._answers[request.request_id] = answer
+        given = 0
         try:
-            self._submit(answer)
             with self._timed(answer):
+                await place.turn()
+                self._begin(answer)
                 while isinstance(event := await answer.next(), TokenEvent):
+                    if event.token_ids:
+                        place.first_token()
+                        given += len(event.token_ids)
                     yield event
             self._count(event)
             yield event
         finally:
             del self._answers[request.request_id]
-            self._rate.left(1)
-            if self.busy == self._most_running:
-                self._rate.end()
+            self._in_engine -= answer.begun
+            place.leave(given)
             if not answer.over:
                 self._cancel(answer, "the client left")
 
     def check_room(self, owner: str | None) -> None:
-        self._check_room()
+        self._check_open()
+        self._queue.check(owner)
 
     async def cancel(self, request_id: str) -> None:
         answer = self._answers.get(request_id)
@@ -121,7 +144,8 @@ class LocalBackend:
             "worker_id": config.worker_id,
             "role": config.role.value,
             "running": status.running,
-            "waiting": status.waiting,
+            "waiting": self._queue.waiting + status.waiting,
+            "waiting_tokens": self._queue.waiting_tokens,  # of those before the engine
             "slots": {owner.value: count for owner, count in status.slots.items()},
             "pages": {owner.value: count for owner, count in status.pages.items()},
             "counters": asdict(counters),
@@ -147,21 +171,22 @@ class LocalBackend:
     def _most_running(self) -> int:
         return self._context.config.engine.max_running
 
-    def _check_room(self) -> None:
-        """Raise OVERLOADED at the limit, or the reason why the engine has stopped."""
+    def _room(self) -> Room:
+        spare = self._most_running + DECODES_AHEAD - self._in_engine
+        chunk = self._context.engine.plan.chunked_prefill_size
+        return Room(max(spare, 0), {0: spare}, 1, CHUNKS_AHEAD * chunk)
+
+    def _check_open(self) -> None:
+        """Raise the reason why the engine has stopped, if it has."""
         if self._failure is not None:
             raise self._failure
-        bound = self._most_running + MAX_QUEUED
-        if self.busy >= bound:
-            raise ApiError(
-                ErrorCode.OVERLOADED,
-                f"{self.busy} requests are here already; send it again later",
-                expected=f"fewer than {bound}",
-                actual=str(self.busy),
-                origin=self._context.worker_id,
-                # By then, those that wait now run.
-                retry_after_s=self._rate.seconds_for(self.busy - self._most_running, RETRY_AFTER_S),
-            )
+
+    def _begin(self, answer: LocalAnswer) -> None:
+        """Give a request whose turn has come to the engine."""
+        answer.begin()
+        self._in_engine += 1
+        answer.place.placed()
+        self._submit(answer)
 
     def _submit(self, answer: LocalAnswer) -> None:
         request = answer.request
@@ -170,18 +195,18 @@ class LocalBackend:
                 request.request_id,
                 request.prompt_ids,
                 request.sampling.seeded(),
-                priority=request.priority,
+                priority=request.priority + answer.place.boost,
                 cache_salt=request.cache_salt,
             )
         except RequestError as error:
             raise self._error_of(error) from error
         self._context.grammars.compile(
             spec.sampling.grammar,
-            lambda grammar: self._queue(answer, spec, grammar),
+            lambda grammar: self._hand_in(answer, spec, grammar),
             lambda error: answer.fail(self._error_of(error)),
         )
 
-    def _queue(
+    def _hand_in(
         self, answer: LocalAnswer, spec: RequestSpec, grammar: CompiledGrammar | None
     ) -> None:
         if answer.over:  # it was cancelled meanwhile
@@ -203,6 +228,7 @@ class LocalBackend:
 
         def stop() -> None:
             error = deadline.passed()
+            answer.place.refuse(error)
             if answer.queued and not answer.over:
                 self._cancel(answer, error.message)
             answer.end(error)
@@ -215,7 +241,9 @@ class LocalBackend:
 
     def _cancel(self, answer: LocalAnswer, reason: str) -> None:
         if not answer.queued:
-            answer.fail(ApiError(ErrorCode.CANCELLED, reason))
+            error = ApiError(ErrorCode.CANCELLED, reason)
+            answer.place.refuse(error)
+            answer.fail(error)
             return
         name = answer.request.request_id
         self._context.port.post(lambda engine: engine.cancel(name, reason), "cancel")
@@ -228,6 +256,7 @@ class LocalBackend:
 
     def _fail_all(self, error: ApiError) -> None:
         self._failure = error
+        self._queue.refuse_all(error)
         for answer in self._answers.values():
             answer.fail(error)
             self._cancel(answer, error.message)
@@ -238,3 +267,12 @@ class LocalBackend:
 
 def _look(engine: Engine) -> tuple[EngineStatus, Counters]:
     return engine.status(), replace(engine.counters)
+
+
+def _no_such_rank(rank: int) -> ApiError:
+    return invalid(
+        "routed_dp_rank",
+        f"routed_dp_rank is {rank}; this worker is the only rank, 0",
+        expected="0, or no rank",
+        actual=rank,
+    )

@@ -73,6 +73,7 @@ class LocalWorker:
         self._of_keys = CollectorRegistry()
         self._open = contextlib.AsyncExitStack()
         self._context: WorkerContext
+        self._keys: KeyGate | None = None
         self.backend: LocalBackend
         self.addresses: Addresses
 
@@ -105,7 +106,7 @@ class LocalWorker:
 
         def make_role(context: WorkerContext) -> RoleService:
             self._context = context
-            self.backend = LocalBackend(context, model, clients.cache_scope)
+            self.backend = LocalBackend(context, model, clients.cache_scope, self._share_of)
             inner = _INNER.get(config.role)
             return LocalRole(self.backend, None if inner is None else inner(context))
 
@@ -118,11 +119,11 @@ class LocalWorker:
             metrics = ClientMetrics("worker", self._context.metrics.registry, labels, self._of_keys)
             calls = CallLog(model_id)
             guard = ClientGuard.make(clients.limits, metrics, calls)
-            keys: KeyGate | None = None
             served: Backend = BudgetedBackend(self.backend, tokenizer)
             if clients.api_keys is not None:
-                keys = KeyGate.open(clients.api_keys, (), clients.limits, metrics)
-                served = CountedBackend(served, keys.accounts)
+                self._keys = KeyGate.open(clients.api_keys, (), clients.limits, metrics)
+                served = CountedBackend(served, self._keys.accounts)
+            keys = self._keys
             http = self._http(served, text, keys, calls, tls, guard)
             undo.push_async_callback(http.stop, 0.0)
             grpc_server = GrpcServer(
@@ -150,6 +151,9 @@ class LocalWorker:
             join_host_port(clients.host, grpc_server.port),
             started.address,
         )
+
+    def _share_of(self, owner: str | None) -> float:
+        return 1.0 if self._keys is None else self._keys.keyring.share_of(owner)
 
     def _http(
         self,

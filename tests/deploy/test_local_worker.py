@@ -29,9 +29,7 @@ from baton.core.errors import ApiError
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.role import Role
 from baton.core.sampling_params import SamplingParams
-from baton.deploy.local import backend as local_backend
 from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
-from baton.router.admission.drain_rate import DrainRate
 from baton.text.grammar import CompiledGrammar, GrammarCompiler
 from baton.text.tokenizer import Tokenizer
 
@@ -233,63 +231,6 @@ async def test_a_request_that_is_cancelled_before_its_grammar_is_compiled_never_
         async with aclosing(worker.backend.generate(request)) as events:  # the name is free again
             assert isinstance(await anext(events), TokenEvent)
         assert not await findings(worker)
-
-
-async def test_past_the_bound_a_request_is_told_to_come_later(
-    tiny: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_backend, "MAX_QUEUED", 2)
-    async with served(tiny, max_running=1) as client:
-        body = {
-            "input_ids": prompt(rng, 5),
-            "sampling_params": {"n": 3, "max_new_tokens": 3000, "ignore_eos": True},
-            "rid": "many",
-        }
-        many = asyncio.create_task(client.http.post("/generate", json=body))
-        async with asyncio.timeout(DEADLINE_S):
-            while (state := await client.state())["running"] + state["waiting"] != 3:
-                await asyncio.sleep(0.005)
-        more = {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}
-        refused = await client.http.post("/generate", json=more)
-        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
-        assert "3 requests are here" in refused.json()["error"]["message"]
-        await client.http.post("/abort_request", json={"rid": "many"})
-        assert [reply["meta_info"]["finish_reason"]["type"] for reply in (await many).json()] == [
-            "abort"
-        ] * 3
-        assert len((await client.generate([5], 1))["output_ids"]) == 1
-
-
-async def test_the_refused_may_come_again_when_those_that_wait_will_run(
-    tiny: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(local_backend, "MAX_QUEUED", 2)
-    monkeypatch.setattr(local_backend, "DrainRate", lambda _: DrainRate(lambda: now))
-    async with served(tiny, max_running=1) as client:
-
-        def begin(rid: str) -> asyncio.Task[httpx.Response]:
-            sampling = {"max_new_tokens": 3000, "ignore_eos": True}
-            body = {"input_ids": prompt(rng, 5), "sampling_params": sampling, "rid": rid}
-            return asyncio.create_task(client.http.post("/generate", json=body))
-
-        async def here(count: int) -> None:
-            async with asyncio.timeout(DEADLINE_S):
-                while (state := await client.state())["running"] + state["waiting"] != count:
-                    await asyncio.sleep(0.005)
-
-        begun = [begin(rid) for rid in ("a", "b", "c")]
-        await here(3)
-        now = 20.0
-        await client.http.post("/abort_request", json={"rid": "a"})
-        await begun[0]
-        begun.append(begin("d"))
-        await here(3)
-        refused = await begin("e")
-        # One left in 20 s, which weigh as 8.6; two wait.
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "18")
-        await client.http.post("/abort_request", json={"abort_all": True})
-        await asyncio.gather(*begun)
 
 
 async def test_several_answers_share_their_prompt_and_differ_by_seed(
