@@ -55,6 +55,10 @@ class Answer:
             part.finished.CopyFrom(first.finished)
             part.finished.timings.CopyFrom(self._timings.message)
 
+    def cached(self, tokens: int) -> None:
+        """Note how many prompt tokens this rank need not compute, where it computes the others."""
+        self._cached_tokens = tokens
+
     def add_scores(self, logprobs: common_pb2.PromptLogprobs) -> None:
         """Relay the log probabilities of prompt positions that have not been sent.
 

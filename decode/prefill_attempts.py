@@ -61,6 +61,11 @@ class PrefillAttempts:
         self._handoff.begin()
         return None
 
+    def begin_here(self) -> str:
+        """Return the request's name in this engine where the rank computes the prompt itself."""
+        self.engine_id = f"{self._start.request_id}.{self._start.attempt << ATTEMPT_BITS}"
+        return self.engine_id
+
     @property
     def state(self) -> HandoffState | None:
         """Return the state of the hand-off under way; None: there is none."""

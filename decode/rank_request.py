@@ -7,16 +7,17 @@ from dataclasses import replace
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import RequestError
 from baton.core.finish import FinishReason
+from baton.core.sampling_params import SamplingParams
 from baton.decode.answer import Answer, Outgoing
 from baton.decode.prefill_attempts import LinkTo, PrefillAttempts
 from baton.decode.rank_resources import RankResources
 from baton.decode.request_phase import ALLOWED, Phase
 from baton.decode.request_timings import RequestTimings
 from baton.engine.cache.salted_prefix import SaltedPrefix
-from baton.engine.output.events import Event, RequestFinished, Scheduled, TokenSampled
+from baton.engine.output.events import Event, PromptScored, RequestFinished, Scheduled, TokenSampled
 from baton.engine.schedule.request import RequestSpec, Reservation
 from baton.proto import common_pb2, handoff_pb2, worker_pb2
-from baton.rpc.convert import finished_to_proto, sampling_from_proto
+from baton.rpc.convert import finished_to_proto, prompt_logprobs_to_proto, sampling_from_proto
 from baton.rpc.errors import error_from_proto, error_of, make_error
 from baton.text.grammar import CompiledGrammar
 from baton.transfer.handoff import HandoffState
@@ -140,14 +141,7 @@ class RankRequest:
         # The prefill worker has scored the prompt. If the engine were asked to score it as well, a
         # preempted request could not resume from the cache.
         sampling = replace(self._sampling, prompt_logprobs_start=None)
-        spec = RequestSpec(
-            self.engine_id,
-            tuple(self._start.prompt_ids),
-            sampling,
-            tuple(self._answer.token_ids),
-            priority=self._start.priority,
-            cache_salt=self._start.cache_salt,
-        )
+        spec = self._spec(self.engine_id, sampling)
         self._rank.context.port.request(
             lambda engine: engine.adopt(spec, reservation, self._grammar),
             self._adopted,
@@ -172,6 +166,10 @@ class RankRequest:
             self._answer.add_sampled(event)
         elif isinstance(event, Scheduled):
             self._timings.on_launched(at_s)
+            if self._start.prefill_here and self._attempts.link is None:
+                self._answer.cached(event.cached_tokens)
+        elif isinstance(event, PromptScored):
+            self._answer.add_scores(prompt_logprobs_to_proto(event.scores))
         elif isinstance(event, RequestFinished):
             self._finished(event)
 
@@ -180,8 +178,31 @@ class RankRequest:
             return
         self._grammar = grammar
         self._phase.move(Phase.HANDOFF)
+        if self._start.prefill_here:
+            self._prefill_here()
+            return
         message = "the request names no prefill worker"
         self._next_prefill(make_error(ErrorCode.UNAVAILABLE, self._origin, message))
+
+    def _prefill_here(self) -> None:
+        """Have the engine compute the prompt and go on from there."""
+        self._phase.move(Phase.ADOPTING)
+        self._timings.prefill_here()
+        spec = self._spec(self._attempts.begin_here(), self._sampling)
+        self._rank.context.port.request(
+            lambda engine: engine.submit(spec, self._grammar), self._adopted, self._not_adopted
+        )
+
+    def _spec(self, engine_id: str, sampling: SamplingParams) -> RequestSpec:
+        return RequestSpec(
+            engine_id,
+            tuple(self._start.prompt_ids),
+            sampling,
+            tuple(self._answer.token_ids),
+            priority=self._start.priority,
+            cache_salt=self._start.cache_salt,
+            junctions=tuple(self._start.junctions),
+        )
 
     def _next_prefill(self, why: common_pb2.Error) -> None:
         """Ask the next prefill worker; fail with `why` if none is left."""
@@ -195,12 +216,17 @@ class RankRequest:
         if self.phase is Phase.ADOPTING:
             self._phase.move(Phase.DECODING)
 
-    def _not_adopted(self, error: BaseException, reservation: Reservation) -> None:
-        self._rank.grants.give_back(reservation)
+    def _not_adopted(self, error: BaseException, reservation: Reservation | None = None) -> None:
+        """Go on elsewhere: the engine has refused what was handed over, or the prompt."""
+        if reservation is not None:
+            self._rank.grants.give_back(reservation)
         match self.phase:
             case Phase.ADOPTING:
                 self._phase.move(Phase.HANDOFF)
-                self._attempts.fail(error_of(error, self._origin))
+                if reservation is None:
+                    self._next_prefill(error_of(error, self._origin))
+                else:
+                    self._attempts.fail(error_of(error, self._origin))
             case Phase.CANCELLING:
                 self._attempts.cancel(self._phase.reason)
                 self._abort(self._phase.reason)

@@ -27,10 +27,16 @@ class RequestTimings:
         self._layers_ended_s = now_s  # of the prefill
         self._complete_s = now_s
         self._launched_s = now_s
+        self._prefills_here = False
 
     @property
     def since_first_token_us(self) -> int:
         return _us(time.monotonic() - self._first_token_s)
+
+    def prefill_here(self) -> None:
+        """Note that this rank's engine is asked to compute the prompt."""
+        self._prefills_here = True
+        self._complete_s = time.monotonic()
 
     def on_first_token(self, first: handoff_pb2.FirstToken) -> None:
         """Note that the prefill worker's first token has just arrived."""
@@ -55,9 +61,13 @@ class RequestTimings:
             self._trace.record("transfer", since_s, self._complete_s)
 
     def on_launched(self, at_s: float) -> None:
-        """Note that the first decode step starts."""
+        """Note that the first step starts: of decoding, or of a prompt that is computed here."""
         self.launched = True
         self._launched_s = at_s
+        if self._prefills_here:
+            self.message.prefill_queue_us = _us(at_s - self._complete_s)
+            self._metrics.prefill_queue.observe(at_s - self._complete_s)
+            return
         wait_s, since_prefill_s = at_s - self._complete_s, at_s - self._layers_ended_s
         self.message.decode_wait_us = _us(wait_s)
         self.message.prefill_to_decode_us = _us(since_prefill_s)
@@ -65,9 +75,13 @@ class RequestTimings:
         self._metrics.prefill_to_decode.observe(since_prefill_s)
 
     def on_first_step_ended(self, at_s: float) -> None:
-        """Note that the first decode step has ended. Called for the first token decoded here."""
+        """Note that the step of the first token that is sampled here has ended."""
         self.first_step_ended = True
         step_s = at_s - self._launched_s
+        if self._prefills_here:
+            self.message.prefill_us = _us(step_s)
+            self._metrics.prefill.observe(step_s)
+            return
         self.message.first_decode_step_us = _us(step_s)
         self._metrics.first_decode_step.observe(step_s)
         if self._trace is not None:

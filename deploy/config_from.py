@@ -73,6 +73,7 @@ def router_from(model: Path, given: dict[str, Any]) -> RouterConfig:
         internal_host=given["internal_host"],
         internal_port=given["internal_port"],
         policy=given["policy"],
+        prefill_here=given["prefill_here"],
         lease_ms=lease_ms_from(given["lease"]),
         max_queued=given["max_queued_requests"],
         max_queued_tokens=given["max_queued_tokens"],

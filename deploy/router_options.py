@@ -23,6 +23,7 @@ from baton.router.defaults import (
     REQUEST_TIMEOUT_S,
     WORKER_WAIT_S,
 )
+from baton.router.placement.prefill_here import MOST_HERE
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS
 
@@ -34,6 +35,10 @@ _MAX_BODY_MB = 2047  # gRPC counts a message's bytes in a signed 32-bit number
 _ROUTER = (
     click.option("--policy", type=click.Choice(sorted(POLICIES)), default="round_robin",
                  show_default=True, help="Policy by which the router places requests."),
+    click.option("--prefill-here", type=click.IntRange(0), default=MOST_HERE, show_default=True,
+                 help="Most tokens of a prompt, without what is cached, that its decode worker may "
+                 "compute itself where a prefill worker would take longer; 0: prompts are always "
+                 "computed by prefill workers."),
     click.option("--max-queued-requests", type=click.IntRange(0), default=MAX_QUEUED,
                  show_default=True,
                  help="Most requests beyond those that the decode workers run at once; further "

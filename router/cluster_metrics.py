@@ -22,7 +22,10 @@ class ClusterMetrics:
             "placements", "Attempts that were started on a decode rank.", *rank
         )
         self._prefill_placements = make.counter(
-            "prefill_placements", "Attempts, by the prefill worker that they tried first.", "worker"
+            "prefill_placements",
+            "Attempts, by the prefill worker that they tried first, or the rank that computes the "
+            "prompt itself.",
+            "worker",
         )
         self._retries = make.counter(
             "retries", "Attempts that a decode rank lost, and that another rank continues.", *rank
@@ -62,10 +65,10 @@ class ClusterMetrics:
         if worker.role is Role.DECODE:
             self._rank_requests.remove(*_names(worker))
 
-    def placed(self, rank: Worker, prefill: Worker) -> None:
-        """Count an attempt. prefill: the worker that it tries first."""
+    def placed(self, rank: Worker, reader: Worker) -> None:
+        """Count an attempt. reader: the worker that computes the prompt."""
         self._placements.labels(*_names(rank)).inc()
-        self._prefill_placements.labels(prefill.worker_id).inc()
+        self._prefill_placements.labels(reader.worker_id).inc()
 
     def returned(self, rank: Worker) -> None:
         """Count an attempt that `rank` gave back."""

@@ -27,6 +27,7 @@ from baton.router.live_requests import LiveRequest, LiveRequests, stopping
 from baton.router.metrics import RouterMetrics
 from baton.router.notifier import Notifier
 from baton.router.placement.placer import Assignment, Placer
+from baton.router.placement.prefill_here import PrefillHere
 from baton.router.rank_session import RankSession, SessionOptions
 from baton.router.rank_sessions import RankSessions
 from baton.router.request_trace import RequestTrace
@@ -75,6 +76,7 @@ class RouterBackend:
             self.states,
             lambda worker: self._ranks.session(worker) is not None,
             config.policy,
+            prefill_here=PrefillHere(config.prefill_here),
         )
         self._queue = AdmissionQueue(
             QueueBounds(config.max_queued, config.max_queued_tokens),
@@ -198,6 +200,7 @@ class RouterBackend:
                 "model": self._model.model_id,
                 "model_folder": self._model.root,
                 "policy": self._config.policy,
+                "prefill_here": self._config.prefill_here,
                 "uptime_s": self._clock() - self._started,
                 "lease_ms": self._config.lease_ms,
                 "active": active,
@@ -275,12 +278,13 @@ class RouterBackend:
         state_at = assignment.state_at
         start = live.next_attempt(assignment.prefills, state_at)
         start.junctions.extend(assignment.junctions)
+        start.prefill_here = assignment.here
         if live.trace is not None:
             start.trace.CopyFrom(
                 live.trace.placed(self._clock(), live.attempt, assignment.rank, assignment.prefills)
             )
         live.stream = session.start(start, 0 if before is None else before.scored_to)
-        self._metrics.cluster.placed(assignment.rank, assignment.prefills[0])
+        self._metrics.cluster.placed(assignment.rank, assignment.reader)
         if state_at is not None:
             self._metrics.state_known(state_at.tokens)
         if live.times.dispatched is None:

@@ -38,7 +38,7 @@ class Bound:
 
     @property
     def prefill(self) -> str:
-        return self.assignment.prefills[0].worker_id
+        return self.assignment.reader.worker_id
 
     @property
     def rank(self) -> str:

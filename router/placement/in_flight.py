@@ -20,15 +20,16 @@ class InFlight:
     def __init__(
         self, prefill: str, decode: str, prompt_tokens: int, placed: PlacedLoad, expected: Expected
     ) -> None:
-        """prefill, decode: worker ids. prompt_tokens: that the prefill worker is to compute.
-        placed: updated in place. expected: what the prefill worker's cache will have then.
+        """prefill, decode: worker ids; the same where the rank computes the prompt itself.
+        prompt_tokens: that `prefill` is to compute. placed: updated in place. expected: what the
+        cache of `prefill` will have then.
         """
         self._expected = expected
         self._placed = placed
         self._prefill, self._decode = prefill, decode
         self._prompt_tokens = prompt_tokens
         self._prefilling = self._running = True
-        placed.requests.update((prefill, decode))
+        placed.requests.update({prefill, decode})
         placed.prompt_tokens[prefill] += prompt_tokens
 
     def prefill_done(self) -> None:
@@ -48,5 +49,6 @@ class InFlight:
 
     def _release_prefill(self) -> None:
         self._prefilling = False
-        self._placed.requests[self._prefill] -= 1
+        if self._prefill != self._decode:
+            self._placed.requests[self._prefill] -= 1
         self._placed.prompt_tokens[self._prefill] -= self._prompt_tokens

@@ -16,6 +16,7 @@ from baton.router.admission.places import Places
 from baton.router.admission.room import Room
 from baton.router.expected_states import Leaves, leaves
 from baton.router.placement.in_flight import InFlight, PlacedLoad
+from baton.router.placement.prefill_here import PrefillHere
 from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
 from baton.router.queued_prefixes import QueuedPrefixes
@@ -26,6 +27,7 @@ from baton.text.prefix_digest import digests_at
 PREFILL_FALLBACKS = 2
 """Prefill workers that a rank may try after the first. Each try costs the client a wait, and three
 lost ones in a row mean a fault that a fourth would not escape."""
+NEVER_HERE = PrefillHere(0)
 DECODES_AHEAD = 2
 """Requests for each prefill worker that the decode ranks are given beyond what they run at once, so
 that the next one is computed when a place is free."""
@@ -40,9 +42,15 @@ class Assignment:
     prefills: tuple[Worker, ...]  # the first is tried first; the others are fallbacks
     rank: Worker  # decodes
     state_at: StateAt | None  # the rank with the deepest cached state of the prompt; None: no rank
-    to_prefill: int  # prompt tokens whose state the first prefill worker will not have
+    here: bool  # the rank computes the prompt; else the first prefill worker does
+    to_prefill: int  # prompt tokens whose state that worker will not have
     junctions: tuple[int, ...]  # tokens after which others go another way: worth a state there
     leaves: Leaves  # prefixes whose states the prompt will leave there
+
+    @property
+    def reader(self) -> Worker:
+        """The worker that computes the prompt."""
+        return self.rank if self.here else self.prefills[0]
 
 
 class Placer:
@@ -55,17 +63,20 @@ class Placer:
         reachable: Callable[[Worker], bool],
         policy: str,
         prefill_fallbacks: int = PREFILL_FALLBACKS,
+        prefill_here: PrefillHere = NEVER_HERE,
     ) -> None:
         """
         reachable: returns True for a decode rank on which requests can be started now.
         policy: a name of `POLICIES`.
         prefill_fallbacks: prefill workers to name besides the first.
+        prefill_here: when ranks compute prompts.
         """
         self._table = table
         self._states = states
         self._reachable = reachable
         self._policy = POLICIES[policy]()
         self._max_prefills = 1 + prefill_fallbacks
+        self._prefill_here = prefill_here
         self._load = PlacedLoad()
         self._queued = QueuedPrefixes()
 
@@ -114,14 +125,17 @@ class Placer:
         placement = self._policy.place(view, request)
         if avoid and len(placement.prefills) < self._max_prefills:
             placement = _with_last(placement, avoid, prefills)
-        first = self._table.worker(placement.prefills[0])
+        here = self._prefill_here.wanted(
+            len(token_ids), view.prefill, placement.prefills[0], view.decode, placement.decode
+        )
+        first = self._table.worker(placement.decode if here else placement.prefills[0])
         to_prefill = len(token_ids) - to_come.get(first.worker_id, 0)
         cached_there, grid = to_come.get(first.worker_id, 0), first.state_grid
         junctions = self._queued.junctions(tokens, cache_salt, grid, cached_there)
         if deepest > cached_there and grid and deepest % grid == 0:  # a copy has it as well
             junctions.append(deepest)
         will_leave = leaves(tokens, cache_salt, grid, junctions)
-        return self._assignment(placement, states, to_prefill, tuple(junctions), will_leave)
+        return self._assignment(placement, states, here, to_prefill, tuple(junctions), will_leave)
 
     def waiting(self, token_ids: Sequence[int], cache_salt: bytes) -> AbstractContextManager[None]:
         """Return a context in which a prompt waits: those that are placed meanwhile leave the state
@@ -133,7 +147,7 @@ class Placer:
 
     def track(self, assignment: Assignment) -> InFlight:
         """Count a request in the load of its workers until it is released."""
-        prefill, decode = assignment.prefills[0], assignment.rank
+        prefill, decode = assignment.reader, assignment.rank
         expected = self._states.expected.expect(prefill, assignment.leaves)
         return InFlight(
             prefill.worker_id, decode.worker_id, assignment.to_prefill, self._load, expected
@@ -298,6 +312,7 @@ class Placer:
         self,
         placement: Placement,
         states: Sequence[tuple[int, Worker]],
+        here: bool,
         to_prefill: int,
         junctions: tuple[int, ...],
         will_leave: Leaves,
@@ -312,6 +327,7 @@ class Placer:
             tuple(map(self._table.worker, placement.prefills)),
             self._table.worker(placement.decode),
             state_at,
+            here,
             to_prefill,
             junctions,
             will_leave,

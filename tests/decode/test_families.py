@@ -37,6 +37,30 @@ class Gated:
         return self._model.forward(*args)
 
 
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+async def test_the_tokens_are_the_same_where_the_rank_reads_a_prompt_itself(
+    oracle: Oracle, name: str, seeded: random.Random
+) -> None:
+    """Beside one that is handed over, in the same steps."""
+    folder = oracle.checkpoint(name)
+    vocab = SPECS[name].config["vocab_size"]
+    prompts = [tuple(seeded.randrange(3, vocab) for _ in range(n)) for n in (53, 70, 3)]
+    options = {"page_size": 16, "chunk": 32, "max_model_len": 256, "pages": 5000}
+    prefill = prefill_worker(model=Gated(folder), **options)
+    decode = decode_worker(model=Gated(folder), **options)
+    async with running(prefill, decode), session(decode) as router:
+        answers = [
+            (await router.start(prompt, greedy(STEPS), [prefill], prefill_here=here))[1]
+            for prompt, here in zip(prompts, (True, False, True), strict=True)
+        ]
+        for prompt, answer in zip(prompts, answers, strict=True):
+            await answer.end()
+            oracle.assert_all_greedy(folder, [prompt], [answer.token_ids], STEPS)
+        assert decode.been_in(HandoffState.ACTIVE) == 1
+        await decode.clean()
+        await prefill.clean()
+
+
 @pytest.mark.parametrize("channel", CHANNELS)
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 async def test_the_tokens_are_those_of_transformers(

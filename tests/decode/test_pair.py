@@ -39,7 +39,10 @@ async def test_greedy_tokens_are_those_of_one_engine(seeded: random.Random) -> N
             assert worker.been_in(state) == len(prompts)
 
 
-async def test_sampled_tokens_and_logprobs_are_those_of_one_engine(seeded: random.Random) -> None:
+@pytest.mark.parametrize("here", [False, True])
+async def test_sampled_tokens_and_logprobs_are_those_of_one_engine(
+    seeded: random.Random, here: bool
+) -> None:
     prefill, decode, alone = prefill_worker(), decode_worker(), make_engine()
     prompts = [random_prompt(seeded, 3, 50) for _ in range(6)]
     samplings = [
@@ -62,7 +65,8 @@ async def test_sampled_tokens_and_logprobs_are_those_of_one_engine(seeded: rando
     ]
     async with running(prefill, decode), session(decode) as router:
         started = [
-            await router.start(p, s, [prefill]) for p, s in zip(prompts, samplings, strict=True)
+            await router.start(p, s, [prefill], prefill_here=here)
+            for p, s in zip(prompts, samplings, strict=True)
         ]
         answers = [answer for _, answer in started]
         for answer in answers:
@@ -171,8 +175,9 @@ async def test_eos_ends_the_answer_on_the_rank(seeded: random.Random) -> None:
 
 
 @pytest.mark.parametrize("given", [1, 2, 7])
+@pytest.mark.parametrize("here", [False, True])
 async def test_a_request_that_was_lost_elsewhere_goes_on_where_it_was(
-    seeded: random.Random, given: int
+    seeded: random.Random, given: int, here: bool
 ) -> None:
     prefill, decode, alone = prefill_worker(), decode_worker(), make_engine()
     prompt = random_prompt(seeded, 5, 40)
@@ -183,7 +188,7 @@ async def test_a_request_that_was_lost_elsewhere_goes_on_where_it_was(
     (whole,) = alone.generate([prompt], sampling)
     async with running(prefill, decode), session(decode) as router:
         outputs = whole.token_ids[:given]
-        _, answer = await router.start(prompt, sampling, [prefill], outputs)
+        _, answer = await router.start(prompt, sampling, [prefill], outputs, prefill_here=here)
         finished = await answer.end()
         assert answer.token_ids == list(whole.token_ids[given:])
         assert finished.usage.prompt_tokens == len(prompt)

@@ -11,8 +11,9 @@ from baton.proto.common_pb2 import DECODE, PREFILL, Hello, StateAt, WorkerIdenti
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import WorkerStatus
 from baton.router.placement.in_flight import InFlight
-from baton.router.placement.placer import Placer
+from baton.router.placement.placer import Assignment, Placer
 from baton.router.placement.policy import Policy
+from baton.router.placement.prefill_here import PrefillHere
 from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
 from baton.router.state_index import StateIndex
@@ -346,6 +347,45 @@ def test_who_goes_elsewhere_leaves_the_state_that_it_would_have_had(
     placer, _ = recorded(setup, monkeypatch, Placement(("p1",), "d0"))
     assignment = placer.place(prompt)
     assert assignment is not None and assignment.junctions == ()
+
+
+def here(setup: Setup, most: int, tokens: int = 5) -> Assignment:
+    placer = Placer(setup.table, setup.states, setup.reachable, "round_robin", 1, PrefillHere(most))
+    assignment = placer.place(tuple(range(tokens)))
+    assert assignment is not None
+    return assignment
+
+
+def test_a_rank_computes_a_short_prompt_where_a_prefill_worker_would_take_longer() -> None:
+    setup = Setup(prefills=1, ranks=1)
+    assert not here(setup, 5).here, "neither has anything to compute"
+    setup.report("p0", queued_tokens=1)
+    assert here(setup, 5).here and not here(setup, 4).here and not here(setup, 0).here
+    setup.states.add(setup.workers["d0"], tuple(range(2)))
+    found = here(setup, 3)
+    assert found.here and found.to_prefill == 3 and found.reader is found.rank
+    setup.report("d0", queued_tokens=1)
+    assert not here(setup, 5).here, "somebody waits there"
+
+
+def test_a_rank_computes_one_prompt_at_a_time() -> None:
+    setup = Setup(prefills=1, ranks=1)
+    setup.report("p0", queued_tokens=900)
+    setup.placer = Placer(
+        setup.table, setup.states, setup.reachable, "round_robin", 1, PrefillHere(100)
+    )
+    first = setup.placer.place(PROMPT)
+    assert first is not None and first.here
+    in_flight = setup.placer.track(first)
+    assert setup.placer.placed == {"d0": 1}
+    second = setup.placer.place(PROMPT)
+    assert second is not None and not second.here
+    in_flight.prefill_done()
+    assert setup.placer.placed == {"d0": 1}
+    third = setup.placer.place(PROMPT)
+    assert third is not None and third.here
+    in_flight.release()
+    assert not any(setup.placer.placed.values())
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,7 @@ class RouterClient:
         cache_salt: bytes = b"",
         again: str | None = None,
         junctions: tuple[int, ...] = (),
+        prefill_here: bool = False,
     ) -> tuple[str, Answer]:
         """again: the request whose second attempt this is."""
         request_id = again or f"{next(self._ids):032x}"
@@ -274,6 +275,7 @@ class RouterClient:
             priority=priority,
             cache_salt=cache_salt,
             junctions=junctions,
+            prefill_here=prefill_here,
             prefills=[p if isinstance(p, common_pb2.WorkerIdentity) else p.identity
                       for p in prefills],
         )  # fmt: skip
