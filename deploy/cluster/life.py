@@ -10,5 +10,6 @@ class Life:
     state: str  # PENDING_CREATION, DEPENDENCIES_UNREADY, ALIVE, RESTARTING or DEAD
     pid: int  # 0 before there is one
     restarts: int
-    host: str  # its node's address; empty before it has one
+    host: str  # its node's address, while it is restarted that of its last life; empty before one
+    node_id: str  # of that node; empty before one
     host_lost: bool  # the node is gone

@@ -1,6 +1,6 @@
 """The processes of a cluster's members, as Ray's control store knows them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import ray
 from ray._private import state
@@ -9,16 +9,24 @@ from baton.deploy.cluster.actors import ActorHandle
 from baton.deploy.cluster.life import Life
 
 
-def lives_of(actors: Collection[ActorHandle]) -> dict[str, Life]:
-    """Return the life of each actor, by its name."""
+def lives_of(
+    actors: Collection[ActorHandle], before: Mapping[str, Life] | None = None
+) -> dict[str, Life]:
+    """Return the life of each actor, by its name.
+
+    before: those of the last look. Ray forgets at once where a process was that has died.
+    """
     known = state.actors()
     lost = {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
     found = {}
     for actor in actors:
         row = known.get(actor.actor_id)
         if row is not None:  # None just after its creation
-            at = row["Address"]
+            host, node_id = row["Address"]["IPAddress"], row["Address"]["NodeID"]
+            last = (before or {}).get(actor.name)
+            if not host and last is not None:
+                host, node_id = last.host, last.node_id
             found[actor.name] = Life(
-                row["State"], row["Pid"], row["NumRestarts"], at["IPAddress"], at["NodeID"] in lost
+                row["State"], row["Pid"], row["NumRestarts"], host, node_id, node_id in lost
             )
     return found

@@ -7,6 +7,7 @@ from typing import Any
 
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.cluster.cluster import Cluster
+from baton.deploy.cluster.life import Life
 from baton.deploy.cluster.lives import lives_of
 from baton.deploy.cluster.member_state import MemberView, changes, view_of
 from baton.deploy.errors import NotRunning
@@ -26,6 +27,7 @@ class MemberWatch:
         self._cluster = cluster
         self._lock = threading.Lock()
         self._views: dict[str, MemberView] = {}
+        self._lives: dict[str, Life] = {}
         self._heard: dict[str, int] = {}  # pids of those that answered the last question
         self._served: dict[str, int] = {}  # pids of those that have ever answered
         self._ask_at = 0.0
@@ -44,7 +46,7 @@ class MemberWatch:
             return {name: asdict(view) for name, view in sorted(self._views.items())}
 
     def _look(self) -> None:
-        lives = lives_of(self._cluster.handles)
+        lives = self._lives = lives_of(self._cluster.handles, self._lives)
         died = any(self._heard.get(name) != life.pid for name, life in lives.items())
         if died or time.monotonic() >= self._ask_at:
             self._ask_at = time.monotonic() + _ASK_S

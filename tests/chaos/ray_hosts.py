@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -123,15 +123,17 @@ class RayHosts:
 
 @contextmanager
 def ray_hosts(net: Network, folder: Path, options: dict[str, list[str]]) -> Iterator[RayHosts]:
-    """Start a Ray node on every host of `net`, the head on the first, and wait until all live.
+    """Start a Ray node on hosts of `net`, the head on the first, and wait until all live.
 
-    options: of `ray start`, by host.
+    options: of `ray start`, by host; those that it does not name can be started later.
     """
     hosts = RayHosts(net, folder)
     (folder / "token").write_text(secrets.token_hex(32))
-    with ExitStack() as stack:
-        for host in net.names:
-            hosts.start(host, *options[host])
-            stack.callback(hosts.kill, host)
-        hosts.wait_for(len(net.names))
+    try:
+        for host, words in options.items():
+            hosts.start(host, *words)
+        hosts.wait_for(len(options))
         yield hosts
+    finally:
+        for host in reversed(hosts.processes):
+            hosts.kill(host)

@@ -67,6 +67,32 @@ class StreamError(Exception):
     """An answer that ended with an error."""
 
 
+def baton(hosts: RayHosts, *words: str) -> list[str]:
+    """Return the words that run a `baton` command on the head's host."""
+    return hosts.inside(hosts.head, sys.executable, "-m", "baton.cli.main", *words)
+
+
+def serve_command(hosts: RayHosts, model: Path, *options: str) -> list[str]:
+    """Return the words that run `baton serve` on the head's host."""
+    return baton(
+        hosts, "serve", "--model", str(model), "--ray-address", hosts.address, "--host",
+        hosts.net.host(hosts.head), "--http-port", str(HTTP_PORT), "--insecure", *ENGINE, *options,
+    )  # fmt: skip
+
+
+def client_of(hosts: RayHosts) -> httpx.AsyncClient:
+    """Return a client of the router on the head's host, with a connection for each request.
+
+    A kept connection can be closed by the router, as idle, while its next request waits on a link
+    that is cut. The client would read a reset instead of an answer.
+    """
+    return httpx.AsyncClient(
+        base_url=f"http://{hosts.net.host(hosts.head)}:{HTTP_PORT}",
+        timeout=DEADLINE_S,
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+    )
+
+
 @asynccontextmanager
 async def served_hosts(
     hosts: RayHosts, model: Path, workers: set[str], *options: str
@@ -75,18 +101,10 @@ async def served_hosts(
 
     In the end it must stop by itself, with exit status 0.
     """
-    host = hosts.net.host(hosts.head)
-    words = [sys.executable, "-m", "baton.cli.main", "serve", "--model", str(model),
-             "--ray-address", hosts.address, "--host", host, "--http-port", str(HTTP_PORT),
-             "--insecure", *ENGINE, *options]  # fmt: skip
-    command = hosts.inside(hosts.head, *words)
+    command = serve_command(hosts, model, *options)
     with subprocess.Popen(command, env=hosts.environment(hosts.head)) as process:
         try:
-            # Below the router's --idle-timeout: it might close a connection as we use it again.
-            limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
-            async with httpx.AsyncClient(
-                base_url=f"http://{host}:{HTTP_PORT}", timeout=DEADLINE_S, limits=limits
-            ) as http:
+            async with client_of(hosts) as http:
                 served = ServedHosts(hosts, http)
                 await served.until(lambda now: _runs(process) and now.keys() >= workers)
                 yield served

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import shutil
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ import pytest
 from chaos.checked_load import checked_load, questions
 from chaos.netns import slow_network, unavailable
 from chaos.ray_hosts import DEADLINE_S, RayHosts, ray_hosts
-from chaos.served_hosts import ServedHosts, served_hosts
+from chaos.served_hosts import ServedHosts, baton, client_of, serve_command, served_hosts
 from deploy.tiny_worker import TINY, prompt, served
 
 from baton.bench.checkpoints import write_checkpoint
@@ -154,6 +155,52 @@ async def test_a_host_that_comes_back_too_late_is_refused(
             await load.more(STREAMS)
         load.check()
         assert identities(await cluster.workers())["decode-0"] == identities({"": newer})[""]
+
+
+@pytest.mark.chaos
+async def test_a_detached_cluster_waits_for_a_node_and_outlives_one(
+    tiny: Path, short: Path, rng: random.Random
+) -> None:
+    prompts = [prompt(rng, rng.randrange(20, 200)) for _ in range(4)]
+    right = await expected(tiny, prompts, 24)
+    with slow_network("r", "p", "d", "e", delay_ms=2, rate="100mbit") as net, ray_hosts(
+        net, short, nodes_of("r", "p")
+    ) as hosts:  # fmt: skip
+        options = ("--detach", "--cluster", "two", "--wait-for-nodes", *LABELS)
+        env = hosts.environment(hosts.head)
+        with subprocess.Popen(serve_command(hosts, tiny, *options), env=env) as serve:
+            try:
+                await said(hosts, "decode-0", "no process yet: decode-0 asks for 1 CPU on a node")
+                assert serve.poll() is None
+                hosts.start("d", *nodes_of("d")["d"])
+                assert await asyncio.to_thread(serve.wait, DEADLINE_S) == 0
+            finally:
+                serve.kill()
+        async with client_of(hosts) as http:
+            cluster = ServedHosts(hosts, http)
+            assert [await cluster.generate(ids, 24) for ids in prompts] == right
+            assert await cluster.host_of("decode-0") == "d"
+            await asyncio.to_thread(hosts.kill, "d")
+            await said(hosts, f"decode-0: its host {net.host('d')} is lost; Ray starts it again")
+            hosts.start("e", *nodes_of("d")["d"])
+            await cluster.until(lambda now: now.keys() == {"prefill-0", "decode-0"})
+            assert await cluster.host_of("decode-0") == "e"
+            assert [await cluster.generate(ids, 24) for ids in prompts] == right
+        stop = baton(hosts, "stop", "--cluster", "two")
+        assert await asyncio.to_thread(subprocess.call, stop, env=env, timeout=DEADLINE_S) == 0
+
+
+async def said(hosts: RayHosts, *words: str) -> None:
+    """Wait until `baton status` has a line with all these words."""
+    command = baton(hosts, "status", "--cluster", "two")
+    env = hosts.environment(hosts.head)
+    lines: list[str] = []
+    async with asyncio.timeout(DEADLINE_S):
+        while not any(all(word in line for word in words) for line in lines):
+            found = await asyncio.to_thread(
+                subprocess.run, command, env=env, stdout=subprocess.PIPE, text=True, check=False
+            )
+            lines = found.stdout.splitlines()
 
 
 def nodes_of(*names: str, cpus: int = 1) -> dict[str, list[str]]:

@@ -4,12 +4,14 @@ timings."""
 import io
 import json
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console, Group
 
 from baton.deploy.client.router_client import RouterClient
+from baton.deploy.cluster import lives
 from baton.deploy.cluster.life import Life
 from baton.deploy.cluster.member_state import MemberState, MemberView, changes, view_of
 from baton.deploy.cluster.running_changes import RunningChanges
@@ -62,7 +64,7 @@ def test_a_terminal_gets_bars() -> None:
 
 
 def _life(state: str = "ALIVE", pid: int = 5, restarts: int = 0, *, lost: bool = False) -> Life:
-    return Life(state, pid, restarts, "10.0.0.3", lost)
+    return Life(state, pid, restarts, "10.0.0.3", "n3", lost)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +134,24 @@ def test_status_says_who_died_is_late_or_starts_and_nothing_of_those_who_serve()
         "decode-3: its host 10.0.0.3 is lost; Ray starts it again",
         "router-0 is late: its process runs, but does not answer",
     ]
+
+
+def test_the_host_of_a_lost_process_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray forgets it as soon as it has no place for the process."""
+    row = {"State": "ALIVE", "Pid": 7, "NumRestarts": 0,
+           "Address": {"IPAddress": "10.0.0.3", "NodeID": "n3"}}  # fmt: skip
+    nodes = [{"NodeID": "n2", "Alive": False}, {"NodeID": "n3", "Alive": True}]
+    monkeypatch.setattr(lives.state, "actors", lambda: {"a": row})
+    monkeypatch.setattr(lives.ray, "nodes", lambda: nodes)
+    actors: Any = [SimpleNamespace(name="decode-0", actor_id="a")]
+    before = lives.lives_of(actors)
+    assert before == {"decode-0": Life("ALIVE", 7, 0, "10.0.0.3", "n3", host_lost=False)}
+    row |= {"State": "RESTARTING", "Pid": 0, "NumRestarts": 1,
+            "Address": {"IPAddress": "", "NodeID": ""}}  # fmt: skip
+    nodes[1]["Alive"] = False
+    after = lives.lives_of(actors, before)
+    assert after == {"decode-0": Life("RESTARTING", 0, 1, "10.0.0.3", "n3", host_lost=True)}
+    assert lives.lives_of(actors, after) == after
 
 
 def test_status_says_how_far_a_change_is() -> None:

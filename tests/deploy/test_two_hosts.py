@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from baton.core.role import Role
 from baton.deploy.cluster import ray_start
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.lives import lives_of
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig
@@ -35,10 +37,15 @@ def host_of(worker: dict[str, Any]) -> str:
     return str(worker["address"]).rpartition(":")[0]
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not true():
-            await asyncio.sleep(0.1)
+async def until(true: Callable[[], bool], what: Callable[[], object] = str) -> None:
+    """Wait for a condition, asked on another thread: the streams of this one go on meanwhile.
+
+    what: describes what there is instead, in case it does not come.
+    """
+    until_s = time.monotonic() + DEADLINE_S
+    while not await asyncio.to_thread(true):
+        assert time.monotonic() < until_s, f"not within {DEADLINE_S:g} s; {what()}"
+        await asyncio.sleep(0.1)
 
 
 async def expected(tiny: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
@@ -82,11 +89,14 @@ async def test_workers_of_a_lost_host_go_on_elsewhere(
                 assert await ask(cluster, prompts[rank], 8, routed_dp_rank=rank) == right[rank][:8]
                 assert placements(cluster, rank) == had + 1
             streams = [asyncio.create_task(ask(cluster, ids, LONG)) for ids in prompts]
-            await until(lambda: any(worker["placed"] for worker in workers(cluster).values()))
+            await until(lambda: placements(cluster, 0) + placements(cluster, 1) >= 2 + len(streams))
             await asyncio.to_thread(ray.kill, OTHER)
             assert await asyncio.gather(*streams) == right
             lost = {name for name, worker in before.items() if host_of(worker) == OTHER}
-            await until(lambda: returned(workers(cluster), before, lost))
+            await until(
+                lambda: returned(workers(cluster), before, lost),
+                lambda: (lives_of(cluster.handles), living_nodes(), workers(cluster).keys()),
+            )
             assert await ask(cluster, prompts[0], 8) == right[0][:8]
             with pytest.raises(
                 StartError, match=rf"decode-2 asks for 1 CPU, .* node {HEAD} has 4 CPU, 0 free"
