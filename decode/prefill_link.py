@@ -14,6 +14,7 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import BatonError, PeerLostError
 from baton.decode.quarantine import Quarantine, Writer
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
+from baton.rpc.awake_timeout import awake_timeout
 from baton.rpc.channel_options import OPTIONS
 from baton.rpc.credentials import Credentials
 from baton.rpc.errors import error_of, error_of_call, make_error
@@ -148,7 +149,7 @@ class PrefillLink:
         async with self._credentials.dial_worker(self.peer, OPTIONS) as channel:
             call = handoff_pb2_grpc.HandoffStub(channel).Control()
             try:
-                async with asyncio.timeout(self._lease_s):
+                async with awake_timeout(self._lease_s):
                     await self._greet(call, receiver)
                 for question in self._quarantine.questions(self.peer):
                     self.send(handoff_pb2.DecodeMessage(cancel=question))

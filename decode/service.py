@@ -18,6 +18,7 @@ from baton.decode.state_returner import StateReturner
 from baton.engine.output.events import RequestFinished, TokenSampled
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.access import check_claim
+from baton.rpc.awake_timeout import awake_timeout
 from baton.rpc.errors import abort, error_of, make_error
 from baton.rpc.handshake import HELLO_S, check_version
 from baton.transfer.tickets import TicketTable, tell_on_loop
@@ -125,7 +126,7 @@ class DecodeService(worker_pb2_grpc.RankServicer):
         context: aio.ServicerContext,
     ) -> None:
         try:
-            async with asyncio.timeout(HELLO_S):
+            async with awake_timeout(HELLO_S):
                 hello = await self._greet(messages, context)
         except TimeoutError:
             message = f"no Hello within {HELLO_S:g} s"

@@ -1,6 +1,5 @@
 """The service `baton.v1.Handoff`: computes prompts for decode ranks and writes their state."""
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
 
@@ -15,6 +14,7 @@ from baton.prefill.outgoing import OutgoingHandoff
 from baton.prefill.peer import DecodePeer
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.access import check_claim
+from baton.rpc.awake_timeout import awake_timeout
 from baton.rpc.errors import abort, error_of, make_error
 from baton.rpc.handshake import HELLO_S, check_hello
 from baton.transfer.errors import ChannelError
@@ -88,7 +88,7 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
         context: aio.ServicerContext,
     ) -> None:
         try:
-            async with asyncio.timeout(HELLO_S):
+            async with awake_timeout(HELLO_S):
                 hello = await self._greet(messages, context)
         except TimeoutError:
             message = f"no Hello within {HELLO_S:g} s"

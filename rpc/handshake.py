@@ -8,7 +8,8 @@ from baton.proto.common_pb2 import Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 
 HELLO_S = 5.0
-"""Seconds that whoever opened a stream may take to say Hello. Nothing waits for it meanwhile."""
+"""Seconds that whoever opened a stream may take to say Hello, while the listener runs. Nothing
+waits for it meanwhile."""
 MINORS_APART = 1
 """Minor versions between two processes that work together."""
 ABSENT = "(absent)"

@@ -35,7 +35,7 @@ ROLES = ("router", "prefill", "decode")
 
 @asynccontextmanager
 async def upgraded_but(
-    older: set[str], tiny: Path, folder: Path
+    older: set[str], channel: str, tiny: Path, folder: Path
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Start a router and two workers, those of `older` as of the previous release; yield a
     client of the router."""
@@ -51,7 +51,8 @@ async def upgraded_but(
             if role == "router":
                 command += ["--http-port", str(http_port), "--internal-port", str(internal_port)]
             else:
-                command += ["--role", role, "--worker-id", f"{role}-0", "--http", "0", *ENGINE,
+                command += ["--role", role, "--worker-id", f"{role}-0", "--http", "0",
+                            "--channel", channel, *ENGINE,
                             "--router", f"127.0.0.1:{internal_port}"]  # fmt: skip
             started.append(stack.enter_context(running(*command)))
         async with httpx.AsyncClient(
@@ -62,18 +63,25 @@ async def upgraded_but(
 
 
 @pytest.mark.parametrize(
-    "older", [{"router"}, {"prefill"}, {"decode"}, {"prefill", "decode"}], ids="-".join
+    ("older", "channel"),
+    [
+        ({"router"}, "nixl"),
+        ({"prefill"}, "grpc"),
+        ({"decode"}, "grpc"),
+        ({"prefill", "decode"}, "nixl"),
+    ],
 )
 async def test_processes_of_two_releases_serve_together(
-    older: set[str], tiny: Path, tmp_path: Path, rng: random.Random
+    older: set[str], channel: str, tiny: Path, tmp_path: Path, rng: random.Random
 ) -> None:
     prompts = [prompt(rng, rng.randrange(100, 200)) for _ in range(4)]
     right = await expected(tiny, prompts, 24)
-    async with upgraded_but(older, tiny, tmp_path) as http:
+    async with upgraded_but(older, channel, tiny, tmp_path) as http:
         assert await answers(http, prompts, 24) == right
         assert (await http.post("/flush_cache")).status_code == 200
         for name, worker in (await workers(http)).items():
             assert worker["state"] == "ready" and worker["max_running"] == 4, name
+            assert all(each.startswith(f"{channel}:") for each in worker["channels"].values())
             assert (await http.get(worker["metrics_path"])).status_code == 200
         assert await answers(http, prompts, 24) == right
 

@@ -76,11 +76,11 @@ def _translate_calls(shape: str, known: Mapping[str, Mapping[str, MethodDescript
     plain = getattr(channel, shape)
 
     def call(
-        self: Any, path: str, request_serializer: Any, response_deserializer: Any, *more: Any,
-        **named: Any,
+        self: Any, path: str, request_serializer: Any = None, response_deserializer: Any = None,
+        *more: Any, **named: Any,
     ) -> Any:  # fmt: skip
         service, name = path.strip("/").split("/")
-        if service.startswith("baton."):
+        if service in known:  # not the channel of state, which has no messages
             requests, replies = _kinds(known[service][name])
             request_serializer = _then(request_serializer, requests)
             response_deserializer = _then(replies, response_deserializer)
@@ -93,8 +93,8 @@ def _translate_handlers(known: Mapping[str, Mapping[str, MethodDescriptor]]) -> 
     plain = grpc.method_handlers_generic_handler
 
     def make(service: str, handlers: dict[str, Any]) -> Any:
-        for name, handler in list(handlers.items()) if service.startswith("baton.") else ():
-            if name not in known.get(service, {}):
+        for name, handler in list(handlers.items()) if service in known else ():
+            if name not in known[service]:
                 del handlers[name]
                 continue
             requests, replies = _kinds(known[service][name])

@@ -333,12 +333,14 @@ async def running(*workers: TestWorker) -> AsyncIterator[None]:
 async def session(rank: TestWorker, lease_s: float = 0.5) -> AsyncIterator[RouterClient]:
     """A router's stream to `rank`, heartbeats included."""
     async with router().dial_worker(rank.identity, OPTIONS) as channel:
-        call = worker_pb2_grpc.RankStub(channel).Session()
+        # On a full machine one attempt to connect can take too long, and another follows.
+        call = worker_pb2_grpc.RankStub(channel).Session(wait_for_ready=True)
         hello = common_pb2.Hello(
             protocol_major=PROTOCOL_MAJOR, protocol_minor=PROTOCOL_MINOR, router_id="router-0/r0"
         )
-        await call.write(worker_pb2.RouterMessage(hello=hello))
-        first = await call.read()
+        async with asyncio.timeout(DEADLINE_S):
+            await call.write(worker_pb2.RouterMessage(hello=hello))
+            first = await call.read()
         assert first.hello.worker == rank.identity
         client = RouterClient(call)
 
