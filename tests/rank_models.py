@@ -1,24 +1,40 @@
 """Parts of a model that tensor-parallel ranks run side by side, in threads or in processes."""
 
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from step_driver import StepDriver
 from torch import Tensor
 
+from baton.engine.config import EngineConfig
 from baton.engine.loading.weights import Checkpoint
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import build_model
-from baton.engine.ranks.comm import Comm, Shard
+from baton.engine.models.loader import ready_model
+from baton.engine.ranks.comm import Comm, Shard, SingleComm
+from baton.engine.ranks.shared_comm import SharedComm
+from baton.engine.ranks.shared_memory import SharedMemory
 from baton.kernels.base import Kernels
+from baton.kernels.kernel_choice import KernelChoice
 
 CHUNK = 20  # prompt tokens a step
 
 
-class RankThreads:
+class RankComms(Protocol):
     """The collectives of ranks that are threads of one process."""
+
+    def of(self, rank: int) -> Comm: ...
+
+    def abort(self) -> None:
+        """End the others' waits: this rank has failed."""
+        ...
+
+
+class RankThreads:
+    """Collectives in torch."""
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=60)
@@ -38,6 +54,32 @@ class RankThreads:
     def abort(self) -> None:
         """End the others' waits: this rank has failed."""
         self._barrier.abort()
+
+
+class SharedThreads:
+    """Native collectives, over memory as processes share it."""
+
+    def __init__(self, size: int) -> None:
+        descriptor = SharedMemory.create(size)
+        self._memories = [
+            SharedMemory(descriptor, Shard(rank, size), 0, 60.0) for rank in range(size)
+        ]
+        os.close(descriptor)
+
+    def of(self, rank: int) -> Comm:
+        return _OnNative(self._memories[rank])
+
+    def abort(self) -> None:
+        self._memories[0].end()
+
+
+class _OnNative(SingleComm):
+    def __init__(self, memory: SharedMemory) -> None:
+        self._memory = memory
+
+    def on(self, kernels: Kernels) -> Comm:
+        assert kernels.native is not None
+        return SharedComm(kernels.native, self._memory)
 
 
 class _RankThread:
@@ -60,29 +102,42 @@ class _RankThread:
 
 
 def say(
-    folder: Path, prompt: Sequence[int], answer: Sequence[int], shard: Shard, comm: Comm
+    folder: Path,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    shard: Shard,
+    comm: Comm,
+    kernels: KernelChoice = KernelChoice.TORCH,
 ) -> Tensor:
     """One rank's logits of every token of `prompt` and `answer`: [tokens, vocab] float32 on rank 0;
     what others return is not looked at. The prompt is read by chunks, the answer token by token."""
     config = read_config(folder, torch.float32, torch.float32)
-    model = build_model(config, Checkpoint(folder), torch.device("cpu"), shard=shard, comm=comm)
+    options = EngineConfig(folder, kernels=kernels)
+    model = ready_model(config, Checkpoint(folder), options, shard, comm)
     driver = StepDriver(model)
     row = driver.start(prompt)
-    logits = [driver.prefill(row, chunk=CHUNK)]
+    logits = [driver.prefill(row, chunk=CHUNK).clone()]
     for token in answer:
         row.tokens.append(token)
         logits += [step.clone() for step in driver.step(decode=[row])]
     return torch.cat(logits)
 
 
-def say_together(folder: Path, prompt: Sequence[int], answer: Sequence[int], size: int) -> Tensor:
+def say_together(
+    folder: Path,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    size: int,
+    kernels: KernelChoice = KernelChoice.TORCH,
+) -> Tensor:
     """The logits that `size` ranks compute together, a thread each; see `say`."""
-    threads = RankThreads(size)
+    native = kernels is not KernelChoice.TORCH
+    threads: RankComms = SharedThreads(size) if native else RankThreads(size)
     found: dict[int, Tensor | BaseException] = {}
 
     def run(rank: int) -> None:
         try:
-            found[rank] = say(folder, prompt, answer, Shard(rank, size), threads.of(rank))
+            found[rank] = say(folder, prompt, answer, Shard(rank, size), threads.of(rank), kernels)
         except BaseException as error:  # raised below, in the test's thread
             found[rank] = error
             threads.abort()

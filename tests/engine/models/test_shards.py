@@ -19,6 +19,7 @@ from baton.engine.loading.weights import Checkpoint, DummyWeights, Shape
 from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import build_model, divided_model
 from baton.engine.ranks.comm import Shard
+from baton.kernels.kernel_choice import KernelChoice
 
 ANSWER = 12  # tokens
 CPU = torch.device("cpu")
@@ -54,6 +55,18 @@ DIVIDED = [
     ("kimi_moe", 4),
 ]
 WITHOUT_ROPE = ["granite_moe_nope", "kimi_moe"]
+# Recorded steps, of one of each kind of layer.
+ON_NATIVE = [
+    ("granite_dense_nope", 2),
+    ("granite_moe_nope", 2),
+    ("falcon_gated_last", 2),
+    ("lfm2_tied", 2),
+    ("zamba2_adapted", 2),
+    ("qwen3_5_tied", 2),
+    ("qwen3_5_moe", 3),
+    ("kimi_moe", 4),
+    ("nemotron_latent", 4),
+]
 # One of each kind of recurrent layer, and one of experts.
 OVER_GLOO = ["granite_moe_nope", "lfm2_tied", "qwen3_next_moe", "kimi_moe"]
 
@@ -65,12 +78,18 @@ def drawn(oracle: Oracle, name: str, rng: random.Random) -> tuple[Path, list[int
     return folder, prompt, oracle.greedy(folder, [prompt], ANSWER)[0]
 
 
-@pytest.mark.parametrize(("name", "ranks"), DIVIDED)
+@pytest.mark.parametrize(
+    ("name", "ranks", "kernels"),
+    [
+        *((name, ranks, KernelChoice.TORCH) for name, ranks in DIVIDED),
+        *((name, ranks, KernelChoice.AUTO) for name, ranks in ON_NATIVE),
+    ],
+)
 def test_ranks_say_what_transformers_says(
-    oracle: Oracle, seeded: random.Random, name: str, ranks: int
+    oracle: Oracle, seeded: random.Random, name: str, ranks: int, kernels: KernelChoice
 ) -> None:
     folder, prompt, answer = drawn(oracle, name, seeded)
-    logits = say_together(folder, prompt, answer, ranks)
+    logits = say_together(folder, prompt, answer, ranks, kernels)
     oracle.assert_same_logits(folder, [*prompt, *answer], logits)
     likeliest = logits[len(prompt) - 1 : -1].argmax(dim=-1).tolist()
     # Another one is a near tie of two logits, by the bound above.
