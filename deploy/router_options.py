@@ -33,7 +33,7 @@ _MAX_LEASE_S = 3600
 _MAX_BODY_MB = 2047  # gRPC counts a message's bytes in a signed 32-bit number
 
 _ROUTER = (
-    click.option("--policy", type=click.Choice(sorted(POLICIES)), default="round_robin",
+    click.option("--policy", type=click.Choice(sorted(POLICIES)), default="prefix_aware",
                  show_default=True, help="Policy by which the router places requests."),
     click.option("--prefill-here", type=click.IntRange(0), default=MOST_HERE, show_default=True,
                  help="Most tokens of a prompt, without what is cached, that its decode worker may "

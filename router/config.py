@@ -36,7 +36,7 @@ class RouterConfig:
     grpc_port: int = 0
     internal_host: str = "127.0.0.1"  # where workers register, with certificates
     internal_port: int = 0
-    policy: str = "round_robin"
+    policy: str = "prefix_aware"
     prefill_here: int = MOST_HERE  # tokens of a prompt that its rank may compute itself; 0: none
     lease_ms: int = DEFAULT_LEASE_MS  # a worker that is silent for longer counts as lost
     max_queued: int = MAX_QUEUED  # requests beyond the capacity of all decode ranks

@@ -117,7 +117,7 @@ async def test_the_next_turn_is_told_where_the_last_one_left_its_state(
 ) -> None:
     prompt, answer, more = (random_ids(rng, n) for n in (10, 12, 5))
     turn = [*prompt, *answer, *more]
-    async with Cluster(tmp_path) as cluster:
+    async with Cluster(tmp_path, policy="round_robin") as cluster:
         first, second = FakeRank("d0"), FakeRank("d1")
         await cluster.add(FakeWorker("p0"), first, second)
         call = cluster.generate(prompt, max_tokens=12)
@@ -143,7 +143,7 @@ async def test_an_answer_that_is_lost_may_go_on_from_another_ranks_state(
     tmp_path: Path, rng: random.Random
 ) -> None:
     prompt, answer = random_ids(rng, 10), random_ids(rng, 12)
-    async with Cluster(tmp_path) as cluster:
+    async with Cluster(tmp_path, policy="round_robin") as cluster:
         keeper, lost, other = FakeRank("d0"), FakeRank("d1"), FakeRank("d2")
         await cluster.add(FakeWorker("p0"), keeper)
         call = cluster.generate(prompt, max_tokens=12)
