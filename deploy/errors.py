@@ -12,6 +12,12 @@ class StartError(DeployError):
     """A cluster that cannot start; the message says why and what to do."""
 
 
+class EngineLostError(DeployError):
+    """A worker whose engine has stopped: it can only be started again."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
 class RayLostError(DeployError):
     """Ray has ended under a running cluster: nothing starts its workers again."""
 

@@ -28,6 +28,7 @@ from baton.deploy.record_options import telemetry_from
 from baton.deploy.router_options import lease_ms_from
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.rpc.streams import first_of
 from baton.worker.config import WorkerConfig
 
 
@@ -36,10 +37,12 @@ def run_worker(
 ) -> None:
     """Run one worker in this process until Ctrl-C or SIGTERM.
 
-    given: values of the options of `baton worker`, by parameter name. Raises StartError.
+    given: values of the options of `baton worker`, by parameter name. Raises StartError, and
+    EngineLostError: whoever started the process starts another.
     """
+    given["worker_id"] = given["worker_id"] or f"{role}-{os.getpid()}"
     clients = _local_config(host, given)
-    logs.set_up(telemetry_from(given).log_format, worker=given["worker_id"] or "")
+    logs.set_up(telemetry_from(given).log_format, worker=given["worker_id"])
     keep_freed_memory()
     switch_often()
     engine = replace(engine_from(given), tp=given["tp"], rank_timeout_s=given["rank_timeout"])
@@ -65,7 +68,7 @@ def _worker_config(
     role: Role, host: str, engine: EngineConfig, given: dict[str, Any]
 ) -> WorkerConfig:
     return WorkerConfig(
-        given["worker_id"] or f"{role}-{os.getpid()}",
+        given["worker_id"],
         role,
         engine,
         # A worker that stands alone has no peers.
@@ -110,5 +113,9 @@ async def _serve(local: LocalWorker, console: Console, scheme: str) -> None:
         keep_what_is_loaded()
         console.print(f"ready\n  HTTP  {scheme}://{local.addresses.http}")
         console.print(f"  gRPC  {local.addresses.grpc}")
-        await wanted.wait()
+        await first_of(_set(wanted), local.watch())
         console.print("stopping")
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()

@@ -69,6 +69,11 @@ class LocalBackend:
         """Return the number of unfinished requests."""
         return len(self._answers)
 
+    @property
+    def failure(self) -> str:
+        """Return the reason why no request can be answered any more; empty while they can."""
+        return "" if self._failure is None else self._failure.message
+
     def on_batch(self, batch: EventBatch) -> None:
         for event in batch.events:
             answer = self._answers.get(event.request_id)
@@ -154,9 +159,8 @@ class LocalBackend:
         return {**settings, "dp_size": 1, "internal_states": [now | settings]}
 
     async def health(self) -> Health:
-        failure = self._failure
-        alive = failure is None
-        return Health(alive, "" if failure is None else failure.message, alive)
+        alive = self._failure is None
+        return Health(alive, self.failure, alive)
 
     async def flush_cache(self, timeout_s: float) -> None:
         if not await flush_when_idle(self._context.port, timeout_s):

@@ -24,6 +24,7 @@ from baton.api.thinking_budget import BudgetedBackend
 from baton.core.address import join_host_port
 from baton.core.role import Role
 from baton.decode.service import DecodeService
+from baton.deploy.errors import EngineLostError
 from baton.deploy.local.backend import LocalBackend
 from baton.deploy.local.config import LocalConfig
 from baton.deploy.local.role import LocalRole
@@ -74,6 +75,7 @@ class LocalWorker:
         self._open = contextlib.AsyncExitStack()
         self._context: WorkerContext
         self._keys: KeyGate | None = None
+        self._lost = asyncio.Event()
         self.backend: LocalBackend
         self.addresses: Addresses
 
@@ -93,6 +95,11 @@ class LocalWorker:
     ) -> None:
         await self._open.aclose()
 
+    async def watch(self) -> None:
+        """Wait for the end of the engine, which is none of its own: raises EngineLostError."""
+        await self._lost.wait()
+        raise EngineLostError(f"the engine has stopped: {self.backend.failure}; start it again")
+
     async def _start(self, opening: contextlib.AsyncExitStack) -> None:
         config, clients = self._config, self._clients
         tls = None if clients.client_tls is None else ClientTls(clients.client_tls)
@@ -110,7 +117,7 @@ class LocalWorker:
             inner = _INNER.get(config.role)
             return LocalRole(self.backend, None if inner is None else inner(context))
 
-        lost = asyncio.Event()
+        lost = self._lost
         runtime = WorkerRuntime(config, self._engine, make_role, lost.set)
         started = await runtime.start()
         async with contextlib.AsyncExitStack() as undo:

@@ -6,8 +6,11 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from deploy.tiny_worker import GRID
 
@@ -15,20 +18,11 @@ DEADLINE_S = 120.0
 COMMAND = (sys.executable, "-m", "baton.cli.main", "worker")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_it_answers_until_it_is_told_to_stop(tiny: Path, ranks: int) -> None:
-    options = [
-        "--tp",
-        str(ranks),
-        "--page-size",
-        str(GRID),
-        "--memory-gb",
-        "0.1",
-        "--threads",
-        "1",
-        "--http",
-        "0",
-    ]
+@contextmanager
+def answering(tiny: Path, ranks: int) -> Iterator["subprocess.Popen[str]"]:
+    """A worker that has answered a request."""
+    options = ["--tp", str(ranks), "--page-size", str(GRID), "--memory-gb", "0.1",
+               "--threads", "1", "--http", "0"]  # fmt: skip
     with subprocess.Popen(
         [*COMMAND, "--model", str(tiny), *options],
         stdout=subprocess.PIPE,
@@ -48,10 +42,31 @@ def test_it_answers_until_it_is_told_to_stop(tiny: Path, ranks: int) -> None:
             )
             with urllib.request.urlopen(request, timeout=DEADLINE_S) as reply:
                 assert len(json.load(reply)["output_ids"]) == 3
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(DEADLINE_S) == 0
+            yield process
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_it_answers_until_it_is_told_to_stop(tiny: Path, ranks: int) -> None:
+    with answering(tiny, ranks) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+
+
+def test_it_ends_with_its_reason_when_a_rank_is_lost(tiny: Path) -> None:
+    with answering(tiny, 2) as process:
+        (rank,) = [
+            child
+            for child in psutil.Process(process.pid).children()
+            if "baton.engine.ranks.follower" in child.cmdline()
+        ]
+        rank.kill()
+        assert process.wait(DEADLINE_S) == 1, "so that who started it starts another"
+        assert process.stdout is not None
+        said = " ".join(process.stdout.read().split())
+        assert f"rank 1 is lost: process {rank.pid} was killed by signal 9" in said
+        assert "Traceback" not in said
 
 
 def test_a_worker_that_stands_alone_joins_no_router(tiny: Path) -> None:
