@@ -100,6 +100,25 @@ async def test_the_first_of_those_that_wait_is_asked_for_the_state_that_they_sha
         assert {reply.status_code for reply in await asyncio.gather(*flood)} == {200}
 
 
+async def test_a_rank_is_told_to_compute_what_would_wait_for_the_prefill_worker(
+    tmp_path: Path,
+) -> None:
+    async with served(tmp_path, prefill_here=5) as (cluster, rank, client):
+        asked = []
+        for prompt, here in (([1] * 5, False), ([2] * 6, False), ([3] * 5, True)):
+            asked.append(ask(client, "ada", prompt=prompt))
+            start = await within(rank.starts.get())
+            assert (list(start.prompt_ids), start.prefill_here) == (prompt, here)
+            assert start.prefills, "for where the rank cannot"
+            asked.append(start)
+        for task, start in zip(asked[::2], asked[1::2], strict=True):
+            await end(rank, start)
+            assert (await task).status_code == 200
+        page = (await client.get("/metrics", headers=cluster.headers)).text
+        for name, count in (("p0", 2), ("d0", 1)):
+            assert f'baton_router_prefill_placements_total{{worker="{name}"}} {count}.0' in page
+
+
 async def test_a_client_that_goes_away_while_it_waits_costs_nothing(tmp_path: Path) -> None:
     async with served(tmp_path) as (cluster, rank, client):
         asked = [ask(client, "ada") for _ in range(1 + AHEAD)]
