@@ -43,6 +43,7 @@ def engine_from(given: dict[str, Any]) -> EngineConfig:
         page_size=given["page_size"],
         max_running=given["max_running"],
         chunked_prefill_size=given["chunked_prefill_size"],
+        prefill_beside_decode=given["prefill_beside_decode"],
         max_model_len=given["max_model_len"],
         memory_bytes=None if memory is None else int(memory * 2**30),
         memory_fraction=given["memory_fraction"],

@@ -70,6 +70,9 @@ _ENGINE = (
     click.option("--chunked-prefill-size", type=click.IntRange(1), default=None,
                  help="Most prompt tokens in one step; 512 on a CPU, 2048 on a GPU, when left "
                  "out."),
+    click.option("--prefill-beside-decode", type=click.IntRange(1), default=None,
+                 help="Most prompt tokens in a step in which requests decode, since their next "
+                 "tokens wait for it; as many as in other steps when left out."),
     click.option("--max-model-len", type=click.IntRange(2), default=None,
                  help="Most tokens of a prompt and its answer together; the model's limit when "
                  "left out."),

@@ -95,6 +95,8 @@ class EngineConfig:
     page_size: int = 64
     max_running: int = 16  # requests that decode at once
     chunked_prefill_size: int | None = None  # prompt tokens a step; None: by device
+    # Prompt tokens of a step in which requests decode, whose tokens wait for it; None: as others.
+    prefill_beside_decode: int | None = None
     max_model_len: int | None = None  # None: the model's
     memory_bytes: int | None = (
         None  # a rank's budget for weights, pools, activations; None: by fraction

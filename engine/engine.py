@@ -105,6 +105,7 @@ class Engine:
             RowPlanner(tracker, config.page_size, drafter),
             max_running=config.max_running,
             chunked_prefill_size=self.plan.chunked_prefill_size,
+            beside_decode=config.prefill_beside_decode,
             grid=grids.checkpoint,
             held_fraction=config.held_fraction,
         )

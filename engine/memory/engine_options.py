@@ -18,6 +18,7 @@ def check_options(
         "page_size": config.page_size,
         "max_running": config.max_running,
         "chunked_prefill_size": chunked_prefill_size,
+        "prefill_beside_decode": config.prefill_beside_decode or 1,
         "workers_on_host": config.workers_on_host,
         "tp": config.tp,
         "snapshots_per_prefill": config.snapshots_per_prefill or 1,

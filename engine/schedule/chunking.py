@@ -1,4 +1,18 @@
-"""The end of a prefill chunk. A pure function of lengths."""
+"""The sizes of prefill chunks: pure functions of lengths."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PromptBudget:
+    """The most prompt tokens of a step. `beside`: of one in which requests decode, too."""
+
+    alone: int
+    beside: int
+
+    def tokens(self, *, decoding: bool) -> int:
+        """Return the budget of a step. decoding: a request's next token waits for it."""
+        return min(self.alone, self.beside) if decoding else self.alone
 
 
 def chunk_end(start: int, target: int, budget: int, grid: int, first: bool) -> int:

@@ -40,6 +40,12 @@ class RowPlanner:
         self._joining.clear()
         return self.plain.ended()
 
+    @property
+    def some_decode(self) -> bool:
+        """Return true if a running request decodes, so that its next token waits for a step."""
+        single = self.single.values()
+        return len(self.plain) > 0 or any(request.decodes for request in single)
+
     def enter(self, request: Request) -> None:
         """Note that `request` runs."""
         self.single[request.serial] = request

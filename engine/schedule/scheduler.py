@@ -7,7 +7,7 @@ from baton.core.turns import Turn
 from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
 from baton.engine.output.events import Event, Scheduled
 from baton.engine.schedule.batch import Batch, Row
-from baton.engine.schedule.chunking import chunk_end
+from baton.engine.schedule.chunking import PromptBudget, chunk_end
 from baton.engine.schedule.donations import Donations
 from baton.engine.schedule.plain_rows import PlainRows
 from baton.engine.schedule.request import Request, RequestState
@@ -33,16 +33,18 @@ class Scheduler:
         planner: RowPlanner,
         max_running: int,
         chunked_prefill_size: int,
+        beside_decode: int | None,
         grid: int,
         held_fraction: float,
     ) -> None:
-        """grid: tokens; chunks end on its multiples where they can."""
+        """beside_decode: prompt tokens of a step in which requests decode; None: as many as in
+        others. grid: tokens; chunks end on its multiples where they can."""
         self._memory = memory
         self._pools = memory.pools
         self._donations = donations
         self._planner = planner
         self._max_running = max_running
-        self._chunk = chunked_prefill_size
+        self._budget = PromptBudget(chunked_prefill_size, beside_decode or chunked_prefill_size)
         self._grid = grid
         self._held_slots = max(1, int(held_fraction * max_running))
         self._held_pages = max(1, int(held_fraction * memory.pools.total_pages))
@@ -174,7 +176,7 @@ class Scheduler:
 
         ended: see `RowPlanner.begin`.
         """
-        budget = self._chunk
+        budget = self._budget.tokens(decoding=self._planner.some_decode)
         running = _RUNNING
         # A victim's turn comes after that of the request that needs its pages, so the victim
         # has no row in this step yet.

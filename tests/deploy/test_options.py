@@ -103,6 +103,7 @@ def test_every_field_of_the_engine_can_be_set() -> None:
         "--dtype", "bfloat16", "--mamba-ssm-dtype", "bfloat16", "--device", "cuda",
         "--load-format", "dummy", "--weight-format", "int8", "--page-size", "32",
         "--max-running", "3", "--chunked-prefill-size", "77", "--max-model-len", "99",
+        "--prefill-beside-decode", "7",
         "--memory-gb", "2", "--memory-fraction", "0.25", "--held-fraction", "0.75",
         "--layer-group-bytes", "4096", "--kernels", "torch", "--no-prefix-caching",
         "--mamba-scheduler-strategy", "extra_buffer", "--mamba-track-interval", "128",

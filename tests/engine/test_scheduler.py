@@ -3,8 +3,16 @@
 import random
 
 import pytest
-from engine.engines import assert_clean, finish_of, greedy, make_engine, random_prompt, run
-from engine.hash_model import HashModel
+from engine.engines import (
+    assert_clean,
+    finish_of,
+    greedy,
+    make_engine,
+    random_prompt,
+    run,
+    tokens_of,
+)
+from engine.hash_model import HashModel, expected_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,6 +55,31 @@ def test_chunks_end_on_the_grid_where_they_can(
         assert start + budget < (start // grid + 1) * grid, "the grid was within reach"
     elif end != target and end % grid:
         assert first and end == start + budget and end // grid == start // grid
+
+
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_a_prompt_beside_requests_that_decode_is_read_in_smaller_parts(
+    seeded: random.Random, others: int
+) -> None:
+    model = Witness()
+    engine = make_engine(model, chunk=64, max_running=6, pages=400, prefill_beside_decode=16)
+    prompts = [random_prompt(seeded, 60, 64) for _ in range(others)]
+    for i, prompt in enumerate(prompts):
+        engine.submit(RequestSpec(f"r{i}", prompt, greedy(40)))
+    reads = {f"r{i}" for i in range(others)}
+    for _ in range(30 if reads else 0):  # until each decodes
+        reads -= {e.request_id for e in engine.step() if isinstance(e, TokenSampled)}
+        if not reads:
+            break
+    assert not reads
+    before = len(model.steps)
+    long = random_prompt(seeded, 120, 128)
+    engine.submit(RequestSpec("long", long, greedy(3)))
+    events = run(engine)
+    read = [step.host.cu_seqlens[-1] - others for step in model.steps[before:]]
+    reading = [tokens for tokens in read if tokens > 1]
+    assert reading == ([16] * 7 + [len(long) - 112] if others else [64, len(long) - 64])
+    assert tokens_of(events, "long") == expected_tokens(HashModel(), long, 3)
 
 
 def test_prompts_that_are_scored_share_one_steps_rows_of_logits(seeded: random.Random) -> None:
