@@ -110,7 +110,8 @@ _ENGINE = (
                  type=click.Choice([s.value for s in SpeculativeAlgorithm]),
                  default=SpeculativeAlgorithm.OFF.value, show_default=True,
                  help="Guess tokens and verify several in one step: ngram guesses what followed "
-                 "the same tokens before. Answers stay the same."),
+                 "the same tokens before; auto does where it pays, by what steps cost and how many "
+                 "guesses were right. Answers stay the same."),
     click.option("--speculative-num-draft-tokens",
                  type=click.Choice([str(window) for window in WINDOWS[1:]]),
                  default=str(DRAFT_TOKENS), show_default=True,

@@ -26,6 +26,7 @@ class SpeculativeAlgorithm(StrEnum):
 
     OFF = "off"  # plain decoding
     NGRAM = "ngram"  # what followed the same tokens before, in the request itself
+    AUTO = "auto"  # ngram, for the rows and steps where it pays
 
 
 MEMORY_FRACTION = 0.8

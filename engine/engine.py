@@ -123,6 +123,7 @@ class Engine:
             self._donations,
             donates_live=self.plan.donates_live,
             canary=self._canary,
+            drafter=drafter,
         )
         self.prefixes = PrefixShare(self._pools, self.reservations, self._canary)
         self._outbox: list[Event] = []

@@ -60,8 +60,9 @@ def speculate(
     Plain decoding runs as it is served, with overlap. gain_<batch>_<acceptance>: plain seconds over
     those with drafts, of which each is right with that probability; the median of all turns. _low
     and _high: the quartiles. gain_<batch>_ngram: n-grams on prompts that repeat a phrase;
-    gain_<batch>_guessless: n-grams at temperature 1, where little repeats. accepted_…: drafts that
-    were right, of those verified; length_…: tokens a row and step.
+    gain_<batch>_guessless: n-grams at temperature 1, where little repeats. gain_<batch>_auto_…: the
+    same with --speculative-algorithm auto. accepted_…: drafts that were right, of those verified;
+    length_…: tokens a row with drafts and step.
     """
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")
@@ -78,23 +79,21 @@ def speculate(
     weights = load_model(config)
     plain = Engine(config, weights, None)
     proposer = _Chosen()
-    drafting = Engine(
-        replace(
-            config,
-            speculative_algorithm=SpeculativeAlgorithm.NGRAM,
-            speculative_num_draft_tokens=int(window),
-        ),
-        load_model(config),
-        None,
-        proposers=Proposers(NgramProposer(), proposer),
+    ngram, auto = (
+        replace(config, speculative_algorithm=algorithm, speculative_num_draft_tokens=int(window))
+        for algorithm in (SpeculativeAlgorithm.NGRAM, SpeculativeAlgorithm.AUTO)
     )
+    always = Engine(ngram, load_model(config), None, proposers=Proposers(NgramProposer(), proposer))
+    deciding = Engine(auto, load_model(config), None)
     found: dict[str, list[float]] = {}
     for turn in range(-1, turns):  # the first touches memory and records steps
         for size in sizes:
             rng = random.Random(f"{seed} {turn} {size}")
-            for name, specs, source in _rivals(rng, shares, size, tokens, drafting):
+            for name, specs, source in _rivals(rng, shares, size, tokens, plain):
                 before, answers = _seconds(plain, specs)
-                proposer.source = source or _Known(specs, answers, float(name), rng, drafting)
+                drafting = deciding if name.startswith("auto") else always
+                if drafting is always:
+                    proposer.source = source or _Known(specs, answers, float(name), rng, plain)
                 counters = drafting.counters
                 rows, drafts = counters.draft_rows, counters.draft_tokens
                 right = counters.draft_tokens_accepted
@@ -147,8 +146,9 @@ def _rivals(
     rivals: list[tuple[str, list[RequestSpec], DeviceProposer | None]] = [
         (f"{share:g}", requests(f"{share:g}", greedy, _PROMPT), None) for share in shares
     ]
-    rivals.append(("ngram", requests("ngram", greedy, _PHRASE), DeviceNgram()))
-    rivals.append(("guessless", requests("guessless", drawn, _PROMPT), DeviceNgram()))
+    for kind in ("", "auto_"):
+        texts = (f"{kind}ngram", greedy, _PHRASE), (f"{kind}guessless", drawn, _PROMPT)
+        rivals += [(text[0], requests(*text), DeviceNgram()) for text in texts]
     return rivals
 
 

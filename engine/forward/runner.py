@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -53,7 +54,16 @@ class Launched:
     """A step that was given to the stream."""
 
     batch: Batch
-    sampled: Pending[tuple[Sampled, Verified | None]]
+    done: Pending["_Done"]
+
+
+@dataclass(frozen=True)
+class _Done:
+    """The results of a step on the device. seconds: that the stream's thread took."""
+
+    sampled: Sampled
+    verified: Verified | None
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -168,8 +178,9 @@ class ModelRunner:
         return _Prepared(entries, changes, packed, forward, draws, group, window)
 
     @torch.inference_mode()
-    def _run(self, prepared: "_Prepared") -> tuple[Sampled, Verified | None]:
+    def _run(self, prepared: "_Prepared") -> _Done:
         """Run the forward, sample. Reads nothing back."""
+        began = perf_counter()
         packed, forward, tables = prepared.packed, prepared.forward, self._tables
         if prepared.changes is not None:
             apply_changes(prepared.entries, prepared.changes, tables)
@@ -190,7 +201,8 @@ class ModelRunner:
             rows[: len(begun.alive)] *= begun.alive
             ends[: len(begun.alive)] *= begun.alive
         tables.append(rows, ends, sampled.token_ids)
-        return sampled.to_host(), None if verified is None else verified.to_host()
+        verified = None if verified is None else verified.to_host()
+        return _Done(sampled.to_host(), verified, perf_counter() - began)
 
     def _progress(self, batch: Batch) -> LayerProgress | None:
         """Return the progress of a step that finishes a prompt to be handed over; None for
@@ -205,11 +217,12 @@ class ModelRunner:
         """Wait for the step and bring its results to the host."""
         batch = launched.batch
         try:
-            sampled, verified = launched.sampled.result(STEP_DEADLINE_S)
+            done = launched.done.result(STEP_DEADLINE_S)
         except TimeoutError as error:
             raise InvariantError(
                 f"step {batch.sequence} took over {STEP_DEADLINE_S:g} s"
             ) from error
+        sampled = done.sampled
         tokens = sampled.token_ids.numpy()
         scored = _token_logprobs(sampled.scores)
         logprobs = _of_draws(tokens, batch.asking, sampled.logprobs)
@@ -222,8 +235,8 @@ class ModelRunner:
                 next(scored).entry(token, row.top, asked) for token in row.targets[len(unscored) :]
             ]
             scores.append((*first, *rest))
-        windows = () if verified is None else _windows(batch, verified)
-        return StepResult(tokens, tuple(logprobs), tuple(scores), windows)
+        windows = () if done.verified is None else _windows(batch, done.verified)
+        return StepResult(tokens, tuple(logprobs), tuple(scores), done.seconds, windows)
 
 
 def _windows(batch: Batch, verified: Verified) -> tuple[WindowResult, ...]:

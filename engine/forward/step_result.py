@@ -25,4 +25,5 @@ class StepResult:
     token_ids: Ints  # one a draw
     logprobs: tuple[TokenLogprob | None, ...]  # one a draw; None where not asked for
     scores: tuple[tuple[TokenLogprob, ...], ...]  # one a scored row; one entry a target
+    seconds: float  # of the forward and the draws, on the stream
     windows: tuple["WindowResult", ...] = ()  # of each row that decodes, where drafts are verified

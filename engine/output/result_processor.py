@@ -23,6 +23,7 @@ from baton.engine.schedule.request import Request
 from baton.engine.schedule.request_memory import RequestMemory
 from baton.engine.schedule.request_table import RequestTable
 from baton.engine.schedule.scheduler import Scheduler
+from baton.engine.speculation.drafter import Drafter
 from baton.text.errors import GrammarError
 from baton.text.token_rules import TokenRules
 
@@ -41,8 +42,11 @@ class ResultProcessor:
         donations: Donations,
         donates_live: bool,
         canary: Canary | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        """donates_live: the strategy is no_buffer. canary: to check every step with."""
+        """donates_live: the strategy is no_buffer. canary: to check every step with. drafter: is
+        told what became of drafts, and how long steps take."""
+        self._drafter = drafter
         self._scheduler = scheduler
         self._requests = requests
         self._memory = memory
@@ -59,6 +63,8 @@ class ResultProcessor:
     def process(self, batch: Batch, result: StepResult, outbox: list[Event]) -> None:
         """Append this step's events to `outbox`."""
         self.begin(batch)
+        if self._drafter is not None and not batch.prompts:
+            self._drafter.took(batch.decode_rows, batch.window, result.seconds)
         token_ids = result.token_ids.tolist()
         rows, first = batch.rows, len(batch.plain)
         if self._canary is None:
@@ -117,6 +123,8 @@ class ResultProcessor:
         request, accepted = self._requests.at(row.serial), len(window.drawn)
         if request is not None:
             self._memory.count_drafts(window.drafts, accepted)
+            if row.most_drafts and self._drafter is not None:
+                self._drafter.verified(request, window.drafts, accepted)
             request.drawn += accepted
             if request.slot:  # else it was preempted
                 self._check_start(request, window)

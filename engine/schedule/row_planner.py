@@ -22,8 +22,7 @@ class RowPlanner:
     """
 
     def __init__(self, tracker: Tracker, page_size: int, drafter: Drafter | None = None) -> None:
-        """drafter: where steps verify drafts. Then no row is plain: how far a row gets is known
-        when its step is over."""
+        """drafter: where steps verify drafts."""
         self._page_size = page_size
         self._drafter = drafter
         self._tracker = tracker
@@ -38,6 +37,8 @@ class RowPlanner:
         """
         self._scores_left = SCORED_TOKENS
         self._joining.clear()
+        if self._drafter is not None:
+            self._drafter.begin(len(self.plain) + len(self.single))
         return self.plain.ended()
 
     @property
@@ -210,8 +211,6 @@ class RowPlanner:
 
     def _note_plain(self, request: Request) -> None:
         """Let `request` join `plain` if the rows that follow a decode row are plain."""
-        if self._drafter is not None:
-            return
         if request.rules is not None or request.state_slot != request.slot:
             return
         end = self._plain_end(request, draw := self._draw(request))
@@ -232,7 +231,8 @@ class RowPlanner:
         left = request.stopper.limit - 1 - drawn  # the last token's row is not plain
         if draw.short:
             left = min(left, request.spec.sampling.min_tokens - drawn)
-        return min(computed + left, self._tracker.next_decode(computed))
+        end = min(computed + left, self._tracker.next_decode(computed))
+        return end if self._drafter is None else min(end, self._drafter.plain_until(request))
 
     def resume_limit(self, request: Request) -> int:
         """Return the deepest prefix, in tokens, that `request` may resume from: the last token is

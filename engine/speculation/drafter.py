@@ -1,9 +1,11 @@
 """The drafts of a row: a proposer's guesses, as far as the request may go on."""
 
+from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.schedule.draw import Draw
 from baton.engine.schedule.request import Request
 from baton.engine.speculation.device_ngram import DeviceNgram
+from baton.engine.speculation.draft_choice import DraftChoice
 from baton.engine.speculation.drafts import NO_DRAFTS, Drafts
 from baton.engine.speculation.ngram import NgramProposer
 from baton.engine.speculation.proposer import DeviceProposer, Proposers
@@ -15,8 +17,12 @@ class Drafter:
     does not guess.
     """
 
-    def __init__(self, proposers: Proposers, window: int, vocab_size: int) -> None:
-        """window: tokens that a step verifies of a request, its newest one among them."""
+    def __init__(
+        self, proposers: Proposers, window: int, vocab_size: int, choice: DraftChoice | None = None
+    ) -> None:
+        """window: tokens that a step verifies of a request, its newest one among them.
+        choice: which rows have drafts; None: all."""
+        self._choice = choice
         self._host = proposers.host
         self._on_device = proposers.device is not None
         self._most = window - 1
@@ -32,6 +38,8 @@ class Drafter:
         The answer never gets past its length: a row samples one token more than it has drafts.
         """
         most = min(most, self._most, request.stopper.limit - request.drawn - 1)
+        if self._choice is not None:
+            most = min(most, self._choice.guesses(request))
         if most <= 0:
             return NO_DRAFTS
         if self._guessed(request):
@@ -44,6 +52,27 @@ class Drafter:
     def forget(self, request: Request) -> None:
         """Note that a request has ended."""
         self._host.forget(request.serial)
+        if self._choice is not None:
+            self._choice.forget(request)
+
+    def begin(self, rows: int) -> None:
+        """Begin another step, of at most `rows` rows that decode."""
+        if self._choice is not None:
+            self._choice.begin(rows)
+
+    def plain_until(self, request: Request) -> int:
+        """Return the tokens up to which the rows of a request have no drafts."""
+        return request.computed if self._choice is None else self._choice.plain_until(request)
+
+    def verified(self, request: Request, drafts: int, accepted: int) -> None:
+        """Note the result of a row that was to have drafts."""
+        if self._choice is not None:
+            self._choice.verified(request, drafts, accepted)
+
+    def took(self, rows: int, window: int, seconds: float) -> None:
+        """Note the seconds of a step of `rows` rows that decode, of `window` tokens each."""
+        if self._choice is not None:
+            self._choice.took(rows, window, seconds)
 
     def _guessed(self, request: Request) -> bool:
         """Return true if the device guesses: one mask holds behind all drafts."""
@@ -61,7 +90,9 @@ def drafting(
     if config.window == 1:
         return None, None
     proposers = proposers or Proposers(NgramProposer(), DeviceNgram())
-    return Drafter(proposers, config.window, model.vocab_size), proposers.device
+    auto = config.speculative_algorithm is SpeculativeAlgorithm.AUTO
+    choice = DraftChoice(config.window) if auto else None
+    return Drafter(proposers, config.window, model.vocab_size, choice), proposers.device
 
 
 def _drawn_behind(request: Request, proposed: tuple[int, ...]) -> Drafts:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.memory.request_tables import RequestTables
+from baton.engine.schedule.request import Request
+from baton.engine.speculation.draft_choice import DraftChoice
 
 
 class Known:
@@ -70,3 +72,26 @@ def proposing(known: Known, side: str) -> dict[str, object]:
     mask depends on them."""
     more = {"guesser": KnownOnDevice(known)} if side == "device" else {}
     return {"proposer": known} | more
+
+
+class RandomChoice(DraftChoice):
+    """Chooses windows, and the rows that have drafts, at random: rows are plain, verify drafts, and
+    are plain again, beside others that do not."""
+
+    def __init__(self, most: int, rng: random.Random) -> None:
+        super().__init__(most)
+        self._most = most
+        self._rng = rng
+        self._until: dict[int, int] = {}
+        self._now = 1
+
+    def begin(self, rows: int) -> None:
+        self._now = self._rng.choice([1, 2, self._most])
+
+    def guesses(self, request: Request) -> int:
+        if request.computed >= self._until.get(request.serial, 0):
+            self._until[request.serial] = request.computed + self._rng.randrange(1, 12)
+        return self._now - 1 if self._rng.random() < 0.6 else 0
+
+    def plain_until(self, request: Request) -> int:
+        return self._until.get(request.serial, request.computed)

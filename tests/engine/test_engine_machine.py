@@ -118,7 +118,7 @@ class Disaggregated(RuleBasedStateMachine):
     def fail_a_step(self, at_target: bool) -> None:
         engine, model = self.sides[at_target]
         # Else it depends on the clock which step is to fail.
-        wait([launched.sampled for launched in engine._steps.in_flight], timeout=60)
+        wait([launched.done for launched in engine._steps.in_flight], timeout=60)
         model.fail_next = True
         for event in step_or_fail(engine):
             self.hear(engine, event)

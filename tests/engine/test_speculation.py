@@ -17,7 +17,7 @@ from engine.engines import (
     tokens_of,
 )
 from engine.hash_model import VOCAB, HashModel
-from engine.proposers import Known, proposing
+from engine.proposers import Known, RandomChoice, proposing
 from engine.test_equivalence import random_specs
 from engine.test_stops import COUNT, readable
 from toy_tokenizer import byte_level
@@ -30,6 +30,8 @@ from baton.engine.engine import Engine
 from baton.engine.forward import runner, verification
 from baton.engine.output.events import Event, RequestFinished, TokenSampled
 from baton.engine.schedule.request import RequestSpec
+from baton.engine.speculation import drafter
+from baton.engine.speculation.step_costs import StepCosts
 from baton.text.special_tokens import SpecialTokens
 from baton.text.tokenizer import Tokenizer
 
@@ -278,6 +280,51 @@ def test_ngram_finds_what_repeats(seeded: random.Random) -> None:
     assert_same([spec], plain, found)
     assert engine.counters.draft_tokens_accepted > 15
     assert engine.counters.steps < before.counters.steps / 2
+
+
+@pytest.mark.parametrize("right", [0.5, 1.0])
+@pytest.mark.parametrize("pages", [200, 16])
+def test_rows_with_drafts_and_without_change_places(
+    seeded: random.Random, monkeypatch: pytest.MonkeyPatch, pages: int, right: float
+) -> None:
+    """Some rows of each step are plain and some verify drafts, of any window."""
+    specs = random_specs(seeded, 10)
+    plain, _ = answers(specs)
+    rng = random.Random(seeded.random())
+    monkeypatch.setattr(drafter, "DraftChoice", lambda most: RandomChoice(most, rng))
+    known = Known(
+        [(*spec.prompt_ids, *tokens_of(plain, spec.request_id)) for spec in specs],
+        right, VOCAB, seeded,
+    )  # fmt: skip
+    found, engine = answers(
+        specs,
+        pages=pages,
+        canary=True,
+        speculative_algorithm=SpeculativeAlgorithm.AUTO,
+        speculative_num_draft_tokens=seeded.choice([4, 8]),
+        **proposing(known, "device"),
+    )
+    assert_same_tokens(specs, plain, found)
+    assert engine.counters.draft_tokens_accepted
+
+
+def test_auto_verifies_drafts_where_they_pay(
+    seeded: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that repeats itself has drafts, unless steps of several tokens cost too much; one
+    that does not has none."""
+    repeating = SamplingParams(temperature=0.0, max_tokens=120, allowed_token_ids=(5,))
+    specs = [RequestSpec(f"r{i}", random_prompt(seeded, 9, 9), repeating) for i in range(2)]
+    other = RequestSpec("other", random_prompt(seeded, 9, 9), greedy(120))
+    plain, _ = answers([*specs, other])
+    accepted = []
+    for given, cost in ((specs, 1.2), (specs, 9.0), ([other], 1.2)):
+        monkeypatch.setattr(StepCosts, "ratio", lambda *_, cost=cost: cost)
+        found, engine = answers(given, speculative_algorithm=SpeculativeAlgorithm.AUTO)
+        assert_same_tokens(given, plain, found)
+        accepted.append(engine.counters.draft_tokens_accepted)
+    assert accepted[0] > 60
+    assert accepted[1:] == [0, 0]
 
 
 def test_no_buffer_refuses() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine.engines import run, tokens_of
-from engine.proposers import Known, KnownOnDevice
+from engine.proposers import Known, KnownOnDevice, RandomChoice
 from engine.test_equivalence import random_sampling
 from engine.test_oracle import load
 from oracle.reference import Oracle
@@ -21,6 +21,7 @@ from baton.engine.engine import Engine
 from baton.engine.models.loader import load_model
 from baton.engine.output.events import Event, TokenSampled
 from baton.engine.schedule.request import RequestSpec
+from baton.engine.speculation import drafter
 from baton.engine.speculation.proposer import Proposers
 from baton.kernels.kernel_choice import KernelChoice
 from baton.kernels.native.library import load as library
@@ -63,17 +64,24 @@ def answered(engine: Engine, specs: list[RequestSpec]) -> list[Event]:
 
 
 def drafting(
-    folder: Path, options: dict, specs: list[RequestSpec], plain: list[Event], rng: random.Random
+    folder: Path,
+    options: dict,
+    specs: list[RequestSpec],
+    plain: list[Event],
+    rng: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Engine:
     sequences = [(*spec.prompt_ids, *tokens_of(plain, spec.request_id)) for spec in specs]
     right = rng.choice([0.0, 0.6, 0.9, 1.0])
     tokens = rng.choice([2, 4, 8])
-    side = rng.choice(["host", "device", "device"])
-    print(f"{right=} {tokens=} {side=}")
+    side, paced = rng.choice(["host", "device", "device"]), rng.random() < 0.5
+    print(f"{right=} {tokens=} {side=} {paced=}")
+    paces = random.Random(rng.random())
+    monkeypatch.setattr(drafter, "DraftChoice", lambda most: RandomChoice(most, paces))
     engine = load(folder, **options)
     config = replace(
         engine.config,
-        speculative_algorithm=SpeculativeAlgorithm.NGRAM,
+        speculative_algorithm=SpeculativeAlgorithm.AUTO if paced else SpeculativeAlgorithm.NGRAM,
         speculative_num_draft_tokens=tokens,
     )
     vocab = engine.model_config.vocab_size
@@ -99,7 +107,12 @@ def snapshots(engine: Engine, spec: RequestSpec, events: list[Event]) -> dict[in
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", SPECS)
 def test_native_answers_and_snapshots_are_the_same_bits(
-    folder: Path, seeded: random.Random, name: str, dtype: torch.dtype, greedy: bool
+    folder: Path,
+    seeded: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    dtype: torch.dtype,
+    greedy: bool,
 ) -> None:
     if library() is None:
         pytest.skip("no C++ compiler")
@@ -110,7 +123,7 @@ def test_native_answers_and_snapshots_are_the_same_bits(
         pytest.skip(f"not on these kernels: {error}")
     specs = specs_of(seeded, 90, greedy)  # ids that a sampling's lists may name
     plain = answered(before, specs)
-    engine = drafting(folder, options, specs, plain, seeded)
+    engine = drafting(folder, options, specs, plain, seeded, monkeypatch)
     assert sum(layer.nbytes for layer in engine._runner._kept) == engine.plan.step.kept
     found = answered(engine, specs)
     kept = 0
@@ -127,7 +140,11 @@ def test_native_answers_and_snapshots_are_the_same_bits(
 
 @pytest.mark.parametrize("name", DEEP)
 def test_torch_s_answers_are_those_of_transformers(
-    oracle: Oracle, folder: Path, seeded: random.Random, name: str
+    oracle: Oracle,
+    folder: Path,
+    seeded: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     """Tokens are the same in float32 up to near ties, which the oracle counts."""
     options = {**OPTIONS, "kernels": KernelChoice.TORCH}
@@ -137,7 +154,7 @@ def test_torch_s_answers_are_those_of_transformers(
         for spec in specs_of(seeded, SPECS[name].config["vocab_size"], greedy=True)
     ]
     plain = answered(before, specs)
-    engine = drafting(folder, options, specs, plain, seeded)
+    engine = drafting(folder, options, specs, plain, seeded, monkeypatch)
     found = answered(engine, specs)
     got = [tokens_of(found, spec.request_id) for spec in specs]
     oracle.assert_all_greedy(folder, [spec.prompt_ids for spec in specs], got, OUTPUT)
