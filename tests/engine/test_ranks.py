@@ -23,6 +23,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.loop import EngineLoop
 from baton.engine.memory.engine_options import check_ranks
+from baton.engine.ranks import followers
 from baton.engine.schedule.request import RequestSpec
 
 NAME = "granite_moe_nope"
@@ -206,7 +207,10 @@ def test_what_several_ranks_cannot_do_yet_is_refused(
         check_ranks(options(folder, **more))
 
 
-def test_an_engine_refuses_what_its_ranks_cannot_do(oracle: Oracle) -> None:
+def test_an_engine_refuses_what_its_ranks_cannot_do_before_it_starts_them(
+    oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followers, "Follower", lambda *_: pytest.fail("a rank was started"))
     with pytest.raises(ConfigError, match="bamba_odd runs on 1 rank"):
         Engine.load(options(oracle.checkpoint("bamba_odd")))
     with pytest.raises(ConfigError, match="takes no hand-offs"):
