@@ -373,6 +373,7 @@ class RouterBackend:
         self._workers_changed()
 
     def _workers_changed(self) -> None:
+        self._placer.reach_changed()
         self._queue.call_next()
         self.changed.notify()
 

@@ -111,11 +111,16 @@ class WorkerTable:
         self._lost_ranks: set[int] = set()  # ranks that were lost without leaving
         self._retired_ranks: set[int] = set()  # ranks that have left for good
         self._subscribers: list[Callable[[Change], None]] = []
+        self._report_listeners: list[Callable[[Worker], None]] = []
         self._registrations = 0
 
     def subscribe(self, listener: Callable[[Change], None]) -> None:
         """Call `listener` at every join, loss and change of `leaving`."""
         self._subscribers.append(listener)
+
+    def subscribe_reports(self, listener: Callable[[Worker], None]) -> None:
+        """Call `listener` with the worker at every report, before the change that it may be."""
+        self._report_listeners.append(listener)
 
     def workers(self, role: Role | None = None) -> list[Worker]:
         """Return a snapshot of the workers of one role, or of all roles, in `id_order`."""
@@ -202,6 +207,8 @@ class WorkerTable:
         )
         self._workers[worker.worker_id] = after
         self._renew(after)
+        for listener in self._report_listeners:
+            listener(after)
         if after.leaving != current.leaving:
             self._publish(Change(current, after))
         return True

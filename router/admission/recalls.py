@@ -106,7 +106,10 @@ class Recalls:
 
     def _relieve_prefills(self, places: Places) -> None:
         free = len(places.idle_prefills)
-        unread = _by((each for each in self._bound if not each.tokens), lambda each: each.prefill)
+        unread = _by(
+            (each for each in self._bound if not each.tokens and not each.assignment.here),
+            lambda each: each.prefill,
+        )
         for queue in sorted(unread.values(), key=len, reverse=True):
             if free <= 0 or len(queue) < 2 or any(each.asked is not None for each in queue):
                 continue

@@ -1,17 +1,7 @@
-"""The load that this router's own requests put on workers."""
-
-from collections import Counter
-from dataclasses import dataclass, field
+"""The load that one request puts on its workers."""
 
 from baton.router.expected_states import Expected
-
-
-@dataclass
-class PlacedLoad:
-    """The load that this router's requests put on each worker, by worker id."""
-
-    requests: Counter[str] = field(default_factory=Counter)
-    prompt_tokens: Counter[str] = field(default_factory=Counter)  # to compute there
+from baton.router.placement.placed_load import PlacedLoad
 
 
 class InFlight:
@@ -29,8 +19,8 @@ class InFlight:
         self._prefill, self._decode = prefill, decode
         self._prompt_tokens = prompt_tokens
         self._prefilling = self._running = True
-        placed.requests.update({prefill, decode})
-        placed.prompt_tokens[prefill] += prompt_tokens
+        placed.add(decode, 1)
+        placed.add(prefill, int(prefill != decode), prompt_tokens)
 
     def prefill_done(self) -> None:
         """Release the prefill worker: its first token came. Idempotent."""
@@ -45,10 +35,8 @@ class InFlight:
             self._expected.drop()
         if self._running:
             self._running = False
-            self._placed.requests[self._decode] -= 1
+            self._placed.add(self._decode, -1)
 
     def _release_prefill(self) -> None:
         self._prefilling = False
-        if self._prefill != self._decode:
-            self._placed.requests[self._prefill] -= 1
-        self._placed.prompt_tokens[self._prefill] -= self._prompt_tokens
+        self._placed.add(self._prefill, -int(self._prefill != self._decode), -self._prompt_tokens)

@@ -15,7 +15,9 @@ from baton.proto.common_pb2 import StateAt
 from baton.router.admission.places import Places
 from baton.router.admission.room import Room
 from baton.router.expected_states import Leaves, leaves
-from baton.router.placement.in_flight import InFlight, PlacedLoad
+from baton.router.placement.columns import Columns
+from baton.router.placement.in_flight import InFlight
+from baton.router.placement.placed_load import PlacedLoad
 from baton.router.placement.prefill_here import PrefillHere
 from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
@@ -78,7 +80,14 @@ class Placer:
         self._max_prefills = 1 + prefill_fallbacks
         self._prefill_here = prefill_here
         self._load = PlacedLoad()
+        self._columns = {role: Columns(table, role, self._load) for role in ROUTED_ROLES}
+        self._startable: list[int] | None = None  # rows of ranks; None: to be found again
+        table.subscribe(lambda change: self.reach_changed())
         self._queued = QueuedPrefixes()
+
+    def reach_changed(self) -> None:
+        """Note that other ranks than before may be reachable."""
+        self._startable = None
 
     @property
     def placed(self) -> Counter[str]:
@@ -104,9 +113,9 @@ class Placer:
         cache_salt: the only salt whose cached states count.
         avoid: the id of a prefill worker that is used only when there is no other.
         """
-        prefills, ranks = self._table.workers(Role.PREFILL), self._table.workers(Role.DECODE)
+        prefills, ranks = self._columns[Role.PREFILL], self._columns[Role.DECODE]
         prefill_rows = self._prefill_rows(prefills, len(token_ids), avoid)
-        decode_rows = self._decode_rows(ranks, only_rank, lost_on)
+        decode_rows = self._decode_rows(only_rank, lost_on)
         if not prefill_rows or not decode_rows:
             return None
         decode_rows = self._with_room(ranks, decode_rows, len(prefill_rows))
@@ -115,8 +124,8 @@ class Placer:
         cached = {worker.worker_id: tokens for tokens, worker in states}
         to_come = self._to_come(tokens, cache_salt, cached)
         view = ClusterView(
-            self._role_view(Role.PREFILL, prefills, prefill_rows, to_come),
-            self._role_view(Role.DECODE, ranks, decode_rows, cached),
+            _role_view(Role.PREFILL, prefills, prefill_rows, to_come),
+            _role_view(Role.DECODE, ranks, decode_rows, cached),
         )
         deepest = max(view.prefill.cached_tokens.values(), default=0)
         deepest_only = [deepest] if deepest else []
@@ -124,7 +133,7 @@ class Placer:
         request = PlacementRequest(len(token_ids), self._max_prefills, prefix)
         placement = self._policy.place(view, request)
         if avoid and len(placement.prefills) < self._max_prefills:
-            placement = _with_last(placement, avoid, prefills)
+            placement = _with_last(placement, avoid, prefills.workers)
         here = self._prefill_here.wanted(
             len(token_ids), view.prefill, placement.prefills[0], view.decode, placement.decode
         )
@@ -182,7 +191,7 @@ class Placer:
             return False
         if only_rank is None:
             return any(map(self._can_start, ranks))
-        return bool(self._decode_rows(ranks, only_rank, ()))
+        return bool(self._decode_rows(only_rank, ()))
 
     def room(self) -> Room:
         """Return the room for further requests."""
@@ -229,10 +238,12 @@ class Placer:
         ranks = [w for w in self._table.workers(Role.DECODE) if not w.leaving]
         return sum(w.capacity if w.share is None else min(w.capacity, w.share) for w in ranks)
 
-    def _decode_rows(
-        self, ranks: Sequence[Worker], only_rank: int | None, lost_on: Collection[int]
-    ) -> list[int]:
-        rows = [row for row, rank in enumerate(ranks) if self._can_start(rank)]
+    def _decode_rows(self, only_rank: int | None, lost_on: Collection[int]) -> list[int]:
+        columns = self._columns[Role.DECODE]
+        ranks = columns.workers
+        if self._startable is None:
+            self._startable = [row for row in columns.staying if self._reachable(ranks[row])]
+        rows = self._startable
         if only_rank is not None and not self._table.has_left(only_rank):
             self._check_number(only_rank)
             rows = [row for row in rows if ranks[row].rank == only_rank]
@@ -240,28 +251,31 @@ class Placer:
             return rows
         return [row for row in rows if ranks[row].registration not in lost_on] or rows
 
-    def _with_room(self, ranks: Sequence[Worker], rows: list[int], prefills: int) -> list[int]:
+    def _with_room(self, ranks: Columns, rows: list[int], prefills: int) -> list[int]:
         """Return the rows of the ranks with a free place, else of those that are given one ahead,
         else all: where the request names a rank, or a place was lost since its turn came.
         """
-        for ahead in (0, _ahead(prefills, len(ranks))):
-            found = [row for row in rows if self._placed_on(ranks[row]) < _most(ranks[row], ahead)]
-            if found:
-                return found
-        return rows
+        placed, most = ranks.placed, ranks.most
+        if free := [row for row in rows if placed[row] < most[row]]:
+            return free
+        ahead, workers = _ahead(prefills, len(ranks.workers)), ranks.workers
+        return [row for row in rows if placed[row] < _most(workers[row], ahead)] or rows
 
-    def _prefill_rows(self, prefills: Sequence[Worker], tokens: int, avoid: str) -> list[int]:
+    def _prefill_rows(self, prefills: Columns, tokens: int, avoid: str) -> list[int]:
         """Return the rows of the workers that stay. Where routers share them, only of those that
         this one has a part of for so many prompt tokens, or nothing on; all if none has.
         """
-        rows = [row for row, worker in enumerate(prefills) if not worker.leaving]
-        rows = [row for row in rows if prefills[row].worker_id != avoid] or rows
+        workers, rows = prefills.workers, prefills.staying
+        if avoid:
+            rows = [row for row in rows if workers[row].worker_id != avoid] or rows
+        if not prefills.shared:
+            return rows
         held = self._load.prompt_tokens
         return [
             row
             for row in rows
-            if (worker := prefills[row]).share is None
-            or not self._placed_on(worker)
+            if (worker := workers[row]).share is None
+            or not prefills.placed[row]
             or held[worker.worker_id] + tokens <= worker.share
         ] or rows
 
@@ -270,30 +284,6 @@ class Placer:
 
     def _can_start(self, rank: Worker) -> bool:
         return not rank.leaving and self._reachable(rank)
-
-    def _role_view(
-        self,
-        role: Role,
-        workers: Sequence[Worker],
-        candidates: Sequence[int],
-        cached: Mapping[str, int],
-    ) -> RoleView:
-        """Build the columns of `workers`. cached: tokens by worker id."""
-        ids = [worker.worker_id for worker in workers]
-        return RoleView(
-            role=role,
-            worker_ids=ids,
-            reported=[worker.load for worker in workers],
-            placed=[self.placed.get(worker_id, 0) for worker_id in ids],
-            capacity=[worker.capacity for worker in workers],
-            queued_tokens=[
-                max(worker.status.queued_tokens, self._load.prompt_tokens.get(worker_id, 0))
-                for worker_id, worker in zip(ids, workers, strict=True)
-            ],
-            leaving=[worker.leaving for worker in workers],
-            cached_tokens={row: cached[ids[row]] for row in range(len(ids)) if ids[row] in cached},
-            candidates=candidates,
-        )
 
     def _to_come(
         self, token_ids: Sequence[int], cache_salt: bytes, cached: Mapping[str, int]
@@ -347,6 +337,24 @@ class Placer:
                 expected=f"one of {valid}",
                 actual=rank,
             )
+
+
+def _role_view(
+    role: Role, columns: Columns, candidates: Sequence[int], cached: Mapping[str, int]
+) -> RoleView:
+    """Return a view of the columns as they are. cached: tokens by worker id."""
+    rows = columns.rows
+    return RoleView(
+        role=role,
+        worker_ids=columns.ids,
+        reported=columns.reported,
+        placed=columns.placed,
+        capacity=columns.capacity,
+        queued_tokens=columns.queued_tokens,
+        leaving=columns.leaving,
+        cached_tokens={rows[name]: cached[name] for name in cached if name in rows},
+        candidates=candidates,
+    )
 
 
 def _with_last(placement: Placement, avoid: str, prefills: Sequence[Worker]) -> Placement:

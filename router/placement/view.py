@@ -1,7 +1,7 @@
 """The input and the output of a placement policy.
 
-A view is columnar, so that a later table can keep the columns up to date in place instead of
-building them for each decision. A policy reads it and never changes it.
+A view shows columns that are kept up to date in place (`Columns`). A policy reads it and never
+changes it.
 """
 
 from collections.abc import Mapping, Sequence

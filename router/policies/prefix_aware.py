@@ -32,25 +32,30 @@ class PrefixAware(Policy):
         self._waits = PrefixWaits()
 
     def place(self, view: ClusterView, request: PlacementRequest) -> Placement:
-        prefills = self._prefills(view.prefill, request.prefix)[: request.max_prefills]
+        prefills = self._prefills(view.prefill, request.prefix, request.max_prefills)
         return Placement(
             tuple(view.prefill.worker_ids[row] for row in prefills),
             view.decode.worker_ids[self._rank(view.decode)],
         )
 
-    def _prefills(self, workers: RoleView, prefix: int) -> list[int]:
-        """Return the rows of all candidates, the cheapest first.
+    def _prefills(self, workers: RoleView, prefix: int, most: int) -> list[int]:
+        """Return the rows of the cheapest candidates, `most` at the most, the cheapest first.
 
         All would compute the same prompt, so what is cached counts like a shorter queue.
         """
         queued, cached = workers.queued_tokens, workers.cached_tokens
-        cost = {row: queued[row] - UNCACHED * cached.get(row, 0) for row in workers.candidates}
+        cost = {row: queued[row] for row in workers.candidates}
+        for row in cached.keys() & cost.keys():
+            cost[row] -= UNCACHED * cached[row]
         if self._copies(workers, prefix, min(cost, key=cost.__getitem__)):
             cost = {row: queued[row] for row in workers.candidates}
         least = min(cost.values())
-        first = self._rotation.next(workers, [row for row in cost if cost[row] == least])
-        rest = sorted((row for row in cost if cost[row] != least), key=cost.__getitem__)
-        return first + rest
+        first = self._rotation.next(workers, [row for row in cost if cost[row] == least])[:most]
+        rest = [row for row in cost if cost[row] != least]
+        while rest and len(first) < most:  # few are wanted of many: sorting all costs more
+            first.append(min(rest, key=cost.__getitem__))
+            rest.remove(first[-1])
+        return first
 
     def _copies(self, workers: RoleView, prefix: int, cheapest: int) -> bool:
         """Return True if the prompt should leave the worker that has its prefix."""
@@ -61,7 +66,11 @@ class PrefixAware(Policy):
         return lacks > 0 and waits > 0 and self._waits.reached(prefix, waits, UNCACHED * lacks)
 
     def _rank(self, ranks: RoleView) -> int:
-        fullness = {row: ranks.fullness(row) for row in ranks.candidates}
+        reported, placed, capacity = ranks.reported, ranks.placed, ranks.capacity
+        fullness = {
+            row: (reported[row] if reported[row] > placed[row] else placed[row]) / capacity[row]
+            for row in ranks.candidates
+        }
         bound = min(fullness.values()) + AFFINITY
         cached = {row: ranks.cached_tokens.get(row, 0) for row in fullness if fullness[row] < bound}
         deepest = max(cached.values())

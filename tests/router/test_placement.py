@@ -46,6 +46,10 @@ class Setup:
         self.states = StateIndex(self.table)
         self.placer = Placer(self.table, self.states, self.reachable, policy, prefill_fallbacks=1)
 
+    def cut(self, name: str) -> None:
+        self.cut_off.add(name)
+        self.placer.reach_changed()
+
     def reachable(self, worker: Worker) -> bool:
         return worker.worker_id not in self.cut_off
 
@@ -79,7 +83,7 @@ def test_a_leaving_worker_and_an_unreachable_rank_get_nothing() -> None:
     setup = Setup(prefills=2, ranks=3)
     setup.report("p0", leaving=True)
     setup.report("d0", leaving=True)
-    setup.cut_off.add("d1")
+    setup.cut("d1")
     assert {setup.chosen()[1] for _ in range(4)} == {"d2"}
     assert setup.chosen()[0] == ["p1"]
 
@@ -122,7 +126,7 @@ def test_a_prefill_worker_is_free_again_after_the_first_token() -> None:
 def test_a_named_rank_is_used_and_no_other() -> None:
     setup = Setup(prefills=1, ranks=3)
     assert {setup.chosen(only_rank=1)[1] for _ in range(3)} == {"d1"}
-    setup.cut_off.add("d1")
+    setup.cut("d1")
     assert setup.placer.place(PROMPT, only_rank=1) is None
     with pytest.raises(ApiError, match="routed_dp_rank is 3; the decode ranks are 0, 1, 2"):
         setup.placer.place(PROMPT, only_rank=3)
@@ -190,7 +194,7 @@ def test_a_rank_that_lost_the_request_is_used_only_where_there_is_no_other() -> 
     for _ in range(3):
         placement = setup.placer.place(PROMPT, lost_on=lost_on)
         assert placement is not None and placement.rank.worker_id == "d1"
-    setup.cut_off.add("d1")
+    setup.cut("d1")
     again = setup.placer.place(PROMPT, lost_on=lost_on)
     assert again is not None and again.rank.worker_id == "d0"
 
@@ -231,7 +235,7 @@ def test_a_policy_decides_on_the_pair_and_sees_every_fact(monkeypatch: pytest.Mo
     setup.report("d1", running=3, slots=8)
     setup.report("d2", slots=2)
     setup.report("p0", leaving=True, queued_tokens=900)
-    setup.cut_off.add("d0")
+    setup.cut("d0")
     setup.states.add(setup.workers["p1"], PROMPT[:1])
     setup.states.add(setup.workers["d0"], PROMPT[:4])
     setup.states.add(setup.workers["d1"], PROMPT[:2])
@@ -259,7 +263,7 @@ def test_a_policy_decides_on_the_pair_and_sees_every_fact(monkeypatch: pytest.Mo
 
 def test_the_deepest_state_is_named_even_where_its_rank_takes_no_request() -> None:
     setup = Setup(prefills=1, ranks=2)
-    setup.cut_off.add("d0")
+    setup.cut("d0")
     for count, name in ((4, "d0"), (2, "d1"), (5, "d1")):
         setup.states.add(setup.workers[name], PROMPT[:count])
     assignment = setup.placer.place(PROMPT)
@@ -275,9 +279,10 @@ def test_a_policy_is_asked_only_where_both_roles_have_a_candidate(
 ) -> None:
     setup = Setup(prefills=1, ranks=1)
     placer, policy = recorded(setup, monkeypatch, Placement(("p0",), "d0"))
-    setup.cut_off.add("d0")
+    setup.cut("d0")
     assert placer.place(PROMPT) is None
     setup.cut_off.clear()
+    setup.placer.reach_changed()
     setup.report("p0", leaving=True)
     assert placer.place(PROMPT) is None
     assert not policy.asked
@@ -293,7 +298,8 @@ def test_tokens_to_prefill_count_until_the_first_token_and_cached_ones_do_not(
     def place() -> tuple[InFlight, list[int]]:
         assignment = placer.place(PROMPT)
         assert assignment is not None
-        return placer.track(assignment), list(policy.asked[-1][0].prefill.queued_tokens)
+        queued = list(policy.asked[-1][0].prefill.queued_tokens)  # the column goes on
+        return placer.track(assignment), queued
 
     first, queued = place()
     assert queued == [0, 0]

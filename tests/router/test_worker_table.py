@@ -184,12 +184,12 @@ def test_a_hello_without_identity_is_turned_away(watched: Watched, bad: Hello) -
     assert watched.names() == []
 
 
-def test_leaving_is_told_once_and_never_taken_back(watched: Watched) -> None:
+def test_leaving_is_told_once_and_so_is_its_end(watched: Watched) -> None:
     worker = watched.table.register(hello())
-    for leaving in (True, True, False):
+    for leaving in (True, True, False, False):
         watched.table.report(worker, None, leaving=leaving)
-    assert watched.table.workers()[0].leaving
-    assert len(watched.changes) == 2
+    assert not watched.table.workers()[0].leaving
+    assert len(watched.changes) == 3
 
 
 def test_snapshots_are_ordered_by_name_as_people_count(watched: Watched) -> None:

@@ -1,0 +1,78 @@
+"""The workers of one role in columns, which are kept up to date in place."""
+
+from baton.core.role import Role
+from baton.router.placement.placed_load import PlacedLoad
+from baton.router.worker_table import Change, Worker, WorkerTable
+
+
+class Columns:
+    """The registered workers of one role: row i is the same worker in each column.
+
+    Rows are ordered by worker id. A report and a placement change one row; a worker that comes,
+    goes or leaves makes all of them anew.
+    """
+
+    def __init__(self, table: WorkerTable, role: Role, load: PlacedLoad) -> None:
+        self._table = table
+        self._role = role
+        self._load = load
+        self.rows: dict[str, int] = {}
+        self.workers: list[Worker] = []
+        self.ids: list[str] = []
+        self.reported: list[int] = []
+        self.placed: list[int] = []
+        self.capacity: list[int] = []
+        self.queued_tokens: list[int] = []
+        self.leaving: list[bool] = []
+        self.most: list[int] = []
+        """The router's share where others have one too, else the capacity."""
+        self.shared = 0
+        """Workers of which other routers have a part."""
+        self.staying: list[int] = []
+        """The rows of the workers that do not leave."""
+        table.subscribe(self._on_change)
+        table.subscribe_reports(self._on_report)
+        load.subscribe(self._on_load)
+        self._fill()
+
+    def _on_load(self, worker_id: str) -> None:
+        """Follow a change of the load that this router puts on a worker."""
+        row = self.rows.get(worker_id)
+        if row is not None:
+            self.placed[row] = self._load.requests[worker_id]
+            self.queued_tokens[row] = self._queued(self.workers[row])
+
+    def _on_report(self, worker: Worker) -> None:
+        row = self.rows.get(worker.worker_id)
+        if row is not None and worker.role is self._role:
+            self.shared += (worker.share is not None) - (self.workers[row].share is not None)
+            self._set(row, worker)
+
+    def _on_change(self, change: Change) -> None:
+        worker = change.after or change.before
+        if worker is not None and worker.role is self._role:
+            self._fill()
+
+    def _fill(self) -> None:
+        self.workers = self._table.workers(self._role)
+        self.ids = [worker.worker_id for worker in self.workers]
+        self.shared = 0
+        self.rows = {name: row for row, name in enumerate(self.ids)}
+        for column in (self.reported, self.placed, self.capacity, self.queued_tokens, self.most):
+            column[:] = [0] * len(self.workers)
+        for row, worker in enumerate(self.workers):
+            self.shared += worker.share is not None
+            self._set(row, worker)
+        self.leaving = [worker.leaving for worker in self.workers]
+        self.staying = [row for row, leaving in enumerate(self.leaving) if not leaving]
+
+    def _set(self, row: int, worker: Worker) -> None:
+        self.workers[row] = worker
+        self.reported[row] = worker.load
+        self.placed[row] = self._load.requests[worker.worker_id]
+        self.capacity[row] = worker.capacity
+        self.queued_tokens[row] = self._queued(worker)
+        self.most[row] = worker.capacity if worker.share is None else worker.share
+
+    def _queued(self, worker: Worker) -> int:
+        return max(worker.status.queued_tokens, self._load.prompt_tokens[worker.worker_id])

@@ -1,0 +1,24 @@
+"""The load that this router's own requests put on workers."""
+
+from collections import Counter
+from collections.abc import Callable
+
+
+class PlacedLoad:
+    """The load that this router's requests put on each worker, by worker id."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()
+        self.prompt_tokens: Counter[str] = Counter()  # to compute there
+        self._listeners: list[Callable[[str], None]] = []
+
+    def subscribe(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with the worker's id at every change."""
+        self._listeners.append(listener)
+
+    def add(self, worker_id: str, requests: int, prompt_tokens: int = 0) -> None:
+        """Add to the load of a worker, or take from it."""
+        self.requests[worker_id] += requests
+        self.prompt_tokens[worker_id] += prompt_tokens
+        for listener in self._listeners:
+            listener(worker_id)

@@ -1,0 +1,51 @@
+"""Columns that are kept up to date equal columns that are made anew."""
+
+import random
+
+from baton.core.role import Role
+from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
+from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
+from baton.proto.worker_pb2 import WorkerStatus
+from baton.router.placement.columns import Columns
+from baton.router.placement.placed_load import PlacedLoad
+from baton.router.worker_table import WorkerTable
+
+NAMES = [f"{letter}{number}" for letter in "pd" for number in range(12)]
+FIELDS = ("rows", "workers", "ids", "reported", "placed", "capacity", "queued_tokens", "most",
+          "leaving", "staying", "shared")  # fmt: skip
+
+
+def hello(name: str, incarnation: int) -> Hello:
+    role = PREFILL if name.startswith("p") else DECODE
+    identity = WorkerIdentity(worker_id=name, address="a:1", role=role, incarnation=incarnation)
+    return Hello(protocol_major=PROTOCOL_MAJOR, protocol_minor=PROTOCOL_MINOR, worker=identity)
+
+
+def test_every_change_of_workers_and_load_reaches_its_row_and_no_other() -> None:
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    table, load = WorkerTable(1.0, lambda: 0.0), PlacedLoad()
+    kept = {role: Columns(table, role, load) for role in (Role.PREFILL, Role.DECODE)}
+    for step in range(600):
+        name = rng.choice(NAMES)
+        worker = table.find(name)
+        match rng.randrange(8):
+            case 0 if worker is not None:
+                table.remove(worker, "its stream ended")
+            case 1:
+                table.register(hello(name, step))
+            case 2 | 3 | 4 if worker is not None:
+                status = WorkerStatus(
+                    running=rng.randrange(9), max_running=8, queued_tokens=rng.randrange(99)
+                )
+                share = rng.choice((None, None, rng.randrange(1, 5)))
+                table.report(worker, status, rng.random() < 0.2, share)
+            case _:
+                load.add(name, rng.choice((1, 2)), rng.randrange(50))
+        for role, columns in kept.items():
+            anew = Columns(WorkerTable(1.0, lambda: 0.0), role, PlacedLoad())
+            anew._table, anew._load = table, load
+            anew._fill()
+            for field in FIELDS:
+                assert getattr(columns, field) == getattr(anew, field), (step, field)
