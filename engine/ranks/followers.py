@@ -16,11 +16,10 @@ from typing import Any
 from baton.core.errors import RankError
 from baton.engine.config import EngineConfig
 from baton.engine.ranks.comm import Shard
-from baton.engine.ranks.gloo_comm import GlooComm
+from baton.engine.ranks.gloo_comm import JOIN_S, GlooComm
 from baton.engine.ranks.rank_messages import Begin, Failed, Joined, Loaded, connected
 from baton.engine.ranks.shared_memory import SharedMemory
 
-_JOIN_S = 120.0  # until a process has imported torch
 _LOAD_S = 3600.0  # until weights have been read from a slow disk
 _REASON_S = 1.0  # until a rank that has failed has said why
 
@@ -73,7 +72,7 @@ class Followers:
             for each in self._followers:
                 shard = Shard(each.rank, size)
                 self._send(each, Begin(config, shard, folder, threads, memory))
-            self._until(lambda: all(each.joined for each in self._followers), _JOIN_S, "start")
+            self._until(lambda: all(each.joined for each in self._followers), JOIN_S, "start")
             self.comm = GlooComm(folder, Shard(0, size), config.rank_timeout_s, self._memory)
         except RankError:
             self.close()

@@ -8,7 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, ProcessGroupGloo
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    FileStore,
+    GatherOptions,
+    ProcessGroupGloo,
+)
 
 from baton.engine.ranks.comm import Comm, Shard
 from baton.engine.ranks.shared_comm import SharedComm
@@ -16,6 +21,8 @@ from baton.engine.ranks.shared_memory import SharedMemory
 from baton.kernels.base import Kernels
 
 _LOOPBACK = "127.0.0.1"
+JOIN_S = 120.0
+"""Seconds that ranks wait for one another at the start."""
 
 
 class GlooComm:
@@ -28,23 +35,26 @@ class GlooComm:
     def __init__(
         self, folder: Path, shard: Shard, timeout_s: float, memory: SharedMemory | None = None
     ) -> None:
-        """Wait for the other ranks, at most `timeout_s`. folder: one that all of them can write,
+        """Wait for the other ranks, at most JOIN_S. folder: one that all of them can write,
         used by no other group. memory: that native kernels add up in; None: they use gloo too.
         """
-        limit = timedelta(seconds=timeout_s)
+        limit = timedelta(seconds=JOIN_S)
         store = FileStore(str(folder / "store"), shard.size)
         store.set_timeout(limit)
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch has no stub
         options._devices = [ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
         options._timeout = limit
         self._group: Any = ProcessGroupGloo(store, shard.rank, shard.size, options)
+        self._reduce, self._gather = AllreduceOptions(), GatherOptions()
+        self._reduce.timeout = self._gather.timeout = timedelta(seconds=timeout_s)
+        self._gather.rootRank = 0
         self._shard = shard
         self._memory = memory
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See `Comm`. In place where `x` is contiguous."""
         x = x.contiguous()
-        self._group.allreduce([x]).wait()
+        self._group.allreduce([x], self._reduce).wait()
         return x
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
@@ -55,7 +65,7 @@ class GlooComm:
         widest = max(widths)
         own = F.pad(x, (0, widest - x.shape[1])).contiguous()  # gloo gathers equal shapes alone
         found = [torch.empty_like(own) for _ in widths] if root else []
-        self._group.gather([found] if root else [], [own]).wait()
+        self._group.gather([found] if root else [], [own], self._gather).wait()
         if not root:
             return x
         return torch.cat([part[:, :n] for part, n in zip(found, widths, strict=True)], dim=1)
