@@ -120,6 +120,9 @@ class ResultProcessor:
 
         first: what was drawn behind the newest token.
         """
+        if window.start >= row.room:  # its request had ended by its length: nothing was computed
+            self._donations.drop(row.tracked)
+            return
         request, accepted = self._requests.at(row.serial), len(window.drawn)
         if request is not None:
             self._memory.count_drafts(window.drafts, accepted)

@@ -71,7 +71,15 @@ class RowPlanner:
         in_flight: the rows whose results are not processed.
         """
         self.plain.write_back()
-        findings = self.plain.check(in_flight)
+        running, rows = list(running), list(in_flight)
+        findings = self.plain.check(rows)
+        for request in running:
+            drafts = sum(row.most_drafts for row in rows if row.serial == request.serial)
+            if request.unsure != drafts:
+                findings.append(
+                    f"request {request.request_id} may be {request.unsure} tokens further, but "
+                    f"steps in flight verify {drafts} drafts of it"
+                )
         expected = {request.serial for request in running if request.plain_place < 0}
         if expected != self.single.keys():
             findings.append(f"requests {[*self.single]} are planned singly, not {[*expected]}")
