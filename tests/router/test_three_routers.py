@@ -87,8 +87,7 @@ async def test_a_flood_through_one_router_starves_no_other_and_fills_no_worker(
                     await asyncio.sleep(0.01)
 
             async def quiet(router: Cluster) -> None:
-                for _ in range(4):
-                    await ask(router, random_prompt(rng, 5, 40))
+                await asyncio.gather(*(ask(router, random_prompt(rng, 5, 40)) for _ in range(5)))
 
             await asyncio.gather(*map(quiet, routers[1:]))
             assert not all(each.done() for each in flood), "they waited for the flood's end"
