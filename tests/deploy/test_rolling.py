@@ -51,6 +51,22 @@ def incarnations(cluster: Cluster) -> dict[str, int]:
     return {worker["worker_id"]: worker["incarnation"] for worker in workers}
 
 
+class Watching(Heard):
+    """A progress receiver that looks which workers each router reaches, before each restart."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self.ready: list[tuple[str, dict[str, int]]] = []  # what comes next; incarnations there
+        self._cluster = cluster
+
+    def update(self, part: str, phase: str, fraction: float) -> None:
+        super().update(part, phase, fraction)
+        for router in self._cluster.routers.clients if phase.startswith("draining") else ():
+            workers = router.server_info()["workers"]
+            there = {w["worker_id"]: int(w["incarnation"]) for w in workers if w["ready"]}
+            self.ready.append((part, there))
+
+
 async def restart_under_load(
     cluster: Cluster, engine: EngineConfig, oracle: Oracle, streams: int, drain_s: float
 ) -> Load:
@@ -61,7 +77,7 @@ async def restart_under_load(
     load = Load(cluster, prompts, TOKENS)
     load.start(streams)
     await asyncio.sleep(1.0)
-    heard = Heard()
+    heard = Watching(cluster)
     names = await asyncio.to_thread(cluster.rolling.restart, WORKERS, drain_s, heard)
     # Its streams have nowhere else to go.
     names += await asyncio.to_thread(cluster.rolling.restart, ROUTERS, DEADLINE_S, heard)
@@ -69,6 +85,9 @@ async def restart_under_load(
     after = incarnations(cluster)
     assert names == [*sorted(before, key=lambda name: not name.startswith("prefill")), *pids]
     assert after.keys() == before.keys() and all(after[name] > before[name] for name in before)
+    for next_one, ready in heard.ready:  # each waited for the ones before it, on every router
+        done = set(names[: names.index(next_one)]) & before.keys()
+        assert done == {name for name in done if ready.get(name, 0) > before[name]}, next_one
     assert all(cluster.routers.pids[name] != pid for name, pid in pids.items())
     assert cluster._fleet.pids == {name: cluster.pid(name) for name in before}
     assert len(load.answers) >= streams

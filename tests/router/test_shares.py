@@ -62,6 +62,22 @@ async def test_prompts_wait_for_their_share_of_a_prefill_worker(tmp_path: Path) 
             call.cancel()
 
 
+async def test_prompts_go_to_the_prefill_worker_with_a_share_for_them(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        little, much, rank = FakeWorker("p0"), FakeWorker("p1"), FakeRank("d0")
+        for worker, units in ((little, 90), (much, 400)):
+            worker.settings = {"chunked_prefill_size": "400"}
+            worker.share, worker.routers = Share(number=1, units=units), ["router-0", "router-1"]
+        await cluster.add(little, much, rank)
+        await cluster.until(lambda workers: workers["p1"]["share"] == 400)
+        calls = [cluster.generate([11] * 60, max_tokens=1) for _ in range(4)]
+        starts = [await within(rank.starts.get()) for _ in calls]
+        first = [start.prefills[0].worker_id for start in starts]
+        assert first.count("p0") == 1, "it has no share for a second one, whose turn it would be"
+        for call in calls:
+            call.cancel()
+
+
 async def test_each_worker_is_a_target_of_one_of_its_routers(tmp_path: Path) -> None:
     async with (
         Cluster(tmp_path) as cluster,
