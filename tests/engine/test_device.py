@@ -44,7 +44,8 @@ def test_a_cpu_has_no_device_to_set(devices: dict[str, torch.device]) -> None:
 
 
 def test_the_engines_thread_sets_its_device(devices: dict[str, torch.device]) -> None:
-    engine: Any = SimpleNamespace(config=SimpleNamespace(device=str(DEVICE)), has_work=False)
+    config = SimpleNamespace(device=str(DEVICE))
+    engine: Any = SimpleNamespace(config=config, has_work=False, followers=None)
     loop = EngineLoop(engine, lambda events: None, lambda error: None)
     loop.start()
     loop.call(lambda _: None).result(DEADLINE_S)

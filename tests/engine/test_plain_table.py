@@ -80,7 +80,7 @@ def test_plain_rows_are_what_each_request_would_have_planned(
 ) -> None:
     """Pages are few, so that requests are preempted while they are in the table; some are
     cancelled."""
-    engine = make_engine(pages=12, max_running=6, chunk=32, overlap=overlap)
+    engine = make_engine(pages=8, max_running=6, chunk=32, overlap=overlap)
     for number in range(16):
         engine.submit(
             RequestSpec(f"r{number}", random_prompt(seeded, 2, 30), some_sampling(seeded))
