@@ -85,8 +85,10 @@ async def test_what_is_given_back_can_still_end(tmp_path: Path, end: str) -> Non
     async with Cluster(tmp_path) as cluster:
         full, new = rank_of("d0", 1), rank_of("d1", 1)
         await cluster.add(FakeWorker("p0"), full)
-        calls = [cluster.generate([11], max_tokens=1), cluster.generate([12], max_tokens=1)]
-        first, second = [await within(full.starts.get()) for _ in calls]
+        calls = [cluster.generate([11], max_tokens=1)]  # two at once may come in any order
+        first = await within(full.starts.get())
+        calls.append(cluster.generate([12], max_tokens=1))
+        second = await within(full.starts.get())
         await cluster.add(new)
         await within(full.recalls.get())
         if end == "abort":
