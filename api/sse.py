@@ -1,5 +1,6 @@
 """Server-sent events as OpenAI's and Anthropic's clients read them."""
 
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
@@ -11,6 +12,8 @@ from starlette.types import Receive, Scope, Send
 from baton.api.disconnect import ClientGone, unless_disconnected
 from baton.api.errors import openai_error
 from baton.core.errors import ApiError
+
+_UNICODE_LINE_ENDS = re.compile(b"\xc2\x85|\xe2\x80[\xa8\xa9]")
 
 DONE = b"data: [DONE]\n\n"
 Json = Mapping[str, Any] | orjson.Fragment
@@ -42,13 +45,30 @@ class PartWriter(Protocol):
 
 
 def event(data: Json) -> bytes:
-    """Return one `data:` event. JSON has no raw newline, so one line is enough."""
-    return b"data: %b\n\n" % orjson.dumps(data)
+    """Return one `data:` event."""
+    return b"data: %b\n\n" % _one_line(data)
 
 
 def named_event(data: Mapping[str, Any]) -> bytes:
     """Return one event that `data`'s `type` names."""
-    return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), orjson.dumps(data))
+    return b"event: %b\ndata: %b\n\n" % (str(data["type"]).encode(), _one_line(data))
+
+
+def _one_line(data: Json) -> bytes:
+    """Return `data` as JSON that is one line for every client.
+
+    JSON escapes carriage returns and newlines, which are all that ends a line of an event. But
+    clients that read lines by Python's `str.splitlines`, as `httpx.Response.iter_lines` does, end
+    them at U+0085, U+2028 and U+2029 too.
+    """
+    text = orjson.dumps(data)
+    if b"\xc2\x85" in text or b"\xe2\x80" in text:
+        return _UNICODE_LINE_ENDS.sub(_escaped, text)
+    return text
+
+
+def _escaped(match: re.Match[bytes]) -> bytes:
+    return b"\\u%04x" % ord(match[0].decode())
 
 
 class EventStream(Response):

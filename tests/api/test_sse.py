@@ -3,6 +3,7 @@
 import json
 
 import httpx
+import pytest
 from fake_backend import FakeBackend, Serve
 
 from baton.core.error_codes import ErrorCode
@@ -27,6 +28,24 @@ async def test_a_stream_is_data_events_and_ends_with_done(
     chunks = [json.loads(event.removeprefix("data: ")) for event in events]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "two\nlines 日"
     assert all("usage" not in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"prompt": "x", "max_tokens": 60}), ("/v1/responses", {"input": "x"})],
+)
+async def test_an_event_is_one_line_for_clients_that_split_at_unicode_line_ends(
+    backend: FakeBackend, serve: Serve, path: str, body: dict[str, object]
+) -> None:
+    backend.says = "a\u0085b\u2028c\u2029d “e” \x1c\x0b"
+    reply = await stream_of(serve, path, body)
+    lines = reply.text.splitlines()
+    assert all(line.startswith(("data: ", "event: ")) for line in lines if line)
+    answer = "".join(
+        chunk["choices"][0]["text"] if "choices" in chunk else chunk.get("delta", "")
+        for chunk in (json.loads(line[6:]) for line in lines if line.startswith("data: {"))
+    )
+    assert answer == backend.says
 
 
 async def test_an_error_in_a_stream_is_an_event_and_still_ends_with_done(
