@@ -45,17 +45,13 @@ class Binder:
         """
         while True:
             if place.waits:
-                with self._placer.waiting(live.unread_ids, live.request.cache_salt):
+                with self._placer.waiting(live.prefixes):
                     await self._wait_for_turn(live, place)
             else:
                 await place.turn()
             self._check_goes_on(live)
             assignment = self._placer.place(
-                live.unread_ids,
-                place.waiting.rank,
-                live.lost_on,
-                live.request.cache_salt,
-                live.avoid,
+                live.prefixes, place.waiting.rank, live.lost_on, live.avoid
             )
             session = None if assignment is None else self._ranks.session(assignment.rank)
             if assignment is not None and session is not None:

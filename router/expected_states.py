@@ -1,29 +1,27 @@
 """The states that prompts will leave in prefix caches, from their placement to the report."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
-from baton.core.cache_salt import SHARED
 from baton.router.worker_table import Change, Worker, WorkerTable
-from baton.text.prefix_digest import digests_at
+from baton.text.prefix_digest import PromptPrefixes
 
 _Start = tuple[str, int]  # a worker's id and incarnation
 Leaves = tuple[tuple[int, int], ...]
 """(tokens, digest) of prefixes."""
 
 
-def leaves(
-    token_ids: Sequence[int], salt: bytes, grid: int, junctions: Collection[int] = ()
-) -> Leaves:
+def leaves(prompt: PromptPrefixes, grid: int, junctions: Collection[int] = ()) -> Leaves:
     """Return the prefixes of a prompt whose states it leaves in the cache of the worker that
     computes it: the deepest on the grid, of a prompt that ends there the one before too, and those
     at `junctions`.
 
     grid: tokens; 0: the worker keeps no states.
     """
-    last = len(token_ids) // grid * grid if grid else 0
-    depths = {last, *junctions} if last < len(token_ids) else {last - grid, last, *junctions}
-    return tuple(digests_at(token_ids, sorted(depths - {0}), salt))
+    last = len(prompt) // grid * grid if grid else 0
+    depths = {last, *junctions} if last < len(prompt) else {last - grid, last, *junctions}
+    rising = sorted(depths - {0})
+    return tuple(zip(rising, prompt.digests(rising), strict=True))
 
 
 class Expected:
@@ -68,13 +66,13 @@ class ExpectedStates:
             self._lengths[depth] += 1
         return expected
 
-    def find(self, token_ids: Sequence[int], salt: bytes = SHARED) -> dict[_Start, int]:
+    def find(self, prompt: PromptPrefixes) -> dict[_Start, int]:
         """Return the length of the longest expected prefix that leaves a token to compute, by
         worker id and incarnation.
         """
-        lengths = sorted(length for length in self._lengths if length < len(token_ids))
+        lengths = sorted(length for length in self._lengths if length < len(prompt))
         found: dict[_Start, int] = {}
-        for length, digest in digests_at(token_ids, lengths, salt):
+        for length, digest in zip(lengths, prompt.digests(lengths), strict=True):
             found |= dict.fromkeys(self._by_digest.get(digest, ()), length)
         return found
 

@@ -1,7 +1,9 @@
 """The requests that have not ended."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from baton.api.backend import GenerateRequest
 from baton.core.error_codes import ErrorCode
@@ -15,6 +17,7 @@ from baton.router.request_times import RequestTimes
 from baton.router.request_trace import RequestTrace
 from baton.router.worker_table import Worker
 from baton.rpc.convert import sampling_to_proto
+from baton.text.prefix_digest import PromptPrefixes
 
 MAX_ATTEMPTS = 3
 """Ranks that one request is tried on. A request that crashes its rank must not crash them all."""
@@ -56,17 +59,23 @@ class LiveRequest:
         if self.stream is not None:
             self.stream.fail(error, reason)
 
-    @property
-    def all_ids(self) -> tuple[int, ...]:
-        """Return the prompt and the tokens that the client has been given."""
-        return (*self.request.prompt_ids, *self.output_ids)
+    @cached_property
+    def _prompt(self) -> PromptPrefixes:
+        return PromptPrefixes(self.request.prompt_ids, self.request.cache_salt)
 
     @property
-    def unread_ids(self) -> tuple[int, ...]:
+    def all_ids(self) -> "array[int]":
+        """Return the prompt and the tokens that the client has been given, of type I."""
+        return self._prompt.token_ids + array("I", self.output_ids)
+
+    @property
+    def prefixes(self) -> PromptPrefixes:
         """Return the tokens that the next attempt's prefill reads: all but the last output
         token.
         """
-        return self.all_ids[:-1] if self.output_ids else self.request.prompt_ids
+        if not self.output_ids:
+            return self._prompt
+        return PromptPrefixes(self.all_ids[:-1], self.request.cache_salt)
 
     def next_attempt(self, prefills: Sequence[Worker], state_at: StateAt | None) -> StartRequest:
         """Return the message that starts the next attempt.

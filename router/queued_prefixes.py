@@ -1,12 +1,11 @@
 """The prefixes that prompts have in common while they wait at the router."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
-from baton.core.cache_salt import SHARED
-from baton.text.prefix_digest import digests_at
+from baton.text.prefix_digest import PromptPrefixes
 
 FINE = 64
 """Depths at which a prompt is compared on the grid itself; behind them the steps double."""
@@ -21,9 +20,9 @@ class QueuedPrefixes:
         self._waiting: Counter[int] = Counter()  # prompts, by the digest of each prefix
 
     @contextmanager
-    def waiting(self, token_ids: Sequence[int], salt: bytes, grid: int) -> Iterator[None]:
+    def waiting(self, prompt: PromptPrefixes, grid: int) -> Iterator[None]:
         """Count a prompt while it waits. grid: tokens; 0: nobody keeps states."""
-        digests = [each for _, each in digests_at(token_ids, depths(len(token_ids), grid), salt)]
+        digests = prompt.digests(depths(len(prompt), grid))
         self._waiting.update(digests)
         try:
             yield
@@ -33,21 +32,20 @@ class QueuedPrefixes:
                 if not self._waiting[digest]:
                     del self._waiting[digest]
 
-    def junctions(
-        self, token_ids: Sequence[int], salt: bytes = SHARED, grid: int = 0, cached: int = 0
-    ) -> list[int]:
+    def junctions(self, prompt: PromptPrefixes, grid: int, cached: int = 0) -> list[int]:
         """Return the depths above `cached` at which prompts that wait go another way than this one,
         rising; of many, those where most do.
         """
         if not self._waiting:
             return []
+        compared = depths(len(prompt), grid)
         shared = [(0, 0)]
-        for depth, digest in digests_at(token_ids, depths(len(token_ids), grid), salt):
+        for depth, digest in zip(compared, prompt.digests(compared), strict=True):
             shared.append((depth, self._waiting.get(digest, 0)))
             if not shared[-1][1]:
                 break
         else:
-            shared.append((len(token_ids), 0))
+            shared.append((len(prompt), 0))
         leave = {
             depth: here - there
             for (depth, here), (_, there) in pairwise(shared)

@@ -10,7 +10,7 @@ from baton.core.cache_salt import SHARED
 from baton.proto.worker_pb2 import CacheReport
 from baton.router.expected_states import ExpectedStates
 from baton.router.worker_table import Change, Worker, WorkerTable, id_order
-from baton.text.prefix_digest import PrefixDigest, digests_at
+from baton.text.prefix_digest import PrefixDigest, PromptPrefixes
 
 MOST_PREFIXES = 1 << 20
 """Prefixes of all workers together that a router remembers, in about 200 MB. Beyond, a worker's new
@@ -79,16 +79,15 @@ class StateIndex:
         digest = PrefixDigest(salt).add(array("I", token_ids).tobytes())
         self._put(start, self._caches.setdefault(start, _Cache()), digest, len(token_ids))
 
-    def find(self, token_ids: Sequence[int], salt: bytes = SHARED) -> list[tuple[int, Worker]]:
-        """Return (tokens, worker) of every worker that stays and holds the state of a prefix under
-        `salt`.
+    def find(self, prompt: PromptPrefixes) -> list[tuple[int, Worker]]:
+        """Return (tokens, worker) of every worker that stays and holds the state of a prefix.
 
         tokens: the length of the longest such prefix that leaves a token to compute. The longest
         come first; equals are in the table's order.
         """
         found = [
             (tokens, worker)
-            for start, tokens in self._deepest(token_ids, salt).items()
+            for start, tokens in self._deepest(prompt).items()
             if (worker := self._table.find(start[0])) is not None
             and not worker.leaving
             and _start(worker) == start
@@ -102,15 +101,16 @@ class StateIndex:
             for digest in list(cache.depths):
                 self._remove(start, cache, digest)
 
-    def _deepest(self, token_ids: Sequence[int], salt: bytes) -> dict[_Start, int]:
+    def _deepest(self, prompt: PromptPrefixes) -> dict[_Start, int]:
         """Return the length of the longest prefix, shorter than the whole, that each worker has."""
         if self._rising is None:
             self._rising = sorted(self._lengths)
-        lengths = self._rising[: bisect_left(self._rising, len(token_ids))]
+        lengths = self._rising[: bisect_left(self._rising, len(prompt))]
         found: dict[_Start, int] = {}
-        for length, digest in digests_at(token_ids, lengths, salt):
-            for start in self._holders.get(digest, ()):
-                found[start] = length
+        holders = self._holders
+        for length, digest in zip(lengths, prompt.digests(lengths), strict=True):
+            if digest in holders:
+                found |= dict.fromkeys(holders[digest], length)
         return found
 
     def _put(self, start: _Start, cache: _Cache, digest: int, depth: int) -> None:

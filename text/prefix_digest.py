@@ -5,7 +5,7 @@ have the same one (64 bits), so whoever acts on a digest must be right without i
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import xxhash
 
@@ -24,14 +24,39 @@ class PrefixDigest:
         return self._state.intdigest()
 
 
-def digests_at(
-    token_ids: Sequence[int], lengths: Sequence[int], salt: bytes = SHARED
-) -> Iterator[tuple[int, int]]:
-    """Yield (length, digest) of the prefixes of these lengths, which rise."""
-    if not lengths:
-        return
-    tokens = memoryview(array("I", token_ids[: lengths[-1]]))
-    prefix, at = PrefixDigest(salt), 0
-    for length in lengths:
-        yield length, prefix.add(tokens[at:length])
-        at = length
+class PromptPrefixes:
+    """A prompt and the digests of its prefixes, which are hashed as they are asked for."""
+
+    def __init__(self, token_ids: Sequence[int], salt: bytes = SHARED) -> None:
+        """token_ids: an array of type I is kept as it is, and must not change."""
+        same = isinstance(token_ids, array) and token_ids.typecode == "I"
+        self.token_ids: array[int] = token_ids if same else array("I", token_ids)  # type: ignore[assignment]
+        self.salt = salt
+        self._view = memoryview(self.token_ids)
+        self._known: dict[int, int] = {}  # by length
+        self._state = xxhash.xxh3_64(salt)
+        self._hashed = 0  # tokens in `_state`
+
+    def __len__(self) -> int:
+        """Return the number of tokens of the prompt."""
+        return len(self.token_ids)
+
+    def digests(self, lengths: Sequence[int]) -> list[int]:
+        """Return the digests of the prefixes of these lengths, which rise and are at most the
+        prompt's."""
+        known = self._known
+        new = [length for length in lengths if length not in known]
+        if new:
+            self._hash(new)
+        return [known[length] for length in lengths]
+
+    def _hash(self, lengths: Sequence[int]) -> None:
+        if lengths[0] < self._hashed:  # from the start: hashing costs less than a state a length
+            self._state, self._hashed = xxhash.xxh3_64(self.salt), 0
+        known, view, at = self._known, self._view, self._hashed
+        update, digest = self._state.update, self._state.intdigest
+        for length in lengths:
+            update(view[at:length])
+            known[length] = digest()
+            at = length
+        self._hashed = at

@@ -19,6 +19,7 @@ from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placer import Placer
 from baton.router.state_index import StateIndex
 from baton.router.worker_table import Worker, WorkerTable
+from baton.text.prefix_digest import PromptPrefixes
 from baton.worker.snapshot_feed import SnapshotFeed
 
 REPORT_S = 0.05
@@ -133,7 +134,7 @@ class PlacedReplay:
         heappush(self._later, (when, next(self._numbers), do))
 
     def _arrive(self, now: float, key: bytes) -> None:
-        assignment = self._placer.place(array("I", key))
+        assignment = self._placer.place(PromptPrefixes(array("I", key)))
         if assignment is None:
             raise RuntimeError("no worker is there")
         in_flight = self._placer.track(assignment)

@@ -114,7 +114,7 @@ class Recalls:
             if free <= 0 or len(queue) < 2 or any(each.asked is not None for each in queue):
                 continue
             newest = queue[0]
-            cached = len(newest.live.unread_ids) - newest.assignment.to_prefill
+            cached = len(newest.live.prefixes) - newest.assignment.to_prefill
             if not cached and self._may(newest):  # else its prefix would be computed twice
                 free -= 1
                 self._ask(newest, computed=False)

@@ -1,13 +1,11 @@
 """The choice of the workers that serve one request."""
 
-from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from baton.api.errors import invalid
-from baton.core.cache_salt import SHARED
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.role import ROUTED_ROLES, Role
@@ -24,7 +22,7 @@ from baton.router.placement.view import ClusterView, Placement, PlacementRequest
 from baton.router.queued_prefixes import QueuedPrefixes
 from baton.router.state_index import StateIndex
 from baton.router.worker_table import Worker, WorkerTable
-from baton.text.prefix_digest import digests_at
+from baton.text.prefix_digest import PromptPrefixes
 
 PREFILL_FALLBACKS = 2
 """Prefill workers that a rank may try after the first. Each try costs the client a wait, and three
@@ -96,13 +94,12 @@ class Placer:
 
     def place(
         self,
-        token_ids: Sequence[int],
+        prompt: PromptPrefixes,
         only_rank: int | None = None,
         lost_on: Collection[int] = (),
-        cache_salt: bytes = SHARED,
         avoid: str = "",
     ) -> Assignment | None:
-        """Choose workers for a prompt of `token_ids`.
+        """Choose workers for a prompt. Only cached states of its salt count.
 
         Return None when no worker of a role can take it; call `missing` for the reason.
 
@@ -110,49 +107,46 @@ class Placer:
             cluster. Raises INVALID_REQUEST when no rank has ever had that number.
         lost_on: registrations of ranks that lost this request before. They are used only when
             there is no other.
-        cache_salt: the only salt whose cached states count.
         avoid: the id of a prefill worker that is used only when there is no other.
         """
         prefills, ranks = self._columns[Role.PREFILL], self._columns[Role.DECODE]
-        prefill_rows = self._prefill_rows(prefills, len(token_ids), avoid)
+        prefill_rows = self._prefill_rows(prefills, len(prompt), avoid)
         decode_rows = self._decode_rows(only_rank, lost_on)
         if not prefill_rows or not decode_rows:
             return None
         decode_rows = self._with_room(ranks, decode_rows, len(prefill_rows))
-        tokens = token_ids if isinstance(token_ids, array) else array("I", token_ids)
-        states = self._states.find(tokens, cache_salt)
+        states = self._states.find(prompt)
         cached = {worker.worker_id: tokens for tokens, worker in states}
-        to_come = self._to_come(tokens, cache_salt, cached)
+        to_come = self._to_come(prompt, cached)
         view = ClusterView(
             _role_view(Role.PREFILL, prefills, prefill_rows, to_come),
             _role_view(Role.DECODE, ranks, decode_rows, cached),
         )
         deepest = max(view.prefill.cached_tokens.values(), default=0)
-        deepest_only = [deepest] if deepest else []
-        prefix = next((name for _, name in digests_at(tokens, deepest_only, cache_salt)), 0)
-        request = PlacementRequest(len(token_ids), self._max_prefills, prefix)
+        prefix = prompt.digests([deepest])[0] if deepest else 0
+        request = PlacementRequest(len(prompt), self._max_prefills, prefix)
         placement = self._policy.place(view, request)
         if avoid and len(placement.prefills) < self._max_prefills:
             placement = _with_last(placement, avoid, prefills.workers)
         here = self._prefill_here.wanted(
-            len(token_ids), view.prefill, placement.prefills[0], view.decode, placement.decode
+            len(prompt), view.prefill, placement.prefills[0], view.decode, placement.decode
         )
         first = self._table.worker(placement.decode if here else placement.prefills[0])
-        to_prefill = len(token_ids) - to_come.get(first.worker_id, 0)
         cached_there, grid = to_come.get(first.worker_id, 0), first.state_grid
-        junctions = self._queued.junctions(tokens, cache_salt, grid, cached_there)
+        to_prefill = len(prompt) - cached_there
+        junctions = self._queued.junctions(prompt, grid, cached_there)
         if deepest > cached_there and grid and deepest % grid == 0:  # a copy has it as well
             junctions.append(deepest)
-        will_leave = leaves(tokens, cache_salt, grid, junctions)
+        will_leave = leaves(prompt, grid, junctions)
         return self._assignment(placement, states, here, to_prefill, tuple(junctions), will_leave)
 
-    def waiting(self, token_ids: Sequence[int], cache_salt: bytes) -> AbstractContextManager[None]:
+    def waiting(self, prompt: PromptPrefixes) -> AbstractContextManager[None]:
         """Return a context in which a prompt waits: those that are placed meanwhile leave the state
         after what they have in common with it.
         """
         prefills = self._table.workers(Role.PREFILL)
         grid = prefills[0].state_grid if prefills else 0
-        return self._queued.waiting(token_ids, cache_salt, grid)
+        return self._queued.waiting(prompt, grid)
 
     def track(self, assignment: Assignment) -> InFlight:
         """Count a request in the load of its workers until it is released."""
@@ -285,14 +279,10 @@ class Placer:
     def _can_start(self, rank: Worker) -> bool:
         return not rank.leaving and self._reachable(rank)
 
-    def _to_come(
-        self, token_ids: Sequence[int], cache_salt: bytes, cached: Mapping[str, int]
-    ) -> dict[str, int]:
+    def _to_come(self, prompt: PromptPrefixes, cached: Mapping[str, int]) -> dict[str, int]:
         """Return `cached` with what prompts that are placed will leave."""
         to_come = dict(cached)
-        for (name, incarnation), tokens in self._states.expected.find(
-            token_ids, cache_salt
-        ).items():
+        for (name, incarnation), tokens in self._states.expected.find(prompt).items():
             worker = self._table.find(name)
             if worker is not None and worker.identity.incarnation == incarnation:
                 to_come[name] = max(tokens, to_come.get(name, 0))

@@ -2,11 +2,11 @@
 
 import pytest
 
-from baton.core.cache_salt import SHARED
 from baton.proto.common_pb2 import PREFILL, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.router.expected_states import ExpectedStates, leaves
 from baton.router.worker_table import Worker, WorkerTable
+from baton.text.prefix_digest import PromptPrefixes
 
 GRID = 4
 PROMPT = tuple(range(11))
@@ -31,37 +31,40 @@ def test_a_prompt_leaves_its_last_state_on_the_grid(
     tokens: int, grid: int, depths: list[int]
 ) -> None:
     """The last token of a prompt that comes again is computed: it needs one more."""
-    assert [depth for depth, _ in leaves(range(tokens), SHARED, grid)] == depths
+    assert [depth for depth, _ in leaves(PromptPrefixes(range(tokens)), grid)] == depths
 
 
 def test_what_two_prompts_will_leave_is_expected_until_both_are_gone(table: WorkerTable) -> None:
     states, worker = ExpectedStates(table), join(table, "p0")
-    will_leave = leaves(PROMPT, SHARED, GRID)
+    will_leave = leaves(PromptPrefixes(PROMPT), GRID)
     one, two = (states.expect(worker, will_leave) for _ in range(2))
-    assert states.find((*PROMPT, 9)) == {("p0", 1): 8}
-    assert states.find(PROMPT[:8]) == {}, "a token must be left to compute"
-    assert states.find((9, *PROMPT)) == states.find((*PROMPT, 9), b"salt") == {}
+    assert states.find(PromptPrefixes((*PROMPT, 9))) == {("p0", 1): 8}
+    assert states.find(PromptPrefixes(PROMPT[:8])) == {}, "a token must be left to compute"
+    for other in (PromptPrefixes((9, *PROMPT)), PromptPrefixes((*PROMPT, 9), b"salt")):
+        assert states.find(other) == {}
     one.drop()
-    assert states.find((*PROMPT, 9)) == {("p0", 1): 8}
+    assert states.find(PromptPrefixes((*PROMPT, 9))) == {("p0", 1): 8}
     two.drop()
-    assert states.find((*PROMPT, 9)) == {} and not len(states)
+    assert states.find(PromptPrefixes((*PROMPT, 9))) == {} and not len(states)
 
 
 def test_the_report_after_a_prompt_takes_the_place_of_what_was_expected(table: WorkerTable) -> None:
     states, worker, other = ExpectedStates(table), join(table, "p0"), join(table, "p1")
-    expected = states.expect(worker, leaves(PROMPT, SHARED, GRID))
+    expected = states.expect(worker, leaves(PromptPrefixes(PROMPT), GRID))
     states.heard(worker)
-    assert states.find(PROMPT), "it is not computed yet"
+    assert states.find(PromptPrefixes(PROMPT)), "it is not computed yet"
     expected.made()
     states.heard(other)
-    assert states.find(PROMPT), "its worker has not reported since"
+    assert states.find(PromptPrefixes(PROMPT)), "its worker has not reported since"
     states.heard(worker)
-    assert not states.find(PROMPT) and not len(states)
+    assert not states.find(PromptPrefixes(PROMPT)) and not len(states)
 
 
 def test_a_worker_that_is_lost_leaves_nothing_behind(table: WorkerTable) -> None:
     states, worker = ExpectedStates(table), join(table, "p0")
-    computed, queued = (states.expect(worker, leaves(PROMPT, SHARED, GRID)) for _ in range(2))
+    computed, queued = (
+        states.expect(worker, leaves(PromptPrefixes(PROMPT), GRID)) for _ in range(2)
+    )
     computed.made()
     table.remove(worker, "lost")
     queued.drop()

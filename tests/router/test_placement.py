@@ -18,7 +18,7 @@ from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
 from baton.router.state_index import StateIndex
 from baton.router.worker_table import Worker, WorkerTable
-from baton.text.prefix_digest import PrefixDigest
+from baton.text.prefix_digest import PrefixDigest, PromptPrefixes
 
 PROMPT = (1, 2, 3, 4, 5)
 
@@ -65,7 +65,7 @@ class Setup:
         self.table.report(self.workers[name], status, leaving)
 
     def chosen(self, only_rank: int | None = None) -> tuple[list[str], str]:
-        placement = self.placer.place(PROMPT, only_rank)
+        placement = self.placer.place(PromptPrefixes(PROMPT), only_rank)
         assert placement is not None
         return [w.worker_id for w in placement.prefills], placement.rank.worker_id
 
@@ -91,7 +91,7 @@ def test_a_leaving_worker_and_an_unreachable_rank_get_nothing() -> None:
 @pytest.mark.parametrize(("prefills", "ranks", "word"), [(0, 1, "prefill"), (1, 0, "decode")])
 def test_a_missing_role_is_named(prefills: int, ranks: int, word: str) -> None:
     placer = Setup(prefills, ranks).placer
-    assert placer.place(PROMPT) is None
+    assert placer.place(PromptPrefixes(PROMPT)) is None
     missing = placer.missing()
     assert missing is not None and missing.code is ErrorCode.UNAVAILABLE
     assert f"no {word} worker" in missing.message
@@ -103,7 +103,7 @@ def test_least_load_counts_what_was_reported_and_what_was_placed_since() -> None
     setup.report("d1", running=0)
     tracked = []
     for _ in range(4):
-        placement = setup.placer.place(PROMPT)
+        placement = setup.placer.place(PromptPrefixes(PROMPT))
         assert placement is not None
         tracked.append(setup.placer.track(placement))
     assert setup.placer.placed["d1"] == 3 and setup.placer.placed["d0"] == 1
@@ -115,7 +115,7 @@ def test_least_load_counts_what_was_reported_and_what_was_placed_since() -> None
 
 def test_a_prefill_worker_is_free_again_after_the_first_token() -> None:
     setup = Setup(prefills=1, ranks=1)
-    placement = setup.placer.place(PROMPT)
+    placement = setup.placer.place(PromptPrefixes(PROMPT))
     assert placement is not None
     in_flight = setup.placer.track(placement)
     in_flight.prefill_done()
@@ -127,9 +127,9 @@ def test_a_named_rank_is_used_and_no_other() -> None:
     setup = Setup(prefills=1, ranks=3)
     assert {setup.chosen(only_rank=1)[1] for _ in range(3)} == {"d1"}
     setup.cut("d1")
-    assert setup.placer.place(PROMPT, only_rank=1) is None
+    assert setup.placer.place(PromptPrefixes(PROMPT), only_rank=1) is None
     with pytest.raises(ApiError, match="routed_dp_rank is 3; the decode ranks are 0, 1, 2"):
-        setup.placer.place(PROMPT, only_rank=3)
+        setup.placer.place(PromptPrefixes(PROMPT), only_rank=3)
 
 
 def test_numbers_of_ranks_stay_when_others_leave() -> None:
@@ -137,13 +137,13 @@ def test_numbers_of_ranks_stay_when_others_leave() -> None:
     setup.report("d0", leaving=True)
     assert setup.chosen(only_rank=2)[1] == "d2"
     with pytest.raises(ApiError, match="routed_dp_rank is 3; the decode ranks are 1, 2"):
-        setup.placer.place(PROMPT, only_rank=3)
+        setup.placer.place(PromptPrefixes(PROMPT), only_rank=3)
 
 
 def test_a_named_rank_that_was_lost_is_waited_for() -> None:
     setup = Setup(prefills=1, ranks=3)
     setup.table.remove(setup.workers["d1"], "its stream ended")
-    assert setup.placer.place(PROMPT, only_rank=1) is None
+    assert setup.placer.place(PromptPrefixes(PROMPT), only_rank=1) is None
 
 
 def test_where_a_named_rank_leaves_any_other_is_as_good() -> None:
@@ -152,7 +152,10 @@ def test_where_a_named_rank_leaves_any_other_is_as_good() -> None:
     assert setup.chosen(only_rank=1)[1] == "d0"
     setup.table.remove(setup.workers["d1"], "it has left")
     assert setup.chosen(only_rank=1)[1] == "d0"
-    assert setup.placer.place(PROMPT, 1, {setup.workers["d1"].registration}) is not None
+    assert (
+        setup.placer.place(PromptPrefixes(PROMPT), 1, {setup.workers["d1"].registration})
+        is not None
+    )
 
 
 def test_a_named_rank_that_was_lost_and_then_retired_is_waited_for_no_longer() -> None:
@@ -185,17 +188,17 @@ def test_a_prefill_worker_that_registers_says_nothing_of_a_rank_that_was_lost() 
             worker=identity,
         )
     )
-    assert setup.placer.place(PROMPT, only_rank=0) is None, "it is waited for still"
+    assert setup.placer.place(PromptPrefixes(PROMPT), only_rank=0) is None, "it is waited for still"
 
 
 def test_a_rank_that_lost_the_request_is_used_only_where_there_is_no_other() -> None:
     setup = Setup(prefills=1, ranks=2)
     lost_on = {setup.workers["d0"].registration}
     for _ in range(3):
-        placement = setup.placer.place(PROMPT, lost_on=lost_on)
+        placement = setup.placer.place(PromptPrefixes(PROMPT), lost_on=lost_on)
         assert placement is not None and placement.rank.worker_id == "d1"
     setup.cut("d1")
-    again = setup.placer.place(PROMPT, lost_on=lost_on)
+    again = setup.placer.place(PromptPrefixes(PROMPT), lost_on=lost_on)
     assert again is not None and again.rank.worker_id == "d0"
 
 
@@ -239,12 +242,12 @@ def test_a_policy_decides_on_the_pair_and_sees_every_fact(monkeypatch: pytest.Mo
     setup.states.add(setup.workers["p1"], PROMPT[:1])
     setup.states.add(setup.workers["d0"], PROMPT[:4])
     setup.states.add(setup.workers["d1"], PROMPT[:2])
-    assignment = placer.place(PROMPT)
+    assignment = placer.place(PromptPrefixes(PROMPT))
     assert assignment is not None
     assert [w.worker_id for w in assignment.prefills] == ["p1", "p0"]
     assert assignment.rank.worker_id == "d2"
     placer.track(assignment)
-    placer.place(PROMPT)
+    placer.place(PromptPrefixes(PROMPT))
     (_, (view, request)) = policy.asked
     prefix = PrefixDigest().add(array("I", PROMPT[:1]).tobytes())
     assert request == PlacementRequest(prompt_tokens=5, max_prefills=2, prefix=prefix)
@@ -266,11 +269,11 @@ def test_the_deepest_state_is_named_even_where_its_rank_takes_no_request() -> No
     setup.cut("d0")
     for count, name in ((4, "d0"), (2, "d1"), (5, "d1")):
         setup.states.add(setup.workers[name], PROMPT[:count])
-    assignment = setup.placer.place(PROMPT)
+    assignment = setup.placer.place(PromptPrefixes(PROMPT))
     assert assignment is not None and assignment.rank.worker_id == "d1"
     expected = StateAt(worker=setup.workers["d0"].identity, tokens=4)
     assert assignment.state_at == expected, "of all five, no token would be left to compute"
-    assignment = setup.placer.place(PROMPT[::-1])
+    assignment = setup.placer.place(PromptPrefixes(PROMPT[::-1]))
     assert assignment is not None and assignment.state_at is None
 
 
@@ -280,11 +283,11 @@ def test_a_policy_is_asked_only_where_both_roles_have_a_candidate(
     setup = Setup(prefills=1, ranks=1)
     placer, policy = recorded(setup, monkeypatch, Placement(("p0",), "d0"))
     setup.cut("d0")
-    assert placer.place(PROMPT) is None
+    assert placer.place(PromptPrefixes(PROMPT)) is None
     setup.cut_off.clear()
     setup.placer.reach_changed()
     setup.report("p0", leaving=True)
-    assert placer.place(PROMPT) is None
+    assert placer.place(PromptPrefixes(PROMPT)) is None
     assert not policy.asked
 
 
@@ -296,7 +299,7 @@ def test_tokens_to_prefill_count_until_the_first_token_and_cached_ones_do_not(
     setup.states.add(setup.workers["p1"], PROMPT[:3])
 
     def place() -> tuple[InFlight, list[int]]:
-        assignment = placer.place(PROMPT)
+        assignment = placer.place(PromptPrefixes(PROMPT))
         assert assignment is not None
         queued = list(policy.asked[-1][0].prefill.queued_tokens)  # the column goes on
         return placer.track(assignment), queued
@@ -324,15 +327,15 @@ def test_a_prompt_is_placed_behind_one_that_will_leave_the_prefix_there() -> Non
     setup = Setup(prefills=3, ranks=1, policy="prefix_aware")
     for name in ("p0", "p1", "p2"):
         grid_of(setup, name, 4)
-    first = setup.placer.place(PROMPT)
+    first = setup.placer.place(PromptPrefixes(PROMPT))
     assert first is not None and first.to_prefill == 5
     in_flight = setup.placer.track(first)
-    second = setup.placer.place((*PROMPT, 6))
+    second = setup.placer.place(PromptPrefixes((*PROMPT, 6)))
     assert second is not None and second.prefills[0] is first.prefills[0]
     assert second.to_prefill == 2 and second.state_at is None
-    assert setup.placer.place((9, *PROMPT)).prefills[0] is not first.prefills[0]  # type: ignore[union-attr]
+    assert setup.placer.place(PromptPrefixes((9, *PROMPT))).prefills[0] is not first.prefills[0]  # type: ignore[union-attr]
     in_flight.release()
-    other = setup.placer.place((*PROMPT, 6))
+    other = setup.placer.place(PromptPrefixes((*PROMPT, 6)))
     assert other is not None and other.to_prefill == 6, "it was never computed"
 
 
@@ -346,18 +349,18 @@ def test_who_goes_elsewhere_leaves_the_state_that_it_would_have_had(
     setup.states.add(setup.workers["p0"], prompt[:4])
     for worker, junctions, depths in (("p1", (4,), [4, 8]), ("p0", (), [8])):
         placer, _ = recorded(setup, monkeypatch, Placement((worker,), "d0"))
-        assignment = placer.place(prompt)
+        assignment = placer.place(PromptPrefixes(prompt))
         assert assignment is not None and assignment.junctions == junctions
         assert [depth for depth, _ in assignment.leaves] == depths
     setup.states.add(setup.workers["p0"], prompt[:6])  # at which no prefill can leave one
     placer, _ = recorded(setup, monkeypatch, Placement(("p1",), "d0"))
-    assignment = placer.place(prompt)
+    assignment = placer.place(PromptPrefixes(prompt))
     assert assignment is not None and assignment.junctions == ()
 
 
 def here(setup: Setup, most: int, tokens: int = 5) -> Assignment:
     placer = Placer(setup.table, setup.states, setup.reachable, "round_robin", 1, PrefillHere(most))
-    assignment = placer.place(tuple(range(tokens)))
+    assignment = placer.place(PromptPrefixes(tuple(range(tokens))))
     assert assignment is not None
     return assignment
 
@@ -380,15 +383,15 @@ def test_a_rank_computes_one_prompt_at_a_time() -> None:
     setup.placer = Placer(
         setup.table, setup.states, setup.reachable, "round_robin", 1, PrefillHere(100)
     )
-    first = setup.placer.place(PROMPT)
+    first = setup.placer.place(PromptPrefixes(PROMPT))
     assert first is not None and first.here
     in_flight = setup.placer.track(first)
     assert setup.placer.placed == {"d0": 1}
-    second = setup.placer.place(PROMPT)
+    second = setup.placer.place(PromptPrefixes(PROMPT))
     assert second is not None and not second.here
     in_flight.prefill_done()
     assert setup.placer.placed == {"d0": 1}
-    third = setup.placer.place(PROMPT)
+    third = setup.placer.place(PromptPrefixes(PROMPT))
     assert third is not None and third.here
     in_flight.release()
     assert not any(setup.placer.placed.values())
@@ -409,12 +412,12 @@ def test_workers_that_keep_no_states_of_prompts_are_not_expected_to(
         for name, value in changed.items():
             status.settings[name] = value
         setup.table.report(setup.workers["p0"], status, leaving=False)
-    assignment = setup.placer.place(PROMPT)
+    assignment = setup.placer.place(PromptPrefixes(PROMPT))
     assert assignment is not None and assignment.leaves == ()
 
 
 def test_a_state_of_a_prefill_worker_is_not_one_that_may_be_fetched() -> None:
     setup = Setup(prefills=1, ranks=1)
     setup.states.add(setup.workers["p0"], PROMPT[:3])
-    assignment = setup.placer.place(PROMPT)
+    assignment = setup.placer.place(PromptPrefixes(PROMPT))
     assert assignment is not None and assignment.state_at is None

@@ -5,8 +5,8 @@ from contextlib import ExitStack
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from baton.core.cache_salt import SHARED
 from baton.router.queued_prefixes import FINE, MOST_JUNCTIONS, QueuedPrefixes, depths
+from baton.text.prefix_digest import PromptPrefixes
 
 GRID = 4
 prompts = st.lists(st.integers(0, 1), max_size=4 * GRID).map(tuple)
@@ -29,20 +29,21 @@ def test_junctions_are_the_ends_of_what_is_shared_with_those_that_wait(
     queued = QueuedPrefixes()
     with ExitStack() as waits:
         for each in queue:
-            waits.enter_context(queued.waiting(each, SHARED, GRID))
+            waits.enter_context(queued.waiting(PromptPrefixes(each), GRID))
         ends = [depth for each in queue if (depth := common(prompt, each)) > cached]
-        found = queued.junctions(prompt, SHARED, GRID, cached)
+        found = queued.junctions(PromptPrefixes(prompt), GRID, cached)
         by_need = sorted(set(ends), key=lambda depth: (-ends.count(depth), -depth))
         assert found == sorted(by_need[:MOST_JUNCTIONS])
-    assert not len(queued) and not queued.junctions(prompt, SHARED, GRID, cached)
+    assert not len(queued) and not queued.junctions(PromptPrefixes(prompt), GRID, cached)
 
 
 def test_prompts_of_other_salts_share_nothing() -> None:
-    queued, prompt = QueuedPrefixes(), tuple(range(9))
-    with queued.waiting(prompt, b"ada", GRID):
-        assert queued.junctions(prompt, b"ada", GRID) == [8]
-        assert not queued.junctions(prompt, b"ben", GRID)
-        assert not queued.junctions(prompt, b"ada", 0), "workers that keep no states"
+    queued = QueuedPrefixes()
+    ada, ben = (PromptPrefixes(range(9), salt) for salt in (b"ada", b"ben"))
+    with queued.waiting(ada, GRID):
+        assert queued.junctions(ada, GRID) == [8]
+        assert not queued.junctions(ben, GRID)
+        assert not queued.junctions(ada, 0), "workers that keep no states"
 
 
 @given(one=st.integers(0, 200_000), other=st.integers(0, 200_000))

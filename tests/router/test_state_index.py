@@ -18,7 +18,7 @@ from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import CacheReport, RequestTokens, StartRequest
 from baton.router.state_index import StateIndex
 from baton.router.worker_table import Worker, WorkerTable
-from baton.text.prefix_digest import PrefixDigest
+from baton.text.prefix_digest import PrefixDigest, PromptPrefixes
 
 
 @pytest.fixture
@@ -55,16 +55,18 @@ def test_the_rank_with_the_deepest_state_is_named_first(table: WorkerTable) -> N
     index.add(first, (1, 2))
     index.add(second, (1, 2, 3, 4))
     index.add(first, (9, 9, 9))
-    assert names(index.find((1, 2, 3, 4, 5))) == [(4, "d1"), (2, "d0")]
-    assert names(index.find((1, 2, 3, 4))) == [(2, "d0")], "one token must be left to compute"
-    assert index.find((2, 1, 3)) == []
+    assert names(index.find(PromptPrefixes((1, 2, 3, 4, 5)))) == [(4, "d1"), (2, "d0")]
+    assert names(index.find(PromptPrefixes((1, 2, 3, 4)))) == [(2, "d0")], (
+        "one token must be left to compute"
+    )
+    assert index.find(PromptPrefixes((2, 1, 3))) == []
 
 
 def test_ranks_with_equally_deep_states_come_in_the_order_of_the_table(table: WorkerTable) -> None:
     index = StateIndex(table)
     for name in ("d10", "d2", "d1"):
         index.add(join(table, name), (1, 2))
-    assert names(index.find((1, 2, 3))) == [(2, "d1"), (2, "d2"), (2, "d10")]
+    assert names(index.find(PromptPrefixes((1, 2, 3)))) == [(2, "d1"), (2, "d2"), (2, "d10")]
 
 
 def test_a_rank_that_leaves_is_gone_or_was_started_again_is_not_named(table: WorkerTable) -> None:
@@ -76,7 +78,7 @@ def test_a_rank_that_leaves_is_gone_or_was_started_again_is_not_named(table: Wor
     table.remove(ranks[1], "lost")
     join(table, "d2", incarnation=2)
     join(table, "d3")  # its stream broke; its process is the same
-    assert index.find((1, 2, 3)) == [], "d3 says itself what it has"
+    assert index.find(PromptPrefixes((1, 2, 3))) == [], "d3 says itself what it has"
     assert not len(index) - 1, "d0 has not left yet"
 
 
@@ -91,14 +93,15 @@ def test_a_prefill_worker_is_not_taken_for_a_rank_of_its_name(table: WorkerTable
             worker=identity,
         )
     )
-    assert index.find((1, 2, 3)) == []
+    assert index.find(PromptPrefixes((1, 2, 3))) == []
 
 
 def test_a_state_is_named_to_requests_of_its_salt_alone(table: WorkerTable) -> None:
     index, rank, ada = StateIndex(table), join(table, "d0"), make_salt("ada")
     index.add(rank, (1, 2), ada)
-    assert names(index.find((1, 2, 3), ada)) == [(2, "d0")]
-    assert index.find((1, 2, 3)) == index.find((1, 2, 3), make_salt("bob")) == []
+    assert names(index.find(PromptPrefixes((1, 2, 3), ada))) == [(2, "d0")]
+    for salt in (b"", make_salt("bob")):
+        assert index.find(PromptPrefixes((1, 2, 3), salt)) == []
 
 
 def finished(start: StartRequest, answer: list[int], state_tokens: int) -> RequestTokens:
@@ -194,15 +197,15 @@ def test_reports_replace_add_and_remove(table: WorkerTable) -> None:
     index, first, second = StateIndex(table), join(table, "d0"), join(table, "d1")
     one, two = (digest(ids) for ids in ((1,), (1, 2)))
     assert index.report(first, report({(1, 2): b"", (1, 2, 3): b"salt"}, sequence=4))
-    assert names(index.find((1, 2, 3, 4))) == [(2, "d0")]
-    assert names(index.find((1, 2, 3, 4), b"salt")) == [(3, "d0")]
+    assert names(index.find(PromptPrefixes((1, 2, 3, 4)))) == [(2, "d0")]
+    assert names(index.find(PromptPrefixes((1, 2, 3, 4), b"salt"))) == [(3, "d0")]
     assert index.report(second, report({(1,): b""}, sequence=1))
-    assert names(index.find((1, 2, 3, 4))) == [(2, "d0"), (1, "d1")]
+    assert names(index.find(PromptPrefixes((1, 2, 3, 4)))) == [(2, "d0"), (1, "d1")]
     changes = CacheReport(sequence=6, after=4, made=[one], depths=[1], evicted=[two])
     assert index.report(first, changes)
-    assert names(index.find((1, 2, 3, 4))) == [(1, "d0"), (1, "d1")]
+    assert names(index.find(PromptPrefixes((1, 2, 3, 4)))) == [(1, "d0"), (1, "d1")]
     assert index.report(first, report({}, sequence=7))
-    assert names(index.find((1, 2, 3, 4))) == [(1, "d1")]
+    assert names(index.find(PromptPrefixes((1, 2, 3, 4)))) == [(1, "d1")]
     assert len(index) == 1
 
 
@@ -214,9 +217,9 @@ def test_changes_that_follow_a_report_that_did_not_come_are_not_applied(
     assert not index.report(rank, changes), "a whole one comes first"
     assert index.report(rank, report({}, sequence=4))
     assert not index.report(rank, changes)
-    assert index.find((1, 2)) == []
+    assert index.find(PromptPrefixes((1, 2))) == []
     assert index.report(rank, report({(1,): b""}, sequence=6))
-    assert names(index.find((1, 2))) == [(1, "d0")]
+    assert names(index.find(PromptPrefixes((1, 2)))) == [(1, "d0")]
 
 
 def test_the_index_is_bounded_and_a_workers_oldest_go_first(table: WorkerTable) -> None:
@@ -225,9 +228,9 @@ def test_the_index_is_bounded_and_a_workers_oldest_go_first(table: WorkerTable) 
     for number in range(1, 6):
         index.add(rank, tuple(range(number)))
     assert len(index) == 3
-    assert names(index.find((9, 9))) == [(1, "d1")]
-    assert names(index.find(tuple(range(9)))) == [(5, "d0")]
-    assert index.find(tuple(range(4))) == []
+    assert names(index.find(PromptPrefixes((9, 9)))) == [(1, "d1")]
+    assert names(index.find(PromptPrefixes(tuple(range(9))))) == [(5, "d0")]
+    assert index.find(PromptPrefixes(tuple(range(4)))) == []
 
 
 def digest(token_ids: Sequence[int]) -> int:
