@@ -28,6 +28,18 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     return torch.zeros(shape, dtype=dtype, device=device) if mapped is None else mapped
 
 
+def shared(descriptor: int, shape: Sequence[int]) -> Tensor:
+    """Map the memory of a descriptor, at least as many bytes as `shape` has, as uint8. Large ones
+    lie on huge pages where the system allows that for shared memory.
+    """
+    nbytes = prod(shape)
+    memory = mmap.mmap(descriptor, max(1, nbytes))
+    if nbytes >= 2 * _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system that was built without them has small ones
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)[:nbytes].view(*shape)
+
+
 def _map(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor | None:
     """Return zeros on huge pages; None where the system has none or they would be wasted."""
     nbytes = prod(shape) * dtype.itemsize

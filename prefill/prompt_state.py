@@ -4,7 +4,7 @@ import asyncio
 
 from baton.engine.forward.layer_progress import LayersComputed
 from baton.engine.schedule.request import Holding
-from baton.transfer.memory.regions import EngineMemory, Holder
+from baton.transfer.memory.regions import Holder, Memory
 from baton.transfer.memory.segments import Segment
 from baton.transfer.outflow import Outflow
 
@@ -16,7 +16,7 @@ class PromptState:
     copied: what is computed stays in the engine's own pages until the writer posts it.
     """
 
-    def __init__(self, memory: EngineMemory, tokens: int) -> None:
+    def __init__(self, memory: Memory, tokens: int) -> None:
         """tokens: length of the prompt."""
         self._outflow = Outflow(memory.slots, memory.pages, tokens)
         self._holding: Holding | None = None

@@ -12,6 +12,8 @@ HELLO_S = 5.0
 waits for it meanwhile."""
 MINORS_APART = 1
 """Minor versions between two processes that work together."""
+SHARD = "shard"
+"""The name in fingerprints of how a worker divides its states. Peers may do so differently."""
 ABSENT = "(absent)"
 """The value shown for a name that only the other side's fingerprint has."""
 
@@ -67,10 +69,12 @@ class Difference:
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[Difference]:
-    """List every name whose values differ, or that one side lacks, in alphabetical order."""
+    """List every name but SHARD whose values differ, or that one side lacks, in alphabetical
+    order.
+    """
     pairs = (
         Difference(name, ours.get(name, ABSENT), theirs.get(name, ABSENT))
-        for name in sorted(ours.keys() | theirs.keys())
+        for name in sorted((ours.keys() | theirs.keys()) - {SHARD})
     )
     return [pair for pair in pairs if pair.ours != pair.theirs]
 

@@ -8,6 +8,7 @@ import xxhash
 
 from baton.engine.memory.layout import Component, PageLayout, SlotLayout
 from baton.proto.version import PROTOCOL_MAJOR
+from baton.rpc.handshake import SHARD
 
 
 def layout_fingerprint(
@@ -18,13 +19,14 @@ def layout_fingerprint(
     weights: str,
     dtype: str,
     chunk_size: int,
-    shard: str = "0/1",
+    ranks: int = 1,
 ) -> dict[str, str]:
-    """Describe the layout of a worker's slots and pages.
+    """Describe the layout of a worker's slots and pages, those of the undivided model.
 
     model, weights: names that are equal on every machine (a hash, not a path).
 
-    chunk_size: the kernel chunk, in tokens. shard: "rank/size".
+    chunk_size: the kernel chunk, in tokens. ranks: of the worker's engine. Peers with other numbers
+    work together; one of a release that does not divide states refuses all numbers but 1.
     """
     return {
         "protocol": str(PROTOCOL_MAJOR),
@@ -38,7 +40,7 @@ def layout_fingerprint(
         "page_size": str(pages.page_size),
         "slot_layout": _components(slots.components, slots.slot_bytes),
         "page_layout": _components(pages.components, pages.page_bytes),
-        "shard": shard,
+        SHARD: f"0/{ranks}",
         "byte_order": sys.byteorder,
     }
 

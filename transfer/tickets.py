@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from baton.transfer.errors import FrameError, TicketError, TransferError
 from baton.transfer.memory.coverage import Coverage, LayeredCoverage
-from baton.transfer.memory.regions import EngineMemory, Holder
+from baton.transfer.memory.regions import Holder, Memory
 from baton.transfer.memory.segments import Kind, Segment, nbytes
 
 
@@ -123,7 +123,7 @@ class TicketTable:
     """All open tickets. Thread-safe: any thread may apply bytes or close a ticket."""
 
     def __init__(
-        self, memory: EngineMemory, first_generation: int, tell: Tell = lambda call: call()
+        self, memory: Memory, first_generation: int, tell: Tell = lambda call: call()
     ) -> None:
         """first_generation: above any that this worker's earlier incarnations used. tell: how the
         owners of tickets are called; by default at once, on the channel's thread."""

@@ -12,7 +12,7 @@ from baton.rpc.credentials import Credentials
 from baton.rpc.tracing import Tracing
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.channels.poller import Poller
-from baton.transfer.memory.regions import EngineMemory
+from baton.transfer.memory.regions import Memory
 from baton.worker.config import WorkerConfig
 from baton.worker.engine_port import EngineBatchHandler, EnginePort
 from baton.worker.grammars import Grammars
@@ -27,7 +27,7 @@ class WorkerContext:
     engine: Engine  # only what never changes may be read here: the engine's thread owns the rest
     port: EnginePort
     grammars: Grammars
-    memory: EngineMemory
+    memory: Memory
     hello: common_pb2.Hello  # this worker's, sent first on every stream
     metrics: WorkerMetrics
     handoffs: HandoffTracker

@@ -12,7 +12,8 @@ from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.rpc.tracing import open_tracing
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.channels.poller import Poller
-from baton.transfer.memory.regions import EngineMemory
+from baton.transfer.memory.rank_memory import RankMemory
+from baton.transfer.memory.regions import EngineMemory, Memory
 from baton.worker.config import WorkerConfig
 from baton.worker.context import WorkerContext
 from baton.worker.engine_port import EnginePort
@@ -46,7 +47,7 @@ def make_context(
     """
     metrics = WorkerMetrics(config.worker_id, config.role)
     metrics.memory.show(engine.plan)
-    memory = EngineMemory(engine.states, engine.pages)
+    memory = _memory(engine)
     port = EnginePort(engine, metrics.observe_step)
     device = torch.device(config.engine.device)
     return WorkerContext(
@@ -68,8 +69,16 @@ def make_context(
     )
 
 
+def _memory(engine: Engine) -> Memory:
+    """Return the memory of all ranks of the engine."""
+    followers = engine.followers
+    if followers is None or followers.storages is None:
+        return EngineMemory(engine.states, engine.pages)
+    return RankMemory(followers.storages)
+
+
 def _hello(
-    config: WorkerConfig, engine: Engine, incarnation: int, address: str, memory: EngineMemory
+    config: WorkerConfig, engine: Engine, incarnation: int, address: str, memory: Memory
 ) -> common_pb2.Hello:
     identity = common_pb2.WorkerIdentity(
         worker_id=config.worker_id,
@@ -85,5 +94,5 @@ def _hello(
         protocol_minor=PROTOCOL_MINOR,
         worker=identity,
         process=this_process(on_device=on_device),
-        fingerprint=worker_fingerprint(config.engine, engine.model_config, engine.plan),
+        fingerprint=worker_fingerprint(config.engine, engine.model_config, memory),
     )

@@ -5,23 +5,25 @@ from pathlib import Path
 import xxhash
 
 from baton.engine.config import EngineConfig, ModelConfig
-from baton.engine.memory.plan import MemoryPlan
 from baton.transfer.fingerprint import layout_fingerprint
+from baton.transfer.memory.regions import Memory
 
 SAMPLE_BYTES = 1 << 16
 
 
-def worker_fingerprint(
-    config: EngineConfig, model: ModelConfig, plan: MemoryPlan
-) -> dict[str, str]:
-    """Return this worker's fingerprint, which the handshake of every stream compares."""
+def worker_fingerprint(config: EngineConfig, model: ModelConfig, memory: Memory) -> dict[str, str]:
+    """Return this worker's fingerprint, which the handshake of every stream compares.
+
+    The layouts are those of the undivided model, also where each rank keeps a part.
+    """
     return layout_fingerprint(
-        plan.slot_layout,
-        plan.page_layout,
+        memory.slots,
+        memory.pages,
         model=f"{model.family}, config {_config_hash(config.model)}",
         weights=weights_hash(config.model),
         dtype=str(config.dtype).removeprefix("torch."),
         chunk_size=model.mamba_chunk_size,
+        ranks=config.tp,
     )
 
 

@@ -147,7 +147,7 @@ class PrefixReader:
         """Raise ChecksumError unless the bytes of `into` have these checksums."""
         for segment, checksum in zip(segments, checksums, strict=True):
             header = frames.Header(segment, checksum)
-            header.check(self._context.memory.read(segment, into))
+            header.check(self._context.memory.written(segment, into))
 
     async def _recall(self, channel: Channel, source: common_pb2.WorkerIdentity) -> _Known | None:
         """Return what is known of this incarnation of `source`. Forgets what is stale."""

@@ -76,8 +76,8 @@ from baton.engine.choices import RANK_TIMEOUT_S
 @click.option("--threads", type=click.IntRange(1), default=None,
               help="Compute threads; every core when left out.")  # fmt: skip
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True,
-              help="Tensor-parallel ranks, a process each, which share the threads; for --role "
-              "both on CPUs.")  # fmt: skip
+              help="Tensor-parallel ranks, a process each, which share the threads; on "
+              "CPUs.")  # fmt: skip
 @click.option("--rank-timeout", type=Seconds(1), default=RANK_TIMEOUT_S, show_default=True,
               help="Seconds that a rank waits for the others in a step; then the worker's engine "
               "ends.")  # fmt: skip
@@ -101,11 +101,6 @@ def worker(role: str, host: str, insecure: bool, threads: int | None, **given: A
             f"--role {role} needs --credentials: peers ask a worker for its certificate"
             if given["credentials"] is None
             else "--credentials is for --role prefill and --role decode; both stands alone"
-        )
-    if given["tp"] > 1 and role != Role.BOTH:
-        raise StartError(
-            f"--tp {given['tp']} is for --role both: hand-offs between replicas of several ranks "
-            "are not built yet; use --tp 1"
         )
     folder = folder_from(given)
     check_folder(folder)

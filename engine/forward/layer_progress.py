@@ -63,14 +63,19 @@ class LayerProgress:
         mark: Mark,
         tell: OnLayers,
         group_bytes: int,
+        *,
+        several_ranks: bool = False,
     ) -> None:
         """rows: those whose `held` names a request. group_bytes: of the longest row, reported at
-        once."""
+        once. several_ranks: others of the replica may have written less than this one. They have
+        as much when they have added up the outputs of a block, so layers are reported then.
+        """
         self._rows = rows
         self._layers = layers
         self._mark = mark
         self._tell = tell
         self._group_bytes = group_bytes
+        self._several_ranks = several_ranks
         self._tokens = max(row.end - row.start for row in rows)
         self._untold = 0  # bytes, of the longest row
         self._recurrent = 0
@@ -86,6 +91,11 @@ class LayerProgress:
         self._attention = layer + 1
         self._grown(self._layers.kv[layer] * self._tokens)
 
+    def block_ended(self) -> None:
+        """Note that a block has ended on all ranks, with its layers' writes."""
+        if self._several_ranks:
+            self._announce_group()
+
     def all_written(self) -> None:
         """Note that the remaining layers write nothing."""
         self._recurrent, self._attention = len(self._layers.state), len(self._layers.kv)
@@ -93,6 +103,10 @@ class LayerProgress:
 
     def _grown(self, nbytes: int) -> None:
         self._untold += nbytes
+        if not self._several_ranks:
+            self._announce_group()
+
+    def _announce_group(self) -> None:
         if self._untold >= self._group_bytes:
             self._announce(last=False)
 

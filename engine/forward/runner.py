@@ -116,6 +116,8 @@ class ModelRunner:
         self._layers = LayerBytes.of(states.layout, pages.layout)
         self._group_bytes = layer_group_bytes
         self._on_layers: OnLayers | None = None
+        if isinstance(model, LeadingModel):
+            model.begin(states, pages, tables.pages)
 
     @property
     def followers(self) -> Followers | None:
@@ -211,7 +213,10 @@ class ModelRunner:
         if self._on_layers is None or not (rows := batch.last_chunks):
             return None
         mark, tell = self._stream.mark, self._on_layers
-        return LayerProgress(rows, self._layers, mark, tell, self._group_bytes)
+        several = isinstance(self._model, LeadingModel)
+        return LayerProgress(
+            rows, self._layers, mark, tell, self._group_bytes, several_ranks=several
+        )
 
     def collect(self, launched: Launched) -> StepResult:
         """Wait for the step and bring its results to the host."""

@@ -72,7 +72,6 @@ def check_ranks(config: EngineConfig) -> None:
     lacks = {
         "runs on CPUs only": config.device != "cpu",
         "cannot verify draft tokens: use speculative_algorithm off": config.window > 1,
-        "takes no hand-offs: set tickets to 0": config.tickets > 0,
     }
     found = "; it ".join(what for what, asked in lacks.items() if asked)
     if config.tp > 1 and found:

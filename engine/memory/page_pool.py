@@ -18,10 +18,19 @@ class PagePool:
     latents[i]: [pages, page_size, width], of the i-th layer that has latents.
     """
 
-    def __init__(self, layout: PageLayout, pages: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: PageLayout,
+        pages: int,
+        device: torch.device,
+        storage: Tensor | None = None,
+    ) -> None:
+        """storage: zeros to lie in; None: allocates them."""
         self.layout = layout
         self.ids = IdPool(pages, "page")
-        self.storage = huge_pages.zeros((pages, layout.page_bytes), torch.uint8, device)
+        if storage is None:
+            storage = huge_pages.zeros((pages, layout.page_bytes), torch.uint8, device)
+        self.storage = storage
         self.k = self._views("k")
         self.v = self._views("v")
         self.latents = self._views("latent")

@@ -17,10 +17,19 @@ class StatePool:
     2**31 at the 15th slot of a 9B model.
     """
 
-    def __init__(self, layout: SlotLayout, slots: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: SlotLayout,
+        slots: int,
+        device: torch.device,
+        storage: Tensor | None = None,
+    ) -> None:
+        """storage: zeros to lie in; None: allocates them."""
         self.layout = layout
         self.ids = IdPool(slots, "slot")
-        self.storage = huge_pages.zeros((slots, layout.slot_bytes), torch.uint8, device)
+        if storage is None:
+            storage = huge_pages.zeros((slots, layout.slot_bytes), torch.uint8, device)
+        self.storage = storage
         by_key = {(c.name, c.layer): component_view(self.storage, c) for c in layout.components}
         self.conv: tuple[Tensor, ...] = tuple(
             by_key["conv", index] for index in range(len(layout.layers))

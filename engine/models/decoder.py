@@ -104,6 +104,8 @@ class Decoder:
         x = embedded = self.kernels.scaled(x, self.embedding_multiplier)
         for block in self.blocks[: self.mixing]:
             x = block(x, embedded, step)
+            if batch.progress is not None:
+                batch.progress.block_ended()
         if batch.progress is not None:
             batch.progress.all_written()
         wanted = self.kernels.select_rows(x, batch.logit_tokens)

@@ -42,13 +42,14 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
     if config.tp == 1:
         return load_part(config, Shard(), SingleComm(), progress)
     check_ranks(config)
-    divided_model(read_config(config.model, config.dtype, config.ssm_dtype), config.tp)
+    whole = read_config(config.model, config.dtype, config.ssm_dtype)
+    divided_model(whole, config.tp)
     threads = max(1, torch.get_num_threads() // config.tp)
     torch.set_num_threads(threads)
     followers = Followers(config, threads)
     try:
         part = load_part(config, Shard(0, config.tp), followers.comm, progress)
-        return LeadingModel(part, followers.comm, followers)
+        return LeadingModel(whole, part, followers.comm, followers)
     except BaseException:
         followers.close()
         raise

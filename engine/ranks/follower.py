@@ -7,19 +7,18 @@ import os
 import signal
 import sys
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 
 import torch
 
 from baton.core.errors import BatonError
-from baton.engine.memory.layout import PageLayout, SlotLayout
-from baton.engine.memory.page_pool import PagePool
-from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
 from baton.engine.models.loader import load_part
 from baton.engine.ranks.comm import Comm, meet
 from baton.engine.ranks.gloo_comm import GlooComm
 from baton.engine.ranks.rank_messages import Begin, Failed, Joined, Loaded, RankPools
 from baton.engine.ranks.shared_memory import SharedMemory
+from baton.engine.ranks.shared_pools import mapped_pools
 from baton.engine.ranks.step_message import StepMessage
 
 
@@ -49,20 +48,16 @@ def follow(leader: Connection) -> None:
     comm = GlooComm(begin.folder, begin.shard, limit_s, memory)
     model = load_part(begin.config, begin.shard, comm)
     leader.send(Loaded(model.weight_bytes))
-    run_steps(leader, model, comm, leader.recv(), torch.device(begin.config.device))
+    run_steps(leader, model, comm, leader.recv())
 
 
-def run_steps(
-    leader: Connection, model: Model, comm: Comm, pools: RankPools, device: torch.device
-) -> None:
+def run_steps(leader: Connection, model: Model, comm: Comm, pools: RankPools) -> None:
     """Run the leader's steps in their order. Raises EOFError when the leader has left."""
-    config = model.config
-    slot = SlotLayout(config.recurrent, config.conv_dtype, config.ssm_dtype)
-    states = StatePool(slot, pools.slots, device)
-    page = PageLayout(config.attention, pools.page_size, config.dtype)
-    pages = PagePool(page, pools.pages, device)
-    shape = (pools.table_rows, pools.table_width)
-    tables = torch.zeros(shape, dtype=torch.int32, device=device)
+    descriptors = recv_handle(leader), recv_handle(leader)
+    states, pages = mapped_pools(model.config, pools, descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    tables = torch.zeros((pools.table_rows, pools.table_width), dtype=torch.int32)
     with torch.inference_mode():
         while True:
             step: StepMessage = leader.recv()

@@ -10,15 +10,18 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any
 
 from baton.core.errors import RankError
 from baton.engine.config import EngineConfig
+from baton.engine.memory.rank_storage import RankStorages
 from baton.engine.ranks.comm import Shard
 from baton.engine.ranks.gloo_comm import JOIN_S, GlooComm
-from baton.engine.ranks.rank_messages import Begin, Failed, Joined, Loaded, connected
+from baton.engine.ranks.rank_messages import Begin, Failed, Joined, Loaded, RankPools, connected
 from baton.engine.ranks.shared_memory import SharedMemory
+from baton.engine.ranks.shared_pools import SharedPools
 
 _LOAD_S = 3600.0  # until weights have been read from a slow disk
 _REASON_S = 1.0  # until a rank that has failed has said why
@@ -59,6 +62,7 @@ class Followers:
         self._lost: RankError | None = None
         self._closed = False
         self._timeout_s = config.rank_timeout_s
+        self.storages: RankStorages | None = None  # the pools of all ranks, once they have any
         # Where the ranks meet. The others may still read it when rank 0 has met them.
         self._folder = folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
         size = config.tp
@@ -108,6 +112,23 @@ class Followers:
         self._until(lambda: len(loaded()) == len(self._followers), _LOAD_S, "load its weights")
         shutil.rmtree(self._folder, ignore_errors=True)
         return max(loaded())
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks, the leader among them."""
+        return 1 + len(self._followers)
+
+    def begin(self, pools: RankPools, shared: SharedPools) -> None:
+        """Give the ranks their pools, before the first step. Raises RankError."""
+        self.send(pools)
+        for each, descriptors in zip(self._followers, shared.descriptors, strict=True):
+            for descriptor in descriptors:
+                try:
+                    send_handle(each.connection, descriptor, each.process.pid)
+                except OSError as error:
+                    raise self.failure(error) from error
+        shared.close()
+        self.storages = shared.storages
 
     def send(self, message: Any) -> None:
         """Send a message to every rank. Raises RankError."""

@@ -81,26 +81,16 @@ def test_a_worker_that_stands_alone_joins_no_router(tiny: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--role", "decode"], "--tp 2 is for --role both"),
-        (["--speculative-algorithm", "ngram"], "2 ranks cannot verify draft tokens"),
-    ],
-)
-def test_what_several_ranks_cannot_do_is_one_line(
-    tiny: Path, tmp_path: Path, options: list[str], message: str
-) -> None:
-    if "--role" in options:
-        options = [*options, "--credentials", str(tmp_path)]
+def test_what_several_ranks_cannot_do_is_one_line(tiny: Path) -> None:
+    options = ["--tp", "2", "--speculative-algorithm", "ngram"]
     done = subprocess.run(
-        [*COMMAND, "--model", str(tiny), "--page-size", str(GRID), "--tp", "2", *options],
+        [*COMMAND, "--model", str(tiny), "--page-size", str(GRID), *options],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
     )
     assert done.returncode == 1
-    assert message in done.stderr.replace("\n", " ")
+    assert "2 ranks cannot verify draft tokens" in done.stderr.replace("\n", " ")
     assert "Traceback" not in done.stderr
 
 

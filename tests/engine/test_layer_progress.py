@@ -13,9 +13,10 @@ from torch import Tensor
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.forward.layer_progress import LayersComputed
+from baton.engine.forward.layer_progress import LayerBytes, LayerProgress, LayersComputed
 from baton.engine.models.loader import load_model
 from baton.engine.output.events import PrefillHeld
+from baton.engine.schedule.batch import Row
 from baton.engine.schedule.request import RequestSpec
 from baton.transfer.memory.regions import EngineMemory, Holder
 from baton.transfer.memory.segments import Segment, cut_kv, cut_state
@@ -116,6 +117,24 @@ def test_layers_are_told_of_in_groups(seeded: random.Random) -> None:
     run(watched.engine)
     told = [(t.recurrent, t.attention) for t in watched.told]
     assert told == [(3, 4), (7, 7), (9, 9)]
+
+
+def test_of_several_ranks_layers_are_told_of_when_all_have_written_them() -> None:
+    """This rank has written a layer before the others have: they have when they add up."""
+    row = Row(1, 1, 0, 4, 0, 1, 1, True, None, None, held="a", held_pages=(1,))
+    told: list[LayersComputed] = []
+    layers = LayerBytes((8, 8), (4,))
+    progress = LayerProgress([row], layers, lambda call: call(), told.extend, 1, several_ranks=True)
+    progress.state_written(0)
+    progress.kv_written(0)  # a mixer beside it, in the same block
+    assert not told
+    progress.block_ended()
+    progress.block_ended()  # of a feed-forward, which writes nothing
+    progress.state_written(1)
+    assert [(t.recurrent, t.attention) for t in told] == [(1, 1)]
+    progress.block_ended()
+    progress.all_written()
+    assert [(t.recurrent, t.attention, t.last) for t in told[1:]] == [(2, 1, False), (2, 1, True)]
 
 
 def test_an_engine_that_nobody_listens_to_tells_nothing(

@@ -118,6 +118,34 @@ def test_so_do_requests_that_are_preempted(
     oracle.assert_all_greedy(folder, prompts, got, STEPS)
 
 
+def test_no_ticket_takes_memory_that_a_rank_behind_the_leader_may_still_write(
+    folder: Path, seeded: random.Random
+) -> None:
+    """The slot of a request that has ended is free, but not for peers while its step runs."""
+    behind = Engine.load(options(folder, tickets=6))
+    slots, follower = behind.states.ids, follower_of(behind)
+    os.kill(follower, signal.SIGSTOP)
+    try:
+        behind.submit(RequestSpec("a", prompt(seeded, 40), greedy(STEPS), hold=True))
+        behind.plan_step()
+        behind.run_step()  # launches it
+        kept = behind.holding("a")
+        behind.cancel("a", "the client left")
+        assert slots.available_to_channels == slots.available - 1
+        granted = [behind.reserve(f"t{number}", 20) for number in range(6)]
+        for each in granted:
+            assert each is not None and each.slot != kept.slot
+            assert not set(each.pages) & set(kept.pages)
+    finally:
+        os.kill(follower, signal.SIGCONT)
+    run(behind)
+    assert slots.available_to_channels == slots.available
+    for each in granted:
+        behind.reservations.abandon(each)
+    assert_clean(behind)
+    behind.close()
+
+
 def test_a_rank_that_is_killed_ends_the_step_with_its_reason(
     lost: Engine, seeded: random.Random
 ) -> None:
@@ -197,7 +225,6 @@ def running(process: int) -> bool:
     ("more", "message"),
     [
         ({"device": "cuda"}, "2 ranks runs on CPUs only"),
-        ({"tickets": 2}, "2 ranks takes no hand-offs"),
         ({"speculative_algorithm": SpeculativeAlgorithm.NGRAM}, "cannot verify draft tokens"),
     ],
 )
@@ -214,5 +241,6 @@ def test_an_engine_refuses_what_its_ranks_cannot_do_before_it_starts_them(
     monkeypatch.setattr(followers, "Follower", lambda *_: pytest.fail("a rank was started"))
     with pytest.raises(ConfigError, match="bamba_odd runs on 1 rank"):
         Engine.load(options(oracle.checkpoint("bamba_odd")))
-    with pytest.raises(ConfigError, match="takes no hand-offs"):
-        Engine.load(options(oracle.checkpoint(NAME), tickets=2))
+    with pytest.raises(ConfigError, match="cannot verify draft tokens"):
+        ngram = SpeculativeAlgorithm.NGRAM
+        Engine.load(options(oracle.checkpoint(NAME), speculative_algorithm=ngram))

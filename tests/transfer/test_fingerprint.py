@@ -32,7 +32,6 @@ def test_two_equal_workers_agree() -> None:
         (fingerprint(weights="x"), {"weights"}),
         (fingerprint(dtype="bfloat16"), {"dtype"}),
         (fingerprint(chunk_size=32), {"chunk_size"}),
-        (fingerprint(shard="0/2"), {"shard"}),
         (fingerprint(replace(SLOTS, ssm_dtype=torch.bfloat16)), {"ssm_dtype", "slot_layout"}),
         (fingerprint(replace(SLOTS, layers=SLOTS.layers[::-1])), {"slot_layout"}),
         (fingerprint(pages=replace(PAGES, page_size=16)), {"page_size", "page_layout"}),
@@ -50,6 +49,11 @@ def test_a_difference_is_named_with_both_values(other: Mapping[str, str], names:
     for name in names:
         assert f"{name}={ours[name]}" in refused.value.expected
         assert f"{name}={other[name]}" in refused.value.actual
+
+
+def test_peers_may_have_other_numbers_of_ranks() -> None:
+    assert fingerprint(ranks=2) != fingerprint()  # which a release without ranks refuses
+    check_fingerprint(fingerprint(), fingerprint(ranks=2), "d0", "p0")
 
 
 def test_a_name_that_one_side_lacks_is_a_difference() -> None:

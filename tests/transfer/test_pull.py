@@ -5,6 +5,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -23,11 +24,13 @@ pytestmark = pytest.mark.parametrize("channel", PULLING)
 
 @asynccontextmanager
 async def joined(
-    channel: str, lease_s: float = 30.0
-) -> AsyncIterator[tuple[Pools, Pools, Lender, Reader]]:
-    """A lender over one pair of pools, and a reader over another."""
-    source, target = Pools(), Pools(fill=0x5A)
-    source.randomise(torch.Generator().manual_seed(random.randrange(2**32)))
+    channel: str, lease_s: float = 30.0, sides: tuple[Any, Any] | None = None
+) -> AsyncIterator[tuple[Any, Any, Lender, Reader]]:
+    """A lender over one pair of pools, and a reader over another; over `sides` where given."""
+    if sides is None:
+        sides = Pools(), Pools(fill=0x5A)
+        sides[0].randomise(torch.Generator().manual_seed(random.randrange(2**32)))
+    source, target = sides
     poller, name = Poller("transfers"), f"{random.randrange(2**32)}"
     ends = [
         registry.find(channel)(

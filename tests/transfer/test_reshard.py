@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle.specs import SPECS
 from torch import Tensor
+from transfer.rank_pools import Layout, divides, page_layouts, slot_layouts
 
 from baton.core.errors import ConfigError
 from baton.engine.config import Mixer, ModelConfig
 from baton.engine.memory.layout import (
     AttentionShape,
-    LatentShape,
     PageLayout,
     RecurrentShape,
     SlotLayout,
@@ -26,54 +26,16 @@ from baton.engine.models.family_table import read_config
 from baton.transfer.memory.coverage import Coverage
 from baton.transfer.memory.reshard import Move, reshard
 
-Layout = SlotLayout | PageLayout
 SIZES = (1, 2, 3, 4, 6, 8, 12)
 PAGE = 4
 FAMILIES = sorted({spec.model_type for spec in SPECS.values()})
 
 sizes = st.sampled_from(SIZES)
-heads = st.sampled_from([12, 24])
-groups = st.sampled_from([1, 2, 3, 4, 6, 12, 24])
-
-
-@st.composite
-def recurrent_shapes(draw: st.DrawFn) -> RecurrentShape:
-    """[x | B | C] with an SSM state, or plain channels."""
-    lead = draw(st.integers(1, 3))
-    if draw(st.booleans()):
-        return RecurrentShape((draw(heads), lead), None)
-    h, head_dim, g, d_state = draw(heads), draw(st.integers(1, 3)), draw(groups), 2
-    fused = (SubBlock("x", h, head_dim), *(SubBlock(n, g, d_state, shared=True) for n in "BC"))
-    return RecurrentShape((h * head_dim + 2 * g * d_state, lead), (h, head_dim, d_state), fused)
-
-
-layouts = st.builds(
-    SlotLayout,
-    layers=st.lists(recurrent_shapes(), max_size=3).map(tuple),
-    conv_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    ssm_dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-) | st.builds(
-    PageLayout,
-    layers=st.lists(
-        st.builds(AttentionShape, groups, st.integers(1, 3))
-        | st.builds(LatentShape, st.integers(1, 9)),
-        max_size=3,
-    ).map(tuple),
-    page_size=st.integers(1, 5),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-)
+layouts = slot_layouts | page_layouts
 
 
 def block_bytes(layout: Layout) -> int:
     return layout.slot_bytes if isinstance(layout, SlotLayout) else layout.page_bytes
-
-
-def divides(layout: Layout, size: int) -> bool:
-    try:
-        layout.shard(0, size)
-    except ConfigError:
-        return False
-    return True
 
 
 def covered(layout: Layout, moves: tuple[Move, ...], rank: int) -> list[tuple[int, int]]:
@@ -137,12 +99,6 @@ def test_copies_of_a_head_share_the_sending() -> None:
     assert set(senders) == set(range(8))
     grown = [(m.source.rank, m.destination.rank) for m in reshard(layout, 2, 4)]
     assert set(grown) == {(0, 0), (0, 1), (1, 2), (1, 3)}
-
-
-def test_a_layer_of_one_rank_is_one_move() -> None:
-    mixer = RecurrentShape((16, 3), (4, 2, 8))
-    moves = reshard(SlotLayout((mixer, mixer), torch.float32, torch.float32), 1, 1)
-    assert len(moves) == 1 and moves[0].nbytes == 2 * 4 * (16 * 3 + 64)
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ TARGET = Holder(slot=1, pages=(4, 11, 2, 8))
 
 @dataclass
 class Wire:
-    source: Pools
-    target: Pools
+    source: Any  # what has a `memory`
+    target: Any
     tickets: TicketTable
     sent: Counter = field(default_factory=Counter)
     applied: Counter = field(default_factory=Counter)
@@ -88,11 +88,15 @@ async def connected(
     slots: SlotLayout = SLOTS,
     pages: PageLayout = PAGES,
     lease_s: float = DEADLINE_S,
+    sides: tuple[Any, Any] | None = None,
 ) -> AsyncIterator[Wire]:
+    """sides: pools to join; None: a source with random bytes, and a target."""
     seed = random.randrange(2**32)
     print("seed", seed)
-    source, target = Pools(slots, pages), Pools(slots, pages, fill=0x5A)
-    source.randomise(torch.Generator().manual_seed(seed))
+    if sides is None:
+        sides = Pools(slots, pages), Pools(slots, pages, fill=0x5A)
+        sides[0].randomise(torch.Generator().manual_seed(seed))
+    source, target = sides
     tickets = TicketTable(target.memory, 0, tell_on_loop())
     wire = Wire(source, target, tickets)
     poller, hub = Poller("transfers"), LocalHub()
@@ -132,9 +136,12 @@ async def connected(
 
 
 def channel_context(
-    pools: Pools, tickets: TicketTable, worker: str = "w/1", **more: Any
+    pools: Any, tickets: TicketTable, worker: str = "w/1", **more: Any
 ) -> ChannelContext:
-    """Return the context that one worker gives its channels; it counts no bytes unless told to."""
+    """Return the context that one worker gives its channels; it counts no bytes unless told to.
+
+    pools: what has a `memory`.
+    """
     given: dict[str, Any] = {
         "poller": None,
         "lease_s": DEADLINE_S,

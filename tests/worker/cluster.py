@@ -85,13 +85,15 @@ class TestWorker:
         channel: str = "grpc",
         hub: LocalHub | None = None,
         worker: dict[str, Any] | None = None,
+        loaded: Engine | None = None,
         **engine: Any,
     ) -> None:
-        """worker: other fields of WorkerConfig. engine: what `make_engine` takes."""
+        """worker: other fields of WorkerConfig. loaded: the engine, which the caller closes; None:
+        one of `engine`, which is what `make_engine` takes."""
         self.model = engine.pop("model", None) or GatedModel()
         if role is Role.DECODE:
             engine.setdefault("tickets", 4)
-        self.engine: Engine = make_engine(self.model, **engine)
+        self.engine: Engine = loaded or make_engine(self.model, **engine)
         config = WorkerConfig(
             worker_id,
             role,

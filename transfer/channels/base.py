@@ -11,7 +11,7 @@ from baton.transfer.channels.ends import ChannelReceiver, Lender, OnBytes, Reade
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.channels.poller import Poller
 from baton.transfer.channels.trusted_network import LOCAL, TrustedNetwork
-from baton.transfer.memory.regions import EngineMemory
+from baton.transfer.memory.regions import Memory
 from baton.transfer.tickets import TicketTable
 
 
@@ -38,7 +38,7 @@ class ChannelContext:
     """The parts of a worker that each of its channels uses."""
 
     worker: str  # worker id and incarnation: unique over workers and their restarts
-    memory: EngineMemory
+    memory: Memory
     tickets: TicketTable  # what may be written into `memory`
     poller: Poller
     lease_s: float  # the longest that one step of a transfer may take

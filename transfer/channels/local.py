@@ -130,6 +130,6 @@ class LocalWriteOperation:
             there.write_pieces(segment, target, payload)
             if self._context.verify:
                 header = frames.Header(segment, frames.checksum_of(segment, payload))
-                header.check(there.read(segment, target))
+                header.check(there.written(segment, target))
 
         self._landing.tickets.take(self._claim, segment, size, put)

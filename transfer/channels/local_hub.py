@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from baton.transfer.channels.ends import OnBytes
 from baton.transfer.errors import ChannelError
-from baton.transfer.memory.regions import EngineMemory
+from baton.transfer.memory.regions import Memory
 from baton.transfer.tickets import TicketTable
 
 
@@ -14,7 +14,7 @@ class Landing:
     """One engine that may be written to."""
 
     tickets: TicketTable
-    memory: EngineMemory
+    memory: Memory
     on_bytes: OnBytes
 
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from baton.engine.memory.host_bytes import HostBytes
+from baton.engine.memory.layout import PageLayout, SlotLayout
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.transfer.memory.segments import Kind, Piece, Segment, pieces
+from baton.transfer.memory.segments import Kind, Piece, Segment, nbytes, pieces
 
 MOST_CUT = 4096  # segments of state whose pieces are kept
 
@@ -48,7 +49,7 @@ class HostRegion:
     """A pool in the CPU's memory. Bytes are copied once, by the transfer itself."""
 
     def __init__(self, storage: Tensor) -> None:
-        self.span = _span(storage)
+        self.span = span_of(storage)
         self._bytes = HostBytes(storage.view(-1).numpy())
 
     def read(self, block: int, offset: int, nbytes: int) -> memoryview:
@@ -62,7 +63,7 @@ class DeviceRegion:
     """A pool in an accelerator's memory. Every piece passes through host memory."""
 
     def __init__(self, storage: Tensor) -> None:
-        self.span = _span(storage)
+        self.span = span_of(storage)
         self._storage = storage
 
     def read(self, block: int, offset: int, nbytes: int) -> memoryview:
@@ -82,8 +83,44 @@ class Holder:
     pages: tuple[int, ...]
 
 
+class Memory(Protocol):
+    """The part of an engine's memory that channels use, on any number of ranks.
+
+    slots, pages: the layouts of the undivided model, which say what a segment's bytes are
+    """
+
+    slots: SlotLayout
+    pages: PageLayout
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Return the spans of the slots and of the pages, of each rank."""
+        ...
+
+    def read(self, segment: Segment, holder: Holder) -> list[memoryview]:
+        """Return the segment's bytes, in the order in which they are sent."""
+        ...
+
+    def written(self, segment: Segment, holder: Holder) -> list[memoryview]:
+        """Return what `read` does, to be compared with what was sent. Raises ChecksumError where
+        that cannot be everywhere."""
+        ...
+
+    def write(self, segment: Segment, holder: Holder, payload: memoryview) -> None:
+        """Write `payload`, as `read` gave it on the other side, to the segment's place here."""
+        ...
+
+    def write_pieces(self, segment: Segment, holder: Holder, payload: Sequence[memoryview]) -> None:
+        """Write a payload in the pieces that `read` gave on the other side."""
+        ...
+
+    def kept_bytes(self, segment: Segment) -> int:
+        """Return the bytes of a segment that all ranks together keep."""
+        ...
+
+
 class EngineMemory:
-    """The slots and the pages of one engine."""
+    """The slots and the pages of an engine with one rank. A `Memory`."""
 
     def __init__(self, states: StatePool, pages: PagePool) -> None:
         self.slots = states.layout
@@ -102,6 +139,10 @@ class EngineMemory:
         region, bound = self._bind(segment, holder)
         return [region.read(block, piece.offset, piece.nbytes) for block, piece in bound]
 
+    def written(self, segment: Segment, holder: Holder) -> list[memoryview]:
+        """Return what `read` does: each byte is kept once."""
+        return self.read(segment, holder)
+
     def write(self, segment: Segment, holder: Holder, payload: memoryview) -> None:
         """Write `payload`, as `read` gave it on the other side, to the segment's place here."""
         region, bound = self._bind(segment, holder)
@@ -111,10 +152,18 @@ class EngineMemory:
             at += piece.nbytes
 
     def write_pieces(self, segment: Segment, holder: Holder, payload: Sequence[memoryview]) -> None:
-        """Write a payload in the pieces that `read` gave: equal layouts are cut alike."""
+        """Write a payload in the pieces that `read` gave: engines with one rank cut alike, and
+        others give one piece."""
+        if len(payload) == 1:
+            self.write(segment, holder, payload[0])
+            return
         region, bound = self._bind(segment, holder)
         for (block, piece), part in zip(bound, payload, strict=True):
             region.write(block, piece.offset, part)
+
+    def kept_bytes(self, segment: Segment) -> int:
+        """Return the bytes of a segment."""
+        return nbytes(segment, self.pages)
 
     def pieces(self, segment: Segment) -> list[Piece]:
         """Return the segment's pieces, which are not bound to ids.
@@ -138,7 +187,8 @@ class EngineMemory:
         return self._states, [(holder.slot, piece) for piece in found]
 
 
-def _span(storage: Tensor) -> Span:
+def span_of(storage: Tensor) -> Span:
+    """Return the place of a pool's storage, [blocks, block_bytes] uint8."""
     device = None if storage.device.type == "cpu" else storage.device.index or 0
     return Span(storage.data_ptr(), storage.shape[1], storage.shape[0], device)
 

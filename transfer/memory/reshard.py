@@ -7,7 +7,7 @@ some of the destinations.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from baton.engine.memory.layout import Component, PageLayout, SlotLayout
@@ -34,8 +34,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Move:
-    """`rows` rows of `nbytes` bytes each. A page has a row for each token, a slot's tensor one."""
+    """`rows` rows of `nbytes` bytes each. A page has a row for each token, a slot's tensor one.
 
+    component: the tensor, by its place in the undivided layout
+    start: of each row, in bytes from the start of the undivided tensor's row
+    """
+
+    component: int
+    start: int
     source: Place
     destination: Place
     rows: int
@@ -70,13 +76,8 @@ def reshard(whole: SlotLayout | PageLayout, sources: int, destinations: int) -> 
     moves: list[Move] = []
     for rank, theirs in enumerate(wanted):
         for index, component in enumerate(whole.components):
-            sides = _Sides(component, [ours[index] for ours in held], theirs[index], rank)
-            for move in sides.moves(destinations):
-                joined = _join(moves[-1], move) if moves else None
-                if joined is None:
-                    moves.append(move)
-                else:
-                    moves[-1] = joined
+            sides = _Sides(index, component, [ours[index] for ours in held], theirs[index], rank)
+            moves += sides.moves(destinations)
     return tuple(moves)
 
 
@@ -84,6 +85,7 @@ def reshard(whole: SlotLayout | PageLayout, sources: int, destinations: int) -> 
 class _Sides:
     """One tensor: undivided, as each source has it, and as one destination needs it."""
 
+    index: int  # of the tensor in its layout
     whole: Component
     sources: list[Component]
     destination: Component
@@ -92,6 +94,7 @@ class _Sides:
     def moves(self, destinations: int) -> Iterator[Move]:
         blocks = self.whole.blocks or (SubBlock("tensor", 1, self._axis_places, shared=True),)
         for number, block in enumerate(blocks):
+            begin = _first_place(blocks, number, 1)
             wanted = block.held_by(self.rank, destinations)
             for rank in self._senders(block, wanted):
                 held = block.held_by(rank, len(self.sources))
@@ -101,6 +104,8 @@ class _Sides:
                 first = _first_place(blocks, number, destinations)
                 theirs = first + (low - wanted.start) * block.width
                 yield Move(
+                    self.index,
+                    (begin + low * block.width) * self._place_bytes,
                     self._place(self.sources[rank], rank, ours),
                     self._place(self.destination, self.rank, theirs),
                     self._rows,
@@ -138,14 +143,3 @@ class _Sides:
 def _first_place(blocks: tuple[SubBlock, ...], number: int, size: int) -> int:
     """Return where block `number` begins on the axis of each of `size` ranks, which are alike."""
     return sum(block.places_of(0, size) for block in blocks[:number])
-
-
-def _join(before: Move, after: Move) -> Move | None:
-    """Return both moves as one where they touch on both sides, so that a layer is one move."""
-    if before.rows != 1 or after.rows != 1:
-        return None
-    pairs = ((before.source, after.source), (before.destination, after.destination))
-    for first, then in pairs:
-        if (first.rank, first.offset + before.nbytes) != (then.rank, then.offset):
-            return None
-    return replace(before, nbytes=before.nbytes + after.nbytes)

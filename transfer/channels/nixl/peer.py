@@ -7,10 +7,12 @@ import numpy as np
 
 from baton.transfer.channels.frames import PROBE
 from baton.transfer.channels.nixl.agent import NixlAgent
+from baton.transfer.channels.nixl.crossing import POOLS_A_RANK, Crossing, check_pools
 from baton.transfer.channels.nixl.endpoint import NixlEndpoint
-from baton.transfer.channels.nixl.plan import PAGES, SLOTS, Cut
+from baton.transfer.channels.nixl.plan import PAGES, SLOTS, Cut, cut, wire_bytes
 from baton.transfer.errors import ChannelError
-from baton.transfer.memory.regions import EngineMemory, Holder, Span
+from baton.transfer.memory.regions import EngineMemory, Holder, Memory, Span
+from baton.transfer.memory.segments import Segment
 
 PROBE_BYTES = 64
 PROBE_S = 5.0
@@ -20,17 +22,16 @@ class NixlPeer:
     """An agent that has reached its peer once, with the pools of both prepared."""
 
     def __init__(
-        self, name: str, memory: EngineMemory, there: NixlEndpoint, devices: Sequence[str]
+        self, name: str, memory: Memory, there: NixlEndpoint, devices: Sequence[str]
     ) -> None:
         """Connect to `there` and write a probe. Blocks for up to PROBE_S. Raises ChannelError."""
+        check_pools(memory, there.spans, there.agent)
         self.ours = memory.spans
         self.theirs = there.spans
-        if [s.block_bytes for s in self.ours] != [s.block_bytes for s in self.theirs]:
-            raise ChannelError(
-                f"the blocks of {there.agent} have other sizes than this worker's",
-                expected=str([s.block_bytes for s in self.ours]),
-                actual=str([s.block_bytes for s in self.theirs]),
-            )
+        self._memory = memory
+        self._crossing = None
+        if len(self.ours) + len(self.theirs) > 2 * POOLS_A_RANK:
+            self._crossing = Crossing(memory, there.spans)
         self.agent = NixlAgent(name, self.ours, devices)
         try:
             self._peer = self.agent.add_peer(there.metadata)
@@ -41,9 +42,20 @@ class NixlPeer:
             self.agent.close()
             raise
 
-    def post(self, part: Cut, source: Holder, target: Holder, note: bytes) -> int:
+    def wire_bytes(self, segment: Segment) -> int:
+        """Return the bytes of a write."""
+        if self._crossing is not None:
+            return self._crossing.written_bytes(segment)
+        return wire_bytes(segment, self._memory)
+
+    def post(self, segment: Segment, source: Holder, target: Holder, note: bytes) -> int:
         """Post a write from our `source` to the peer's `target`. Returns its number."""
-        pool, agent = part.pool, self.agent
+        agent = self.agent
+        if self._crossing is not None:
+            sides = self._crossing.written(segment, source, target)
+            return agent.write_parts(*sides, self._peer, note)
+        part = self._cut(segment)
+        pool = part.pool
         if part.blocks:
             ours, theirs = self._sources[pool], self._targets[pool]
             return agent.write_blocks(ours, part.ids(source), theirs, part.ids(target), note)
@@ -54,9 +66,13 @@ class NixlPeer:
             note,
         )
 
-    def fetch(self, part: Cut, into: Holder, source: Holder) -> int:
+    def fetch(self, segment: Segment, into: Holder, source: Holder) -> int:
         """Post a read from the peer's `source` into our `into`. Returns its number."""
-        pool, agent = part.pool, self.agent
+        agent = self.agent
+        if self._crossing is not None:
+            return agent.read_parts(*self._crossing.fetched(segment, into, source), self._peer)
+        part = self._cut(segment)
+        pool = part.pool
         if part.blocks:
             ours, theirs = self._sources[pool], self._targets[pool]
             return agent.read_blocks(ours, part.ids(into), theirs, part.ids(source))
@@ -65,6 +81,10 @@ class NixlPeer:
             part.parts(source, self.theirs[pool]),
             self._peer,
         )
+
+    def _cut(self, segment: Segment) -> Cut:
+        assert isinstance(self._memory, EngineMemory)  # others cross
+        return cut(segment, self._memory)
 
     def _prepare(self, span: Span, peer: str | None) -> int:
         """Prepare a pool. Returns -1 for one without bytes, which is never written or read."""

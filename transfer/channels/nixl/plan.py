@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from baton.transfer.channels.nixl.agent import Parts
-from baton.transfer.memory.regions import EngineMemory, Holder, Span
+from baton.transfer.memory.regions import EngineMemory, Holder, Memory, Span
 from baton.transfer.memory.segments import Kind, Piece, Segment, nbytes
 
 LARGEST_PADDING = 1 / 64
@@ -59,9 +59,11 @@ def cut(segment: Segment, memory: EngineMemory) -> Cut:
     return Cut(pool, tuple(blocks), () if blocks else tuple(memory.pieces(segment)), size)
 
 
-def wire_bytes(segment: Segment, memory: EngineMemory) -> int:
-    """Return `cut(...).nbytes` without finding the pieces."""
-    return _whole(segment, memory)[1]
+def wire_bytes(segment: Segment, memory: Memory) -> int:
+    """Return the bytes that a segment takes on its way into this memory."""
+    if isinstance(memory, EngineMemory):
+        return _whole(segment, memory)[1]
+    return memory.kept_bytes(segment)
 
 
 def _whole(segment: Segment, memory: EngineMemory) -> tuple[Sequence[int], int]:

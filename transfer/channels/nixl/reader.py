@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.nixl.peer import NixlPeer
-from baton.transfer.channels.nixl.plan import cut, wire_bytes
+from baton.transfer.channels.nixl.plan import wire_bytes
 from baton.transfer.channels.poller import Work
 from baton.transfer.errors import ChannelError
 from baton.transfer.memory.regions import Holder
@@ -98,9 +98,8 @@ class NixlReader:
 
     def _post_next(self, peer: NixlPeer) -> None:
         read = self._waiting.popleft()
-        part = cut(read.segment, self._context.memory)
         try:
-            self._posted[peer.fetch(part, read.into, read.source)] = read
+            self._posted[peer.fetch(read.segment, read.into, read.source)] = read
         except ChannelError:
             self._waiting.appendleft(read)  # it ends with the others
             raise

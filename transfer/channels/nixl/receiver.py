@@ -78,7 +78,7 @@ class NixlReceiver:
 
             def check(holder: Holder) -> None:
                 if header.checksum is not None:
-                    header.check(memory.read(segment, holder))
+                    header.check(memory.written(segment, holder))
                 self._context.count_received(segment.kind, wire_bytes(segment, memory) + len(note))
 
             self._tickets.take(claim, segment, nbytes(segment, memory.pages), check)

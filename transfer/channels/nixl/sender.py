@@ -8,7 +8,7 @@ from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.ends import OnMoving
 from baton.transfer.channels.nixl.agent import NixlAgent
 from baton.transfer.channels.nixl.peer import NixlPeer
-from baton.transfer.channels.nixl.plan import cut, segment_bytes
+from baton.transfer.channels.nixl.plan import segment_bytes
 from baton.transfer.channels.nixl.write_operation import NixlWriteOperation, Post
 from baton.transfer.channels.poller import Work
 from baton.transfer.channels.writer_lease import WriterLease
@@ -101,14 +101,13 @@ class NixlSender:
         if self._context.verify:
             checksum = frames.checksum_of(segment, memory.read(segment, post.source))
         note = frames.encode_note(post.writing.claim, frames.Header(segment, checksum))
-        part = cut(segment, memory)
         try:
-            number = peer.post(part, post.source, post.writing.target, note)
+            number = peer.post(segment, post.source, post.writing.target, note)
         except ChannelError as error:
             self._end(post, error)
             raise
         self._posted[number] = post
-        self._context.count_sent(segment.kind, part.nbytes + len(note))
+        self._context.count_sent(segment.kind, peer.wire_bytes(segment) + len(note))
 
     def _end(self, post: Post, error: ChannelError | None) -> None:
         self._loop.call_soon_threadsafe(post.writing.ended, post, error)

@@ -1,0 +1,92 @@
+"""Access to the memory of an engine with several ranks, for channels."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.engine.memory.rank_storage import RankStorages
+from baton.transfer.errors import ChecksumError
+from baton.transfer.memory.rank_moves import RankMoves, SegmentMove
+from baton.transfer.memory.regions import Holder, Span, span_of
+from baton.transfer.memory.reshard import Place
+from baton.transfer.memory.segments import Kind, Segment, nbytes
+
+Bytes = NDArray[np.uint8]
+
+
+class RankMemory:
+    """The slots and pages of all ranks, which this process maps. A `Memory`: its layouts and the
+    bytes of its segments are those of one rank that keeps everything.
+
+    Reading takes each byte from one of the ranks that keep it; writing gives it to all of them.
+    """
+
+    def __init__(self, storages: RankStorages) -> None:
+        self.slots = storages.slots
+        self.pages = storages.pages
+        self.ranks = len(storages.ranks)
+        self._states = [rank.states.view(-1).numpy() for rank in storages.ranks]
+        self._kv = [rank.pages.view(-1).numpy() for rank in storages.ranks]
+        self._block_bytes = [(s.shape[1], p.shape[1]) for s, p in storages.ranks]
+        self._spans = tuple(span_of(pool) for rank in storages.ranks for pool in rank)
+        self._out = RankMoves(self.slots, self.pages, self.ranks, 1)
+        self._in = RankMoves(self.slots, self.pages, 1, self.ranks)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Return the spans of the slots and of the pages of each rank, rank after rank."""
+        return self._spans
+
+    def read(self, segment: Segment, holder: Holder) -> list[memoryview]:
+        """Return the segment's bytes, copied together."""
+        payload = np.empty(nbytes(segment, self.pages), np.uint8)
+        for move in self._out.of(segment):
+            _rows(payload, move)[:] = self._place(segment, holder, move, move.source)
+        return [payload.data]
+
+    def written(self, segment: Segment, holder: Holder) -> list[memoryview]:
+        """Return what `read` does. Raises ChecksumError where ranks that keep the same part have
+        different bytes of it."""
+        (found,) = self.read(segment, holder)
+        payload = np.frombuffer(found, np.uint8)
+        for move in self._in.of(segment):
+            rank = move.destination.rank
+            here = self._place(segment, holder, move, move.destination)
+            if not np.array_equal(here, _rows(payload, move)):
+                raise ChecksumError(f"rank {rank} has other bytes of {segment} than the others")
+        return [found]
+
+    def write(self, segment: Segment, holder: Holder, payload: memoryview) -> None:
+        """Write `payload`, as `read` gave it on the other side, to every rank that keeps it."""
+        source = np.frombuffer(payload, np.uint8)
+        for move in self._in.of(segment):
+            self._place(segment, holder, move, move.destination)[:] = _rows(source, move)
+
+    def write_pieces(self, segment: Segment, holder: Holder, payload: Sequence[memoryview]) -> None:
+        """Write a payload in the pieces that `read` gave on the other side."""
+        whole = payload[0] if len(payload) == 1 else memoryview(b"".join(payload))
+        self.write(segment, holder, whole)
+
+    def kept_bytes(self, segment: Segment) -> int:
+        """Return the bytes of a segment that all ranks together keep."""
+        return self._in.nbytes(segment)
+
+    def _place(self, segment: Segment, holder: Holder, move: SegmentMove, place: Place) -> Bytes:
+        """Return a view of the rows of one rank's pool: [rows, bytes] uint8."""
+        of_slots, of_pages = self._block_bytes[place.rank]
+        if segment.kind is Kind.KV:
+            pool, start = self._kv[place.rank], holder.pages[move.block] * of_pages
+        else:
+            pool, start = self._states[place.rank], holder.slot * of_slots
+        return _view(pool, start + place.offset, place.stride, move)
+
+
+def _rows(payload: Bytes, move: SegmentMove) -> Bytes:
+    """Return a view of the rows of a segment's bytes: [rows, bytes] uint8."""
+    return _view(payload, move.at, move.at_stride, move)
+
+
+def _view(data: Bytes, offset: int, stride: int, move: SegmentMove) -> Bytes:
+    shape = move.rows, move.nbytes
+    return np.ndarray(shape, np.uint8, buffer=data, offset=offset, strides=(stride, 1))
