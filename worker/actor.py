@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import uvloop
@@ -58,6 +58,10 @@ class WorkerActor:
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(STOP_MARGIN_S)
+
+    def meet_routers(self, addresses: Mapping[str, str]) -> None:
+        """Register with the routers at these addresses, by their names, wherever they were."""
+        self._loop.call_soon_threadsafe(self._running.meet_routers, addresses)
 
     def drain(self, grace_s: float) -> None:
         """Refuse new requests, and let those under way finish for `grace_s`."""

@@ -31,9 +31,11 @@ class Registration:
         reporter: Reporter,
         lease_ms: int,
         shares: RouterShares,
+        name: str | None = None,
     ) -> None:
-        """lease_ms: for the router to reply to the first report, and to read each later one. The
-        router should have the same lease. shares: of all routers of this worker.
+        """router: its address. lease_ms: for the router to reply to the first report, and to read
+        each later one. The router should have the same lease. shares: of all routers of this
+        worker. name: the router's, which it has to prove; None: any router's.
         """
         self._router = router
         self._hello = hello
@@ -46,7 +48,8 @@ class Registration:
         self._divided = asyncio.Event()
         self._writing = asyncio.Lock()
         self._backoff_s = FIRST_BACKOFF_S
-        self._named: str | None = None  # the router that the next connection is for; None: any
+        self._name = name
+        self._named = name  # the router that the next connection is for; None: any
         self.router_id: str | None = None  # of the router that has taken this worker on
         self._goodbye = asyncio.Event()
         self._returned = asyncio.Event()
@@ -87,6 +90,14 @@ class Registration:
         """Tell the router of its share soon: it may have changed."""
         self._divided.set()
 
+    def move(self, router: str) -> None:
+        """Register at another address, where the router is from now on."""
+        if router != self._router:
+            log.info("router %s is at %s now", self._name, router)
+            self._router = router
+            self._backoff_s = FIRST_BACKOFF_S
+            self.renew()
+
     def renew(self) -> None:
         """End the registration and make a new one."""
         self._renewal.set()
@@ -95,7 +106,7 @@ class Registration:
         """Hold one connection. Always raises the BatonError that ends it."""
         self._goodbye.clear()
         self._renewal.clear()
-        named, self._named = self._named, None
+        named, self._named = self._named, self._name
         async with self._credentials.dial_router(self._router, OPTIONS, named) as channel:
             call = worker_pb2_grpc.RegistryStub(channel).Register()
             try:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,8 +22,8 @@ from baton.worker.engine_port import EventBatch
 from baton.worker.grpc_server import WorkerServer
 from baton.worker.make_context import make_context
 from baton.worker.registration import Registration
+from baton.worker.registrations import Registrations
 from baton.worker.reporter import Reporter
-from baton.worker.router_shares import RouterShares
 from baton.worker.service import WorkerServicer
 from baton.worker.started import WorkerStarted
 
@@ -55,7 +55,6 @@ class WorkerRuntime:
         self._make_role = make_role
         self._on_engine_lost = on_engine_lost
         self._tasks: list[asyncio.Task[None]] = []
-        self._registrations: list[Registration] = []
         self._departure: object | None = None  # the last drain or stop; None: it was taken back
         self._stopping = False
         # Wall-clock nanoseconds: larger at every later start of this worker on this machine.
@@ -84,7 +83,7 @@ class WorkerRuntime:
         self._context.port.start(self, self._reporter.load_changed)
         await self._server.start()
         self._spawn(self._reporter.run())
-        self._register()
+        self._registrations = Registrations(self._context, self._reporter, self._spawn)
         await self._server.report_serving()
         address = self._server.address
         log.info("serving", extra={"address": address})
@@ -105,6 +104,11 @@ class WorkerRuntime:
         await asyncio.to_thread(self._context.poller.stop)
         if self._context.tracing is not None:
             await asyncio.to_thread(self._context.tracing.close)
+
+    def meet_routers(self, addresses: Mapping[str, str]) -> None:
+        """Register with the routers at these addresses, by their names, wherever they were."""
+        if not self._stopping:
+            self._registrations.meet(addresses)
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new requests, let those under way finish for `grace_s`, and leave the rest to
@@ -146,29 +150,13 @@ class WorkerRuntime:
         self._reporter.load_changed()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_NOTICE_S):
-                await asyncio.gather(*(each.heard_leaving() for each in self._registrations))
-                if self._registrations and grace_s:
+                if await self._registrations.heard_leaving() and grace_s:
                     await asyncio.sleep(PLACED_BEFORE_S)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self._role.busy and self._departure is departure:
                     await asyncio.sleep(DRAIN_POLL_S)
         return self._departure is departure
-
-    def _register(self) -> None:
-        """Begin to register with every configured router."""
-        hello, lease_ms = self._context.hello, self._config.lease_ms
-        shares = RouterShares(self._tell_shares)
-        for router in self._config.routers:
-            registration = Registration(
-                router, hello, self._context.credentials, self._reporter, lease_ms, shares
-            )
-            self._registrations.append(registration)
-            self._spawn(registration.run())
-
-    def _tell_shares(self) -> None:
-        for registration in self._registrations:
-            registration.divided()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -26,6 +26,7 @@ class FakeRouter(worker_pb2_grpc.RegistryServicer):
         self.router_id = router_id
         self.takes_back = True  # False: a router of a release that knows of no returns
         self.streams: list[list[worker_pb2.WorkerReport]] = []  # reports of each, oldest first
+        self.ended = 0  # streams
         self._changed = asyncio.Event()
 
     async def Register(
@@ -33,6 +34,7 @@ class FakeRouter(worker_pb2_grpc.RegistryServicer):
     ) -> AsyncIterator[worker_pb2.RegistryReply]:
         mine: list[worker_pb2.WorkerReport] = []
         self.streams.append(mine)
+        context.add_done_callback(self._count_end)
         async for report in reports:
             mine.append(report)
             self._changed.set()
@@ -50,6 +52,10 @@ class FakeRouter(worker_pb2_grpc.RegistryServicer):
                 yield worker_pb2.RegistryReply(router_id=self.router_id, returned=True)
             if report.leaving:
                 yield worker_pb2.RegistryReply(router_id=self.router_id, leaving=True)
+
+    def _count_end(self, _: object) -> None:
+        self.ended += 1
+        self._changed.set()
 
     async def until(self, ready: object) -> None:
         async with asyncio.timeout(DEADLINE_S):

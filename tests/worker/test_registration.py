@@ -103,6 +103,39 @@ async def test_a_router_that_comes_back_is_found_again() -> None:
         await worker.stop()
 
 
+async def test_a_router_that_moves_is_followed_to_its_new_address() -> None:
+    """The worker leaves an old process of it that still answers: there is one registration."""
+    old, new = FakeRouter(router_id="router-0/a"), FakeRouter(router_id="router-0/b")
+    async with serving(old) as first, serving(new) as second:
+        worker = decode_worker()
+        async with running(worker):
+            worker.runtime.meet_routers({"router-0": first})
+            await old.until(lambda r: r.streams and r.streams[0])
+            worker.runtime.meet_routers({"router-0": second})
+            await new.until(lambda r: r.streams and len(r.streams[0]) >= 2)
+            assert new.streams[0][0].hello == worker.context.hello
+            (registration,) = worker.runtime._registrations
+            assert registration.router_id == "router-0/b"
+            await old.until(lambda r: r.ended == 1)
+            worker.runtime.meet_routers({"router-0": second})
+            seen = len(new.streams[0])
+            await new.until(lambda r: len(r.streams[0]) >= seen + 2)
+            assert len(new.streams) == 1, "nothing has changed"
+
+
+async def test_a_router_that_moves_has_to_prove_its_name() -> None:
+    """Another router may listen at the address that one has left."""
+    router = FakeRouter(router_id="router-0/a")
+    async with serving(router) as address:
+        worker = decode_worker()
+        async with running(worker):
+            worker.runtime.meet_routers({"router-1": address, "router-0": address})
+            await router.until(lambda r: r.streams and len(r.streams[0]) >= 2)
+            other, mine = worker.runtime._registrations
+            assert mine.router_id == "router-0/a" and other.router_id is None
+            assert len(router.streams) == 1
+
+
 async def test_routers_share_a_worker_and_one_alone_has_it_all() -> None:
     older = FakeRouter(router_id="router-9/a")
     routers = [
