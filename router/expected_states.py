@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection
 
+from baton.router.prefix_lengths import PrefixLengths
 from baton.router.worker_table import Change, Worker, WorkerTable
 from baton.text.prefix_digest import PromptPrefixes
 
@@ -50,7 +51,7 @@ class ExpectedStates:
 
     def __init__(self, table: WorkerTable) -> None:
         self._by_digest: dict[int, Counter[_Start]] = {}
-        self._lengths: Counter[int] = Counter()
+        self._lengths = PrefixLengths()
         self._settling: dict[_Start, list[Expected]] = {}  # until the next report
         table.subscribe(self._on_change)
 
@@ -63,17 +64,19 @@ class ExpectedStates:
         expected = Expected(self, worker, will_leave)
         for depth, digest in will_leave:
             self._by_digest.setdefault(digest, Counter())[expected.start] += 1
-            self._lengths[depth] += 1
+            self._lengths.add(depth)
         return expected
 
     def find(self, prompt: PromptPrefixes) -> dict[_Start, int]:
         """Return the length of the longest expected prefix that leaves a token to compute, by
         worker id and incarnation.
         """
-        lengths = sorted(length for length in self._lengths if length < len(prompt))
+        lengths = self._lengths.below(len(prompt))
         found: dict[_Start, int] = {}
+        by_digest = self._by_digest
         for length, digest in zip(lengths, prompt.digests(lengths), strict=True):
-            found |= dict.fromkeys(self._by_digest.get(digest, ()), length)
+            if digest in by_digest:
+                found |= dict.fromkeys(by_digest[digest], length)
         return found
 
     def heard(self, worker: Worker) -> None:
@@ -94,9 +97,7 @@ class ExpectedStates:
                 del starts[expected.start]
             if not starts:
                 del self._by_digest[digest]
-            self._lengths[depth] -= 1
-            if not self._lengths[depth]:
-                del self._lengths[depth]
+            self._lengths.remove(depth)
 
     def _on_change(self, change: Change) -> None:
         if change.after is None and change.before is not None:

@@ -1,30 +1,31 @@
 """The workers that hold the recurrent state after a prefix, as they report it."""
 
 from array import array
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baton.core.cache_salt import SHARED
 from baton.proto.worker_pb2 import CacheReport
 from baton.router.expected_states import ExpectedStates
-from baton.router.worker_table import Change, Worker, WorkerTable, id_order
+from baton.router.prefix_lengths import PrefixLengths
+from baton.router.worker_table import Change, Worker, WorkerTable
 from baton.text.prefix_digest import PrefixDigest, PromptPrefixes
 
 MOST_PREFIXES = 1 << 20
 """Prefixes of all workers together that a router remembers, in about 200 MB. Beyond, a worker's new
 ones take the place of its oldest."""
 
-_Start = tuple[str, int]  # a worker's id and incarnation
-
 
 @dataclass
 class _Cache:
     """The prefixes of one start of a worker."""
 
+    worker: Worker  # as it was when it came
+    slot: int  # its place in `StateIndex._slots`
+    name: bytes  # the slot as `StateIndex._holders` has it
     depths: dict[int, int] = field(default_factory=dict)  # by digest; oldest first
     sequence: int | None = None  # of the last CacheReport; None: there was none
+    leaving: bool = False
 
 
 class StateIndex:
@@ -37,12 +38,12 @@ class StateIndex:
         self.expected = ExpectedStates(table)
         self._table = table
         self._most = most
-        self._caches: dict[_Start, _Cache] = {}
-        # Few holders, and many of these: a tuple is a quarter of a set, and no work for the
-        # collector.
-        self._holders: dict[int, tuple[_Start, ...]] = {}  # by digest
-        self._lengths: Counter[int] = Counter()  # entries of each length
-        self._rising: list[int] | None = None  # the lengths, sorted; None: they have changed
+        self._caches: dict[str, _Cache] = {}  # of workers in the table
+        self._slots: list[_Cache | None] = []  # the same; None: free
+        # By digest, slots of 32 bits each. The collector passes over a dict of ints and bytes,
+        # which takes it no time however many entries there are.
+        self._holders: dict[int, bytes] = {}
+        self._lengths = PrefixLengths()
         self._entries = 0
         table.subscribe(self._on_change)
 
@@ -51,109 +52,107 @@ class StateIndex:
         return self._entries
 
     def report(self, worker: Worker, report: CacheReport) -> bool:
-        """Apply what a worker reports of its cache.
+        """Apply what a worker of the table reports of its cache.
 
         Return False if the report follows one that did not come; then nothing is applied, and a
         whole one is needed.
         """
-        start = _start(worker)
         if report.whole:
-            self._drop(start)
-        cache = self._caches.setdefault(start, _Cache())
-        if not report.whole and report.after != cache.sequence:
+            self._drop(worker.worker_id)
+        cache = self._cache_of(worker)
+        if cache is None or (not report.whole and report.after != cache.sequence):
             return False
         cache.sequence = report.sequence
         for digest in report.evicted:
-            self._remove(start, cache, digest)
+            self._remove(cache, digest)
         for digest, depth in zip(report.made, report.depths, strict=True):
-            self._put(start, cache, digest, depth)
+            self._put(cache, digest, depth)
         return True
 
     def add(self, worker: Worker, token_ids: Sequence[int], salt: bytes = SHARED) -> None:
         """Record that `worker` has cached the state after exactly these tokens, and their KV, under
         the cache salt `salt`, before it reports so itself."""
-        start = _start(worker)
-        registered = self._table.find(worker.worker_id)
-        if registered is None or _start(registered) != start:
-            return
-        digest = PrefixDigest(salt).add(array("I", token_ids).tobytes())
-        self._put(start, self._caches.setdefault(start, _Cache()), digest, len(token_ids))
+        cache = self._cache_of(worker)
+        if cache is not None:
+            digest = PrefixDigest(salt).add(array("I", token_ids).tobytes())
+            self._put(cache, digest, len(token_ids))
 
-    def find(self, prompt: PromptPrefixes) -> list[tuple[int, Worker]]:
-        """Return (tokens, worker) of every worker that stays and holds the state of a prefix.
-
-        tokens: the length of the longest such prefix that leaves a token to compute. The longest
-        come first; equals are in the table's order.
+    def find(self, prompt: PromptPrefixes) -> dict[str, int]:
+        """Return the length of the longest prefix that leaves a token to compute, by the id of each
+        worker that stays and holds the state after one.
         """
-        found = [
-            (tokens, worker)
-            for start, tokens in self._deepest(prompt).items()
-            if (worker := self._table.find(start[0])) is not None
-            and not worker.leaving
-            and _start(worker) == start
-        ]
-        return sorted(found, key=lambda each: (-each[0], id_order(each[1].worker_id)))
+        lengths = self._lengths.below(len(prompt))
+        holders, slots = self._holders, self._slots
+        found: dict[int, int] = {}
+        for length, digest in zip(lengths, prompt.digests(lengths), strict=True):
+            if digest in holders:
+                found |= dict.fromkeys(memoryview(holders[digest]).cast("I"), length)
+        return {
+            cache.worker.worker_id: length
+            for slot, length in found.items()
+            if (cache := slots[slot]) is not None and not cache.leaving
+        }
 
     def clear(self) -> None:
         """Forget all prefixes, after the caches have been emptied. What a worker reports next
         follows on from what it has reported."""
-        for start, cache in self._caches.items():
+        for cache in self._caches.values():
             for digest in list(cache.depths):
-                self._remove(start, cache, digest)
+                self._remove(cache, digest)
 
-    def _deepest(self, prompt: PromptPrefixes) -> dict[_Start, int]:
-        """Return the length of the longest prefix, shorter than the whole, that each worker has."""
-        if self._rising is None:
-            self._rising = sorted(self._lengths)
-        lengths = self._rising[: bisect_left(self._rising, len(prompt))]
-        found: dict[_Start, int] = {}
-        holders = self._holders
-        for length, digest in zip(lengths, prompt.digests(lengths), strict=True):
-            if digest in holders:
-                found |= dict.fromkeys(holders[digest], length)
-        return found
+    def _cache_of(self, worker: Worker) -> _Cache | None:
+        """Return the cache of a start of a worker; None if the table has it no more."""
+        cache = self._caches.get(worker.worker_id)
+        if cache is None:
+            now = self._table.find(worker.worker_id)
+            if now is None:
+                return None
+            slot = self._free_slot()
+            cache = _Cache(now, slot, array("I", [slot]).tobytes(), leaving=now.leaving)
+            self._caches[worker.worker_id] = self._slots[slot] = cache
+        same = cache.worker.identity.incarnation == worker.identity.incarnation
+        return cache if same else None
 
-    def _put(self, start: _Start, cache: _Cache, digest: int, depth: int) -> None:
-        self._remove(start, cache, digest)
-        if self._entries >= self._most and cache.depths:
-            self._remove(start, cache, next(iter(cache.depths)))
-        elif self._entries >= self._most:
-            return
+    def _free_slot(self) -> int:
+        if None not in self._slots:
+            self._slots.append(None)
+        return self._slots.index(None)
+
+    def _put(self, cache: _Cache, digest: int, depth: int) -> None:
+        if digest in cache.depths:
+            self._remove(cache, digest)
+        if self._entries >= self._most:
+            if not cache.depths:
+                return
+            self._remove(cache, next(iter(cache.depths)))
         cache.depths[digest] = depth
-        self._holders[digest] = (*self._holders.get(digest, ()), start)
-        if depth not in self._lengths:
-            self._rising = None
-        self._lengths[depth] += 1
+        self._holders[digest] = self._holders.get(digest, b"") + cache.name
+        self._lengths.add(depth)
         self._entries += 1
 
-    def _remove(self, start: _Start, cache: _Cache, digest: int) -> None:
+    def _remove(self, cache: _Cache, digest: int) -> None:
         """Remove an entry, if there is one."""
         depth = cache.depths.pop(digest, None)
         if depth is None:
             return
-        holders = tuple(each for each in self._holders[digest] if each != start)
-        if holders:
-            self._holders[digest] = holders
-        else:
-            del self._holders[digest]
-        self._lengths[depth] -= 1
-        if not self._lengths[depth]:
-            del self._lengths[depth]
-            self._rising = None
+        holders = self._holders.pop(digest)
+        if holders is not cache.name and holders != cache.name:
+            others = array("I", holders)
+            others.remove(cache.slot)
+            self._holders[digest] = others.tobytes()
+        self._lengths.remove(depth)
         self._entries -= 1
 
-    def _drop(self, start: _Start) -> None:
-        """Forget one start of a worker."""
-        cache = self._caches.get(start)
+    def _drop(self, worker_id: str) -> None:
+        """Forget a worker."""
+        cache = self._caches.pop(worker_id, None)
         if cache is not None:
             for digest in list(cache.depths):
-                self._remove(start, cache, digest)
-            del self._caches[start]
+                self._remove(cache, digest)
+            self._slots[cache.slot] = None
 
     def _on_change(self, change: Change) -> None:
         if change.after is None and change.before is not None:
-            self._drop(_start(change.before))
-
-
-def _start(worker: Worker) -> _Start:
-    return worker.worker_id, worker.identity.incarnation
+            self._drop(change.before.worker_id)
+        elif change.after is not None and change.after.worker_id in self._caches:
+            self._caches[change.after.worker_id].leaving = change.after.leaving

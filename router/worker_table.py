@@ -8,7 +8,7 @@ import json
 from bisect import insort
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from baton.core.errors import IncompatibleError, PeerSilentError, RequestError
 from baton.core.role import ROUTED_ROLES, Role
@@ -63,7 +63,7 @@ class Worker:
     def prefill_chunk(self) -> int:
         """Return the prompt tokens that a step of the worker computes at most."""
         given = self.status.settings.get("chunked_prefill_size")
-        return DEFAULT_CHUNK if given is None else int(json.loads(given))
+        return DEFAULT_CHUNK if given is None else _number(given)
 
     @cached_property
     def state_grid(self) -> int:
@@ -75,7 +75,13 @@ class Worker:
             return 0
         if settings.get("disable_radix_cache") != "false":
             return 0
-        return int(json.loads(settings.get("mamba_checkpoint_grid", "0")))
+        return _number(settings.get("mamba_checkpoint_grid", "0"))
+
+
+@lru_cache(maxsize=1024)
+def _number(setting: str) -> int:
+    """Return the number of a setting. All workers' reports have the same few."""
+    return int(json.loads(setting))
 
 
 def id_order(worker_id: str) -> tuple[int, str]:

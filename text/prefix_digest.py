@@ -45,18 +45,23 @@ class PromptPrefixes:
         """Return the digests of the prefixes of these lengths, which rise and are at most the
         prompt's."""
         known = self._known
+        if not known:
+            return self._hash(lengths)
         new = [length for length in lengths if length not in known]
         if new:
             self._hash(new)
         return [known[length] for length in lengths]
 
-    def _hash(self, lengths: Sequence[int]) -> None:
-        if lengths[0] < self._hashed:  # from the start: hashing costs less than a state a length
+    def _hash(self, lengths: Sequence[int]) -> list[int]:
+        """Hash these prefixes, of which none is known."""
+        if lengths and lengths[0] < self._hashed:  # anew: less work than a state for each length
             self._state, self._hashed = xxhash.xxh3_64(self.salt), 0
-        known, view, at = self._known, self._view, self._hashed
+        view, at, found = self._view, self._hashed, []
         update, digest = self._state.update, self._state.intdigest
         for length in lengths:
             update(view[at:length])
-            known[length] = digest()
+            found.append(digest())
             at = length
         self._hashed = at
+        self._known.update(zip(lengths, found, strict=True))
+        return found

@@ -22,6 +22,7 @@ class Columns:
         self.reported: list[int] = []
         self.placed: list[int] = []
         self.capacity: list[int] = []
+        self.fullness: list[float] = []
         self.queued_tokens: list[int] = []
         self.leaving: list[bool] = []
         self.most: list[int] = []
@@ -39,8 +40,7 @@ class Columns:
         """Follow a change of the load that this router puts on a worker."""
         row = self.rows.get(worker_id)
         if row is not None:
-            self.placed[row] = self._load.requests[worker_id]
-            self.queued_tokens[row] = self._queued(self.workers[row])
+            self._set_load(row, self.workers[row])
 
     def _on_report(self, worker: Worker) -> None:
         row = self.rows.get(worker.worker_id)
@@ -60,6 +60,7 @@ class Columns:
         self.rows = {name: row for row, name in enumerate(self.ids)}
         for column in (self.reported, self.placed, self.capacity, self.queued_tokens, self.most):
             column[:] = [0] * len(self.workers)
+        self.fullness = [0.0] * len(self.workers)
         for row, worker in enumerate(self.workers):
             self.shared += worker.share is not None
             self._set(row, worker)
@@ -69,10 +70,12 @@ class Columns:
     def _set(self, row: int, worker: Worker) -> None:
         self.workers[row] = worker
         self.reported[row] = worker.load
-        self.placed[row] = self._load.requests[worker.worker_id]
         self.capacity[row] = worker.capacity
-        self.queued_tokens[row] = self._queued(worker)
         self.most[row] = worker.capacity if worker.share is None else worker.share
+        self._set_load(row, worker)
 
-    def _queued(self, worker: Worker) -> int:
-        return max(worker.status.queued_tokens, self._load.prompt_tokens[worker.worker_id])
+    def _set_load(self, row: int, worker: Worker) -> None:
+        name, reported = worker.worker_id, self.reported[row]
+        placed = self.placed[row] = self._load.requests[name]
+        self.fullness[row] = (reported if reported > placed else placed) / self.capacity[row]
+        self.queued_tokens[row] = max(worker.status.queued_tokens, self._load.prompt_tokens[name])

@@ -115,8 +115,7 @@ class Placer:
         if not prefill_rows or not decode_rows:
             return None
         decode_rows = self._with_room(ranks, decode_rows, len(prefill_rows))
-        states = self._states.find(prompt)
-        cached = {worker.worker_id: tokens for tokens, worker in states}
+        cached = self._states.find(prompt)
         to_come = self._to_come(prompt, cached)
         view = ClusterView(
             _role_view(Role.PREFILL, prefills, prefill_rows, to_come),
@@ -138,7 +137,15 @@ class Placer:
         if deepest > cached_there and grid and deepest % grid == 0:  # a copy has it as well
             junctions.append(deepest)
         will_leave = leaves(prompt, grid, junctions)
-        return self._assignment(placement, states, here, to_prefill, tuple(junctions), will_leave)
+        return Assignment(
+            tuple(map(self._table.worker, placement.prefills)),
+            self._table.worker(placement.decode),
+            self._state_at(view.decode),
+            here,
+            to_prefill,
+            tuple(junctions),
+            will_leave,
+        )
 
     def waiting(self, prompt: PromptPrefixes) -> AbstractContextManager[None]:
         """Return a context in which a prompt waits: those that are placed meanwhile leave the state
@@ -288,30 +295,15 @@ class Placer:
                 to_come[name] = max(tokens, to_come.get(name, 0))
         return to_come
 
-    def _assignment(
-        self,
-        placement: Placement,
-        states: Sequence[tuple[int, Worker]],
-        here: bool,
-        to_prefill: int,
-        junctions: tuple[int, ...],
-        will_leave: Leaves,
-    ) -> Assignment:
-        ranks = ((tokens, holder) for tokens, holder in states if holder.role is Role.DECODE)
-        deepest = next(ranks, None)
-        state_at = None
-        if deepest is not None:
-            tokens, holder = deepest
-            state_at = StateAt(worker=holder.identity, tokens=tokens)
-        return Assignment(
-            tuple(map(self._table.worker, placement.prefills)),
-            self._table.worker(placement.decode),
-            state_at,
-            here,
-            to_prefill,
-            junctions,
-            will_leave,
-        )
+    def _state_at(self, ranks: RoleView) -> StateAt | None:
+        """Return the rank with the deepest state, the first of equals; None: none has any."""
+        cached = ranks.cached_tokens
+        if not cached:
+            return None
+        deepest = max(cached.values())
+        row = min(row for row, tokens in cached.items() if tokens == deepest)
+        holder = self._columns[Role.DECODE].workers[row]
+        return StateAt(worker=holder.identity, tokens=deepest)
 
     def _check_number(self, rank: int) -> None:
         """Raise INVALID_REQUEST for a rank number that no rank has.
@@ -340,6 +332,7 @@ def _role_view(
         reported=columns.reported,
         placed=columns.placed,
         capacity=columns.capacity,
+        fullness=columns.fullness,
         queued_tokens=columns.queued_tokens,
         leaving=columns.leaving,
         cached_tokens={rows[name]: cached[name] for name in cached if name in rows},

@@ -4,6 +4,7 @@ A view shows columns that are kept up to date in place (`Columns`). A policy rea
 changes it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ class RoleView:
     reported: Sequence[int]  # requests on the worker at its last report, of all routers
     placed: Sequence[int]  # requests of this router on the worker now
     capacity: Sequence[int]  # requests that the worker runs at once, at least 1
+    # The larger of `reported` and `placed`, because a report is old by up to a heartbeat, divided
+    # by `capacity`; more than 1 where requests queue.
+    fullness: Sequence[float]
     # Prompt tokens to compute on the worker before it computes another prompt, cached ones among
     # those that other routers sent.
     queued_tokens: Sequence[int]
@@ -30,16 +34,14 @@ class RoleView:
     cached_tokens: Mapping[int, int]  # row to prompt tokens whose state it holds; no entry: none
     candidates: Sequence[int]  # rows that can take this request, ascending; never empty
 
-    def load(self, row: int) -> int:
-        """Return the requests on a worker.
-
-        A report is old by up to a heartbeat, so what this router placed since then counts too.
-        """
-        return max(self.reported[row], self.placed[row])
-
-    def fullness(self, row: int) -> float:
-        """Return the load as a fraction of the capacity; more than 1 where requests queue."""
-        return self.load(row) / self.capacity[row]
+    def of_candidates(self, column: Sequence[float]) -> list[float]:
+        """Return a copy of a column with infinity in the rows that cannot be chosen."""
+        if len(self.candidates) == len(column):
+            return list(column)
+        masked = [math.inf] * len(column)
+        for row in self.candidates:
+            masked[row] = column[row]
+        return masked
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ class LeastLoad(RolePolicy):
         self._rotation = Rotation()
 
     def order(self, workers: RoleView) -> list[int]:
-        fullness = {row: workers.fullness(row) for row in workers.candidates}
-        least = min(fullness.values())
-        first = self._rotation.next(workers, [row for row in fullness if fullness[row] == least])
-        rest = sorted((row for row in fullness if fullness[row] != least), key=fullness.__getitem__)
+        fullness, rows = workers.fullness, workers.candidates
+        least = min(fullness[row] for row in rows)
+        first = self._rotation.next(workers, [row for row in rows if fullness[row] == least])
+        rest = sorted((row for row in rows if fullness[row] != least), key=fullness.__getitem__)
         return first + rest

@@ -23,4 +23,4 @@ class PowerOfTwo(RolePolicy):
 
     def order(self, workers: RoleView) -> list[int]:
         drawn = self._rng.sample(workers.candidates, len(workers.candidates))
-        return sorted(drawn[:2], key=workers.fullness) + drawn[2:]
+        return sorted(drawn[:2], key=workers.fullness.__getitem__) + drawn[2:]

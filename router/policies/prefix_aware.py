@@ -1,5 +1,6 @@
 """Placement where least is left to compute."""
 
+import math
 from typing import ClassVar
 
 from baton.router.placement.policy import Policy
@@ -43,37 +44,42 @@ class PrefixAware(Policy):
 
         All would compute the same prompt, so what is cached counts like a shorter queue.
         """
-        queued, cached = workers.queued_tokens, workers.cached_tokens
-        cost = {row: queued[row] for row in workers.candidates}
-        for row in cached.keys() & cost.keys():
-            cost[row] -= UNCACHED * cached[row]
-        if self._copies(workers, prefix, min(cost, key=cost.__getitem__)):
-            cost = {row: queued[row] for row in workers.candidates}
-        least = min(cost.values())
-        first = self._rotation.next(workers, [row for row in cost if cost[row] == least])[:most]
-        rest = [row for row in cost if cost[row] != least]
-        while rest and len(first) < most:  # few are wanted of many: sorting all costs more
-            first.append(min(rest, key=cost.__getitem__))
-            rest.remove(first[-1])
-        return first
+        cost, holders = workers.of_candidates(workers.queued_tokens), workers.cached_tokens
+        for row in holders:
+            cost[row] -= UNCACHED * holders[row]
+        if holders and self._copies(workers, prefix, cost.index(min(cost))):
+            cost = workers.of_candidates(workers.queued_tokens)
+        chosen = self._rotation.next(workers, lowest(cost))[:most]
+        for row in chosen:
+            cost[row] = math.inf
+        while len(chosen) < min(most, len(workers.candidates)):  # few of many: no need to sort all
+            chosen.append(cost.index(min(cost)))
+            cost[chosen[-1]] = math.inf
+        return chosen
 
     def _copies(self, workers: RoleView, prefix: int, cheapest: int) -> bool:
         """Return True if the prompt should leave the worker that has its prefix."""
         queued, cached = workers.queued_tokens, workers.cached_tokens
-        shortest = min(workers.candidates, key=queued.__getitem__)
+        queues = workers.of_candidates(queued)
+        shortest = queues.index(min(queues))
         lacks = cached.get(cheapest, 0) - cached.get(shortest, 0)
         waits = queued[cheapest] - queued[shortest]
         return lacks > 0 and waits > 0 and self._waits.reached(prefix, waits, UNCACHED * lacks)
 
     def _rank(self, ranks: RoleView) -> int:
-        reported, placed, capacity = ranks.reported, ranks.placed, ranks.capacity
-        fullness = {
-            row: (reported[row] if reported[row] > placed[row] else placed[row]) / capacity[row]
-            for row in ranks.candidates
-        }
-        bound = min(fullness.values()) + AFFINITY
-        cached = {row: ranks.cached_tokens.get(row, 0) for row in fullness if fullness[row] < bound}
-        deepest = max(cached.values())
-        kept = {row: fullness[row] for row in cached if cached[row] == deepest}
-        least = min(kept.values())
-        return self._rotation.next(ranks, [row for row in kept if kept[row] == least])[0]
+        fullness, cached = ranks.of_candidates(ranks.fullness), ranks.cached_tokens
+        bound = min(fullness) + AFFINITY
+        near = [row for row in cached if fullness[row] < bound]
+        if near:
+            deepest = max(cached[row] for row in near)
+            kept = {row for row in near if cached[row] == deepest}
+            fullness = [each if row in kept else math.inf for row, each in enumerate(fullness)]
+        return self._rotation.next(ranks, lowest(fullness))[0]
+
+
+def lowest(column: list[float]) -> list[int]:
+    """Return the rows with the least value."""
+    least = min(column)
+    if column.count(least) == 1:
+        return [column.index(least)]
+    return [row for row, value in enumerate(column) if value == least]

@@ -11,8 +11,8 @@ from baton.router.placement.placed_load import PlacedLoad
 from baton.router.worker_table import WorkerTable
 
 NAMES = [f"{letter}{number}" for letter in "pd" for number in range(12)]
-FIELDS = ("rows", "workers", "ids", "reported", "placed", "capacity", "queued_tokens", "most",
-          "leaving", "staying", "shared")  # fmt: skip
+FIELDS = ("rows", "workers", "ids", "reported", "placed", "capacity", "fullness", "queued_tokens",
+          "most", "leaving", "staying", "shared")  # fmt: skip
 
 
 def hello(name: str, incarnation: int) -> Hello:

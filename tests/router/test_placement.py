@@ -253,15 +253,14 @@ def test_a_policy_decides_on_the_pair_and_sees_every_fact(monkeypatch: pytest.Mo
     assert request == PlacementRequest(prompt_tokens=5, max_prefills=2, prefix=prefix)
     assert view.prefill == RoleView(
         role=Role.PREFILL, worker_ids=["p0", "p1"], reported=[0, 0], placed=[0, 1], capacity=[4, 1],
-        queued_tokens=[900, 4], leaving=[True, False], cached_tokens={1: 1}, candidates=[1],
+        fullness=[0, 1], queued_tokens=[900, 4], leaving=[True, False], cached_tokens={1: 1},
+        candidates=[1],
     )  # fmt: skip
     assert view.decode == RoleView(
         role=Role.DECODE, worker_ids=["d0", "d1", "d2"], reported=[0, 3, 0], placed=[0, 0, 1],
-        capacity=[1, 8, 2], queued_tokens=[0, 0, 0], leaving=[False, False, False],
-        cached_tokens={0: 4, 1: 2}, candidates=[1, 2],
+        capacity=[1, 8, 2], fullness=[0, 3 / 8, 1 / 2], queued_tokens=[0, 0, 0],
+        leaving=[False, False, False], cached_tokens={0: 4, 1: 2}, candidates=[1, 2],
     )  # fmt: skip
-    assert [view.decode.load(row) for row in range(3)] == [0, 3, 1]
-    assert [view.decode.fullness(row) for row in range(3)] == [0, 3 / 8, 1 / 2]
 
 
 def test_the_deepest_state_is_named_even_where_its_rank_takes_no_request() -> None:
@@ -275,6 +274,15 @@ def test_the_deepest_state_is_named_even_where_its_rank_takes_no_request() -> No
     assert assignment.state_at == expected, "of all five, no token would be left to compute"
     assignment = setup.placer.place(PromptPrefixes(PROMPT[::-1]))
     assert assignment is not None and assignment.state_at is None
+
+
+def test_of_equally_deep_states_the_first_ranks_is_named() -> None:
+    setup = Setup(prefills=1, ranks=11)
+    for name in ("d10", "d2", "p0"):
+        setup.states.add(setup.workers[name], PROMPT[:2])
+    assignment = setup.placer.place(PromptPrefixes(PROMPT))
+    assert assignment is not None
+    assert assignment.state_at == StateAt(worker=setup.workers["d2"].identity, tokens=2)
 
 
 def test_a_policy_is_asked_only_where_both_roles_have_a_candidate(

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -30,12 +30,15 @@ def views(draw: st.DrawFn, role: Role = Role.DECODE, least: int = 1) -> RoleView
     loads = st.lists(st.integers(0, 20), min_size=len(ids), max_size=len(ids))
     rows = st.sets(st.sampled_from(range(len(ids))), min_size=least)
     leaving = st.lists(st.booleans(), min_size=len(ids), max_size=len(ids))
+    reported, placed = draw(loads), draw(loads)
+    capacity = [n % 8 + 1 for n in draw(loads)]
     return RoleView(
         role=role,
         worker_ids=ids,
-        reported=draw(loads),
-        placed=draw(loads),
-        capacity=[n % 8 + 1 for n in draw(loads)],
+        reported=reported,
+        placed=placed,
+        capacity=capacity,
+        fullness=[max(both) / most for *both, most in zip(reported, placed, capacity, strict=True)],
         queued_tokens=draw(loads),
         leaving=draw(leaving),
         cached_tokens={row: 16 for row in draw(rows)},
@@ -46,27 +49,24 @@ def views(draw: st.DrawFn, role: Role = Role.DECODE, least: int = 1) -> RoleView
 def idle(count: int) -> RoleView:
     rows, zeros = range(count), [0] * count
     ids = [f"w{row}" for row in rows]
-    return RoleView(Role.DECODE, ids, zeros, zeros, [1] * count, zeros, [False] * count, {}, rows)
+    return RoleView(
+        role=Role.DECODE, worker_ids=ids, reported=zeros, placed=zeros, capacity=[1] * count,
+        fullness=zeros, queued_tokens=zeros, leaving=[False] * count, cached_tokens={},
+        candidates=rows,
+    )  # fmt: skip
 
 
 def without(view: RoleView, row: int) -> RoleView:
     """`view` after the worker of `row` was lost."""
 
-    def left(column: list[int]) -> list[int]:
-        return [value for at, value in enumerate(column) if at != row]
-
     kept = [at for at in range(len(view.worker_ids)) if at != row]
-    return RoleView(
-        view.role,
-        [view.worker_ids[at] for at in kept],
-        left(list(view.reported)),
-        left(list(view.placed)),
-        left(list(view.capacity)),
-        left(list(view.queued_tokens)),
-        [view.leaving[at] for at in kept],
-        {},
-        [new for new, at in enumerate(kept) if at in view.candidates],
-    )
+    columns = {
+        field.name: [getattr(view, field.name)[at] for at in kept]
+        for field in fields(view)
+        if field.name not in ("role", "cached_tokens", "candidates")
+    }
+    candidates = [new for new, at in enumerate(kept) if at in view.candidates]
+    return replace(view, cached_tokens={}, candidates=candidates, **columns)
 
 
 def first(policy: RolePolicy, view: RoleView) -> str:
@@ -141,7 +141,7 @@ def test_turns_are_counted_by_role(cluster: ClusterView) -> None:
 
 @given(view=views())
 def test_least_load_orders_by_how_full_each_is(view: RoleView) -> None:
-    fullness = [view.fullness(row) for row in LeastLoad().order(view)]
+    fullness = [view.fullness[row] for row in LeastLoad().order(view)]
     assert fullness == sorted(fullness)
 
 
@@ -154,15 +154,15 @@ def test_least_load_uses_an_idle_cluster_evenly(count: int) -> None:
 @given(view=views(least=2), seed=st.integers(0, 2**32))
 def test_power_of_two_puts_the_emptier_of_its_two_first(view: RoleView, seed: int) -> None:
     one, two = PowerOfTwo(random.Random(seed)).order(view)[:2]
-    assert view.fullness(one) <= view.fullness(two)
+    assert view.fullness[one] <= view.fullness[two]
 
 
 @given(view=views(least=3), seed=st.integers(0, 2**32))
 def test_power_of_two_never_starts_with_the_fullest(view: RoleView, seed: int) -> None:
-    fullness = [view.fullness(row) for row in view.candidates]
+    fullness = [view.fullness[row] for row in view.candidates]
     if fullness.count(max(fullness)) == 1:
         chosen = PowerOfTwo(random.Random(seed)).order(view)[0]
-        assert view.fullness(chosen) < max(fullness)
+        assert view.fullness[chosen] < max(fullness)
 
 
 @given(count=st.integers(2, 5), seed=st.integers(0, 2**32))
@@ -214,12 +214,12 @@ def test_prefix_aware_takes_a_rank_with_a_cached_prefix_unless_it_is_much_fuller
     placed = PrefixAware().place(view, PlacementRequest(prompt_tokens=99, max_prefills=1))
     ranks = view.decode
     chosen = list(ranks.worker_ids).index(placed.decode)
-    emptiest = min(map(ranks.fullness, ranks.candidates))
-    near = [row for row in ranks.candidates if ranks.fullness(row) < emptiest + AFFINITY]
+    emptiest = min(map(ranks.fullness.__getitem__, ranks.candidates))
+    near = [row for row in ranks.candidates if ranks.fullness[row] < emptiest + AFFINITY]
     assert chosen in near
     kept = [row for row in near if row in ranks.cached_tokens]
     assert not kept or chosen in kept
-    assert ranks.fullness(chosen) == min(map(ranks.fullness, kept or near))
+    assert ranks.fullness[chosen] == min(map(ranks.fullness.__getitem__, kept or near))
 
 
 def test_prefix_aware_gives_equals_their_turns() -> None:

@@ -1,7 +1,9 @@
 """Tests of the states that the router remembers from finished answers and reports to the next
 placement."""
 
+import gc
 import random
+import tracemalloc
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,8 +48,10 @@ def join(table: WorkerTable, name: str, incarnation: int = 1) -> Worker:
     )
 
 
-def names(found: list[tuple[int, Worker]]) -> list[tuple[int, str]]:
-    return [(tokens, worker.worker_id) for tokens, worker in found]
+def names(found: Mapping[str, int]) -> list[tuple[int, str]]:
+    """The deepest state first."""
+    deepest = sorted(found, key=lambda name: (-found[name], name))
+    return [(found[name], name) for name in deepest]
 
 
 def test_the_rank_with_the_deepest_state_is_named_first(table: WorkerTable) -> None:
@@ -59,14 +63,19 @@ def test_the_rank_with_the_deepest_state_is_named_first(table: WorkerTable) -> N
     assert names(index.find(PromptPrefixes((1, 2, 3, 4)))) == [(2, "d0")], (
         "one token must be left to compute"
     )
-    assert index.find(PromptPrefixes((2, 1, 3))) == []
+    assert index.find(PromptPrefixes((2, 1, 3))) == {}
 
 
-def test_ranks_with_equally_deep_states_come_in_the_order_of_the_table(table: WorkerTable) -> None:
+def test_all_that_have_a_state_are_named_and_each_can_lose_it(table: WorkerTable) -> None:
     index = StateIndex(table)
-    for name in ("d10", "d2", "d1"):
-        index.add(join(table, name), (1, 2))
-    assert names(index.find(PromptPrefixes((1, 2, 3)))) == [(2, "d1"), (2, "d2"), (2, "d10")]
+    ranks = [join(table, name) for name in ("d10", "d2", "d1")]
+    for rank in ranks:
+        index.add(rank, (1, 2))
+    assert index.find(PromptPrefixes((1, 2, 3))) == {"d10": 2, "d2": 2, "d1": 2}
+    table.remove(ranks[1], "lost")
+    assert index.find(PromptPrefixes((1, 2, 3))) == {"d10": 2, "d1": 2}
+    index.add(join(table, "d3"), (1,))
+    assert index.find(PromptPrefixes((1, 2, 3))) == {"d10": 2, "d1": 2, "d3": 1}
 
 
 def test_a_rank_that_leaves_is_gone_or_was_started_again_is_not_named(table: WorkerTable) -> None:
@@ -78,7 +87,7 @@ def test_a_rank_that_leaves_is_gone_or_was_started_again_is_not_named(table: Wor
     table.remove(ranks[1], "lost")
     join(table, "d2", incarnation=2)
     join(table, "d3")  # its stream broke; its process is the same
-    assert index.find(PromptPrefixes((1, 2, 3))) == [], "d3 says itself what it has"
+    assert index.find(PromptPrefixes((1, 2, 3))) == {}, "d3 says itself what it has"
     assert not len(index) - 1, "d0 has not left yet"
 
 
@@ -93,7 +102,7 @@ def test_a_prefill_worker_is_not_taken_for_a_rank_of_its_name(table: WorkerTable
             worker=identity,
         )
     )
-    assert index.find(PromptPrefixes((1, 2, 3))) == []
+    assert index.find(PromptPrefixes((1, 2, 3))) == {}
 
 
 def test_a_state_is_named_to_requests_of_its_salt_alone(table: WorkerTable) -> None:
@@ -101,7 +110,7 @@ def test_a_state_is_named_to_requests_of_its_salt_alone(table: WorkerTable) -> N
     index.add(rank, (1, 2), ada)
     assert names(index.find(PromptPrefixes((1, 2, 3), ada))) == [(2, "d0")]
     for salt in (b"", make_salt("bob")):
-        assert index.find(PromptPrefixes((1, 2, 3), salt)) == []
+        assert index.find(PromptPrefixes((1, 2, 3), salt)) == {}
 
 
 def finished(start: StartRequest, answer: list[int], state_tokens: int) -> RequestTokens:
@@ -217,7 +226,7 @@ def test_changes_that_follow_a_report_that_did_not_come_are_not_applied(
     assert not index.report(rank, changes), "a whole one comes first"
     assert index.report(rank, report({}, sequence=4))
     assert not index.report(rank, changes)
-    assert index.find(PromptPrefixes((1, 2))) == []
+    assert index.find(PromptPrefixes((1, 2))) == {}
     assert index.report(rank, report({(1,): b""}, sequence=6))
     assert names(index.find(PromptPrefixes((1, 2)))) == [(1, "d0")]
 
@@ -230,11 +239,38 @@ def test_the_index_is_bounded_and_a_workers_oldest_go_first(table: WorkerTable) 
     assert len(index) == 3
     assert names(index.find(PromptPrefixes((9, 9)))) == [(1, "d1")]
     assert names(index.find(PromptPrefixes(tuple(range(9))))) == [(5, "d0")]
-    assert index.find(PromptPrefixes(tuple(range(4)))) == []
+    assert index.find(PromptPrefixes(tuple(range(4)))) == {}
 
 
 def digest(token_ids: Sequence[int]) -> int:
     return PrefixDigest().add(array("I", token_ids).tobytes())
+
+
+def test_a_full_index_takes_at_most_256_bytes_an_entry(
+    table: WorkerTable, rng: random.Random
+) -> None:
+    """However many workers share prefixes, and however often their caches change."""
+    most = 20_000
+    ranks = [join(table, f"d{number}") for number in range(40)]
+    shared = [rng.getrandbits(64) for _ in range(100)]
+    tracemalloc.start()
+    try:
+        index = StateIndex(table, most)
+        for turn in range(2):
+            for rank in ranks:
+                made = [*shared, *(rng.getrandbits(64) for _ in range(most // 30))]
+                depths = [256 * rng.randrange(1, 500) for _ in made]
+                index.report(rank, CacheReport(sequence=turn, after=0, whole=not turn, made=made,
+                                               depths=depths))  # fmt: skip
+        gc.collect()
+        taken, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(index) == most
+    assert peak < 256 * most, taken
+    for rank in ranks:
+        table.remove(rank, "lost")
+    assert not len(index)
 
 
 async def test_a_router_asks_again_for_a_cache_of_which_it_missed_changes(tmp_path: Path) -> None:
