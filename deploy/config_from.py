@@ -1,5 +1,6 @@
 """The configs that the values of the command-line options make."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
 
     given: the options' values by parameter name. Raises StartError.
     """
-    engine = engine_from(given)
+    engine = replace(engine_from(given), rank_timeout_s=given["rank_timeout"])
     return ClusterConfig(
         engine,
         router_from(engine.model, given),
@@ -109,6 +110,8 @@ def config_from(given: dict[str, Any]) -> ClusterConfig:
         prefill=given["prefill"],
         decode=given["decode"],
         decode_dp=given["decode_dp"],
+        prefill_tp=given["prefill_tp"] or given["tp"],
+        decode_tp=given["decode_tp"] or given["tp"],
         threads=given["threads"],
         channel=given["channel"],
         nixl_interfaces=given["nixl_interfaces"],

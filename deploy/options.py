@@ -23,6 +23,7 @@ from baton.engine.choices import (
     HELD_FRACTION,
     LAYER_GROUP_BYTES,
     MEMORY_FRACTION,
+    RANK_TIMEOUT_S,
     TRACK_INTERVAL,
     WINDOWS,
     LoadFormat,
@@ -77,7 +78,8 @@ _ENGINE = (
                  help="Most tokens of a prompt and its answer together; the model's limit when "
                  "left out."),
     click.option("--memory-gb", type=click.FloatRange(0, min_open=True), default=None,
-                 help="Memory of one worker in GiB; a share of the free memory when left out."),
+                 help="Memory of one worker in GiB, of each of its ranks with --tp; a share of "
+                 "the free memory when left out."),
     click.option("--memory-fraction", type=click.FloatRange(0, 1, min_open=True),
                  default=MEMORY_FRACTION, show_default=True,
                  help="Part of the free memory that the workers share without --memory-gb."),
@@ -147,6 +149,16 @@ _CLUSTER = (
                  help="Number of groups of workers that write answers."),
     click.option("--decode-dp", type=click.IntRange(1), default=1, show_default=True,
                  help="Number of ranks (workers) in each decode group; requests may name a rank."),
+    click.option("--tp", type=click.IntRange(1), default=1, show_default=True,
+                 help="Tensor-parallel ranks of each worker, a process each, which share its "
+                 "threads; on CPUs."),
+    click.option("--prefill-tp", type=click.IntRange(1), default=None,
+                 help="Ranks of each prefill worker; as many as --tp when left out."),
+    click.option("--decode-tp", type=click.IntRange(1), default=None,
+                 help="Ranks of each decode worker; as many as --tp when left out."),
+    click.option("--rank-timeout", type=Seconds(1), default=RANK_TIMEOUT_S, show_default=True,
+                 help="Seconds that a rank waits for the others in a step; then its worker ends, "
+                 "and is started again."),
     click.option("--threads", type=click.IntRange(1), default=None,
                  help="Compute threads of each worker; an even share of the cores when left out."),
     click.option("--state-return", type=click.Choice([r.value for r in StateReturn]),

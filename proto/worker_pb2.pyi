@@ -158,7 +158,7 @@ class PlanPart(_message.Message):
     def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "model", "running", "waiting", "max_running", "max_model_len", "slots", "pages", "page_size", "uptime_s", "memory_plan", "handoffs", "pid", "peers", "settings", "channels", "lag_us", "shortages", "queued_tokens")
+    __slots__ = ("worker", "model", "running", "waiting", "max_running", "max_model_len", "slots", "pages", "page_size", "uptime_s", "memory_plan", "handoffs", "pid", "peers", "settings", "channels", "lag_us", "shortages", "queued_tokens", "rank_pids")
     class HandoffsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +206,7 @@ class WorkerStatus(_message.Message):
     LAG_US_FIELD_NUMBER: _ClassVar[int]
     SHORTAGES_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RANK_PIDS_FIELD_NUMBER: _ClassVar[int]
     worker: _common_pb2.WorkerIdentity
     model: str
     running: int
@@ -225,7 +226,8 @@ class WorkerStatus(_message.Message):
     lag_us: int
     shortages: _containers.ScalarMap[str, float]
     queued_tokens: int
-    def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., max_model_len: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., page_size: _Optional[int] = ..., uptime_s: _Optional[float] = ..., memory_plan: _Optional[_Iterable[_Union[PlanPart, _Mapping]]] = ..., handoffs: _Optional[_Mapping[str, int]] = ..., pid: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ..., settings: _Optional[_Mapping[str, str]] = ..., channels: _Optional[_Mapping[str, str]] = ..., lag_us: _Optional[int] = ..., shortages: _Optional[_Mapping[str, float]] = ..., queued_tokens: _Optional[int] = ...) -> None: ...
+    rank_pids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker: _Optional[_Union[_common_pb2.WorkerIdentity, _Mapping]] = ..., model: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., max_model_len: _Optional[int] = ..., slots: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., pages: _Optional[_Iterable[_Union[OwnerCount, _Mapping]]] = ..., page_size: _Optional[int] = ..., uptime_s: _Optional[float] = ..., memory_plan: _Optional[_Iterable[_Union[PlanPart, _Mapping]]] = ..., handoffs: _Optional[_Mapping[str, int]] = ..., pid: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ..., settings: _Optional[_Mapping[str, str]] = ..., channels: _Optional[_Mapping[str, str]] = ..., lag_us: _Optional[int] = ..., shortages: _Optional[_Mapping[str, float]] = ..., queued_tokens: _Optional[int] = ..., rank_pids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FlushCacheRequest(_message.Message):
     __slots__ = ("timeout_ms",)

@@ -44,6 +44,7 @@ def worker_info(worker: Worker, *, ready: bool, placed: int, heard_s: float) -> 
         "heard_s": round(heard_s, 3),
         "lag_ms": status.lag_us / 1000,
         "pid": status.pid,
+        "rank_pids": [status.pid, *status.rank_pids],
         "metrics_path": metrics_path(worker.worker_id),
         "peers": [peer.worker_id for peer in status.peers],
         "channels": dict(sorted(status.channels.items())),

@@ -44,6 +44,8 @@ class Reporter:
         self._settings = {name: json.dumps(value) for name, value in settings.items()}
         self._model = model_name(context.config.engine.model)
         self._memory_plan = context.engine.plan.describe()
+        followers = context.engine.followers
+        self._rank_pids = () if followers is None else tuple(followers.processes)
         self._began = time.monotonic()
         self._period_s = report_period_s(context.config.lease_ms)
         self._changed = asyncio.Event()
@@ -133,6 +135,7 @@ class Reporter:
             ),
             handoffs=context.handoffs.counts,
             pid=os.getpid(),
+            rank_pids=self._rank_pids,
             peers=self._role.peers(),
             channels=self._role.channels(),
             settings=self._settings,

@@ -1,8 +1,9 @@
 """The configuration of a cluster."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.cluster.cluster_name import check_name, new_name
@@ -10,6 +11,7 @@ from baton.deploy.cluster.demand import NodePlacement
 from baton.deploy.cluster.member import Member
 from baton.deploy.errors import StartError
 from baton.engine.config import EngineConfig
+from baton.engine.memory.engine_options import check_ranks
 from baton.router.config import RouterConfig
 from baton.transfer.channels.names import AUTO
 from baton.worker.state_options import SendSnapshots, StateReturn
@@ -28,6 +30,8 @@ class ClusterConfig:
     prefill: int = 1  # prefill workers
     decode: int = 1  # groups of decode workers
     decode_dp: int = 1  # ranks of each group: a worker each, with an engine of its own
+    prefill_tp: int = 1  # tensor-parallel ranks of each prefill worker: a process each
+    decode_tp: int = 1  # and of each decode worker
     threads: int | None = None  # compute threads of each worker; None: an even share of cores
     channel: str = AUTO  # channel for state between workers
     nixl_interfaces: tuple[str, ...] = ()  # that the operator trusts; none: loopback alone
@@ -53,12 +57,25 @@ class ClusterConfig:
                 raise StartError(f"{option} is {count}; a cluster needs at least one of each role")
         if self.decode_dp < 1:
             raise StartError(f"--decode-dp is {self.decode_dp}; a group needs at least one rank")
+        for role in (Role.PREFILL, Role.DECODE):
+            self._check_ranks(role)
         if self.engine.device.startswith("cuda:"):
             raise StartError(
                 f"--device {self.engine.device}: Ray gives each worker a GPU of its own; expected "
                 "cuda"
             )
         self._check_placement()
+
+    def _check_ranks(self, role: Role) -> None:
+        """Raise StartError for a number of ranks that workers of this role cannot have."""
+        ranks = self.tp_of(role)
+        if ranks < 1:
+            raise StartError(f"--{role}-tp is {ranks}; a worker has at least one rank")
+        engine = self.engine if role is Role.DECODE else self.engine.for_prompts
+        try:
+            check_ranks(replace(engine, tp=ranks))
+        except ConfigError as err:
+            raise StartError(f"--{role}-tp: {err}") from err
 
     def _check_placement(self) -> None:
         """Raise StartError for what only a Ray with other hosts can give."""
@@ -79,6 +96,10 @@ class ClusterConfig:
         """Return the workers that the cluster starts with."""
         counts = {Role.PREFILL: self.prefill, Role.DECODE: self.decode * self.decode_dp}
         return tuple(Member(role, i) for role, count in counts.items() for i in range(count))
+
+    def tp_of(self, role: Role) -> int:
+        """Return the tensor-parallel ranks of each worker of a role."""
+        return self.decode_tp if role is Role.DECODE else self.prefill_tp
 
     def group_of(self, rank: int) -> int:
         """Return a rank's group. Ranks 0 to decode_dp - 1 are group 0, and so on."""

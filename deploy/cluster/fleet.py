@@ -235,7 +235,7 @@ class Fleet:
             return config
         worker_id = member.worker_id
         if config.engine.memory_bytes is None:
-            left = self._memory_budget.left(self.pids)
+            left = self._memory_budget.left(self.pids) // config.engine.tp
             config = replace(config, engine=replace(config.engine, memory_bytes=left))
         self._memory_budget.add(worker_id, check_fits(worker_id, config.engine))
         check_together(self.budgets)

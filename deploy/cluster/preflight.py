@@ -63,7 +63,7 @@ def check_fits(worker: str, config: EngineConfig) -> int:
     Raises StartError if they do not suffice.
     """
     try:
-        return planned_memory(config).budget_bytes
+        return config.tp * planned_memory(config).budget_bytes
     except ConfigError as err:
         raise StartError(f"{worker}: {err}") from err
 

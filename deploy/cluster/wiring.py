@@ -102,6 +102,7 @@ class Wiring:
             member.role,
             replace(
                 engine,
+                tp=self.config.tp_of(member.role),
                 threads=self.threads,
                 workers_on_host=len(self.config.members),
                 tickets=min(engine.max_running, MOST_TICKETS) if takes_in else 0,

@@ -41,8 +41,9 @@ class MemoryBudget:
 
 
 def _resident(pid: int) -> int:
-    """Return the bytes that a process holds; 0 if it has just ended."""
+    """Return the bytes that a process and its ranks hold; 0 if it has just ended."""
     try:
-        return int(psutil.Process(pid).memory_info().rss)
+        worker = psutil.Process(pid)
+        return sum(int(each.memory_info().rss) for each in (worker, *worker.children()))
     except psutil.NoSuchProcess:
         return 0

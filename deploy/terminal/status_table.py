@@ -108,7 +108,7 @@ def _cells(worker: Mapping[str, Any]) -> dict[str, Text]:
     handoffs = {k: v for k, v in worker["handoffs"].items() if k not in _QUIET}
     return {
         "worker": Text(worker["worker_id"]),
-        "role": Text(worker["role"]),
+        "role": _role(worker),
         "group": Text("" if worker["dp_group"] is None else str(worker["dp_group"])),
         "state": _state(worker),
         "lag": _lag(worker),
@@ -120,6 +120,12 @@ def _cells(worker: Mapping[str, Any]) -> dict[str, Text]:
         "channel": _channels(worker["channels"]),
         "life": Text(f"{worker['incarnation'] & 0xFFFFFF:06x}"),  # enough digits to notice a change
     }
+
+
+def _role(worker: Mapping[str, Any]) -> Text:
+    """Return the role, and the number of ranks where there are several."""
+    ranks = len(worker.get("rank_pids", ()))  # which a router of the last release does not say
+    return Text(f"{worker['role']}, {ranks} ranks" if ranks > 1 else worker["role"])
 
 
 def _state(worker: Mapping[str, Any]) -> Text:

@@ -101,7 +101,7 @@ def check_memory(config: EngineConfig) -> None:
     if torch.device(config.device).type != "cpu":
         planned_memory(config)
     elif config.memory_bytes is not None:
-        check_budget(config.memory_bytes, "the engine")
+        check_budget(config.tp * config.memory_bytes, "the engine")
 
 
 def ready_model(

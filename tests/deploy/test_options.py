@@ -217,6 +217,7 @@ def options_everywhere(folder: Path) -> tuple[str, ...]:
         "--tls-ca-key", str(folder / "key"), "--internal-port", "4",
         "--internal-host", "::1", "--routers", "2",
         "--prefill", "2", "--decode", "2", "--decode-dp", "2", "--threads", "3",
+        "--tp", "2", "--decode-tp", "3",
         "--policy", "least_load", "--state-return", "demand", "--send-snapshots", "last",
         "--served-model-name", "name", "--incremental-streaming-output",
         "--unknown-fields", "warn",

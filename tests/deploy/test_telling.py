@@ -200,6 +200,14 @@ def _info(workers: int = 1) -> dict[str, Any]:
     return {"router": router, "workers": named}
 
 
+def test_the_status_table_counts_ranks_where_there_are_several() -> None:
+    info = _info(2)
+    info["workers"][1] = info["workers"][1] | {"rank_pids": [7, 8]}
+    console, out = _console()
+    console.print(render(info))
+    assert out.getvalue().count("decode, 2 ranks") == out.getvalue().count("ranks") == 1
+
+
 def test_the_status_table_names_owners_that_own_something() -> None:
     console, out = _console()
     console.print(render(_info()))

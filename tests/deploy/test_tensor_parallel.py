@@ -1,0 +1,169 @@
+"""Clusters whose workers have several tensor-parallel ranks: whatever rank is killed or stopped
+under load, every answer is whole and right."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from deploy.several_routers import DEADLINE_S, Load, greedy
+from e2e.books import settled_findings
+from e2e.clients import assert_same_where_it_went_on
+from oracle.reference import Oracle
+
+from baton.deploy.cluster.cluster import Cluster
+from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.errors import StartError
+from baton.engine.config import EngineConfig
+from baton.router.config import RouterConfig
+
+LEADER, FOLLOWER = 0, 1
+STREAMS = 16
+TOKENS = 60
+LEASE_MS = 2_000
+RANK_TIMEOUT_S = 10.0
+PROMPTS = 24
+ROUNDS = 20
+
+
+@pytest.fixture(scope="module")
+def engine(oracle: Oracle) -> EngineConfig:
+    return EngineConfig(
+        oracle.checkpoint("granite_dense_nope"),
+        page_size=16,
+        chunked_prefill_size=64,
+        max_running=16,
+        memory_bytes=128 << 20,
+        rank_timeout_s=RANK_TIMEOUT_S,
+    )
+
+
+@contextmanager
+def running(engine: EngineConfig, **more: Any) -> Iterator[Cluster]:
+    router = RouterConfig(engine.model, lease_ms=LEASE_MS)
+    with Cluster(ClusterConfig(engine, router, **more)) as cluster:
+        yield cluster
+
+
+class Served:
+    """A cluster under load, whose ranks a test takes away."""
+
+    def __init__(self, cluster: Cluster, engine: EngineConfig, oracle: Oracle) -> None:
+        seed = random.SystemRandom().randrange(1 << 32)
+        print(f"seed {seed}")
+        self.rng = random.Random(seed)
+        self.cluster = cluster
+        self._engine, self._oracle = engine, oracle
+        self._prompts = [
+            [self.rng.randrange(3, 320) for _ in range(self.rng.randrange(20, 90))]
+            for _ in range(PROMPTS)
+        ]
+        self._load = Load(cluster, self._prompts, TOKENS)
+
+    def start(self) -> None:
+        self._load.start(STREAMS)
+
+    async def stop(self) -> None:
+        """Every answer must be whole and right, and every worker's books must balance."""
+        await self._load.stop()
+        expected = dict(
+            zip(map(tuple, self._prompts), greedy(self._engine, self._prompts, TOKENS), strict=True)
+        )
+        prompts, answers = zip(*self._load.answers, strict=True)
+        wanted = [expected[tuple(prompt)] for prompt in prompts]
+        assert_same_where_it_went_on(self._oracle, self._engine.model, prompts, answers, wanted)
+        assert not await asyncio.wait_for(settled_findings(self.cluster), DEADLINE_S)
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        found = self.cluster.router.server_info()["workers"]
+        return {each["worker_id"]: each for each in found}
+
+    async def take(self, worker: str, rank: int, number: signal.Signals) -> None:
+        """Send a signal to a rank that serves requests, and wait until all workers are back. A
+        leader that was stopped goes on once the router has lost it.
+        """
+        await until(lambda: self.workers().get(worker, {}).get("running", 0) > 0)
+        before = self.workers()[worker]
+        pid = before["rank_pids"][rank]
+        os.kill(pid, number)
+        if (rank, number) == (LEADER, signal.SIGSTOP):
+            try:
+                await until(lambda: not self.workers().get(worker, {}).get("ready"))
+            finally:
+                os.kill(pid, signal.SIGCONT)
+        else:
+            await until(lambda: self._again(worker, before["incarnation"]))
+        await until(self._all_ready)
+
+    def _again(self, worker: str, incarnation: int) -> bool:
+        now = self.workers().get(worker)
+        return now is not None and now["ready"] and now["incarnation"] > incarnation
+
+    def _all_ready(self) -> bool:
+        ready = {name for name, each in self.workers().items() if each["ready"]}
+        return ready == set(self.cluster.workers)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not true():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.cluster
+async def test_a_rank_that_dies_costs_no_answer(engine: EngineConfig, oracle: Oracle) -> None:
+    """Prefill workers have one rank, and decode workers two."""
+    with running(engine, decode_dp=2, decode_tp=2) as cluster:
+        served = Served(cluster, engine, oracle)
+        ranks = {name: len(each["rank_pids"]) for name, each in served.workers().items()}
+        assert ranks == {"prefill-0": 1, "decode-0": 2, "decode-1": 2}
+        served.start()
+        await served.take("decode-0", FOLLOWER, signal.SIGKILL)
+        await served.stop()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("channel", ["grpc", "nixl"])
+@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(1, 2), (2, 1), (2, 4)], ids=str)
+async def test_ranks_of_unequal_replicas_die_and_hang(
+    engine: EngineConfig, oracle: Oracle, prefill_tp: int, decode_tp: int, channel: str
+) -> None:
+    options = {"prefill": 2, "prefill_tp": prefill_tp, "decode_dp": 2, "decode_tp": decode_tp}
+    with running(engine, channel=channel, **options) as cluster:
+        served = Served(cluster, engine, oracle)
+        served.start()
+        for _ in range(ROUNDS):
+            worker = served.rng.choice(sorted(cluster.workers))
+            ranks = len(served.workers()[worker]["rank_pids"])
+            rank = served.rng.randrange(ranks)
+            number = served.rng.choice([signal.SIGKILL, signal.SIGSTOP])
+            print(f"{number.name} to rank {rank} of {worker}", flush=True)
+            await served.take(worker, rank, number)
+        await served.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefill_tp": 0}, "--prefill-tp is 0; a worker has at least one rank"),
+        ({"decode_tp": 2, "device": "cuda"}, "--decode-tp: a replica of 2 ranks runs on CPUs only"),
+    ],
+)
+def test_numbers_of_ranks_that_cannot_be_are_refused(
+    engine: EngineConfig, options: dict[str, Any], message: str
+) -> None:
+    engine = replace(engine, device=options.pop("device", "cpu"))
+    with pytest.raises(StartError, match=message):
+        ClusterConfig(engine, **options)
+
+
+def test_a_model_that_cannot_be_divided_is_refused_before_the_start(oracle: Oracle) -> None:
+    engine = EngineConfig(oracle.checkpoint("bamba_odd"), memory_bytes=128 << 20)
+    config = ClusterConfig(engine, RouterConfig(engine.model), decode_tp=2)
+    with pytest.raises(StartError, match=r"decode-0: .* bamba_odd runs on 1 rank"), Cluster(config):
+        pytest.fail("it has started")
