@@ -52,6 +52,63 @@ DEEPSEEK_V3: dict[str, Any] = {
     "vocab_size": 129280,
     "max_position_embeddings": 163840,
 }
+_QWEN3_5: dict[str, Any] = {
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "vocab_size": 248320,
+    "max_position_embeddings": 262144,
+    "tie_word_embeddings": False,
+}
+_LINEAR_LAYERS = ["linear_attention"] * 3 + ["full_attention"]
+QWEN3_5_9B: dict[str, Any] = {
+    **_QWEN3_5,
+    "model_type": "qwen3_5_text",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "layer_types": _LINEAR_LAYERS * 8,
+    "intermediate_size": 12288,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "linear_num_value_heads": 32,
+}
+QWEN3_5_27B: dict[str, Any] = {
+    **_QWEN3_5,
+    "model_type": "qwen3_5_text",
+    "hidden_size": 5120,
+    "num_hidden_layers": 64,
+    "layer_types": _LINEAR_LAYERS * 16,
+    "intermediate_size": 17408,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 4,
+    "linear_num_value_heads": 48,
+}
+_QWEN3_5_MOE: dict[str, Any] = {
+    **_QWEN3_5,
+    "model_type": "qwen3_5_moe_text",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "linear_num_value_heads": 64,
+    "moe_intermediate_size": 1024,
+    "shared_expert_intermediate_size": 1024,
+}
+QWEN3_5_122B: dict[str, Any] = {
+    **_QWEN3_5_MOE,
+    "hidden_size": 3072,
+    "num_hidden_layers": 48,
+    "layer_types": _LINEAR_LAYERS * 12,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+}
+QWEN3_5_397B: dict[str, Any] = {
+    **_QWEN3_5_MOE,
+    "hidden_size": 4096,
+    "num_hidden_layers": 60,
+    "layer_types": _LINEAR_LAYERS * 15,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+}
 _POSITIONS = {"max_position_embeddings": 8192}  # tables of rotary positions take time to make
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Nemotron-Nano-9B-v2": {**NEMOTRON_9B, **_POSITIONS},
@@ -59,5 +116,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "Falcon-H1-34B": {**FALCON_34B, **_POSITIONS},
     "Kimi-Linear-48B-A3B": {**KIMI_LINEAR, **_POSITIONS},
     "Qwen3-Next-80B-A3B": {**QWEN3_NEXT, **_POSITIONS},
+    "Qwen3.5-9B": {**QWEN3_5_9B, **_POSITIONS},
+    "Qwen3.5-27B": {**QWEN3_5_27B, **_POSITIONS},
+    "Qwen3.5-122B-A10B": {**QWEN3_5_122B, **_POSITIONS},
+    "Qwen3.5-397B-A17B": {**QWEN3_5_397B, **_POSITIONS},
     "DeepSeek-V3": {**DEEPSEEK_V3, **_POSITIONS},
 }

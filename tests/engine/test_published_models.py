@@ -43,6 +43,20 @@ TABLE = {
         4: (40.0, FITS),
         8: (20.1, FITS),
     },
+    "Qwen3.5-9B": {1: (17.9, FITS), 2: (9.0, FITS), 4: (4.5, FITS), 8: (2.3, FITS)},
+    "Qwen3.5-27B": {1: (53.8, FITS), 2: (26.9, FITS), 4: (13.5, FITS), 8: (6.8, FITS)},
+    "Qwen3.5-122B-A10B": {
+        1: (244.3, "not even one request fits"),
+        2: (122.2, "not even one request fits"),
+        4: (61.2, FITS),
+        8: (30.7, FITS),
+    },
+    "Qwen3.5-397B-A17B": {
+        1: (793.0, "not even one request fits"),
+        2: (396.7, "not even one request fits"),
+        4: (198.7, "not even one request fits"),
+        8: (99.6, "not even one request fits"),
+    },
     "DeepSeek-V3": {
         1: (1342.3, "not even one request fits"),
         2: (672.3, "not even one request fits"),
