@@ -149,6 +149,24 @@ def check_bytes(prefill: TestWorker, decode: TestWorker, d: int, states: int) ->
     assert sent <= 1.02 * needed + heads
 
 
+@pytest.mark.parametrize("channel", CHANNELS)
+async def test_hand_offs_that_are_cancelled_leave_nothing_behind(
+    engine_of: MakeEngine, channel: str, seeded: random.Random
+) -> None:
+    """Whatever has been written by then: over NIXL, the memory is in quarantine until it drains."""
+    prefill = prefill_worker(loaded=engine_of("prefill", 2), channel=channel)
+    decode = decode_worker(loaded=engine_of("decode", 4), channel=channel)
+    async with joined(prefill, decode) as router:
+        for number in range(1, 7):
+            request_id, answer = await router.start(prompt(seeded, 200), greedy(STEPS), [prefill])
+            await decode.reached(HandoffState.RESERVED, number)
+            await asyncio.sleep(seeded.random() * 0.1)
+            await router.cancel(request_id)
+            await answer.end()
+        for worker in (prefill, decode):
+            await worker.clean()
+
+
 async def test_the_state_of_a_prompt_leaves_before_its_last_layer(
     engine_of: MakeEngine, seeded: random.Random
 ) -> None:

@@ -1,8 +1,10 @@
 """Every channel between engines with other numbers of ranks: each rank gets what it keeps, and no
 more bytes move than that."""
 
+import contextlib
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +22,10 @@ from baton.engine.memory.layout import (
     SlotLayout,
 )
 from baton.engine.memory.shards import SubBlock
+from baton.transfer.channels.nixl.crossing import Crossing
 from baton.transfer.channels.nixl.endpoint import NixlEndpoint
 from baton.transfer.channels.nixl.peer import NixlPeer
-from baton.transfer.errors import ChannelError
+from baton.transfer.errors import ChannelError, ChecksumError, TransferError
 from baton.transfer.memory.segments import Kind, cut_kv, cut_prefix, cut_state
 
 # Four heads; two groups and two KV heads, of which four ranks keep each twice.
@@ -93,3 +96,42 @@ def test_a_peer_whose_ranks_keep_other_parts_is_refused() -> None:
     for spans, message in ((wrong, "other sizes than those of .* on 4 ranks"), (six, "divides")):
         with pytest.raises(ChannelError, match=message):
             NixlPeer("a", memory, NixlEndpoint("b", b"", spans), ())
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+async def test_bytes_that_are_sent_twice_are_noticed(channel: str) -> None:
+    source, target, _ = engines(2, 4)
+    async with connected(channel, sides=(source, target)) as wire:
+        ticket = wire.grant(FROM)
+        writing = wire.open(ticket)
+        (segment,) = cut_kv(PAGES, FROM, TOKENS, layers=(0, 1))
+        with contextlib.suppress(TransferError):  # the writer is told, where the receiver answers
+            for _ in range(2):
+                await writing.write(segment, SOURCE)
+            await writing.finish()
+        await until(lambda: bool(wire.broken) or channel == "local")
+        assert wire.tickets.received(ticket.claim).segments == 1
+        assert not wire.tickets.complete(ticket)
+
+
+async def test_a_sender_that_writes_another_group_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over NIXL, where runs go from rank to rank: the checksum is of the undivided bytes."""
+    source, target, _ = engines(2, 4)
+
+    def mixed_up(*args: Any) -> Any:
+        ours, theirs = written(*args)
+        return ours[::-1].copy(), theirs  # the last rank's head goes where the first's belongs
+
+    written = Crossing.written
+    monkeypatch.setattr(Crossing, "written", mixed_up)
+    async with connected("nixl", sides=(source, target)) as wire:
+        ticket = wire.grant(FROM)
+        writing = wire.open(ticket)
+        for segment in cut_kv(PAGES, FROM, TOKENS, layers=(0, 1)):
+            await writing.write(segment, SOURCE)
+        await until(lambda: bool(wire.broken))
+        assert isinstance(wire.broken[0], ChecksumError)
+        writing.cancel()
+        await writing.drained()
