@@ -1,5 +1,6 @@
 """Makes the context of a worker from its configuration and its engine."""
 
+import os
 from functools import partial
 
 import torch
@@ -47,6 +48,8 @@ def make_context(
     """
     metrics = WorkerMetrics(config.worker_id, config.role)
     metrics.memory.show(engine.plan)
+    if engine.followers is not None:
+        metrics.memory.show_ranks([os.getpid(), *engine.followers.processes])
     memory = _memory(engine)
     port = EnginePort(engine, metrics.observe_step)
     device = torch.device(config.engine.device)

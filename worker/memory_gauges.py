@@ -1,5 +1,8 @@
 """Gauges of the memory that a worker planned and uses."""
 
+from collections.abc import Sequence
+from functools import partial
+
 import psutil
 import torch
 
@@ -22,6 +25,12 @@ class MemoryGauges:
             "memory_used_bytes",
             "Memory in use: the process's resident memory, or what torch holds on a GPU.",
         )
+        self._ranks = make.gauge(
+            "rank_memory_used_bytes",
+            "Resident memory of each tensor-parallel rank's process, where there are several; "
+            "what two of them share counts for both.",
+            "rank",
+        )
 
     def show(self, plan: MemoryPlan) -> None:
         """Export `plan` from now on, and the memory in use whenever it is scraped."""
@@ -38,9 +47,21 @@ class MemoryGauges:
         device = torch.device(plan.config.device)
         self._used.labels(**self._labels).set_function(lambda: _used_bytes(device))
 
+    def show_ranks(self, processes: Sequence[int]) -> None:
+        """Export the memory in use of each rank's process, by rank, whenever it is scraped."""
+        for rank, process in enumerate(processes):
+            gauge = self._ranks.labels(**self._labels, rank=str(rank))
+            gauge.set_function(partial(_resident_bytes, process))
+
 
 def _used_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.memory_reserved(device)
-    resident: int = psutil.Process().memory_info().rss
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else _resident_bytes()
+
+
+def _resident_bytes(process: int | None = None) -> int:
+    """Return the resident memory of a process, this one by default; 0 if it has ended."""
+    try:
+        resident: int = psutil.Process(process).memory_info().rss
+    except psutil.NoSuchProcess:
+        return 0
     return resident

@@ -97,8 +97,13 @@ def prompt(rng: random.Random, length: int) -> tuple[int, ...]:
 
 
 def moved(worker: TestWorker, direction: str, kind: Kind) -> float:
-    name, about = f"baton_worker_{direction}_bytes_total", {"kind": kind.name.lower()}
-    return worker.context.metrics.registry.get_sample_value(name, labels(worker) | about) or 0
+    return sample(worker, f"{direction}_bytes_total", kind=kind.name.lower()) or 0
+
+
+def sample(worker: TestWorker, name: str, **about: str) -> float | None:
+    registry = worker.context.metrics.registry
+    found: float | None = registry.get_sample_value(f"baton_worker_{name}", labels(worker) | about)
+    return found
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
@@ -137,6 +142,9 @@ async def test_turns_of_conversations_go_from_p_ranks_to_d_and_back(
         assert decode.been_in(HandoffState.ACTIVE) == len(firsts) + len(seconds)
         assert fetches(prefill, Outcome.FETCHED) >= 1
         assert decode.engine.counters.transfer_hit_tokens > hits
+        for rank in range(d) if d > 1 else ():
+            resident = sample(decode, "rank_memory_used_bytes", rank=str(rank))
+            assert resident is not None and resident > 1 << 20
         check_bytes(prefill, decode, d, len(firsts) + len(seconds))
 
 
