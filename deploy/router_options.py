@@ -14,7 +14,7 @@ from baton.deploy.access_options import (
 )
 from baton.deploy.errors import StartError
 from baton.deploy.limit_options import limit_options
-from baton.deploy.number_types import Seconds, Slowdown
+from baton.deploy.number_types import Seconds, Slowdown, TokensOrWord
 from baton.deploy.record_options import dump_options, telemetry_options
 from baton.router.defaults import (
     KEY_SLOWDOWN,
@@ -23,7 +23,6 @@ from baton.router.defaults import (
     REQUEST_TIMEOUT_S,
     WORKER_WAIT_S,
 )
-from baton.router.placement.prefill_here import MOST_HERE
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS
 
@@ -35,10 +34,12 @@ _MAX_BODY_MB = 2047  # gRPC counts a message's bytes in a signed 32-bit number
 _ROUTER = (
     click.option("--policy", type=click.Choice(sorted(POLICIES)), default="prefix_aware",
                  show_default=True, help="Policy by which the router places requests."),
-    click.option("--prefill-here", type=click.IntRange(0), default=MOST_HERE, show_default=True,
-                 help="Most tokens of a prompt, without what is cached, that its decode worker may "
-                 "compute itself where a prefill worker would take longer; 0: prompts are always "
-                 "computed by prefill workers."),
+    click.option("--prefill-here", type=TokensOrWord({"auto": None, "off": 0}), default="auto",
+                 show_default=True,
+                 help="Prompts that their decode worker computes itself: where a prefill worker "
+                 "would take longer, by measured speeds and what is queued (auto); none (off); or, "
+                 "by what is queued alone, those of at most so many tokens without what is "
+                 "cached."),
     click.option("--max-queued-requests", type=click.IntRange(0), default=MAX_QUEUED,
                  show_default=True,
                  help="Most requests beyond those that the decode workers run at once; further "

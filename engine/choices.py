@@ -29,6 +29,12 @@ class SpeculativeAlgorithm(StrEnum):
     AUTO = "auto"  # ngram, for the rows and steps where it pays
 
 
+class Beside(StrEnum):
+    """The choice of the prompt tokens in a step in which requests decode, where it is no number."""
+
+    AUTO = "auto"  # as many as make the step about twice as long, by measured speeds
+
+
 MEMORY_FRACTION = 0.8
 HELD_FRACTION = 0.5
 LAYER_GROUP_BYTES = 1 << 18

@@ -16,6 +16,7 @@ from baton.engine.choices import (
     MEMORY_FRACTION,
     RANK_TIMEOUT_S,
     TRACK_INTERVAL,
+    Beside,
     LoadFormat,
     SpeculativeAlgorithm,
     WeightFormat,
@@ -96,7 +97,7 @@ class EngineConfig:
     max_running: int = 16  # requests that decode at once
     chunked_prefill_size: int | None = None  # prompt tokens a step; None: by device
     # Prompt tokens of a step in which requests decode, whose tokens wait for it; None: as others.
-    prefill_beside_decode: int | None = None
+    prefill_beside_decode: int | Beside | None = None
     max_model_len: int | None = None  # None: the model's
     memory_bytes: int | None = (
         None  # a rank's budget for weights, pools, activations; None: by fraction
@@ -133,6 +134,13 @@ class EngineConfig:
         if self.speculative_algorithm is SpeculativeAlgorithm.OFF:
             return 1
         return self.speculative_num_draft_tokens
+
+    @property
+    def for_answers(self) -> "EngineConfig":
+        """The options of an engine that computes prompts beside answers, and that others compute
+        prompts for.
+        """
+        return replace(self, prefill_beside_decode=self.prefill_beside_decode or Beside.AUTO)
 
     @property
     def for_prompts(self) -> "EngineConfig":

@@ -215,6 +215,8 @@ class Engine:
         if collected is not None:
             batch, result = collected
             self._pools.complete(batch.sequence)
+            prompts = sum(row.end - row.start for row in batch.prompts)
+            self._scheduler.speeds.add(batch.decode_rows, prompts, result.seconds)
             self._results.process(batch, result, self._outbox)
         return self._report()
 

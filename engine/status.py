@@ -24,6 +24,9 @@ class EngineStatus:
     shortages: Shortages  # what the prefix cache evicted lately, and for which pool
     max_running: int
     max_model_len: int  # tokens, prompt and output
+    decode_step_s: float  # of a step without prompts; 0: not known
+    prompt_token_s: float  # by which a prompt token makes a step longer; 0: not known
+    beside_decode: int  # most prompt tokens of a step in which requests decode
 
 
 def engine_status(scheduler: Scheduler, pools: CachedPools, plan: MemoryPlan) -> EngineStatus:
@@ -38,6 +41,9 @@ def engine_status(scheduler: Scheduler, pools: CachedPools, plan: MemoryPlan) ->
         shortages=pools.causes.lately,
         max_running=plan.config.max_running,
         max_model_len=plan.max_model_len,
+        decode_step_s=scheduler.speeds.decode_step_s,
+        prompt_token_s=scheduler.speeds.prompt_token_s,
+        beside_decode=scheduler.budget.beside_decode,
     )
 
 

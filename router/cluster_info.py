@@ -8,12 +8,15 @@ from baton.proto.worker_pb2 import OwnerCount
 from baton.router.worker_table import Worker
 
 
-def worker_info(worker: Worker, *, ready: bool, placed: int, heard_s: float) -> dict[str, object]:
+def worker_info(
+    worker: Worker, *, ready: bool, placed: int, heard_s: float, here: int | None
+) -> dict[str, object]:
     """Return one worker's entry in `/server_info`.
 
     ready: requests can be placed on the worker now.
     placed: requests of this router on the worker.
     heard_s: seconds since its last report.
+    here: most tokens of a prompt that a decode rank would compute itself now; None: no rank.
     """
     status = worker.status
     return {
@@ -29,6 +32,10 @@ def worker_info(worker: Worker, *, ready: bool, placed: int, heard_s: float) -> 
         "routers": list(worker.routers),
         "share": worker.share,
         "placed": placed,
+        "prefill_here_tokens": here,
+        "decode_step_ms": round(status.decode_step_us / 1000, 3),
+        "prompt_token_us": round(status.prompt_token_us, 2),
+        "beside_decode": status.beside_decode,
         "model": status.model,
         "running": status.running,
         "waiting": status.waiting,

@@ -16,7 +16,6 @@ from baton.router.defaults import (
     WORKER_WAIT_S,
 )
 from baton.router.dump.request_dump import DumpOptions
-from baton.router.placement.prefill_here import MOST_HERE
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
 from baton.rpc.server_certificate import CertificateFiles
@@ -37,7 +36,8 @@ class RouterConfig:
     internal_host: str = "127.0.0.1"  # where workers register, with certificates
     internal_port: int = 0
     policy: str = "prefix_aware"
-    prefill_here: int = MOST_HERE  # tokens of a prompt that its rank may compute itself; 0: none
+    # Tokens of a prompt that its rank may compute itself; 0: none; None: by measured speeds.
+    prefill_here: int | None = None
     lease_ms: int = DEFAULT_LEASE_MS  # a worker that is silent for longer counts as lost
     max_queued: int = MAX_QUEUED  # requests beyond the capacity of all decode ranks
     max_queued_tokens: int = MAX_QUEUED_TOKENS  # of requests that wait; one alone may have more
@@ -76,7 +76,7 @@ class RouterConfig:
             if not value > 0:
                 raise ConfigError(f"{name} is {value}; expected more than 0")
         for name, value in (
-            ("prefill_here", self.prefill_here),
+            ("prefill_here", self.prefill_here or 0),
             ("max_queued", self.max_queued),
             ("max_queued_tokens", self.max_queued_tokens),
             ("worker_wait_s", self.worker_wait_s),

@@ -200,7 +200,7 @@ class RouterBackend:
                 "model": self._model.model_id,
                 "model_folder": self._model.root,
                 "policy": self._config.policy,
-                "prefill_here": self._config.prefill_here,
+                "prefill_here": PrefillHere(self._config.prefill_here).name,
                 "uptime_s": self._clock() - self._started,
                 "lease_ms": self._config.lease_ms,
                 "active": active,
@@ -356,6 +356,7 @@ class RouterBackend:
             ready=reachable and not worker.leaving,
             placed=self._placer.placed[worker.worker_id],
             heard_s=self._table.heard_s(worker),
+            here=self._placer.threshold(worker) if worker.role is Role.DECODE else None,
         )
 
     def _on_change(self, change: Change) -> None:

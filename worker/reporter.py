@@ -141,6 +141,9 @@ class Reporter:
             settings=self._settings,
             lag_us=round(lag_s * 1e6),
             shortages=_shortages(status.shortages),
+            decode_step_us=status.decode_step_s * 1e6,
+            prompt_token_us=status.prompt_token_s * 1e6,
+            beside_decode=status.beside_decode,
         )
 
 

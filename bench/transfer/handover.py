@@ -12,6 +12,7 @@ from baton.bench.contract import percentile, summarise
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.engine.config import EngineConfig
+from baton.router.config import RouterConfig
 
 INPUT_LEN, OUTPUT_LEN = 512, 8
 
@@ -25,7 +26,8 @@ def measure(requests: int, repeats: int, rng: random.Random) -> dict[str, float]
     shape = Load(requests, 1, INPUT_LEN, OUTPUT_LEN)
     with tempfile.TemporaryDirectory() as folder:
         model = write_checkpoint(Path(folder) / "granite-small", GRANITE_SMALL)
-        with Cluster(ClusterConfig(EngineConfig(model))) as cluster:
+        always = RouterConfig(model, prefill_here=0)
+        with Cluster(ClusterConfig(EngineConfig(model), always)) as cluster:
             rounds = [_round(cluster, shape, rng) for _ in range(repeats + 1)]
     return summarise(rounds[1:])  # the first compiles and connects
 

@@ -95,7 +95,8 @@ class Wiring:
 
     def worker(self, member: Member) -> WorkerConfig:
         decodes = member.role is Role.DECODE
-        engine = self.config.engine if decodes else self.config.engine.for_prompts
+        given = self.config.engine
+        engine = given.for_answers if decodes else given.for_prompts
         takes_in = decodes or self.config.state_return is not StateReturn.OFF
         return WorkerConfig(
             member.worker_id,

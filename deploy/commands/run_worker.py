@@ -61,6 +61,8 @@ def _engine_config(engine: EngineConfig, role: Role, threads: int | None) -> Eng
     tickets = min(engine.max_running, MOST_TICKETS) if role is Role.DECODE else 0
     if role is Role.PREFILL:
         engine = engine.for_prompts
+    elif role is Role.DECODE:
+        engine = engine.for_answers
     return replace(engine, tickets=tickets, threads=threads or len(os.sched_getaffinity(0)))
 
 

@@ -15,7 +15,7 @@ _SILENT_S = 2.0
 """The time without a report from which the table shows it. There is at least one a second."""
 _QUIET = ("complete", "active", "failed", "cancelled", "expired")  # hand-offs that are over
 _NAMES = ("worker", "role", "group", "state")
-_NUMBERS = ("lag", "run", "wait")
+_NUMBERS = ("lag", "run", "wait", "prefills")
 _COUNTS = ("slots", "pages", "hand-offs", "channel", "life")
 _BOUNDLESS = 100_000  # columns, for a table's natural width
 
@@ -114,6 +114,7 @@ def _cells(worker: Mapping[str, Any]) -> dict[str, Text]:
         "lag": _lag(worker),
         "run": Text(f"{worker['running']}/{worker['max_running']}"),
         "wait": Text(str(worker["waiting"])),
+        "prefills": Text(_prefill_here(worker)),
         "slots": _counts(worker["slots"]),
         "pages": _counts(worker["pages"]),
         "hand-offs": _counts(handoffs) or Text("-"),
@@ -126,6 +127,12 @@ def _role(worker: Mapping[str, Any]) -> Text:
     """Return the role, and the number of ranks where there are several."""
     ranks = len(worker.get("rank_pids", ()))  # which a router of the last release does not say
     return Text(f"{worker['role']}, {ranks} ranks" if ranks > 1 else worker["role"])
+
+
+def _prefill_here(worker: Mapping[str, Any]) -> str:
+    """Return the tokens of the longest prompt that a rank would compute itself now."""
+    tokens = worker.get("prefill_here_tokens")  # a router of the release before says none
+    return "" if tokens is None else f"{tokens:,}"
 
 
 def _state(worker: Mapping[str, Any]) -> Text:

@@ -3,7 +3,7 @@
 import math
 
 from baton.core.errors import ConfigError
-from baton.engine.choices import WINDOWS
+from baton.engine.choices import WINDOWS, Beside
 from baton.engine.config import EngineConfig, ModelConfig
 
 
@@ -14,11 +14,12 @@ def check_options(
 
     donates_live: see `MemoryPlan`
     """
+    beside = config.prefill_beside_decode
     least = {
         "page_size": config.page_size,
         "max_running": config.max_running,
         "chunked_prefill_size": chunked_prefill_size,
-        "prefill_beside_decode": config.prefill_beside_decode or 1,
+        "prefill_beside_decode": 1 if beside is None or isinstance(beside, Beside) else beside,
         "workers_on_host": config.workers_on_host,
         "tp": config.tp,
         "snapshots_per_prefill": config.snapshots_per_prefill or 1,

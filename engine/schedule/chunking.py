@@ -2,17 +2,36 @@
 
 from dataclasses import dataclass
 
+from baton.engine.choices import Beside
+from baton.engine.schedule.step_speeds import StepSpeeds
+
+LEAST_BESIDE = 32
+"""The fewest prompt tokens beside rows that decode that `Beside.AUTO` chooses: fewer would cost
+more each."""
+
 
 @dataclass(frozen=True)
 class PromptBudget:
-    """The most prompt tokens of a step. `beside`: of one in which requests decode, too."""
+    """The most prompt tokens of a step. `beside`: of one in which requests decode, too; None: as
+    many as in others. `speeds`: of this engine's steps.
+    """
 
     alone: int
-    beside: int
+    beside: int | Beside | None
+    speeds: StepSpeeds
+
+    @property
+    def beside_decode(self) -> int:
+        """Return the budget of a step in which requests decode."""
+        if self.beside is None:
+            return self.alone
+        if self.beside is Beside.AUTO:
+            return self.speeds.beside(min(LEAST_BESIDE, self.alone), self.alone)
+        return min(self.alone, self.beside)
 
     def tokens(self, *, decoding: bool) -> int:
         """Return the budget of a step. decoding: a request's next token waits for it."""
-        return min(self.alone, self.beside) if decoding else self.alone
+        return self.beside_decode if decoding else self.alone
 
 
 def chunk_end(start: int, target: int, budget: int, grid: int, first: bool) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from time import perf_counter
 
 from baton.core.turns import Turn
+from baton.engine.choices import Beside
 from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
 from baton.engine.output.events import Event, Scheduled
 from baton.engine.schedule.batch import Batch, Row
@@ -13,6 +14,7 @@ from baton.engine.schedule.plain_rows import PlainRows
 from baton.engine.schedule.request import Request, RequestState
 from baton.engine.schedule.request_memory import RequestMemory
 from baton.engine.schedule.row_planner import RowPlanner
+from baton.engine.schedule.step_speeds import StepSpeeds
 from baton.engine.schedule.waiting_queue import WaitingQueue
 
 _RUNNING = RequestState.RUNNING  # the member: looking it up for each row would show
@@ -33,18 +35,20 @@ class Scheduler:
         planner: RowPlanner,
         max_running: int,
         chunked_prefill_size: int,
-        beside_decode: int | None,
+        beside_decode: int | Beside | None,
         grid: int,
         held_fraction: float,
     ) -> None:
-        """beside_decode: prompt tokens of a step in which requests decode; None: as many as in
-        others. grid: tokens; chunks end on its multiples where they can."""
+        """beside_decode: see `PromptBudget`. grid: tokens; chunks end on its multiples where they
+        can."""
         self._memory = memory
         self._pools = memory.pools
         self._donations = donations
         self._planner = planner
         self._max_running = max_running
-        self._budget = PromptBudget(chunked_prefill_size, beside_decode or chunked_prefill_size)
+        self.speeds = StepSpeeds()
+        """The engine tells it what steps took."""
+        self.budget = PromptBudget(chunked_prefill_size, beside_decode, self.speeds)
         self._grid = grid
         self._held_slots = max(1, int(held_fraction * max_running))
         self._held_pages = max(1, int(held_fraction * memory.pools.total_pages))
@@ -176,7 +180,7 @@ class Scheduler:
 
         ended: see `RowPlanner.begin`.
         """
-        budget = self._budget.tokens(decoding=self._planner.some_decode)
+        budget = self.budget.tokens(decoding=self._planner.some_decode)
         running = _RUNNING
         # A victim's turn comes after that of the request that needs its pages, so the victim
         # has no row in this step yet.

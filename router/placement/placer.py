@@ -16,7 +16,7 @@ from baton.router.expected_states import Leaves, leaves
 from baton.router.placement.columns import Columns
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placed_load import PlacedLoad
-from baton.router.placement.prefill_here import PrefillHere
+from baton.router.placement.prefill_here import PrefillHere, PromptAt
 from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
 from baton.router.queued_prefixes import QueuedPrefixes
@@ -27,7 +27,7 @@ from baton.text.prefix_digest import PromptPrefixes
 PREFILL_FALLBACKS = 2
 """Prefill workers that a rank may try after the first. Each try costs the client a wait, and three
 lost ones in a row mean a fault that a fourth would not escape."""
-NEVER_HERE = PrefillHere(0)
+NEVER_HERE = PrefillHere()
 DECODES_AHEAD = 2
 """Requests for each prefill worker that the decode ranks are given beyond what they run at once, so
 that the next one is computed when a place is free."""
@@ -127,8 +127,10 @@ class Placer:
         placement = self._policy.place(view, request)
         if avoid and len(placement.prefills) < self._max_prefills:
             placement = _with_last(placement, avoid, prefills.workers)
+        size = len(prompt)
         here = self._prefill_here.wanted(
-            len(prompt), view.prefill, placement.prefills[0], view.decode, placement.decode
+            self._prompt_at(view.prefill, placement.prefills[0], size),
+            self._prompt_at(view.decode, placement.decode, size),
         )
         first = self._table.worker(placement.decode if here else placement.prefills[0])
         cached_there, grid = to_come.get(first.worker_id, 0), first.state_grid
@@ -146,6 +148,28 @@ class Placer:
             tuple(junctions),
             will_leave,
         )
+
+    def threshold(self, rank: Worker) -> int:
+        """Return the most tokens of a prompt, cached nowhere, that a rank would compute itself
+        now.
+        """
+        prefills = [self._now(w) for w in self._table.workers(Role.PREFILL) if not w.leaving]
+        shortest = min(prefills, key=_wait_s, default=None)
+        return self._prefill_here.threshold([] if shortest is None else [shortest], self._now(rank))
+
+    def _now(self, worker: Worker) -> PromptAt:
+        """Return the place of an empty prompt at a worker."""
+        columns = self._columns[worker.role]
+        row = columns.rows[worker.worker_id]
+        load = max(columns.reported[row], columns.placed[row])
+        return PromptAt(worker.status, columns.queued_tokens[row], 0, load)
+
+    def _prompt_at(self, view: RoleView, worker_id: str, size: int) -> PromptAt:
+        row = self._columns[view.role].rows[worker_id]
+        status = self._columns[view.role].workers[row].status
+        load = max(view.reported[row], view.placed[row])
+        tokens = size - view.cached_tokens.get(row, 0)
+        return PromptAt(status, view.queued_tokens[row], tokens, load)
 
     def waiting(self, prompt: PromptPrefixes) -> AbstractContextManager[None]:
         """Return a context in which a prompt waits: those that are placed meanwhile leave the state
@@ -346,6 +370,10 @@ def _with_last(placement: Placement, avoid: str, prefills: Sequence[Worker]) -> 
     if not here or avoid in placement.prefills:
         return placement
     return Placement((*placement.prefills, avoid), placement.decode)
+
+
+def _wait_s(prefill: PromptAt) -> float:
+    return prefill.queued * prefill.status.prompt_token_us
 
 
 def _ahead(prefills: int, ranks: int) -> int:

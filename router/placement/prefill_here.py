@@ -1,38 +1,87 @@
 """The choice whether a decode rank computes a prompt itself."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from baton.router.placement.view import RoleView
+from baton.proto.worker_pb2 import WorkerStatus
 
-MOST_HERE = 0
-"""The default of `--prefill-here`: never."""
+OFF = 0
+"""The number of tokens with which no rank computes a prompt."""
+GAIN = 0.8
+"""The part of the prefill worker's time that a rank may take for a prompt: where it gains less, the
+answers that the rank writes are better left alone."""
+MOST_S = 1.0
+"""The seconds that a rank may spend on one prompt."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class PromptAt:
+    """One prompt, at one worker that may compute it."""
+
+    status: WorkerStatus
+    queued: int  # prompt tokens to compute there before it
+    tokens: int  # of the prompt, without what is cached there
+    load: int  # requests there, without this one
+
+
 class PrefillHere:
-    """A rule that gives short prompts to the rank where the prefill workers would take longer.
+    """A rule that gives prompts to the rank where the prefill worker would take longer.
 
-    A rank that computes a prompt does not decode meanwhile, so it gets one at a time from a router,
-    and none while prompts or answers that were preempted wait there.
+    A rank that computes a prompt writes answers more slowly meanwhile, so it gets one at a time
+    from a router, and none while prompts or answers that were preempted wait there.
     """
 
-    most_tokens: int = MOST_HERE  # of a prompt, without what the rank has cached; 0: never
+    def __init__(self, most_tokens: int | None = OFF) -> None:
+        """most_tokens: of a prompt, without what the rank has cached; None: by measured speeds."""
+        self._most = most_tokens
 
-    def wanted(
-        self, prompt_tokens: int, prefills: RoleView, prefill: str, ranks: RoleView, rank: str
-    ) -> bool:
-        """Return True if `rank` should compute the prompt that `prefill` would.
+    @property
+    def name(self) -> int | str:
+        """Return the value of `--prefill-here`."""
+        return "auto" if self._most is None else self._most or "off"
 
-        Both are done with what is queued there first.
-        """
-        if not self.most_tokens:
+    def wanted(self, there: PromptAt, here: PromptAt) -> bool:
+        """Return True if the rank should compute the prompt. there: at its prefill worker."""
+        if self._most == OFF or here.queued:
             return False
-        queued, tokens = _to_compute(ranks, rank, prompt_tokens)
-        there = sum(_to_compute(prefills, prefill, prompt_tokens))
-        return not queued and tokens <= self.most_tokens and tokens < there
+        if self._most is not None:
+            return here.tokens <= self._most and here.tokens < there.queued + there.tokens
+        if here.load >= here.status.max_running:
+            return False  # a first token that comes earlier would bring no token after it earlier
+        speed_s = there.status.prompt_token_us / 1e6
+        token_s = _token_s(here, speed_s)
+        if not token_s:
+            return False
+        here_s = here.tokens * token_s
+        return here_s <= MOST_S and here_s < GAIN * (there.queued + there.tokens) * speed_s
+
+    def threshold(self, prefills: Iterable[PromptAt], rank: PromptAt) -> int:
+        """Return the most tokens of a prompt, cached nowhere, that the rank would compute now."""
+        if self._most is not None:
+            return self._most
+        if rank.queued or rank.load >= rank.status.max_running:
+            return 0
+        return max((_most_tokens(each, rank) for each in prefills), default=0)
 
 
-def _to_compute(workers: RoleView, worker_id: str, prompt_tokens: int) -> tuple[int, int]:
-    """Return the tokens that are queued on a worker, and those of the prompt."""
-    row = workers.worker_ids.index(worker_id)
-    return workers.queued_tokens[row], prompt_tokens - workers.cached_tokens.get(row, 0)
+def _token_s(rank: PromptAt, unknown_s: float) -> float:
+    """Return the seconds that each token of a prompt would take on a rank; 0: not known.
+
+    unknown_s: on a rank that has computed no prompt yet.
+    """
+    status = rank.status
+    token_s = status.prompt_token_us / 1e6 or unknown_s
+    if token_s and rank.load and status.beside_decode:
+        return token_s + status.decode_step_us / 1e6 / status.beside_decode
+    return token_s
+
+
+def _most_tokens(prefill: PromptAt, rank: PromptAt) -> int:
+    speed_s = prefill.status.prompt_token_us / 1e6
+    token_s = _token_s(rank, speed_s)
+    if not token_s:
+        return 0
+    longer_s = token_s - GAIN * speed_s
+    bound = GAIN * prefill.queued * speed_s / longer_s if longer_s > 0 else math.inf
+    return int(min(bound, MOST_S / token_s))

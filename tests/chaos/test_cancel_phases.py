@@ -49,7 +49,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         max_running=RUNNING,
         memory_bytes=256 << 20,
     )
-    with Cluster(ClusterConfig(engine, RouterConfig(model))) as made:
+    with Cluster(ClusterConfig(engine, RouterConfig(model, prefill_here=0))) as made:
         yield made
 
 

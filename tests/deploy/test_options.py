@@ -28,7 +28,7 @@ from baton.deploy.config_from import config_from, engine_from
 from baton.deploy.errors import StartError
 from baton.deploy.options import cluster_options, engine_options
 from baton.engine.cache.grids import Strategy
-from baton.engine.choices import DRAFT_TOKENS
+from baton.engine.choices import DRAFT_TOKENS, Beside
 from baton.engine.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.router.dump.request_dump import DumpOptions
@@ -130,6 +130,20 @@ def test_what_moves_between_prefix_caches_is_told_to_every_worker() -> None:
             assert (worker.state_return, worker.send_snapshots) == (returns, snapshots)
         takes_in = wiring.worker(Member(Role.PREFILL, 0)).engine.tickets > 0
         assert takes_in is (returns is not StateReturn.OFF)
+
+
+@pytest.mark.parametrize(("word", "most"), [("auto", None), ("off", 0), ("512", 512)])
+def test_ranks_compute_prompts_by_measured_speeds_unless_told_otherwise(
+    word: str, most: int | None
+) -> None:
+    assert wired(parse_cluster("--prefill-here", word)).router().prefill_here == most
+    assert wired(parse_cluster()).router().prefill_here is None
+
+
+def test_a_rank_learns_how_many_prompt_tokens_go_beside_its_answers() -> None:
+    for words, most in (((), Beside.AUTO), (("--prefill-beside-decode", "48"), 48)):
+        wiring = wired(parse_cluster(*words))
+        assert wiring.worker(Member(Role.DECODE, 0)).engine.prefill_beside_decode == most
 
 
 def test_only_ranks_verify_drafts() -> None:
@@ -358,6 +372,8 @@ def test_limits_reach_the_router_in_its_units() -> None:
         ("--worker-wait", "nan"),
         ("--max-queued-requests", "-1"),
         ("--prefill-here", "-1"),
+        ("--prefill-here", "0"),
+        ("--prefill-here", "sometimes"),
         ("--key-slowdown", "1"),
         ("--key-slowdown", "nan"),
         ("--max-body-mb", "0"),

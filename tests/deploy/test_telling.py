@@ -220,6 +220,14 @@ def test_the_status_table_names_owners_that_own_something() -> None:
     assert "wait here" not in text
 
 
+def test_the_status_says_which_prompts_a_rank_would_compute_itself() -> None:
+    info = _info(workers=2)
+    info["workers"][1]["prefill_here_tokens"] = 12345
+    console, out = _console()
+    console.print(render(info))
+    assert out.getvalue().count("12,345") == 1 and "prefills" in out.getvalue()
+
+
 def test_the_status_says_what_waits_at_the_router_and_for_how_long() -> None:
     for rate, said in (
         (0.0, "; 3 wait here with 4,500 tokens"),

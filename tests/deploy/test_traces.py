@@ -51,7 +51,7 @@ async def _traced(model: Path) -> AsyncIterator[Traced]:
     engine = EngineConfig(model, page_size=16, max_running=4, memory_bytes=128 << 20)
     async with collecting() as collector:
         telemetry = Telemetry(otlp_traces_endpoint=collector.endpoint)
-        router = RouterConfig(Path(), telemetry=telemetry)
+        router = RouterConfig(Path(), telemetry=telemetry, prefill_here=0)
         config = ClusterConfig(engine, router, decode_dp=2)
         cluster = await asyncio.to_thread(Cluster, config)
         with cluster:

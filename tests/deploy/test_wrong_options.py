@@ -19,6 +19,7 @@ from baton.deploy.commands.router import router
 from baton.deploy.commands.serve import serve
 from baton.deploy.commands.worker import worker
 from baton.deploy.errors import DeployError
+from baton.deploy.number_types import TokensOrWord
 
 COMMANDS = {"serve": serve, "worker": worker, "router": router}
 ANY_TEXT = {
@@ -83,6 +84,8 @@ def wrong_values(option: click.Option) -> list[str]:
         if kind.max is not None:
             found.append(str(kind.max + 1))
         return found
+    if isinstance(kind, TokensOrWord):
+        return ["nonsense", "", "-1", "0", "1.5"]
     if isinstance(kind, click.Path):
         return ["/nowhere/at/all"] if kind.exists else ["/etc/passwd"]  # a file, for a folder
     return []

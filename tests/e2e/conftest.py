@@ -56,7 +56,8 @@ def running_cluster(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
     """Its parameter is the channel: `auto` (it finds NIXL) has one prefill worker and serves
-    everybody; `grpc` has two, places by cached prefixes, and asks for API keys.
+    everybody; `grpc` has two, places by cached prefixes, lets ranks compute prompts, and asks for
+    API keys.
     """
     usual = request.param == "auto"
     keys = tmp_path_factory.mktemp("keys") / "keys.json"
@@ -68,6 +69,7 @@ def running_cluster(
             api_keys=None if usual else keys,
             policy="round_robin" if usual else "prefix_aware",
             dump=DumpOptions(dump_folder),
+            prefill_here=0 if usual else None,
         ),
         prefill=1 if usual else 2,
         decode_dp=2,

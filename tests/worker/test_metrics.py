@@ -94,7 +94,7 @@ def test_the_status_shows_slots_and_pages_by_owner() -> None:
     status = EngineStatus(
         running=3, waiting=4, queued_tokens=12, held=5, slots={Owner.LIVE: 6, Owner.FREE: 7},
         pages={Owner.LIVE: 8, Owner.CACHE: 9}, shortages=Shortages(), max_running=10,
-        max_model_len=11,
+        max_model_len=11, decode_step_s=0.1, prompt_token_s=0.2, beside_decode=32,
     )  # fmt: skip
     metrics = made()
     for _ in range(2):  # gauges: the second time changes nothing
