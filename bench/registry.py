@@ -13,6 +13,10 @@ BENCHES = {
         "baton.bench.sessions.sessions:sessions",
         "A router's CPU time a token with many ranks of canned tokens, and routers for 64 ranks.",
     ),
+    "router": (
+        "baton.bench.router.router:router",
+        "A router's added latency, its rates and its decisions, beside SGLang's router.",
+    ),
     "decode": (
         "baton.bench.one_engine.decode:decode",
         "One engine's decode steps by batch size, against memory, arithmetic and transformers.",

@@ -59,6 +59,8 @@ class CannedRank(worker_pb2_grpc.RankServicer):
     number: int
     credentials: Credentials
     step_s: float
+    eager: bool = False
+    """The first token comes at once, not with the next step."""
     address: str = ""
     sent: int = 0
     """Messages with tokens: fewer than steps where the router reads slowly."""
@@ -91,7 +93,11 @@ class CannedRank(worker_pb2_grpc.RankServicer):
                 match message.WhichOneof("kind"):
                     case "start":
                         start = message.start
-                        running[start.request_id] = _Running(start, len(start.output_ids))
+                        request = _Running(start, len(start.output_ids))
+                        if not self.eager or not request.add_to(pending):
+                            running[start.request_id] = request
+                        if self.eager:
+                            due.set()
                     case "cancel":
                         running.pop(message.cancel.request_id, None)
                     case "heartbeat":

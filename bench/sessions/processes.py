@@ -34,6 +34,7 @@ class RankPlan:
     ranks: tuple[tuple[str, Path], ...]
     routers: tuple[str, ...]  # internal addresses; each rank joins all of them
     step_s: float
+    eager: bool = False  # their first tokens come at once
 
 
 class Child:
@@ -102,7 +103,7 @@ def play_ranks(pipe: Connection, plan: RankPlan) -> None:
 
 async def _ranks(pipe: Connection, plan: RankPlan) -> None:
     ranks = [
-        CannedRank(number, Credentials(folder), plan.step_s)
+        CannedRank(number, Credentials(folder), plan.step_s, plan.eager)
         for number, (_, folder) in enumerate(plan.ranks)
     ]
     for rank in ranks:

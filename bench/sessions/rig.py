@@ -70,26 +70,32 @@ class Rig:
         self._ranks: Child | None = None  # of the newest `ranks`
 
     @contextmanager
-    def ranks(self, count: int, step_s: float, routers: int = 1) -> Iterator[None]:
-        """Let `count` canned ranks join the first `routers` routers while the context is open."""
+    def ranks(
+        self, count: int, step_s: float, routers: int = 1, *, eager: bool = False
+    ) -> Iterator[None]:
+        """Let `count` canned ranks join the first `routers` routers while the context is open.
+
+        eager: their first tokens come at once, not with the next step.
+        """
         folder, addresses = self._credentials.folder_of, self._internal[:routers]
         plan = RankPlan(
             ("prefill-0", folder(ProcessRole.PREFILL, "prefill-0")),
             tuple((name, folder(ProcessRole.DECODE, name)) for name in worker_names(count)),
             addresses,
             step_s,
+            eager,
         )
         with child(play_ranks, plan) as ranks:
-            for address in self._http[:routers]:
+            for address in self.urls[:routers]:
                 _wait_for(address, lambda ready: ready == count + 1)
             self._ranks = ranks
             yield
-        for address in self._http[:routers]:
+        for address in self.urls[:routers]:
             _wait_for(address, lambda ready: ready == 0)
 
     def play(self, requests: Sequence[Lengths], routers: int = 1) -> Round:
         """Send all requests at once, dealt out to the first `routers` routers."""
-        servers = [RouterAddress(url) for url in self._http[:routers]]
+        servers = [RouterAddress(url) for url in self.urls[:routers]]
         bodies = [self._body(lengths) for lengths in requests]
 
         async def all_() -> list[Exchange]:
@@ -120,7 +126,8 @@ class Rig:
         return 100 * (after.total() - before.total()) / (time.monotonic() - began)
 
     @property
-    def _http(self) -> list[str]:
+    def urls(self) -> list[str]:
+        """Return where each router answers clients."""
         return [f"http://{each.first.http_address}" for each in self._routers]
 
     @property
