@@ -69,11 +69,14 @@ _ROUTER = (
     click.option("--internal-host", default="127.0.0.1", show_default=True,
                  help="Address at which workers register with the router. They and the router "
                  "show certificates. On a Ray that is joined, loopback stands for the address by "
-                 "which this host joined it."),
+                 "which the router's host joined it; any other address keeps the routers on this "
+                 "host."),
 )  # fmt: skip
 _LISTEN = (
     click.option("--host", default="127.0.0.1", show_default=True,
-                 help="Address that the router listens on; 0.0.0.0 for every network."),
+                 help="Address that the router listens on; 0.0.0.0 for every network. On a Ray "
+                 "that is joined, routers with 0.0.0.0 or :: may run on any host, others on "
+                 "this one."),
     insecure_option,
     click.option("--http-port", "--port", "http_port", type=_PORT, default=8000, show_default=True,
                  help="Port of the router's HTTP server; 0: any free one. Also --port."),

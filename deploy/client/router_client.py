@@ -16,8 +16,8 @@ DEADLINE_S = 10.0
 class RouterClient:
     """A client of one router.
 
-    url: without a path, as in http://127.0.0.1:8000. api_key: empty for a router that needs none.
-    trust: None for this machine's authorities.
+    url: without a path, as in http://127.0.0.1:8000; empty for a router that has none yet. api_key:
+    empty for a router that needs none. trust: None for this machine's authorities.
     """
 
     def __init__(self, url: str, api_key: str = "", trust: Trust | None = None) -> None:
@@ -43,6 +43,8 @@ class RouterClient:
         self._call("/flush_cache", method="POST")
 
     def _call(self, path: str, method: str = "GET", deadline_s: float = DEADLINE_S) -> bytes:
+        if not self.url:
+            raise NotRunning("the router has not started yet")
         request = urllib.request.Request(self.url + path, headers=self._headers, method=method)
         context = None if self._trust is None else self._trust()
         try:

@@ -10,7 +10,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -90,14 +90,23 @@ class StateFile:
     def __init__(self, own: Path, state: ClusterState) -> None:
         self.state = state
         self._own = own
+        self._serves = False
 
     def starts(self) -> None:
         """Write the state of a cluster that does not serve yet."""
         self._write(_STARTING)
 
     def serves(self) -> None:
+        self._serves = True
         self._write(_STATE)
         (self._own / _STARTING).unlink(missing_ok=True)
+
+    def move(self, http_urls: Sequence[str], grpc_address: str) -> None:
+        """Say where the routers are now."""
+        state = replace(self.state, http_urls=http_urls, grpc_address=grpc_address)
+        if state != self.state:
+            self.state = state
+            self._write(_STATE if self._serves else _STARTING)
 
     def remove(self) -> None:
         for name in (_STATE, _STARTING):

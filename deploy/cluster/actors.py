@@ -25,6 +25,7 @@ from baton.deploy.cluster.demand import Demand
 from baton.deploy.cluster.host import RetiringServed, RouterHost, WorkerHost, WorkerServed
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.room import Wish, choose_nodes
+from baton.deploy.cluster.router_arrival import RouterArrival
 from baton.deploy.errors import StartError
 from baton.worker.config import WorkerConfig
 
@@ -62,11 +63,16 @@ class Call:
 class ActorHandle:
     """A router or worker in a process of its own. Ray restarts the process when it dies."""
 
-    def __init__(self, name: str, demand: Demand, handle: Any) -> None:
-        """handle: Ray's, of the actor that was created."""
+    def __init__(
+        self, name: str, demand: Demand, handle: Any, group: PlacementGroup | None
+    ) -> None:
+        """handle: Ray's, of the actor that was created. group: what is reserved for it; None:
+        nothing.
+        """
         self.name = name
         self._demand = demand
         self._handle = handle
+        self._group = group
 
     @property
     def actor_id(self) -> str:
@@ -84,17 +90,33 @@ class ActorHandle:
         """End the process now; Ray starts it again, with the config that it had."""
         ray.kill(self._handle, no_restart=False)
 
+    @property
+    def node_id(self) -> str | None:
+        """Return the node on which Ray has reserved what the actor asks for; None: nowhere."""
+        if self._group is None:
+            return None
+        found: dict[int, str] = placement_group_table(self._group).get("bundles_to_node_id", {})
+        return found.get(0) or None
+
     def lacks(self) -> str:
-        """Say what Ray lacks to place the actor now; empty if it lacks nothing."""
+        """Say what Ray lacks to place the actor now; empty if it lacks nothing, or has a place."""
+        if self.node_id is not None:
+            return ""
         try:
             choose_nodes(living_nodes(), [Wish(self.name, self._demand)])
         except StartError as err:
             return str(err)
         return ""
 
+    def renew(self, files: CredentialFiles) -> Call:
+        """Send the process other contents of its files."""
+        return Call(self.name, self._handle.renew.remote(files))
+
     def end(self) -> None:
-        """End the process now and do not restart it."""
+        """End the process now, do not restart it, and free what was reserved for it."""
         ray.kill(self._handle, no_restart=True)
+        if self._group is not None:
+            remove_placement_group(self._group)
 
 
 def end_strangers(members: Collection[str]) -> None:
@@ -119,7 +141,7 @@ def started_of(actors: Collection[ActorHandle], within_s: float) -> dict[str, An
 
 
 class RouterHandle(ActorHandle):
-    """A router, on the node that its demand names."""
+    """A router: on the node that its demand names, or on any, in a placement group of its own."""
 
     def __init__(
         self,
@@ -127,13 +149,22 @@ class RouterHandle(ActorHandle):
         kind: type[RetiringServed],
         config: object,
         demand: Demand,
+        arrival: RouterArrival | None = None,
+        near: str | None = None,
         *,
         detached: bool = False,
     ) -> None:
-        """detached: see `_options`."""
-        options = _options(name, demand, detached) | {"label_selector": dict(demand.labels)}
-        handle = ray.remote(RouterHost).options(**options).remote(kind, config)
-        super().__init__(name, demand, handle)
+        """arrival: of a router that may run on any node. near: the id of the node that Ray tries
+        first; None: it chooses. detached: see `_options`.
+        """
+        options, group = _options(name, demand, detached), None
+        if arrival is None:
+            options["label_selector"] = dict(demand.labels)
+        else:
+            group = _reserve(demand, near, name if detached else "")
+            options |= _inside(group)
+        handle = ray.remote(RouterHost).options(**options).remote(kind, config, arrival)
+        super().__init__(name, demand, handle, group)
 
     def retire(self, ranks: Collection[int]) -> Call:
         """Tell the router which decode ranks will not be restarted."""
@@ -162,23 +193,10 @@ class WorkerHandle(ActorHandle):
         """
         name = config.worker_id
         options = _options(name, demand, detached)
-        self._group = _reserve(demand, near, name if detached else "")
-        if self._group is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, 0)
+        group = _reserve(demand, near, name if detached else "")
+        options |= _inside(group)
         handle = ray.remote(WorkerHost).options(**options).remote(kind, config, arrival)
-        super().__init__(name, demand, handle)
-
-    @property
-    def node_id(self) -> str | None:
-        """Return the node on which Ray has reserved what the replica asks for; None: nowhere."""
-        if self._group is None:
-            return None
-        found: dict[int, str] = placement_group_table(self._group).get("bundles_to_node_id", {})
-        return found.get(0) or None
-
-    def lacks(self) -> str:
-        """Say what Ray lacks to place the replica now; empty where it has a place."""
-        return "" if self.node_id is not None else super().lacks()
+        super().__init__(name, demand, handle, group)
 
     def drain(self, grace_s: float) -> Call:
         """Make the worker refuse new requests, and give running ones `grace_s` seconds."""
@@ -190,16 +208,6 @@ class WorkerHandle(ActorHandle):
     def progress(self) -> Call:
         """Call `progress`, which returns (phase, fraction) of the start."""
         return Call(self.name, self._handle.progress.remote())
-
-    def renew(self, files: CredentialFiles) -> Call:
-        """Send the process another certificate of its own name."""
-        return Call(self.name, self._handle.renew.remote(files))
-
-    def end(self) -> None:
-        """End the process now, do not restart it, and free what was reserved for it."""
-        super().end()
-        if self._group is not None:
-            remove_placement_group(self._group)
 
 
 def _options(name: str, demand: Demand, detached: bool) -> dict[str, Any]:
@@ -220,8 +228,15 @@ def _options(name: str, demand: Demand, detached: bool) -> dict[str, Any]:
     }
 
 
+def _inside(group: PlacementGroup | None) -> dict[str, Any]:
+    """Return the option that puts an actor into a group; none where there is no group."""
+    if group is None:
+        return {}
+    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0)}
+
+
 def _reserve(demand: Demand, near: str | None, kept_as: str) -> PlacementGroup | None:
-    """Reserve what one replica asks for; nothing where it asks for nothing.
+    """Reserve what one router or replica asks for; nothing where it asks for nothing.
 
     kept_as: the name of a reservation that does not end with this process, and is found where there
     is one already; empty for one that ends.

@@ -27,6 +27,8 @@ class Travel:
 
     files: CredentialFiles  # of its certificate
     interface: str | None = None  # whose address it listens on; None: the node's in Ray
+    # The cluster whose routers may be on any node, and are looked up; None: the config names them.
+    routers_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class Arrival:
 
     made_ns: int  # Unix time when the worker was made, on the clock of whoever made it
     travel: Travel | None = None  # None: it stays on the machine of whoever made it
+
+    @property
+    def routers_of(self) -> str | None:
+        """Return the name of the cluster whose routers this worker looks up; None: it does not."""
+        return None if self.travel is None else self.travel.routers_of
 
     def complete(self, config: WorkerConfig, held: ExitStack) -> WorkerConfig:
         """Return the config for this life, whose incarnation is above those of earlier ones.

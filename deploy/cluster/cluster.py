@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,7 +24,7 @@ from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.preflight import settle_channel
 from baton.deploy.cluster.ray_home import JoinedRay, OwnRay, RayAround, ray_for
 from baton.deploy.cluster.record import ClusterRecord, Detached
-from baton.deploy.cluster.renewal import renewing
+from baton.deploy.cluster.renewal import Files, renewing
 from baton.deploy.cluster.rolling import Rolling
 from baton.deploy.cluster.routers import Routers
 from baton.deploy.cluster.start_progress import Silent, StartProgress
@@ -137,8 +138,8 @@ class Cluster:
         """
         if isinstance(self._ray, OwnRay):
             self._connect("starting")
-        elif isinstance(self.config.authority, Path):
-            self._renewing.enter_context(renewing(self._fleet.certificates))
+        elif isinstance(self.config.authority, Path) or self.config.routers_move:
+            self._renewing.enter_context(renewing(partial(_copied, self._fleet, self.routers)))
         if self._record is None or not self._record.serves:
             self._start(self.config.members)
         else:
@@ -246,7 +247,7 @@ class Cluster:
         with self._timed("workers"):
             # All start at once: the routers' addresses are settled, so no worker waits for them.
             nodes = self._fleet.find_room(members, self.routers.wishes)
-            routers = self.routers.begin()
+            routers = self.routers.begin(nodes, anew=True)
             starting = [*routers, *self._fleet.begin(members, nodes)]
             started = self._wait_for(starting, self._progress)
             self.routers.pids = {each.name: started.pop(each.name).pid for each in routers}
@@ -258,7 +259,8 @@ class Cluster:
     def _take_over(self, members: Sequence[Member]) -> None:
         """Find routers and workers, which serve or are being restarted, and do not disturb them."""
         with self._timed("taking over"):
-            routers, workers = self.routers.begin(), self._fleet.begin(members, {})
+            routers = self.routers.begin({}, anew=False)
+            workers = self._fleet.begin(members, {})
             actors.end_strangers({each.name for each in (*routers, *workers)})
             started = actors.started_of([*routers, *workers], _TAKE_OVER_S)
             names = {each.name for each in routers}
@@ -309,3 +311,8 @@ class Cluster:
         began = time.monotonic()
         yield
         self.seconds[part] = time.monotonic() - began
+
+
+def _copied(fleet: Fleet, routers: Routers) -> Files:
+    """Return how to read what may change on this machine, and has copies on other hosts."""
+    return {**fleet.files(), **routers.files()}

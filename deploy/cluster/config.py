@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from baton.core.address import WILDCARDS
 from baton.core.errors import ConfigError
+from baton.core.loopback import is_loopback
 from baton.core.role import Role
 from baton.deploy.certs.authority import AuthorityFiles
 from baton.deploy.cluster.cluster_name import check_name, new_name
@@ -76,6 +78,19 @@ class ClusterConfig:
             check_ranks(replace(engine, tp=ranks))
         except ConfigError as err:
             raise StartError(f"--{role}-tp: {err}") from err
+
+    @property
+    def routers_move(self) -> bool:
+        """Return True if routers may run on any node of a joined Ray.
+
+        An address of one host, for clients or for workers, keeps them on that host.
+        """
+        router = self.router
+        return (
+            self.ray_address is not None
+            and router.host in WILDCARDS
+            and is_loopback(router.internal_host)
+        )
 
     def _check_placement(self) -> None:
         """Raise StartError for what only a Ray with other hosts can give."""

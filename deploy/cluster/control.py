@@ -10,7 +10,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     block_on_close = False
 
 
-@contextmanager
-def listening(path: Path, handlers: Handlers) -> Iterator[None]:
+def listening(path: Path, handlers: Handlers) -> AbstractContextManager[None]:
     """Handle requests at `path` inside the context, each on its own thread. Raises StartError."""
 
     class RequestHandler(socketserver.StreamRequestHandler):
@@ -73,9 +72,15 @@ def listening(path: Path, handlers: Handlers) -> Iterator[None]:
         def _send(self, message: Mapping[str, Any]) -> None:
             self.wfile.write(json.dumps(message).encode() + b"\n")
 
+    return serving(path, RequestHandler)
+
+
+@contextmanager
+def serving(path: Path, handler: type[socketserver.StreamRequestHandler]) -> Iterator[None]:
+    """Take connections at `path` inside the context, each on its own thread. Raises StartError."""
     path.unlink(missing_ok=True)
     try:
-        server = _Server(str(path), RequestHandler)
+        server = _Server(str(path), handler)
     except OSError as err:
         raise StartError(f"cannot listen for commands at {path}: {err}") from err
     thread = threading.Thread(target=server.serve_forever, name="control", daemon=True)

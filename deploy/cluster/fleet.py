@@ -2,14 +2,14 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 from baton.core.role import Role
 from baton.decode.actor import DecodeActor
 from baton.deploy.certs.credential_files import CredentialFiles
-from baton.deploy.cluster.actors import WorkerHandle
+from baton.deploy.cluster.actors import ActorHandle, WorkerHandle
 from baton.deploy.cluster.arrival import Arrival, Travel
 from baton.deploy.cluster.demand import Demand
 from baton.deploy.cluster.host import WorkerServed
@@ -163,11 +163,13 @@ class Fleet:
                 actor.end()
             self._wiring.forget(member)
 
-    def certificates(self) -> dict[WorkerHandle, Path]:
-        """Return the folder of each present worker's certificate on this machine."""
-        issuer = self._wiring.credentials
+    def files(self) -> dict[ActorHandle, Callable[[], CredentialFiles]]:
+        """Return how to read each present worker's certificate on this machine."""
+        folder_of = self._wiring.credentials.folder_of
         return {
-            actor: issuer.folder_of(ProcessRole(member.role), member.worker_id)
+            actor: partial(
+                CredentialFiles.read, folder_of(ProcessRole(member.role), member.worker_id)
+            )
             for member, actor in list(self._actors.items())
         }
 
@@ -225,7 +227,8 @@ class Fleet:
         travel = None
         if cluster.ray_address is not None and config.credentials is not None:
             files = CredentialFiles.read(config.credentials)
-            travel = Travel(files, cluster.worker_interface)
+            routers_of = cluster.name if cluster.routers_move else None
+            travel = Travel(files, cluster.worker_interface, routers_of)
         return Arrival(time.time_ns(), travel)
 
     def _fitting(self, member: Member) -> WorkerConfig:

@@ -16,23 +16,29 @@ from baton.deploy.errors import StartError
 def settled(config: ClusterConfig) -> ClusterConfig:
     """Return the config with the router's address for other hosts, and the threads of workers.
 
-    This process has joined Ray.
+    This process has joined Ray. Routers that may run on any node take the address of that node.
     """
     router = config.router
-    if is_loopback(router.internal_host):
+    if is_loopback(router.internal_host) and not config.routers_move:
         router = replace(router, internal_host=ray_nodes.this_address())
     threads = config.threads or most_threads(config, ray_nodes.living_nodes())
     return replace(config, router=router, threads=threads)
 
 
-def router_demand() -> Demand:
-    """Return what a router asks for: a CPU of this process's node, whose ports are settled."""
-    return Demand(cpus=1, labels=((ray_nodes.NODE_ID, ray_nodes.this_node()),))
-
-
 def router_wishes(config: ClusterConfig) -> list[Wish]:
-    """Return what all routers of the cluster ask for."""
-    return [Wish(f"router-{number}", router_demand()) for number in range(config.routers)]
+    """Return what all routers of the cluster ask for: a CPU of any node, or of this process's,
+    where their ports are settled.
+
+    Of those that may run anywhere, the first runs on this node if it can: users expect it there.
+    """
+    here = ray_nodes.this_node()
+    if not config.routers_move:
+        pinned = Demand(cpus=1, labels=((ray_nodes.NODE_ID, here),))
+        return [Wish(f"router-{number}", pinned) for number in range(config.routers)]
+    return [
+        Wish(f"router-{number}", Demand(cpus=1), near=here if number == 0 else None)
+        for number in range(config.routers)
+    ]
 
 
 def most_threads(config: ClusterConfig, nodes: Sequence[RayNode]) -> int:

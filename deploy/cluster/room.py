@@ -23,6 +23,7 @@ class Wish:
     name: str
     demand: Demand
     role: Role | None = None  # None: a router
+    near: str | None = None  # the id of the node that it takes if that has room; None: any
 
 
 def choose_nodes(
@@ -52,7 +53,7 @@ class _Room:
     def __init__(self, node: RayNode) -> None:
         self.node = node
         self.free = dict(node.free)
-        self.roles: Counter[Role] = Counter()
+        self.roles: Counter[Role | None] = Counter()
 
     def takes(self, demand: Demand) -> bool:
         return selects(demand.labels, self.node.labels) and not missing(demand.resources, self.free)
@@ -60,8 +61,7 @@ class _Room:
     def take(self, wish: Wish) -> None:
         for name, amount in wish.demand.resources.items():
             self.free[name] -= amount
-        if wish.role is not None:
-            self.roles[wish.role] += 1
+        self.roles[wish.role] += 1
 
 
 _Rank = Callable[[_Room, Wish], tuple[float, ...]]
@@ -82,7 +82,7 @@ def _place(
         fitting = [room for room in rooms.values() if room.takes(wish.demand)]
         if not fitting:
             raise StartError(_lack(wish, list(rooms.values()), chosen, nodes))
-        best = min(fitting, key=lambda room: rank(room, wish))
+        best = min(fitting, key=lambda room: (_is_far(room, wish), rank(room, wish)))
         best.take(wish)
         chosen[wish.name] = best.node.node_id
     return chosen
@@ -90,8 +90,12 @@ def _place(
 
 def _apart(room: _Room, wish: Wish) -> tuple[float, ...]:
     """Rank nodes without workers of this role first, then those with few workers."""
-    same = room.roles[wish.role] if wish.role is not None else 0
+    same = room.roles[wish.role]
     return same, room.roles.total(), -sum(room.free.get(name, 0.0) for name in ("GPU", "CPU"))
+
+
+def _is_far(room: _Room, wish: Wish) -> bool:
+    return wish.near is not None and room.node.node_id != wish.near
 
 
 def _tight(room: _Room, wish: Wish) -> tuple[float, ...]:

@@ -35,6 +35,16 @@ def settle_routers(router: RouterConfig, count: int, held: ExitStack) -> tuple[R
     return tuple(_settle_one(router, number, held) for number in range(count))
 
 
+def wanted_ports(router: RouterConfig, count: int) -> tuple[RouterPorts, ...]:
+    """Return the ports of `count` routers on whichever nodes they are; 0: any free one there.
+
+    Raises StartError for ports that two would share. They may come to be on one node.
+    """
+    _check_ranges(router, count)
+    wanted = (router.http_port, router.grpc_port, router.internal_port)
+    return tuple(RouterPorts(*(_nth(port, number) for port in wanted)) for number in range(count))
+
+
 def _settle_one(router: RouterConfig, number: int, held: ExitStack) -> RouterPorts:
     clients = settle(
         router.host,

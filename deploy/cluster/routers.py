@@ -1,15 +1,24 @@
 """The routers of one cluster: Ray actors that start, drain and end, and how commands ask them."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
+import ray
+from ray.exceptions import RayError
+
+from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.trust import PinnedCertificate
-from baton.deploy.cluster.actors import RouterHandle
+from baton.deploy.cluster.actors import ActorHandle, RouterHandle
+from baton.deploy.cluster.control_relay import start_relay
 from baton.deploy.cluster.fleet import STOP_MARGIN_S
-from baton.deploy.cluster.joined_ray import router_demand, router_wishes
+from baton.deploy.cluster.joined_ray import router_wishes
 from baton.deploy.cluster.room import Wish
+from baton.deploy.cluster.router_arrival import RouterArrival, files_of
+from baton.deploy.cluster.router_places import RouterPlace, RouterPlaces
 from baton.deploy.cluster.start_progress import StartProgress
 from baton.deploy.cluster.wiring import Wiring
 from baton.deploy.errors import NotRunning, StartError
@@ -28,6 +37,10 @@ class Routers:
         self._wiring = wiring
         self._detached = detached
         self._actors: list[RouterHandle] = []
+        config = wiring.config
+        self._places = RouterPlaces(config.name) if config.routers_move else None
+        self._relay: Any = None  # Ray's handle of the actor; None: there is none
+        self._known: dict[str, RouterPlace] = {}  # at the last look
         tls = wiring.config.router.client_tls
         self.trust = None if tls is None else PinnedCertificate(tls.certificate)
 
@@ -41,12 +54,18 @@ class Routers:
 
     @property
     def http_urls(self) -> tuple[str, ...]:
+        """Return each router's URL now; empty for one that has not started yet."""
         scheme = "http" if self._wiring.config.router.client_tls is None else "https"
-        return tuple(f"{scheme}://{address}" for address in self._wiring.http_addresses)
+        addresses = self._wiring.http_addresses
+        if self._places is not None:
+            addresses = tuple(place.http if place else "" for place in self._look(self._places))
+        return tuple(f"{scheme}://{address}" if address else "" for address in addresses)
 
     @property
     def grpc_addresses(self) -> tuple[str, ...]:
-        return self._wiring.grpc_addresses
+        if self._places is None:
+            return self._wiring.grpc_addresses
+        return tuple(place.grpc if place else "" for place in self._look(self._places))
 
     @property
     def clients(self) -> tuple[RouterClient, ...]:
@@ -65,22 +84,42 @@ class Routers:
 
     @property
     def wishes(self) -> list[Wish]:
-        """Return the nodes that the routers need: this process's, where their ports are settled."""
+        """Return the nodes that the routers need."""
         return router_wishes(self._wiring.config)
 
-    def begin(self) -> list[RouterHandle]:
+    def begin(self, nodes: Mapping[str, str], *, anew: bool) -> list[RouterHandle]:
         """Create an actor for each router, without starting it.
 
-        A detached actor that exists already is found instead.
+        A detached actor that exists already is found instead. nodes: those chosen for routers that
+        may run on any. anew: no router runs yet.
         """
-        demand = router_demand()
+        if anew and self._places is not None:
+            self._places.delete()  # those of an earlier cluster of this name, which was killed
+        control = self._wiring.config.router.control
+        if self._places is not None and control is not None:
+            self._relay = start_relay(control, detached=self._detached)
         self._actors = [
             RouterHandle(
-                name, RouterActor, self._wiring.router(number), demand, detached=self._detached
+                wish.name,
+                RouterActor,
+                self._wiring.router(number),
+                wish.demand,
+                self._arrival(number),
+                nodes.get(wish.name, wish.near),
+                detached=self._detached,
             )
-            for number, name in enumerate(self._wiring.router_names)
+            for number, wish in enumerate(self.wishes)
         ]
         return self._actors
+
+    def files(self) -> dict[ActorHandle, Callable[[], CredentialFiles]]:
+        """Return how to read the files on this machine that routers on others have copies of."""
+        if self._places is None:
+            return {}
+        return {
+            actor: partial(files_of, self._wiring.router(number))
+            for number, actor in enumerate(self._actors)
+        }
 
     def retire(self, ranks: Collection[int]) -> None:
         """Tell all which ranks leave. A router that does not answer has died and needs no word."""
@@ -97,9 +136,9 @@ class Routers:
 
         least: the lowest incarnations that count, by worker id.
         """
-        until = time.monotonic() + within_s
-        for name, router in zip(self._wiring.router_names, self.clients, strict=True):
-            _wait_for(name, router, set(workers), until, least or {})
+        until, wanted = time.monotonic() + within_s, set(workers)
+        for number in range(len(self.names)):
+            self._wait_for(number, wanted, until, least or {})
 
     def restart(
         self, workers: Sequence[str], drain_s: float, within_s: float, progress: StartProgress
@@ -109,13 +148,13 @@ class Routers:
         Each refuses new requests and has `drain_s` seconds for running ones. The next one follows
         when it reaches all `workers` again. Raises StartError if that takes more than `within_s`.
         """
-        for actor, router in zip(self._actors, self.clients, strict=True):
+        for number, actor in enumerate(self._actors):
             progress.update(actor.name, f"draining, for {drain_s:g} s at most", 0.0)
             actor.stop(drain_s).ready(drain_s + STOP_MARGIN_S)
             progress.update(actor.name, "starts again", 0.5)
             began = time.monotonic()
             actor.restart()
-            _wait_for(actor.name, router, set(workers), began + within_s, {})
+            self._wait_for(number, set(workers), began + within_s, {})
             self.pids[actor.name] = actor.start().result(within_s).pid
             progress.done(actor.name, f"serves again after {time.monotonic() - began:.1f} s")
         return [actor.name for actor in self._actors]
@@ -130,17 +169,37 @@ class Routers:
         """End the processes now and do not restart them."""
         for router in self._actors:
             router.end()
+        if self._relay is not None:
+            ray.kill(self._relay, no_restart=True)
+            self._relay = None
+        if self._actors and self._places is not None:
+            with suppress(RayError):  # Ray is gone, and they with it
+                self._places.delete()
         self._actors = []
 
+    def _arrival(self, number: int) -> RouterArrival | None:
+        if self._places is None:
+            return None
+        config = self._wiring.router(number)
+        return RouterArrival(
+            self.names[number], self._wiring.config.name, time.time_ns(), files_of(config)
+        )
 
-def _wait_for(
-    name: str, router: RouterClient, workers: set[str], until: float, least: Mapping[str, int]
-) -> None:
-    """Wait until one router can place requests on `workers`. Raises StartError."""
-    while missing := workers - _ready(router, least):
-        if time.monotonic() > until:
-            raise StartError(f"{name} does not reach {', '.join(sorted(missing))} in time")
-        time.sleep(0.05)
+    def _look(self, places: RouterPlaces) -> list[RouterPlace | None]:
+        """Return where each router is; None for one that has not been anywhere yet."""
+        with suppress(RayError):  # the control store is away: what was known stays
+            self._known = places.read()
+        return [self._known.get(name) for name in self.names]
+
+    def _wait_for(
+        self, number: int, workers: set[str], until: float, least: Mapping[str, int]
+    ) -> None:
+        """Wait until one router can place requests on `workers`. Raises StartError."""
+        while missing := workers - _ready(self.clients[number], least):
+            if time.monotonic() > until:
+                name = self.names[number]
+                raise StartError(f"{name} does not reach {', '.join(sorted(missing))} in time")
+            time.sleep(0.05)
 
 
 def _ready(router: RouterClient, least: Mapping[str, int]) -> set[str]:

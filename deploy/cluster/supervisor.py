@@ -62,13 +62,14 @@ class Supervisor:
         """
         with ExitStack() as stack:
             stack.enter_context(listening(control_path(self._folder), self._handlers()))
-            files = stack.enter_context(published(self._folder, self._state()))
+            self._file = stack.enter_context(published(self._folder, self._state()))
             stack.callback(self._set_phase, "stopped")
             cluster = stack.enter_context(self.cluster)
             stack.callback(self._set_phase, "stopping")
             self._set_phase("serving")
+            self._tell_addresses()
             if not self._stop.is_set():
-                files.serves()
+                self._file.serves()
             yield cluster
 
     def watch(self, tell: Callable[[str], None]) -> None:
@@ -78,6 +79,7 @@ class Supervisor:
         """
         while not self._stop.wait(_LOOK_S):
             self.cluster.look_after()
+            self._tell_addresses()
             for line in self._members.changes():
                 tell(f"{time.strftime('%H:%M:%S')}  {line}")
 
@@ -85,6 +87,10 @@ class Supervisor:
         """Give up the start, or let `watch` return."""
         self.reports.give_up()
         self._stop.set()
+
+    def _tell_addresses(self) -> None:
+        """Let other commands find the routers where they are now."""
+        self._file.move(self.cluster.routers.http_urls, self.cluster.grpc_address)
 
     def _handlers(self) -> Handlers:
         served = {

@@ -18,7 +18,7 @@ from baton.deploy.certs.cluster_credentials import (
 )
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.member import Member
-from baton.deploy.cluster.router_ports import RouterPorts, settle_routers
+from baton.deploy.cluster.router_ports import RouterPorts, settle_routers, wanted_ports
 from baton.router.config import RouterConfig
 from baton.rpc.identity import ProcessRole
 from baton.worker.config import WorkerConfig
@@ -36,7 +36,7 @@ class Wiring:
     """The addresses and shares of one cluster, settled once before anything starts."""
 
     config: ClusterConfig
-    ports: tuple[RouterPorts, ...]  # of each router
+    ports: tuple[RouterPorts, ...]  # of each router; of one that may move 0: any free one
     threads: int  # compute threads of each worker: oversubscribed OpenMP collapses
     credentials: Issuer
     operator_key: str = field(default_factory=new_key, repr=False)  # stays in this process
@@ -49,7 +49,11 @@ class Wiring:
         outlive this process; None: one that ends with `held`. Raises StartError if a port or the
         authority cannot be used.
         """
-        ports = settle_routers(config.router, config.routers, held)
+        ports = (
+            wanted_ports(config.router, config.routers)
+            if config.routers_move
+            else settle_routers(config.router, config.routers, held)
+        )
         credentials = _issuer(config.authority, held, folder)
         for role, name in (*map(_router, range(config.routers)), OPERATOR):
             credentials.issue(role, name)
@@ -57,7 +61,7 @@ class Wiring:
 
     @property
     def http_addresses(self) -> tuple[str, ...]:
-        """Return each router's host:port as this machine reaches it."""
+        """Return each router's host:port as this machine reaches it, unless they move."""
         return tuple(join_host_port(self._reachable, ports.http) for ports in self.ports)
 
     @property
@@ -109,10 +113,7 @@ class Wiring:
                 tickets=min(engine.max_running, MOST_TICKETS) if takes_in else 0,
             ),
             dp_group=self.config.group_of(member.number) if decodes else 0,
-            routers=tuple(
-                join_host_port(self.config.router.internal_host, each.internal)
-                for each in self.ports
-            ),
+            routers=self._registries,
             credentials=self.credentials.folder_of(ProcessRole(member.role), member.worker_id),
             lease_ms=self.config.router.lease_ms,
             channel=self.config.channel,
@@ -126,10 +127,20 @@ class Wiring:
 
     @property
     def listening(self) -> list[tuple[str, int]]:
-        """Return the hosts and ports on which routers listen, on their node."""
+        """Return the hosts and ports on which routers listen that stay on this process's node."""
+        if self.config.routers_move:
+            return []
         router = self.config.router
         clients = [(router.host, port) for each in self.ports for port in (each.http, each.grpc)]
         return clients + [(router.internal_host, each.internal) for each in self.ports]
+
+    @property
+    def _registries(self) -> tuple[str, ...]:
+        """Return where each router takes registrations; none for those that move."""
+        if self.config.routers_move:
+            return ()
+        host = self.config.router.internal_host
+        return tuple(join_host_port(host, each.internal) for each in self.ports)
 
     @property
     def _reachable(self) -> str:

@@ -1,10 +1,13 @@
-"""A class in a worker's place, which tells where it was started, and with what."""
+"""Classes in the place of a worker and a router, which tell where and with what they started."""
 
 import os
 import stat
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton.router.config import RouterConfig
+from baton.router.server import RouterStarted
 from baton.worker.config import WorkerConfig
 
 
@@ -48,3 +51,23 @@ class Probe:
 
     def progress(self) -> tuple[str, float]:
         return "probing", 0.5
+
+
+@dataclass(frozen=True)
+class RouterFound(RouterStarted):
+    config: RouterConfig  # of this life
+
+
+class RouterProbe:
+    """A `RetiringServed` that serves nobody, and says that it listens."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+
+    def start(self) -> RouterFound:
+        host, internal = self._config.host, f"{self._config.internal_host}:3"
+        return RouterFound(f"{host}:1", f"{host}:2", internal, os.getpid(), self._config)
+
+    def stop(self, grace_s: float) -> None: ...
+
+    def retire(self, ranks: Collection[int]) -> None: ...

@@ -4,28 +4,41 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+import ray
 from certificates import folder_of
-from deploy.probe import Found, Probe
+from deploy.probe import Found, Probe, RouterProbe
 from deploy.some_ray import DEADLINE_S, SomeRay, some_ray
 
 from baton.core.role import Role
 from baton.deploy.certs.credential_files import CredentialFiles
 from baton.deploy.cluster import ray_nodes, ray_start
-from baton.deploy.cluster.actors import WorkerHandle
+from baton.deploy.cluster.actors import RouterHandle, WorkerHandle
 from baton.deploy.cluster.arrival import Arrival, Travel
+from baton.deploy.cluster.control import ask, listening
+from baton.deploy.cluster.control_relay import start_relay
 from baton.deploy.cluster.demand import Demand
+from baton.deploy.cluster.lives import lives_of
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.renewal import renewing
 from baton.deploy.cluster.room import Wish, choose_nodes
-from baton.deploy.errors import StartError
+from baton.deploy.cluster.router_arrival import RouterArrival, files_of
+from baton.deploy.cluster.router_places import RouterPlace, RouterPlaces
+from baton.deploy.cluster.start_progress import Silent, StartProgress
+from baton.deploy.cluster.start_reports import StartReports
+from baton.deploy.errors import ControlError, DeployError, StartError
 from baton.engine.config import EngineConfig
+from baton.router.config import RouterConfig
 from baton.rpc.credentials import AUTHORITIES, CERT, KEY
 from baton.rpc.identity import ProcessRole
+from baton.rpc.server_certificate import CertificateFiles
 from baton.worker.config import WorkerConfig
 
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"
@@ -174,7 +187,7 @@ def test_a_changed_certificate_reaches_each_of_its_lives(made: Maker, tmp_path: 
     first = found(handle)
     here = tmp_path / "here"
     shutil.copytree(certificate("decode-1"), here)
-    with renewing(lambda: {handle: here}):
+    with renewing(lambda: {handle: lambda: CredentialFiles.read(here)}):
         until(lambda: arrived(first) == CredentialFiles.read(here))
         os.kill(first.pid, signal.SIGKILL)
         again: list[Found] = []
@@ -194,6 +207,106 @@ def test_each_life_has_a_later_incarnation_whatever_the_clock_says(made: Maker) 
         os.kill(lives[-1].pid, signal.SIGKILL)
         until(lambda: (again := later(handle, lives[-1])) and not lives.append(again))
     assert [life.incarnation for life in lives] == [MADE, MADE + 1, MADE + 2]
+
+
+ROUTER = folder_of(ProcessRole.ROUTER, "router-0")
+
+
+@pytest.fixture
+def places(two_nodes: SomeRay) -> Iterator[RouterPlaces]:
+    places = RouterPlaces("one")
+    yield places
+    places.delete()
+
+
+@contextmanager
+def router(config: RouterConfig, near: str) -> Iterator[RouterHandle]:
+    arrival = RouterArrival("router-0", "one", MADE, files_of(config))
+    node = next(node.node_id for node in living_nodes() if node.address == near)
+    handle = RouterHandle("router-0", RouterProbe, config, Demand(1), arrival, node)
+    try:
+        yield handle
+    finally:
+        handle.end()
+
+
+def test_a_router_takes_its_files_along_and_later_changes_follow(
+    places: RouterPlaces, tmp_path: Path
+) -> None:
+    cert, key, keys = (tmp_path / name for name in ("c.pem", "k.pem", "keys.json"))
+    for path in (cert, key, keys):
+        path.write_text(path.name)
+    config = RouterConfig(Path("m"), ROUTER, host="0.0.0.0", api_keys=keys,
+                          client_tls=CertificateFiles(cert, key))  # fmt: skip
+    with router(config, OTHER) as handle:
+        there = handle.start().result(DEADLINE_S).config
+        assert places.read() == {
+            "router-0": RouterPlace(MADE, f"{OTHER}:1", f"{OTHER}:2", f"{OTHER}:3")
+        }
+        assert CredentialFiles.read(there.credentials) == CredentialFiles.read(ROUTER)
+        assert there.client_tls is not None and there.api_keys is not None
+        copies = {cert: there.client_tls.certificate, key: there.client_tls.key,
+                  keys: there.api_keys}  # fmt: skip
+        assert {path: copy.read_text() for path, copy in copies.items()} == {
+            path: path.name for path in copies
+        }
+        assert tmp_path not in [copy.parent for copy in copies.values()]
+        with renewing(lambda: {handle: lambda: files_of(config)}):
+            keys.write_text("other")
+            until(lambda: there.api_keys is not None and there.api_keys.read_text() == "other")
+        handle.stop(0.0).result(DEADLINE_S)
+        assert not there.api_keys.exists(), "nothing stays behind"
+
+
+def test_a_router_elsewhere_passes_requests_on_to_the_supervisor(
+    places: RouterPlaces, tmp_path: Path
+) -> None:
+    def handle(arguments: Mapping[str, Any], progress: StartProgress) -> Mapping[str, Any]:
+        if "bad" in arguments:
+            raise ControlError("no such thing")
+        progress.update("decode-7", "starts", 0.5)
+        progress.done("decode-7", "is here")
+        return {"got": dict(arguments)}
+
+    control = tmp_path / "supervisor.sock"
+    config = RouterConfig(Path("m"), ROUTER, host="0.0.0.0", control=control)
+    with router(config, OTHER) as handle_of_router, ExitStack() as ended:
+        there = handle_of_router.start().result(DEADLINE_S).config.control
+        assert there not in (None, control)
+        with pytest.raises(DeployError, match="supervisor's host does not answer"):
+            ask(there, "scale", {}, Silent())
+        relay = start_relay(control, detached=False)
+        ended.callback(ray.kill, relay, no_restart=True)
+        with pytest.raises(DeployError, match="the supervisor does not answer"):
+            ask(there, "scale", {}, Silent())
+        with listening(control, {"scale": handle}):
+            reports = StartReports(Silent())
+            assert ask(there, "scale", {"decode": 8}, reports) == {"got": {"decode": 8}}
+            assert [each.phase for each in reports.after(0)] == ["starts", "is here"]
+            with pytest.raises(DeployError, match="no such thing"):
+                ask(there, "scale", {"bad": 1}, Silent())
+
+
+def test_an_old_process_of_a_router_ends_once_a_newer_one_is_known(places: RouterPlaces) -> None:
+    """A host that was cut off until Ray had started its router elsewhere has one. Here Ray counts
+    the old one's end as a death, and starts it again as often as a newer one is known."""
+    newer = RouterPlace(MADE + 100, "h:1", "h:2", "h:3")
+    with router(RouterConfig(Path("m"), ROUTER, host="0.0.0.0"), HEAD) as handle:
+        first = handle.start().result(DEADLINE_S)
+        places.write("router-0", newer)
+        with pytest.raises(StartError, match="a newer start of router-0 is at h:3"):
+            places.write("router-0", replace(newer, incarnation=MADE))
+        until(lambda: not psutil.pid_exists(first.pid))
+        until(lambda: restarts(handle) >= 2)
+        assert places.read() == {"router-0": newer}
+        places.delete()
+        until(lambda: "router-0" in places.read())
+        assert places.read()["router-0"].incarnation > MADE
+
+
+def restarts(handle: RouterHandle) -> int:
+    found = lives_of([handle]).get(handle.name)
+    return 0 if found is None else found.restarts
 
 
 def later(handle: WorkerHandle, before: Found) -> Found | None:

@@ -34,6 +34,15 @@ def test_each_role_is_spread_over_the_nodes() -> None:
     assert sorted(Counter(chosen.values()).values()) == [1, 1, 2, 2]
 
 
+def test_routers_are_spread_beside_the_one_that_has_a_node_of_its_own() -> None:
+    nodes = [node(str(number), 8) for number in range(3)]
+    routers = [Wish("r0", Demand(1), near="1"), Wish("r1", Demand(1)), Wish("r2", Demand(1))]
+    chosen = choose_nodes(nodes, [*routers, *wishes(1, 2, Demand(1))])
+    assert chosen["r0"] == "1" and {chosen["r1"], chosen["r2"]} == {"0", "2"}
+    full = [node("0", 8), node("1", 8, free=0)]
+    assert choose_nodes(full, routers) == dict.fromkeys(("r0", "r1", "r2"), "0")
+
+
 def test_a_new_rank_goes_where_its_role_is_not_yet() -> None:
     nodes = [node("0", 8), node("1", 2), node("2", 8)]
     there = [("0", D), ("2", D), ("1", P)]

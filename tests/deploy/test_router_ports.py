@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from baton.deploy.cluster.router_ports import settle_routers
+from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.router_ports import RouterPorts, settle_routers, wanted_ports
 from baton.deploy.errors import StartError
 from baton.deploy.process.ports import settle
+from baton.engine.config import EngineConfig
 from baton.router.config import RouterConfig
 
 
@@ -29,6 +31,33 @@ def test_ports_that_two_routers_would_share_are_refused() -> None:
     with ExitStack() as held:
         with pytest.raises(StartError, match="8001 would be --http-port of router-1 and --grpc"):
             settle_routers(config(8000, 8001), 2, held)
+
+
+def test_routers_on_any_node_have_the_ports_that_are_given_or_any_free_one() -> None:
+    assert wanted_ports(config(8000, 0, 7000), 2) == (
+        RouterPorts(8000, 0, 7000),
+        RouterPorts(8001, 0, 7001),
+    )
+    with pytest.raises(StartError, match="8001 would be --http-port of router-1 and --grpc"):
+        wanted_ports(config(8000, 8001), 2)
+
+
+@pytest.mark.parametrize(
+    ("ray", "host", "internal", "move"),
+    [
+        ("10.0.0.1:6379", "0.0.0.0", "127.0.0.1", True),
+        ("10.0.0.1:6379", "::", "127.0.0.1", True),
+        ("10.0.0.1:6379", "10.0.0.1", "127.0.0.1", False),
+        ("10.0.0.1:6379", "127.0.0.1", "127.0.0.1", False),
+        ("10.0.0.1:6379", "0.0.0.0", "10.0.0.1", False),
+        (None, "0.0.0.0", "127.0.0.1", False),
+    ],
+)
+def test_an_address_of_one_host_keeps_routers_there(
+    ray: str | None, host: str, internal: str, move: bool
+) -> None:
+    router = RouterConfig(Path(), host=host, internal_host=internal)
+    assert ClusterConfig(EngineConfig(Path()), router, ray_address=ray).routers_move is move
 
 
 def test_ports_beyond_the_last_are_refused() -> None:

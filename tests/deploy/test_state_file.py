@@ -60,6 +60,18 @@ def test_a_cluster_is_found_while_it_runs_and_not_after(own: Path) -> None:
         newest()
 
 
+def test_a_router_that_moves_is_found_where_it_is(own: Path) -> None:
+    with published(own, _state()) as file:
+        file.move(["http://10.0.0.1:1"], "10.0.0.1:2")
+        assert newest(starting=True).http_urls == ["http://10.0.0.1:1"]
+        with pytest.raises(NotRunning, match="does not serve yet"):
+            newest()
+        file.serves()
+        file.move(["http://10.0.0.2:1"], "10.0.0.2:2")
+        assert newest().http_urls == ["http://10.0.0.2:1"]
+        assert newest().grpc_address == "10.0.0.2:2"
+
+
 def test_of_several_routers_one_that_takes_connections_is_asked(own: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # and does not listen: a router that is being restarted

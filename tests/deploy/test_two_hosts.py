@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from deploy.some_ray import DEADLINE_S, some_ray
@@ -19,7 +20,7 @@ from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.lives import lives_of
 from baton.deploy.cluster.ray_nodes import living_nodes
-from baton.deploy.errors import StartError
+from baton.deploy.errors import NotRunning, StartError
 from baton.engine.config import EngineConfig
 from baton.router.config import RouterConfig
 
@@ -53,10 +54,26 @@ async def expected(tiny: Path, prompts: list[list[int]], new: int) -> list[list[
         return [(await alone.generate(ids, new))["output_ids"] for ids in prompts]
 
 
-async def ask(cluster: Cluster, ids: list[int], new: int, **more: object) -> list[int]:
+async def ask(
+    cluster: Cluster, ids: list[int], new: int, at: str | None = None, **more: object
+) -> list[int]:
+    """Return the tokens of an answer. at: a router's URL; None: the first one's."""
     body = {"prompt": ids, "temperature": 0, "max_tokens": new, "ignore_eos": True,
             "return_token_ids": True} | more  # fmt: skip
-    return list((await complete(cluster.http_url, body, DEADLINE_S)).token_ids)
+    return list((await complete(at or cluster.http_url, body, DEADLINE_S)).token_ids)
+
+
+def router_hosts(cluster: Cluster) -> list[str | None]:
+    return [urlsplit(url).hostname for url in cluster.routers.http_urls]
+
+
+def reaches_all(cluster: Cluster, number: int) -> bool:
+    """Return whether one router can place requests on all workers that there are."""
+    try:
+        found = cluster.routers.clients[number].server_info(2.0)["workers"]
+    except NotRunning:
+        return False
+    return {each["worker_id"] for each in found if each["ready"]} == set(cluster.workers)
 
 
 def placements(cluster: Cluster, rank: int) -> float:
@@ -66,15 +83,16 @@ def placements(cluster: Cluster, rank: int) -> float:
 
 def cluster_config(tiny: Path, address: str) -> ClusterConfig:
     engine = EngineConfig(tiny, page_size=GRID, max_running=8, memory_bytes=64 << 20)
-    return ClusterConfig(engine, RouterConfig(tiny), decode_dp=2, threads=1, ray_address=address)
+    router = RouterConfig(tiny, host="0.0.0.0")
+    return ClusterConfig(engine, router, routers=2, decode_dp=2, threads=1, ray_address=address)
 
 
-async def test_workers_of_a_lost_host_go_on_elsewhere(
+async def test_router_and_workers_of_a_lost_host_go_on_elsewhere(
     tiny: Path, tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = [prompt(rng, rng.randrange(20, 200)) for _ in range(8)]
     right = await expected(tiny, prompts, LONG)
-    with some_ray(tmp_path, HEAD, "--num-cpus", "4") as ray:
+    with some_ray(tmp_path, HEAD, "--num-cpus", "5") as ray:
         for name, value in ray.env.items():
             monkeypatch.setenv(name, value)
         ray.join(OTHER, "--num-cpus", "2")
@@ -84,6 +102,9 @@ async def test_workers_of_a_lost_host_go_on_elsewhere(
         with Cluster(cluster_config(tiny, ray.address)) as cluster:
             before = workers(cluster)
             assert {host_of(before[f"decode-{n}"]) for n in range(2)} == {HEAD, OTHER}
+            assert router_hosts(cluster) == [HEAD, OTHER]
+            second = cluster.routers.http_urls[1]
+            assert await ask(cluster, prompts[0], 8, at=second) == right[0][:8]
             for rank in range(2):  # whichever host it is on
                 had = placements(cluster, rank)
                 assert await ask(cluster, prompts[rank], 8, routed_dp_rank=rank) == right[rank][:8]
@@ -98,8 +119,13 @@ async def test_workers_of_a_lost_host_go_on_elsewhere(
                 lambda: (lives_of(cluster.handles), living_nodes(), workers(cluster).keys()),
             )
             assert await ask(cluster, prompts[0], 8) == right[0][:8]
+            await until(lambda: reaches_all(cluster, 1), lambda: cluster.routers.http_urls)
+            assert router_hosts(cluster) == [HEAD, HEAD]
+            moved = cluster.routers.http_urls[1]
+            assert moved != second
+            assert await ask(cluster, prompts[1], 8, at=moved) == right[1][:8]
             with pytest.raises(
-                StartError, match=rf"decode-2 asks for 1 CPU, .* node {HEAD} has 4 CPU, 0 free"
+                StartError, match=rf"decode-2 asks for 1 CPU, .* node {HEAD} has 5 CPU, 0 free"
             ):
                 await asyncio.to_thread(cluster.scale, Role.DECODE, 4, 1.0)
             assert workers(cluster).keys() == before.keys()
@@ -108,6 +134,7 @@ async def test_workers_of_a_lost_host_go_on_elsewhere(
             await asyncio.to_thread(cluster.scale, Role.DECODE, 3, 1.0)
             assert host_of(workers(cluster)["decode-2"]) == OTHER
             assert await ask(cluster, prompts[0], 8, routed_dp_rank=2) == right[0][:8]
+            assert await ask(cluster, prompts[0], 8, at=moved, routed_dp_rank=2) == right[0][:8]
 
 
 def returned(

@@ -1,0 +1,100 @@
+"""The addresses of routers that may run on any node, in Ray's control store.
+
+Each life of a router records its addresses there. Workers and whoever runs the cluster look them
+up, again and again: a router whose node was lost is elsewhere in its next life.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from ray.exceptions import RayError
+from ray.experimental import internal_kv
+
+from baton.deploy.errors import StartError
+
+LOOK_S = 1.0
+_END_S = 10.0
+
+
+@dataclass(frozen=True)
+class RouterPlace:
+    """The addresses of one life of a router, each `host:port` as other hosts reach it."""
+
+    incarnation: int  # of this life, above those of earlier ones
+    http: str
+    grpc: str
+    internal: str  # where workers register
+
+
+class RouterPlaces:
+    """The places of one cluster's routers. Ray is connected."""
+
+    def __init__(self, cluster: str) -> None:
+        """cluster: its name."""
+        # Ray takes what precedes a colon for the whole namespace when it lists keys.
+        self._space = f"baton-routers.{cluster}".encode()
+
+    def read(self) -> dict[str, RouterPlace]:
+        """Return the last place of each router that has had one, by its name.
+
+        Raises RayError if Ray's control store does not answer.
+        """
+        found = {}
+        for key in internal_kv._internal_kv_list(b"", namespace=self._space):
+            value = internal_kv._internal_kv_get(key, namespace=self._space)
+            if value is not None:  # None: deleted meanwhile
+                found[key.decode()] = RouterPlace(**json.loads(value))
+        return found
+
+    def write(self, name: str, place: RouterPlace) -> None:
+        """Record where a router is in its present life. Raises StartError if it has a later one."""
+        known = self.read().get(name)
+        if known is not None and known.incarnation > place.incarnation:
+            raise StartError(f"a newer start of {name} is at {known.internal}")
+        internal_kv._internal_kv_put(
+            name.encode(), json.dumps(asdict(place)).encode(), overwrite=True, namespace=self._space
+        )
+
+    def delete(self) -> None:
+        """Forget all. Idempotent."""
+        for key in internal_kv._internal_kv_list(b"", namespace=self._space):
+            internal_kv._internal_kv_del(key, namespace=self._space)
+
+
+@contextmanager
+def following(
+    places: RouterPlaces, tell: Callable[[Mapping[str, RouterPlace]], None]
+) -> Iterator[None]:
+    """Call `tell` with the places of all routers, and with every change of them, until the context
+    ends. It is called on a thread of its own.
+    """
+    over = threading.Event()
+    thread = threading.Thread(
+        target=_follow, args=(places, tell, over), name="router-places", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_END_S)
+
+
+def _follow(
+    places: RouterPlaces,
+    tell: Callable[[Mapping[str, RouterPlace]], None],
+    over: threading.Event,
+) -> None:
+    told: Mapping[str, RouterPlace] = {}
+    while not over.is_set():
+        try:
+            found = places.read()
+        except RayError:  # the control store is away: what was known stays
+            found = dict(told)
+        if found != told:
+            tell(found)
+            told = found
+        over.wait(LOOK_S)
