@@ -100,10 +100,11 @@ class ActorHandle:
 
     def lacks(self) -> str:
         """Say what Ray lacks to place the actor now; empty if it lacks nothing, or has a place."""
-        if self.node_id is not None:
+        nodes, reserved_on = living_nodes(), self.node_id
+        if any(node.node_id == reserved_on for node in nodes):  # Ray may name a lost one
             return ""
         try:
-            choose_nodes(living_nodes(), [Wish(self.name, self._demand)])
+            choose_nodes(nodes, [Wish(self.name, self._demand)])
         except StartError as err:
             return str(err)
         return ""

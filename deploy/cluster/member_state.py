@@ -21,6 +21,7 @@ class MemberView:
     restarts: int = 0
     host: str = ""
     host_lost: bool = False
+    lacks: str = ""  # the reason why no node has room for it; empty where it has a place
 
 
 def view_of(life: Life, heard_pid: int | None, served_pid: int | None) -> MemberView:
@@ -48,7 +49,7 @@ def complaint(name: str, view: MemberView) -> str:
     if view.state is MemberState.SERVING:
         return ""
     if view.state is MemberState.STARTING:
-        return f"{name} is starting"
+        return f"{name} is starting" + (f": {view.lacks}" if view.lacks else "")
     return _trouble(name, view)
 
 
@@ -77,7 +78,7 @@ def _change(name: str, was: MemberView | None, now: MemberView, *, revoked: bool
             return f"{name}: its process has died, and Ray has started it again"
         return _BACK.get(was.state, "").format(name=name)
     if was.state is now.state and was.restarts == now.restarts:
-        return ""
+        return f"{name} has no room: {now.lacks}" if now.lacks and not was.lacks else ""
     if revoked:
         return f"{name} is gone: its certificate was revoked. `baton scale` adds another worker"
     return _trouble(name, now)
@@ -86,7 +87,8 @@ def _change(name: str, was: MemberView | None, now: MemberView, *, revoked: bool
 def _trouble(name: str, view: MemberView) -> str:
     if view.state is MemberState.RESTARTING:
         why = f"its host {view.host} is lost" if view.host_lost else "its process has died"
-        return f"{name}: {why}; Ray starts it again"
+        when = f" once a node has room: {view.lacks}" if view.lacks else ""
+        return f"{name}: {why}; Ray starts it again{when}"
     return _AWAY.get(view.state, "").format(name=name)
 
 

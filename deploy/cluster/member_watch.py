@@ -2,7 +2,7 @@
 
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from baton.deploy.client.router_client import RouterClient
@@ -30,6 +30,7 @@ class MemberWatch:
         self._lives: dict[str, Life] = {}
         self._heard: dict[str, int] = {}  # pids of those that answered the last question
         self._served: dict[str, int] = {}  # pids of those that have ever answered
+        self._lacking: dict[str, str] = {}  # why those without a process have no place
         self._ask_at = 0.0
 
     def changes(self) -> list[str]:
@@ -52,9 +53,19 @@ class MemberWatch:
             self._ask_at = time.monotonic() + _ASK_S
             self._heard = self._ask()
             self._served |= self._heard
-        self._views = {
-            name: view_of(life, self._heard.get(name), self._served.get(name))
-            for name, life in lives.items()
+            self._lacking = self._ask_for_room()
+        self._views = {name: self._view(name, life) for name, life in lives.items()}
+
+    def _view(self, name: str, life: Life) -> MemberView:
+        view = view_of(life, self._heard.get(name), self._served.get(name))
+        return replace(view, lacks="" if _has_place(life) else self._lacking.get(name, ""))
+
+    def _ask_for_room(self) -> dict[str, str]:
+        """Return what Ray lacks to place each member that has no process."""
+        return {
+            each.name: each.lacks()
+            for each in self._cluster.handles
+            if each.name in self._lives and not _has_place(self._lives[each.name])
         }
 
     def _ask(self) -> dict[str, int]:
@@ -64,6 +75,11 @@ class MemberWatch:
         for name, client in zip(routers.names, routers.clients, strict=True):
             heard |= _ask_one(name, client)
         return heard
+
+
+def _has_place(life: Life) -> bool:
+    """Return whether a process runs, or none is to run."""
+    return life.state in ("ALIVE", "DEAD")
 
 
 def _ask_one(name: str, client: RouterClient) -> dict[str, int]:

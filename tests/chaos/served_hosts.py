@@ -80,15 +80,19 @@ def serve_command(hosts: RayHosts, model: Path, *options: str) -> list[str]:
     )  # fmt: skip
 
 
-def client_of(hosts: RayHosts) -> httpx.AsyncClient:
-    """Return a client of the router on the head's host, with a connection for each request.
+def client_of(
+    hosts: RayHosts, host: str | None = None, number: int = 0, timeout_s: float = DEADLINE_S
+) -> httpx.AsyncClient:
+    """Return a client of a router, with a connection for each request.
+
+    host: where it runs; None: on the head's host. number: the router's.
 
     A kept connection can be closed by the router, as idle, while its next request waits on a link
     that is cut. The client would read a reset instead of an answer.
     """
     return httpx.AsyncClient(
-        base_url=f"http://{hosts.net.host(hosts.head)}:{HTTP_PORT}",
-        timeout=DEADLINE_S,
+        base_url=f"http://{hosts.net.host(host or hosts.head)}:{HTTP_PORT + number}",
+        timeout=timeout_s,
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     )
 

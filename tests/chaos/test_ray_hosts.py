@@ -1,11 +1,12 @@
 """A cluster on a Ray of several hosts, whose links have a rate and a delay, and break."""
 
 import asyncio
+import json
 import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ LABELS = ("--prefill-label", "role=p", "--decode-label", "role=d")
 LEASE_S = 2.0
 STREAMS = 32
 NEW = 120  # tokens of an answer
+ASK_S = 3.0  # a host that is cut off answers nothing
 STATE = 2 * 1024
 """Bytes of one request's SSM state alone: 4 heads x 16 x 8 float32."""
 
@@ -158,6 +160,61 @@ async def test_a_host_that_comes_back_too_late_is_refused(
 
 
 @pytest.mark.chaos
+async def test_a_router_leaves_a_host_that_is_cut_off(
+    tiny: Path, short: Path, rng: random.Random
+) -> None:
+    """Streams of the other router go on; the old process ends when it hears of the new one."""
+    asked = await questions(tiny, rng, STREAMS, NEW)
+    nodes = nodes_of("r", "p", "d", "x", "y")
+    options = ("--routers", "2", "--host", "0.0.0.0", "--lease", f"{LEASE_S:g}", *LABELS)
+    with slow_network(*nodes, delay_ms=2, rate="100mbit") as net, ray_hosts(
+        net, short, nodes
+    ) as hosts:  # fmt: skip
+        async with served_hosts(hosts, tiny, {"prefill-0", "decode-0"}, *options) as cluster:
+            before = await cluster.workers()
+            first = await router_host(hosts, before.keys(), {"x", "y"})
+            (second,) = {"x", "y"} - {first}
+            async with checked_load(cluster, asked, STREAMS) as load:
+                await load.more(STREAMS)
+                hosts.stop_raylet(first)  # it would end the old process
+                await net.cut(first)
+                assert await router_host(hosts, before.keys(), {second}) == second
+                assert await told_host(hosts, "router-1") == net.host(second)
+                await net.mend(first)
+                async with asyncio.timeout(DEADLINE_S):
+                    while "a newer start of router-1 is at" not in hosts.logs(first):
+                        await asyncio.sleep(0.2)
+                async with client_of(hosts, second, 1) as http:
+                    moved = ServedHosts(hosts, http)
+                    for question in asked.asked[:4]:
+                        tokens = await moved.generate(question.ids, NEW)
+                        assert asked.judge(question, tokens)[0], tokens
+                await load.more(STREAMS)
+            load.check()
+            assert identities(await cluster.workers()) == identities(before)
+
+
+async def router_host(hosts: RayHosts, workers: Collection[str], among: set[str]) -> str:
+    """Wait until router-1 answers on one of these hosts, with these workers; return that host."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            for host in among:
+                async with client_of(hosts, host, 1, ASK_S) as http:
+                    if (await ServedHosts(hosts, http).workers()).keys() == set(workers):
+                        return host
+            await asyncio.sleep(0.2)
+
+
+async def told_host(hosts: RayHosts, member: str) -> str:
+    """Return the address of a member's host that `baton status` says."""
+    found = await asyncio.to_thread(
+        subprocess.run, baton(hosts, "status", "--json"), env=hosts.environment(hosts.head),
+        stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    return str(json.loads(found.stdout)["cluster"]["members"][member]["host"])
+
+
+@pytest.mark.chaos
 async def test_a_detached_cluster_waits_for_a_node_and_outlives_one(
     tiny: Path, short: Path, rng: random.Random
 ) -> None:
@@ -181,7 +238,8 @@ async def test_a_detached_cluster_waits_for_a_node_and_outlives_one(
             assert [await cluster.generate(ids, 24) for ids in prompts] == right
             assert await cluster.host_of("decode-0") == "d"
             await asyncio.to_thread(hosts.kill, "d")
-            await said(hosts, f"decode-0: its host {net.host('d')} is lost; Ray starts it again")
+            lost = f"decode-0: its host {net.host('d')} is lost; Ray starts it again"
+            await said(hosts, lost, "once a node has room: decode-0 asks for 1 CPU on a node with")
             hosts.start("e", *nodes_of("d")["d"])
             await cluster.until(lambda now: now.keys() == {"prefill-0", "decode-0"})
             assert await cluster.host_of("decode-0") == "e"

@@ -3,7 +3,7 @@ timings."""
 
 import io
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,6 +95,8 @@ def test_changes_of_members_are_told_once_each() -> None:
     again = MemberView(MemberState.SERVING, 1)
     away = MemberView(MemberState.RESTARTING, 1, "10.0.0.3", host_lost=True)
     starting = MemberView(MemberState.STARTING)
+    lost = "d asks for 1 CPU, and no node has that: node 10.0.0.2 has 4 CPU, 0 free"
+    full = replace(away, lacks=lost)
     for before, after, line in (
         (serving, serving, None),
         (serving, late, "d is late: its process runs, but does not answer"),
@@ -106,6 +108,14 @@ def test_changes_of_members_are_told_once_each() -> None:
         (died, again, "d was started again and serves"),
         (serving, again, "d: its process has died, and Ray has started it again"),
         (serving, away, "d: its host 10.0.0.3 is lost; Ray starts it again"),
+        (
+            serving,
+            full,
+            "d: its host 10.0.0.3 is lost; Ray starts it again once a node has room: " + lost,
+        ),
+        (away, full, f"d has no room: {lost}"),
+        (full, full, None),
+        (full, away, None),
         (starting, serving, "d is here"),
         (serving, MemberView(MemberState.ENDED), "d has ended, and Ray does not start it again"),
     ):
@@ -123,6 +133,7 @@ def test_status_says_who_died_is_late_or_starts_and_nothing_of_those_who_serve()
         "decode-1": MemberView(MemberState.RESTARTING, 1),
         "decode-2": MemberView(MemberState.STARTING),
         "decode-3": MemberView(MemberState.RESTARTING, 1, "10.0.0.3", host_lost=True),
+        "decode-4": MemberView(MemberState.STARTING, lacks="decode-4 asks for 1 GPU, and so on"),
         "router-0": MemberView(MemberState.LATE),
     }
     members = json.loads(json.dumps({name: asdict(view) for name, view in views.items()}))
@@ -132,6 +143,7 @@ def test_status_says_who_died_is_late_or_starts_and_nothing_of_those_who_serve()
         "decode-1: its process has died; Ray starts it again",
         "decode-2 is starting",
         "decode-3: its host 10.0.0.3 is lost; Ray starts it again",
+        "decode-4 is starting: decode-4 asks for 1 GPU, and so on",
         "router-0 is late: its process runs, but does not answer",
     ]
 

@@ -19,6 +19,7 @@ from baton.deploy.cluster import ray_start
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.lives import lives_of
+from baton.deploy.cluster.member_watch import MemberWatch
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.errors import NotRunning, StartError
 from baton.engine.config import EngineConfig
@@ -135,6 +136,14 @@ async def test_router_and_workers_of_a_lost_host_go_on_elsewhere(
             assert host_of(workers(cluster)["decode-2"]) == OTHER
             assert await ask(cluster, prompts[0], 8, routed_dp_rank=2) == right[0][:8]
             assert await ask(cluster, prompts[0], 8, at=moved, routed_dp_rank=2) == right[0][:8]
+            await asyncio.to_thread(ray.kill, OTHER)  # nowhere else is a CPU free
+            watch = MemberWatch(cluster)
+            await until(lambda: "asks for 1 CPU" in watch.describe()["decode-2"]["lacks"],
+                        watch.describe)  # fmt: skip
+            told = watch.describe()
+            assert f"node {HEAD} has 5 CPU, 0 free" in told["decode-2"]["lacks"]
+            assert told["decode-2"]["host_lost"] and told["decode-2"]["host"] == OTHER
+            assert [name for name, view in told.items() if view["lacks"]] == ["decode-2"]
 
 
 def returned(
