@@ -24,6 +24,7 @@ class Columns:
         self.capacity: list[int] = []
         self.fullness: list[float] = []
         self.queued_tokens: list[int] = []
+        self.prompt_token_us: list[float] = []
         self.leaving: list[bool] = []
         self.most: list[int] = []
         """The router's share where others have one too, else the capacity."""
@@ -60,7 +61,7 @@ class Columns:
         self.rows = {name: row for row, name in enumerate(self.ids)}
         for column in (self.reported, self.placed, self.capacity, self.queued_tokens, self.most):
             column[:] = [0] * len(self.workers)
-        self.fullness = [0.0] * len(self.workers)
+        self.fullness, self.prompt_token_us = ([0.0] * len(self.workers) for _ in range(2))
         for row, worker in enumerate(self.workers):
             self.shared += worker.share is not None
             self._set(row, worker)
@@ -71,6 +72,7 @@ class Columns:
         self.workers[row] = worker
         self.reported[row] = worker.load
         self.capacity[row] = worker.capacity
+        self.prompt_token_us[row] = worker.status.prompt_token_us
         self.most[row] = worker.capacity if worker.share is None else worker.share
         self._set_load(row, worker)
 

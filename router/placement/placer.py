@@ -358,6 +358,7 @@ def _role_view(
         capacity=columns.capacity,
         fullness=columns.fullness,
         queued_tokens=columns.queued_tokens,
+        prompt_token_us=columns.prompt_token_us,
         leaving=columns.leaving,
         cached_tokens={rows[name]: cached[name] for name in cached if name in rows},
         candidates=candidates,

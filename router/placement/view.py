@@ -30,6 +30,8 @@ class RoleView:
     # Prompt tokens to compute on the worker before it computes another prompt, cached ones among
     # those that other routers sent.
     queued_tokens: Sequence[int]
+    # Microseconds that each prompt token takes there, as the worker measures them; 0: not yet.
+    prompt_token_us: Sequence[float]
     leaving: Sequence[bool]  # the worker finishes what it has and takes nothing new
     cached_tokens: Mapping[int, int]  # row to prompt tokens whose state it holds; no entry: none
     candidates: Sequence[int]  # rows that can take this request, ascending; never empty

@@ -1,6 +1,7 @@
 """Placement where least is left to compute."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from baton.router.placement.policy import Policy
@@ -14,13 +15,17 @@ that it has: that need not be sent."""
 UNCACHED = 64
 """The queued tokens that one uncached token of the prompt is worth. A queue delays this prompt;
 what is computed twice delays all that come later, and its copy evicts what others would use."""
+EVEN = 1.25
+"""Speeds that differ by less than this factor count as equal: they are measured as the workers
+run, and turns among equals are worth more than such a difference."""
 
 
 class PrefixAware(Policy):
-    """A policy that counts prompt tokens.
+    """A policy that counts prompt tokens, and the time that they take.
 
     A prompt goes to the prefill worker with the least to compute: of the prompt, of which each
-    token counts `UNCACHED` times, and of what is queued there. A prefix for which prompts have
+    token counts `UNCACHED` times, and of what is queued there. Where workers differ in speed, it is
+    the time that counts, in tokens of the mean speed. A prefix for which prompts have
     waited as much in all as a copy would cost is copied: one of them goes where the queue is
     shortest. The answer goes to the rank with the deepest cached prefix that is not much fuller
     than the emptiest. Equals take turns.
@@ -33,22 +38,23 @@ class PrefixAware(Policy):
         self._waits = PrefixWaits()
 
     def place(self, view: ClusterView, request: PlacementRequest) -> Placement:
-        prefills = self._prefills(view.prefill, request.prefix, request.max_prefills)
+        prefills = self._prefills(view.prefill, request)
         return Placement(
             tuple(view.prefill.worker_ids[row] for row in prefills),
             view.decode.worker_ids[self._rank(view.decode)],
         )
 
-    def _prefills(self, workers: RoleView, prefix: int, most: int) -> list[int]:
-        """Return the rows of the cheapest candidates, `most` at the most, the cheapest first.
-
-        All would compute the same prompt, so what is cached counts like a shorter queue.
+    def _prefills(self, workers: RoleView, request: PlacementRequest) -> list[int]:
+        """Return the rows of the cheapest candidates, `max_prefills` at the most, the cheapest
+        first. What is cached counts like a shorter queue.
         """
-        cost, holders = workers.of_candidates(workers.queued_tokens), workers.cached_tokens
+        most, holders = request.max_prefills, workers.cached_tokens
+        queues = workers.of_candidates(waits(workers, request.prompt_tokens))
+        cost = list(queues)
         for row in holders:
             cost[row] -= UNCACHED * holders[row]
-        if holders and self._copies(workers, prefix, cost.index(min(cost))):
-            cost = workers.of_candidates(workers.queued_tokens)
+        if holders and self._copies(holders, queues, request.prefix, cost.index(min(cost))):
+            cost = queues
         chosen = self._rotation.next(workers, lowest(cost))[:most]
         for row in chosen:
             cost[row] = math.inf
@@ -57,14 +63,14 @@ class PrefixAware(Policy):
             cost[chosen[-1]] = math.inf
         return chosen
 
-    def _copies(self, workers: RoleView, prefix: int, cheapest: int) -> bool:
+    def _copies(
+        self, cached: Mapping[int, int], queues: Sequence[float], prefix: int, cheapest: int
+    ) -> bool:
         """Return True if the prompt should leave the worker that has its prefix."""
-        queued, cached = workers.queued_tokens, workers.cached_tokens
-        queues = workers.of_candidates(queued)
         shortest = queues.index(min(queues))
         lacks = cached.get(cheapest, 0) - cached.get(shortest, 0)
-        waits = queued[cheapest] - queued[shortest]
-        return lacks > 0 and waits > 0 and self._waits.reached(prefix, waits, UNCACHED * lacks)
+        longer = int(queues[cheapest] - queues[shortest])
+        return lacks > 0 and longer > 0 and self._waits.reached(prefix, longer, UNCACHED * lacks)
 
     def _rank(self, ranks: RoleView) -> int:
         fullness, cached = ranks.of_candidates(ranks.fullness), ranks.cached_tokens
@@ -75,6 +81,24 @@ class PrefixAware(Policy):
             kept = {row for row in near if cached[row] == deepest}
             fullness = [each if row in kept else math.inf for row, each in enumerate(fullness)]
         return self._rotation.next(ranks, lowest(fullness))[0]
+
+
+def waits(workers: RoleView, prompt_tokens: int) -> Sequence[float]:
+    """Return the tokens that each worker computes before the end of a prompt that it has not
+    cached, less the prompt's where all are equally fast.
+
+    Where they are not, these are tokens of the mean speed: a worker of half that speed has twice as
+    many. One that has measured nothing yet counts as the mean.
+    """
+    queued, speeds = workers.queued_tokens, workers.prompt_token_us
+    known = [each for each in speeds if each]
+    if not known or max(known) < EVEN * min(known):
+        return queued
+    mean = sum(known) / len(known)
+    return [
+        (tokens + prompt_tokens) * ((each or mean) / mean)
+        for tokens, each in zip(queued, speeds, strict=True)
+    ]
 
 
 def lowest(column: list[float]) -> list[int]:

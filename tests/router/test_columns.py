@@ -12,7 +12,7 @@ from baton.router.worker_table import WorkerTable
 
 NAMES = [f"{letter}{number}" for letter in "pd" for number in range(12)]
 FIELDS = ("rows", "workers", "ids", "reported", "placed", "capacity", "fullness", "queued_tokens",
-          "most", "leaving", "staying", "shared")  # fmt: skip
+          "prompt_token_us", "most", "leaving", "staying", "shared")  # fmt: skip
 
 
 def hello(name: str, incarnation: int) -> Hello:
@@ -37,7 +37,10 @@ def test_every_change_of_workers_and_load_reaches_its_row_and_no_other() -> None
                 table.register(hello(name, step))
             case 2 | 3 | 4 if worker is not None:
                 status = WorkerStatus(
-                    running=rng.randrange(9), max_running=8, queued_tokens=rng.randrange(99)
+                    running=rng.randrange(9),
+                    max_running=8,
+                    queued_tokens=rng.randrange(99),
+                    prompt_token_us=rng.randrange(9),
                 )
                 share = rng.choice((None, None, rng.randrange(1, 5)))
                 table.report(worker, status, rng.random() < 0.2, share)

@@ -253,13 +253,14 @@ def test_a_policy_decides_on_the_pair_and_sees_every_fact(monkeypatch: pytest.Mo
     assert request == PlacementRequest(prompt_tokens=5, max_prefills=2, prefix=prefix)
     assert view.prefill == RoleView(
         role=Role.PREFILL, worker_ids=["p0", "p1"], reported=[0, 0], placed=[0, 1], capacity=[4, 1],
-        fullness=[0, 1], queued_tokens=[900, 4], leaving=[True, False], cached_tokens={1: 1},
-        candidates=[1],
+        fullness=[0, 1], queued_tokens=[900, 4], prompt_token_us=[0, 0],
+        leaving=[True, False], cached_tokens={1: 1}, candidates=[1],
     )  # fmt: skip
     assert view.decode == RoleView(
         role=Role.DECODE, worker_ids=["d0", "d1", "d2"], reported=[0, 3, 0], placed=[0, 0, 1],
         capacity=[1, 8, 2], fullness=[0, 3 / 8, 1 / 2], queued_tokens=[0, 0, 0],
-        leaving=[False, False, False], cached_tokens={0: 4, 1: 2}, candidates=[1, 2],
+        prompt_token_us=[0, 0, 0], leaving=[False, False, False], cached_tokens={0: 4, 1: 2},
+        candidates=[1, 2],
     )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ def views(draw: st.DrawFn, role: Role = Role.DECODE, least: int = 1) -> RoleView
         capacity=capacity,
         fullness=[max(both) / most for *both, most in zip(reported, placed, capacity, strict=True)],
         queued_tokens=draw(loads),
+        prompt_token_us=draw(st.sampled_from([[0.0] * len(ids), [40.0] * len(ids)])),
         leaving=draw(leaving),
         cached_tokens={row: 16 for row in draw(rows)},
         candidates=sorted(draw(rows)),
@@ -51,8 +52,8 @@ def idle(count: int) -> RoleView:
     ids = [f"w{row}" for row in rows]
     return RoleView(
         role=Role.DECODE, worker_ids=ids, reported=zeros, placed=zeros, capacity=[1] * count,
-        fullness=zeros, queued_tokens=zeros, leaving=[False] * count, cached_tokens={},
-        candidates=rows,
+        fullness=zeros, queued_tokens=zeros, prompt_token_us=zeros, leaving=[False] * count,
+        cached_tokens={}, candidates=rows,
     )  # fmt: skip
 
 
@@ -197,6 +198,28 @@ def test_prefix_aware_copies_a_prefix_once_prompts_have_waited_as_long_as_the_co
 
     for prefix in (7, 8, 7):
         assert [place(prefix) for _ in range(waits + 1)] == ["w0"] * waits + ["w1"]
+
+
+@pytest.mark.parametrize(
+    ("us", "queued", "cached", "chosen"),
+    [
+        ([10, 40], [300, 0], {}, "w0"),  # 4 ms there, 4 ms here: the first of equals
+        ([10, 40], [310, 0], {}, "w1"),
+        ([10, 40], [310, 0], {0: 1}, "w0"),
+        ([10, 12], [1, 0], {}, "w1"),  # equally fast
+        ([10, 0, 40], [200, 100, 0], {}, "w0"),  # the second counts as the mean, of 25
+        ([10, 0, 40], [500, 100, 0], {}, "w2"),
+        ([10, 0, 40], [500, 50, 0], {}, "w1"),
+        ([0, 0], [1, 0], {}, "w1"),
+    ],
+)
+def test_prefix_aware_counts_time_where_workers_differ_in_speed(
+    us: list[float], queued: list[int], cached: dict[int, int], chosen: str
+) -> None:
+    view = replace(idle(len(us)), role=Role.PREFILL, queued_tokens=queued, prompt_token_us=us,
+                   cached_tokens=cached)  # fmt: skip
+    request = PlacementRequest(prompt_tokens=100, max_prefills=1)
+    assert PrefixAware().place(ClusterView(view, idle(1)), request).prefills == (chosen,)
 
 
 def test_prefix_aware_stays_where_the_queue_is_no_longer_than_elsewhere() -> None:
