@@ -164,9 +164,10 @@ _CLUSTER = (
     click.option("--threads", type=click.IntRange(1), default=None,
                  help="Compute threads of each worker; an even share of the cores when left out."),
     click.option("--state-return", type=click.Choice([r.value for r in StateReturn]),
-                 default=StateReturn.OFF.value, show_default=True,
+                 default=StateReturn.AUTO.value, show_default=True,
                  help="Return the state of a conversation's last turn to the worker that "
-                 "computes the next turn: when that comes (demand), or at once (eager)."),
+                 "computes the next turn: when that comes (demand), then where fetching is sooner "
+                 "than computing, as measured (auto), or at once (eager)."),
     click.option("--send-snapshots", type=click.Choice([s.value for s in SendSnapshots]),
                  default=SendSnapshots.OFF.value, show_default=True,
                  help="Also send a prompt's last snapshot to the rank's prefix cache."),

@@ -55,11 +55,12 @@ class EngineRequest:
 
         A fetch that fails is ignored: the engine then computes that part of the prompt.
         """
-        at = self._request.state_at
-        if at.tokens and self._context.config.state_return is not StateReturn.OFF:
+        at, returns = self._request.state_at, self._context.config.state_return
+        if at.tokens and returns is not StateReturn.OFF:
             begins = tuple(self._request.prompt_ids[: at.tokens])
             prefix = SaltedPrefix(begins, self._request.cache_salt)
-            fetching = self._fetcher.start(at.worker, prefix)
+            by_cost = returns is StateReturn.AUTO
+            fetching = self._fetcher.start(at.worker, prefix, by_cost=by_cost)
             fetching.add_done_callback(lambda _: self._submit())
         else:
             self._submit()

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import time
 from enum import StrEnum
 
 from grpc import aio
@@ -10,6 +11,7 @@ from grpc import aio
 from baton.core.errors import BatonError, RequestError
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.engine import Engine
+from baton.engine.memory.plan import MemoryPlan
 from baton.engine.schedule.request import Reservation
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.errors import error_of_call
@@ -22,6 +24,7 @@ from baton.transfer.memory.segments import Kind
 from baton.transfer.tickets import Received, Ticket, TicketTable
 from baton.worker.channels import WorkerChannels
 from baton.worker.context import WorkerContext
+from baton.worker.fetch_cost import FetchCost
 from baton.worker.prefix_reader import PrefixReader
 
 log = logging.getLogger(__name__)
@@ -32,6 +35,7 @@ class Outcome(StrEnum):
 
     FETCHED = "fetched"
     HERE = "here"  # this worker's cache had it already
+    COMPUTED = "computed"  # not fetched: computing it is sooner
     ABSENT = "absent"  # the other cache no longer has it
     NO_ROOM = "no_room"
     FAILED = "failed"
@@ -58,6 +62,7 @@ class PrefixFetcher:
         self._opening: asyncio.Task[Receiver] | None = None
         self._under_way: dict[SaltedPrefix, asyncio.Task[Outcome]] = {}
         self._names = itertools.count(1)
+        self._cost = FetchCost()
 
     async def close(self) -> None:
         """Cancel the running fetches and wait for their ends."""
@@ -70,22 +75,25 @@ class PrefixFetcher:
             await (await self._opening).close()
 
     def start(
-        self, source: common_pb2.WorkerIdentity, prefix: SaltedPrefix
+        self, source: common_pb2.WorkerIdentity, prefix: SaltedPrefix, *, by_cost: bool = False
     ) -> "asyncio.Task[Outcome]":
         """Fetch the state and the KV of `prefix` from `source`, if it has them.
 
+        by_cost: only if that is sooner than computing what this worker has not cached of it.
         Callers that want the same prefix share one task; do not cancel it. It does not raise.
         """
         task = self._under_way.get(prefix)
         if task is None:
-            task = asyncio.ensure_future(self._fetch(source, prefix))
+            task = asyncio.ensure_future(self._fetch(source, prefix, by_cost))
             self._under_way[prefix] = task
             task.add_done_callback(lambda _: self._under_way.pop(prefix, None))
         return task
 
-    async def _fetch(self, source: common_pb2.WorkerIdentity, prefix: SaltedPrefix) -> Outcome:
+    async def _fetch(
+        self, source: common_pb2.WorkerIdentity, prefix: SaltedPrefix, by_cost: bool
+    ) -> Outcome:
         try:
-            outcome = await self._try(source, prefix)
+            outcome = await self._try(source, prefix, self._cost if by_cost else None)
         except aio.AioRpcError as failed:
             error = error_of_call(failed, source.worker_id)
             log.warning("no prefix from %s: %s", source.worker_id, error.message)
@@ -96,24 +104,29 @@ class PrefixFetcher:
         self._context.metrics.count_fetch(outcome.value)
         return outcome
 
-    async def _try(self, source: common_pb2.WorkerIdentity, prefix: SaltedPrefix) -> Outcome:
+    async def _try(
+        self, source: common_pb2.WorkerIdentity, prefix: SaltedPrefix, cost: FetchCost | None
+    ) -> Outcome:
         """Fetch in at most two attempts: the first may report that the source has fewer tokens."""
         for _ in range(2):
-            reserved = await self._reserve(prefix)
+            reserved = await self._reserve(prefix, cost)
             if not isinstance(reserved, Reservation):
                 return reserved
+            began = time.monotonic()
             found = await self._fill(source, prefix, reserved)
             if found == len(prefix):
+                size = _bytes(self._context.engine.plan, len(prefix) - reserved.kv_from)
+                self._cost.took(size, time.monotonic() - began)
                 return Outcome.FETCHED
             if not found:
                 return Outcome.ABSENT
             prefix = prefix.first(found)
         return Outcome.ABSENT
 
-    async def _reserve(self, prefix: SaltedPrefix) -> Reservation | Outcome:
+    async def _reserve(self, prefix: SaltedPrefix, cost: FetchCost | None) -> Reservation | Outcome:
         name = f"prefix-{next(self._names)}"
         asked = asyncio.ensure_future(
-            self._context.port.call(lambda engine: _reserve(engine, name, prefix))
+            self._context.port.call(lambda engine: _reserve(engine, name, prefix, cost))
         )
         try:
             return await asyncio.shield(asked)
@@ -225,9 +238,21 @@ class PrefixFetcher:
         return self._tickets.complete(ticket) and self._tickets.received(ticket.claim) == sent
 
 
-def _reserve(engine: Engine, name: str, prefix: SaltedPrefix) -> Reservation | Outcome:
+def _reserve(
+    engine: Engine, name: str, prefix: SaltedPrefix, cost: FetchCost | None
+) -> Reservation | Outcome:
     """Reserve memory for a prefix, or say why not. Called on the engine's thread."""
-    if engine.prefixes.state_tokens(prefix) == len(prefix):
+    missing = len(prefix) - engine.prefixes.state_tokens(prefix)
+    if not missing:
         return Outcome.HERE
+    if cost is not None:
+        computing_s = missing * engine.status().prompt_token_s
+        if not cost.sooner(_bytes(engine.plan, missing), computing_s):
+            return Outcome.COMPUTED
     reserved = engine.reserve(name, len(prefix), prefix.key, salt=prefix.salt)
     return reserved or Outcome.NO_ROOM
+
+
+def _bytes(plan: MemoryPlan, kv_tokens: int) -> int:
+    """Return the bytes of a state and of the KV of so many tokens."""
+    return plan.slot_layout.state_bytes + kv_tokens * plan.page_layout.token_bytes

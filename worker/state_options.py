@@ -10,6 +10,7 @@ class StateReturn(StrEnum):
     a rank."""
 
     OFF = "off"
+    AUTO = "auto"  # when the next turn comes, where fetching is sooner than computing
     DEMAND = "demand"  # it fetches it when the next turn comes
     EAGER = "eager"  # when the last turn ends, and on demand elsewhere
 

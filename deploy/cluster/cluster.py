@@ -21,7 +21,7 @@ from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.fleet import Fleet
 from baton.deploy.cluster.joined_ray import settled
 from baton.deploy.cluster.member import Member
-from baton.deploy.cluster.preflight import settle_channel
+from baton.deploy.cluster.preflight import settle_channel, settle_state_return
 from baton.deploy.cluster.ray_home import JoinedRay, OwnRay, RayAround, ray_for
 from baton.deploy.cluster.record import ClusterRecord, Detached
 from baton.deploy.cluster.renewal import Files, renewing
@@ -228,6 +228,10 @@ class Cluster:
                 self._connect("joining")
             config = settled(config)
         else:
+            returns, why = settle_state_return(config)
+            if why:
+                self._progress.done("state return", f"{returns.value}: {why}")
+            config = replace(config, state_return=returns)
             channel, why = settle_channel(config)
             if why:
                 self._progress.done("channel", f"{channel}: {why}")

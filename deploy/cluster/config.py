@@ -40,7 +40,7 @@ class ClusterConfig:
     # The issuer of certificates, files or a folder of `baton certs`; None: the cluster's own.
     authority: AuthorityFiles | Path | None = None
     verify: bool | None = None  # checksums of state; None: on, but off between GPUs
-    state_return: StateReturn = StateReturn.OFF
+    state_return: StateReturn = StateReturn.AUTO
     send_snapshots: SendSnapshots = SendSnapshots.OFF
     profile_folder: Path | None = None  # for traces of workers; None: no profile is made
     ray_address: str | None = None  # None: a Ray of our own

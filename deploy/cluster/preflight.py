@@ -80,19 +80,41 @@ def check_together(budgets: Mapping[str, int]) -> None:
         raise StartError(str(err)) from err
 
 
+def settle_state_return(config: ClusterConfig) -> tuple[StateReturn, str]:
+    """Return when states go back in a cluster on this machine, and why it is not as in `config`.
+
+    The reason is empty where it is. What nobody asked for takes no room that hand-offs need.
+    """
+    if config.state_return is StateReturn.AUTO:
+        try:
+            registry.check_room(config.channel, _ends(config, config.state_return))
+        except ChannelError as err:
+            try:
+                registry.check_room(config.channel, _ends(config, StateReturn.OFF))
+            except ChannelError:
+                return config.state_return, ""  # `settle_channel` finds another
+            return StateReturn.OFF, str(err)
+    return config.state_return, ""
+
+
+def _ends(config: ClusterConfig, returns: StateReturn) -> int:
+    """Return the ends of channels between all workers."""
+    pairs = config.prefill * config.decode * config.decode_dp
+    ends = 2 * pairs  # a sender and a receiver
+    if returns is not StateReturn.OFF:  # and back, a reader, and a lender each
+        ends += 3 * pairs + len(config.members)
+    return ends
+
+
 def settle_channel(config: ClusterConfig) -> tuple[str, str]:
     """Return the channel for a cluster on this machine, and why it is not the one in `config`.
 
     The reason is empty where it is. Raises StartError where the one that is named cannot be used.
     """
     wanted = config.channel
-    pairs = config.prefill * config.decode * config.decode_dp
-    ends = 2 * pairs  # a sender and a receiver
-    if config.state_return is not StateReturn.OFF:  # and back, a reader, and a lender each
-        ends += 3 * pairs + len(config.members)
     try:
         registry.check_settings(wanted, TrustedNetwork(interfaces=config.nixl_interfaces))
-        registry.check_room(wanted, ends)
+        registry.check_room(wanted, _ends(config, config.state_return))
     except ConfigError as err:
         raise StartError(str(err)) from err
     except ChannelError as err:

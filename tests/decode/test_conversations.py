@@ -21,6 +21,7 @@ TURNS, STEPS = 3, 24
     [
         ("granite_moe_rope", "grpc", StateReturn.OFF),
         ("granite_moe_rope", "grpc", StateReturn.DEMAND),
+        ("granite_moe_rope", "grpc", StateReturn.AUTO),
         ("granite_moe_rope", "nixl", StateReturn.DEMAND),
         ("granite_moe_rope", "local", StateReturn.DEMAND),
         ("nemotron_latent", "grpc", StateReturn.DEMAND),

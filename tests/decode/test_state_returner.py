@@ -159,6 +159,36 @@ async def test_an_eager_rank_gives_it_back_before_anyone_asks(seeded: random.Ran
         await other.clean()
 
 
+@pytest.mark.parametrize(("rate", "outcome"), [(1e12, Outcome.FETCHED), (1e-3, Outcome.COMPUTED)])
+async def test_auto_fetches_where_that_is_sooner_than_computing(
+    seeded: random.Random, rate: float, outcome: Outcome
+) -> None:
+    p, d = prefill(returns=StateReturn.AUTO), decode(returns=StateReturn.AUTO)
+    async with running(p, d), session(d) as router:
+        for _ in range(2):  # the engine knows how fast it computes
+            second, kept = await first_turn(router, p, seeded)
+        for _ in range(3):
+            p.service._prefixes.fetcher._cost.took(1 << 20, (1 << 20) / rate)
+        _, answer = await router.start(second, greedy(9), [p])
+        finished = await answer.end()
+        assert answer.token_ids == expected_tokens(HashModel(), second, 9)
+        assert {each: fetches(p, each) for each in Outcome if fetches(p, each)} == {outcome: 1}
+        assert (finished.usage.cached_tokens == kept) is (outcome is Outcome.FETCHED)
+        for worker in (p, d):
+            await worker.clean()
+
+
+async def test_auto_fetches_what_it_knows_nothing_of(seeded: random.Random) -> None:
+    p, d = prefill(returns=StateReturn.AUTO), decode(returns=StateReturn.AUTO)
+    async with running(p, d), session(d) as router:
+        for count in (1, 2):  # the first is not measured: it connects
+            second, kept = await first_turn(router, p, seeded)
+            _, answer = await router.start(second, greedy(9), [p])
+            await assert_right(answer, second, kept)
+            assert fetches(p, Outcome.FETCHED) == count
+            assert (p.service._prefixes.fetcher._cost.bytes_per_s > 0) is (count == 2)
+
+
 async def test_off_means_that_nothing_goes_back(seeded: random.Random) -> None:
     p, d = prefill(returns=StateReturn.OFF), decode(returns=StateReturn.OFF)
     async with running(p, d), session(d) as router:

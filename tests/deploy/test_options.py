@@ -20,6 +20,7 @@ from baton.core.role import Role
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.demand import Demand, NodePlacement
 from baton.deploy.cluster.member import Member
+from baton.deploy.cluster.preflight import settle_state_return
 from baton.deploy.cluster.router_ports import RouterPorts
 from baton.deploy.commands import run_cluster, run_worker
 from baton.deploy.commands import serve as serve_command
@@ -32,6 +33,8 @@ from baton.engine.choices import DRAFT_TOKENS, Beside
 from baton.engine.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.router.dump.request_dump import DumpOptions
+from baton.transfer.channels import registry
+from baton.transfer.errors import ChannelError
 from baton.worker.config import SendSnapshots, StateReturn, WorkerConfig
 
 
@@ -121,15 +124,16 @@ def test_what_moves_between_prefix_caches_is_told_to_every_worker() -> None:
     plain = parse_cluster()
     asked = parse_cluster("--state-return", "demand", "--send-snapshots", "last")
     for config, returns, snapshots in (
-        (plain, StateReturn.OFF, SendSnapshots.OFF),
+        (plain, StateReturn.AUTO, SendSnapshots.OFF),
         (asked, StateReturn.DEMAND, SendSnapshots.LAST),
     ):
         wiring = wired(config)
         for role in (Role.PREFILL, Role.DECODE):
             worker = wiring.worker(Member(role, 0))
             assert (worker.state_return, worker.send_snapshots) == (returns, snapshots)
-        takes_in = wiring.worker(Member(Role.PREFILL, 0)).engine.tickets > 0
-        assert takes_in is (returns is not StateReturn.OFF)
+        assert wiring.worker(Member(Role.PREFILL, 0)).engine.tickets > 0
+    never = wired(parse_cluster("--state-return", "off")).worker(Member(Role.PREFILL, 0))
+    assert (never.state_return, never.engine.tickets) == (StateReturn.OFF, 0)
 
 
 @pytest.mark.parametrize(("word", "most"), [("auto", None), ("off", 0), ("512", 512)])
@@ -144,6 +148,25 @@ def test_a_rank_learns_how_many_prompt_tokens_go_beside_its_answers() -> None:
     for words, most in (((), Beside.AUTO), (("--prefill-beside-decode", "48"), 48)):
         wiring = wired(parse_cluster(*words))
         assert wiring.worker(Member(Role.DECODE, 0)).engine.prefill_beside_decode == most
+
+
+@pytest.mark.parametrize(
+    ("word", "room", "returns"),
+    [("auto", 2, "off"), ("auto", 7, "auto"), ("auto", 1, "auto"), ("demand", 2, "demand")],
+)
+def test_states_go_back_by_default_only_where_hand_offs_have_room_beside_it(
+    monkeypatch: pytest.MonkeyPatch, word: str, room: int, returns: str
+) -> None:
+    """A pair has two ends, and with states that go back seven."""
+
+    def check_room(wanted: str, ends: int) -> None:
+        if ends > room:
+            raise ChannelError(f"no room for {ends}")
+
+    monkeypatch.setattr(registry, "check_room", check_room)
+    settled, why = settle_state_return(parse_cluster("--state-return", word))
+    assert settled.value == returns
+    assert why == ("no room for 7" if returns != word else "")
 
 
 def test_only_ranks_verify_drafts() -> None:

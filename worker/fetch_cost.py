@@ -1,0 +1,40 @@
+"""The choice between fetching a prefix from another worker and computing it here."""
+
+_KEPT = 0.8
+"""The part of what was measured that counts on at the next fetch."""
+_FIRST = 1
+"""Fetches that are not measured: the first one connects."""
+_AGAIN = 16
+"""Prefixes that are computed because that is sooner, before one is fetched to measure anew."""
+
+
+class FetchCost:
+    """The measured rate of this worker's fetches."""
+
+    def __init__(self) -> None:
+        self._bytes = 0.0
+        self._seconds = 0.0
+        self._seen = 0
+        self._computed = 0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Return the rate of late; 0: not known."""
+        return self._bytes / self._seconds if self._seconds else 0.0
+
+    def took(self, size: int, seconds: float) -> None:
+        """Note a fetch of `size` bytes."""
+        self._seen += 1
+        if self._seen > _FIRST:
+            self._bytes = _KEPT * self._bytes + size
+            self._seconds = _KEPT * self._seconds + seconds
+
+    def sooner(self, size: int, computing_s: float) -> bool:
+        """Return True if fetching `size` bytes is sooner than computing for `computing_s`, or if
+        either is not known (0 s).
+        """
+        rate = self.bytes_per_s
+        if not rate or not computing_s or size < computing_s * rate:
+            return True
+        self._computed = (self._computed + 1) % _AGAIN
+        return not self._computed
