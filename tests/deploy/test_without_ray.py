@@ -43,7 +43,7 @@ class Both:
 @asynccontextmanager
 async def cluster(folder: Path) -> AsyncIterator[Both]:
     """All on free ports; at the end all books balance."""
-    router = RouterServer(RouterConfig(folder, folder_of("router", "router-0")))
+    router = RouterServer(RouterConfig(folder, folder_of("router", "router-0"), prefill_here=0))
     started = await router.start()
     try:
         routers = (started.internal_address,)
