@@ -192,6 +192,7 @@ class RouterBackend:
 
     async def server_info(self) -> Mapping[str, object]:
         active, capacity = len(self._live), self._placer.capacity()
+        here = self._placer.thresholds()
         return {
             **engine_settings(self._table.workers(Role.DECODE)),
             "router": {
@@ -213,7 +214,7 @@ class RouterBackend:
                 "drain_tokens_per_s": round(self._queue.tokens_per_s, 1),
                 "cached_prefixes": len(self.states),
             },
-            "workers": [self._worker_info(worker) for worker in self._table.workers()],
+            "workers": [self._worker_info(w, here.get(w.worker_id)) for w in self._table.workers()],
         }
 
     async def health(self) -> Health:
@@ -349,14 +350,14 @@ class RouterBackend:
         live.stop(error, FinishReason.ERROR)
         self.changed.notify()
 
-    def _worker_info(self, worker: Worker) -> dict[str, object]:
+    def _worker_info(self, worker: Worker, here: int | None) -> dict[str, object]:
         reachable = worker.role is Role.PREFILL or self._ranks.session(worker) is not None
         return worker_info(
             worker,
             ready=reachable and not worker.leaving,
             placed=self._placer.placed[worker.worker_id],
             heard_s=self._table.heard_s(worker),
-            here=self._placer.threshold(worker) if worker.role is Role.DECODE else None,
+            here=here,
         )
 
     def _on_change(self, change: Change) -> None:

@@ -149,13 +149,16 @@ class Placer:
             will_leave,
         )
 
-    def threshold(self, rank: Worker) -> int:
-        """Return the most tokens of a prompt, cached nowhere, that a rank would compute itself
-        now.
+    def thresholds(self) -> dict[str, int]:
+        """Return the most tokens of a prompt, cached nowhere, that each rank would compute itself
+        now, by worker id.
         """
         prefills = [self._now(w) for w in self._table.workers(Role.PREFILL) if not w.leaving]
         shortest = min(prefills, key=_wait_s, default=None)
-        return self._prefill_here.threshold([] if shortest is None else [shortest], self._now(rank))
+        return {
+            rank.worker_id: self._prefill_here.threshold(shortest, self._now(rank))
+            for rank in self._table.workers(Role.DECODE)
+        }
 
     def _now(self, worker: Worker) -> PromptAt:
         """Return the place of an empty prompt at a worker."""

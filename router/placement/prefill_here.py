@@ -1,7 +1,6 @@
 """The choice whether a decode rank computes a prompt itself."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from baton.proto.worker_pb2 import WorkerStatus
@@ -56,13 +55,17 @@ class PrefillHere:
         here_s = here.tokens * token_s
         return here_s <= MOST_S and here_s < GAIN * (there.queued + there.tokens) * speed_s
 
-    def threshold(self, prefills: Iterable[PromptAt], rank: PromptAt) -> int:
-        """Return the most tokens of a prompt, cached nowhere, that the rank would compute now."""
+    def threshold(self, prefill: PromptAt | None, rank: PromptAt) -> int:
+        """Return the most tokens of a prompt, cached nowhere, that the rank would compute now.
+
+        prefill: the worker that would compute it else, with the shortest queue; None: none is
+        there.
+        """
         if self._most is not None:
             return self._most
-        if rank.queued or rank.load >= rank.status.max_running:
+        if prefill is None or rank.queued or rank.load >= rank.status.max_running:
             return 0
-        return max((_most_tokens(each, rank) for each in prefills), default=0)
+        return _most_tokens(prefill, rank)
 
 
 def _token_s(rank: PromptAt, unknown_s: float) -> float:

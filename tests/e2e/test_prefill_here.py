@@ -41,8 +41,14 @@ async def test_a_rank_computes_what_would_wait_behind_long_prompts(
         here = {name for name in more if name.startswith("decode")}
         if here:
             assert more.keys() - here, "and others were handed over"
-            return
+            break
         assert time.monotonic() < until, f"nothing was computed on a rank: {more}"
+
+    info = await asyncio.to_thread(cluster.router.server_info)
+    assert info["router"]["prefill_here"] == "auto"
+    assert any(worker["prompt_token_us"] > 0 for worker in info["workers"]), "it went by that"
+    for worker in info["workers"]:
+        assert (worker["prefill_here_tokens"] is None) is (worker["role"] == "prefill")
 
 
 async def _ask(cluster: Cluster, prompt: list[int], rank: int) -> list[int]:

@@ -386,6 +386,15 @@ def test_a_rank_computes_a_short_prompt_where_a_prefill_worker_would_take_longer
     assert not here(setup, 5).here, "somebody waits there"
 
 
+def test_thresholds_go_by_the_prefill_worker_with_the_shortest_queue() -> None:
+    setup = Setup(prefills=2, ranks=2)
+    placer = Placer(setup.table, setup.states, setup.reachable, "round_robin", 1, PrefillHere(None))
+    for name, queued in (("p0", 500), ("p1", 100), ("d0", 0), ("d1", 7)):
+        status = WorkerStatus(max_running=4, queued_tokens=queued, prompt_token_us=100)
+        setup.table.report(setup.workers[name], status, leaving=False)
+    assert placer.thresholds() == {"d0": 400, "d1": 0}, "d1 has a prompt already"
+
+
 def test_a_rank_computes_one_prompt_at_a_time() -> None:
     setup = Setup(prefills=1, ranks=1)
     setup.report("p0", queued_tokens=900)

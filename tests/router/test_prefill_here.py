@@ -55,17 +55,17 @@ def test_a_rank_that_has_computed_none_is_taken_to_be_as_fast_as_the_prefill_wor
 @pytest.mark.parametrize("queued", [0, 40, 900, 10_000_000])
 def test_the_threshold_is_the_longest_prompt_that_would_be_taken(load: int, queued: int) -> None:
     here = replace(IDLE, load=load, tokens=0)
-    found = LEARNT.threshold([replace(THERE, queued=queued, tokens=0)], here)
+    found = LEARNT.threshold(replace(THERE, queued=queued, tokens=0), here)
     for tokens, wanted in ((found - 1, True), (found + 2, False)):
         there = replace(THERE, queued=queued, tokens=tokens)
         if tokens > 0:
             assert LEARNT.wanted(there, replace(here, tokens=tokens)) is wanted
     assert (found == 0) is (queued == 0)
-    assert LEARNT.threshold([], here) == 0
-    assert LEARNT.threshold([replace(THERE, queued=queued)], replace(here, load=4)) == 0
+    assert LEARNT.threshold(None, here) == 0
+    assert LEARNT.threshold(replace(THERE, queued=queued), replace(here, load=4)) == 0
 
 
 def test_a_fixed_threshold_is_what_it_says() -> None:
-    assert PrefillHere(70).threshold([], IDLE) == 70
+    assert PrefillHere(70).threshold(None, IDLE) == 70
     assert (PrefillHere(70).name, PrefillHere().name, LEARNT.name) == (70, "off", "auto")
     assert GAIN < 1
