@@ -222,16 +222,16 @@ class Cluster:
 
         held: keeps the ports reserved.
         """
+        returns, why = settle_state_return(config)
+        if why:
+            self._progress.done("state return", f"{returns.value}: {why}")
+        config = replace(config, state_return=returns)
         if config.ray_address is not None:
             if isinstance(self._ray, JoinedRay):
                 held.callback(self._ray.leave)
                 self._connect("joining")
             config = settled(config)
         else:
-            returns, why = settle_state_return(config)
-            if why:
-                self._progress.done("state return", f"{returns.value}: {why}")
-            config = replace(config, state_return=returns)
             channel, why = settle_channel(config)
             if why:
                 self._progress.done("channel", f"{channel}: {why}")

@@ -81,11 +81,16 @@ def check_together(budgets: Mapping[str, int]) -> None:
 
 
 def settle_state_return(config: ClusterConfig) -> tuple[StateReturn, str]:
-    """Return when states go back in a cluster on this machine, and why it is not as in `config`.
+    """Return when states go back in a cluster, and why it is not as in `config`.
 
-    The reason is empty where it is. What nobody asked for takes no room that hand-offs need.
+    The reason is empty where it is. What nobody asked for takes no room that hand-offs need, and is
+    not tried between replicas of several ranks: that is measured for one only.
     """
-    if config.state_return is StateReturn.AUTO:
+    if config.state_return is not StateReturn.AUTO:
+        return config.state_return, ""
+    if max(config.prefill_tp, config.decode_tp) > 1:
+        return StateReturn.OFF, "workers have several tensor-parallel ranks"
+    if config.ray_address is None:  # the room of other hosts is not known here
         try:
             registry.check_room(config.channel, _ends(config, config.state_return))
         except ChannelError as err:

@@ -169,6 +169,12 @@ def test_states_go_back_by_default_only_where_hand_offs_have_room_beside_it(
     assert why == ("no room for 7" if returns != word else "")
 
 
+def test_states_go_back_between_replicas_of_several_ranks_only_if_asked_for() -> None:
+    for words, returns in (((), "off"), (("--state-return", "demand"), "demand")):
+        settled, why = settle_state_return(parse_cluster("--decode-tp", "2", *words))
+        assert settled.value == returns and ("several" in why) is (returns == "off")
+
+
 def test_only_ranks_verify_drafts() -> None:
     wiring = wired(parse_cluster("--speculative-algorithm", "ngram"))
     windows = {
