@@ -251,7 +251,8 @@ class Cluster:
         with self._timed("workers"):
             # All start at once: the routers' addresses are settled, so no worker waits for them.
             nodes = self._fleet.find_room(members, self.routers.wishes)
-            routers = self.routers.begin(nodes, anew=True)
+            # Routers of a supervisor that died while it started them run already.
+            routers = self.routers.begin(nodes, anew=self._record is None)
             starting = [*routers, *self._fleet.begin(members, nodes)]
             started = self._wait_for(starting, self._progress)
             self.routers.pids = {each.name: started.pop(each.name).pid for each in routers}
