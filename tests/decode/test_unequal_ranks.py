@@ -24,6 +24,8 @@ from worker.cluster import (
 
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.forward import runner
+from baton.engine.forward.layer_progress import LayerProgress
 from baton.transfer.handoff import HandoffState
 from baton.transfer.memory.segments import Kind
 from baton.worker.config import StateReturn
@@ -176,12 +178,19 @@ async def test_hand_offs_that_are_cancelled_leave_nothing_behind(
 
 
 async def test_the_state_of_a_prompt_leaves_before_its_last_layer(
-    engine_of: MakeEngine, seeded: random.Random
+    engine_of: MakeEngine, seeded: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other ranks write a layer's state when they come to it: nothing leaves before all have."""
     prefill = prefill_worker(loaded=engine_of("prefill", 2))
     decode = decode_worker(loaded=engine_of("decode", 1))
     told: list[tuple[int, int, bool]] = []
+    waited: list[bool] = []  # for the other ranks
+
+    def progress(*args: Any, several_ranks: bool, **more: Any) -> LayerProgress:
+        waited.append(several_ranks)
+        return LayerProgress(*args, several_ranks=several_ranks, **more)
+
+    monkeypatch.setattr(runner, "LayerProgress", progress)
     async with joined(prefill, decode) as router:
         service = prefill.service
         heard = service._on_layers
@@ -194,4 +203,5 @@ async def test_the_state_of_a_prompt_leaves_before_its_last_layer(
         _, answer = await router.start(prompt(seeded, 40), greedy(3), [prefill])
         await answer.end()
         await asyncio.gather(prefill.clean(), decode.clean())
+    assert waited == [True]
     assert told == [(1, 0, False), (1, 1, False), (2, 1, False), (2, 1, True)]

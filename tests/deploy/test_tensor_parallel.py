@@ -28,7 +28,7 @@ TOKENS = 60
 LEASE_MS = 2_000
 RANK_TIMEOUT_S = 10.0
 PROMPTS = 24
-ROUNDS = 20
+ROUNDS = 8
 
 
 @pytest.fixture(scope="module")
