@@ -4,6 +4,7 @@ router, on Ray."""
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from oracle.reference import Oracle
 from baton.api.keys import write_keys
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
+from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.router.config import RouterConfig
@@ -57,13 +59,14 @@ def running_cluster(
 ) -> Iterator[Cluster]:
     """Its parameter is the channel: `auto` (it finds NIXL) has one prefill worker and serves
     everybody; `grpc` has two, places by cached prefixes, lets ranks compute prompts, and asks for
-    API keys.
+    API keys. The ranks of `grpc` and `nixl` verify drafts.
     """
-    usual = request.param == "auto"
+    usual = request.param != "grpc"
+    speculating = replace(engine_config, speculative_algorithm=SpeculativeAlgorithm.NGRAM)
     keys = tmp_path_factory.mktemp("keys") / "keys.json"
     write_keys(keys, [])  # the operator's is in no file
     config = ClusterConfig(
-        engine_config,
+        engine_config if request.param == "auto" else speculating,
         RouterConfig(
             engine_config.model,
             api_keys=None if usual else keys,

@@ -1,6 +1,7 @@
 """Published models on 1, 2, 4 and 8 devices of 80 GB: each fits, or is refused with the reason."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,28 @@ def test_each_number_of_devices_fits_or_is_refused_with_the_reason(
             continue
         with pytest.raises(ConfigError, match=verdict):
             MemoryPlan(config, part.config, part.weight_bytes, DEVICE_BYTES)
+
+
+# MB that a verified token keeps of a request, and MB of the request's recurrent state.
+KEPT = {
+    "Nemotron-Nano-9B-v2": (0.67, 143.6),
+    "Kimi-Linear-48B-A3B": (0.66, 43.4),
+    "Qwen3-Next-80B-A3B": (0.59, 77.3),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_verified_token_keeps_a_small_part_of_a_state(name: str, tmp_path: Path) -> None:
+    """The figures of docs/engine.md: inputs of convolutions, decays and rates."""
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    model = read_config(tmp_path, torch.bfloat16, torch.float32)
+    config = EngineConfig(model=tmp_path, device="cuda", max_running=3, memory_bytes=DEVICE_BYTES)
+    plain = MemoryPlan(config, model, 0, 0)
+    kept, state = (megabytes * 1e6 for megabytes in KEPT[name])
+    assert plain.step.kept == 0
+    assert plain.slot_layout.state_bytes == pytest.approx(state, rel=0.002)
+    for tokens in (2, 4, 8):
+        step = replace(plain.step, window=tokens)
+        assert step.kept_token == pytest.approx(kept, rel=0.01)
+        assert step.kept == 3 * tokens * step.kept_token
+        assert step.total - plain.step.total > step.kept

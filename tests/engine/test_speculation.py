@@ -186,6 +186,49 @@ def test_an_answer_ends_inside_an_accepted_run(
     assert len(proposer.forgotten) == len(specs)
 
 
+@every_right
+def test_stop_tokens_below_the_minimum_length_do_not_come(
+    seeded: random.Random, right: float, side: str
+) -> None:
+    """The minimum may be anywhere in a window. Where steps overlap, the host plans a row without
+    knowing whether it is past it."""
+    prompt = random_prompt(seeded)
+    plain, _ = answers([RequestSpec("free", prompt, greedy(40))])
+    free = tokens_of(plain, "free")
+    stops = tuple(set(free[2:30:5]))
+    base = SamplingParams(temperature=0.0, max_tokens=40, stop_token_ids=stops)
+    drawn = replace(base, temperature=1.0, seed=seeded.randrange(1 << 60))
+    specs = [
+        RequestSpec(f"{name}{least}", prompt, replace(sampling, min_tokens=least))
+        for name, sampling in (("greedy", base), ("drawn", drawn))
+        for least in range(0, 24, 3)
+    ]
+    plain, _ = answers(specs)
+    found, engine, _ = speculating(specs, plain, right, side, seeded)
+    assert_same(specs, plain, found)
+    assert tokens_of(found, "greedy21")[:21] != free[:21]  # a token that stops would have come
+    for spec in specs:
+        assert len(tokens_of(found, spec.request_id)) >= spec.sampling.min_tokens
+    assert engine.counters.draft_rows
+
+
+@every_right
+def test_a_more_urgent_request_takes_the_pages_of_one_with_drafts(
+    seeded: random.Random, right: float, side: str
+) -> None:
+    specs = [
+        RequestSpec("low", (0,) * 8, greedy(30), priority=-1),
+        RequestSpec("high", (1,) * 8, greedy(30)),
+    ]
+    options = {"pages": 6, "max_running": 2, "chunk": 64, "canary": True}
+    plain, _ = answers(specs)
+    found, engine, _ = speculating(specs, plain, right, side, seeded, **options)
+    assert_same_tokens(specs, plain, found)
+    ended = [event.request_id for event in found if isinstance(event, RequestFinished)]
+    assert ended == ["high", "low"]
+    assert engine.counters.preemptions
+
+
 def test_the_end_of_the_context_cuts_the_drafts(seeded: random.Random) -> None:
     spec = RequestSpec("r", random_prompt(seeded, 30, 40), greedy(1000))
     plain, _ = answers([spec], max_model_len=64)
