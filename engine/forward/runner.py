@@ -24,6 +24,7 @@ from baton.engine.forward.sampler import Sampled, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
 from baton.engine.forward.step_result import Drawn, StepResult, WindowResult
 from baton.engine.forward.table_updates import apply_changes, pack_changes
+from baton.engine.forward.used_window import used_window
 from baton.engine.forward.verification import (
     Verified,
     WindowPlan,
@@ -189,15 +190,19 @@ class ModelRunner:
         window, kernels = prepared.window, self._model.kernels
         places = packed, forward, tables, self._page_size
         ends, begun = look_up(*places, window, self._proposer)
+        readable = kernels.native is not None  # what lies on the device, without waiting for it
+        if readable and window is not None and begun is not None:
+            forward, window, begun = used_window(forward, window, begun)
         logits = self._model.forward(forward, self._states, self._pages)
         rows = packed.ints("draw_rows")
         if window is None or begun is None:
             sampled, verified = sample(logits, prepared.sampling, ends, tables, kernels), None
         else:
             draws = prepared.sampling, window, begun
-            sampled, verified = sample_window(logits, *draws, ends, tables, kernels)
-            written = accepted(forward, window, begun, verified.counts)
-            self._model.commit(forward, self._states, written)
+            sampled, verified = sample_window(logits, *draws, ends, tables, kernels, readable)
+            if forward.window is not None:
+                written = accepted(forward, window, begun, verified.counts)
+                self._model.commit(forward, self._states, written)
             # The row of a request that has ended has no place for another token.
             rows, ends = rows.clone(), ends.clone()
             rows[: len(begun.alive)] *= begun.alive

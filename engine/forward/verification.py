@@ -162,8 +162,8 @@ class Verified:
     starts: [B] int64, tokens of each row that were computed before
     drafts: [B] int64, how many each row had
     counts: [B] int64, tokens of each row that are right: the newest, and the drafts that were drawn
-    tokens: [B, Q] int64, what was drawn behind each; past a row's count anything
-    logprobs: behind each place but the first, of the draws that want them
+    tokens: [B, any] int64, what was drawn behind each; past a row's count anything
+    logprobs: behind each place but the first, of the draws that want them; as many as of tokens
     """
 
     starts: Tensor
@@ -213,9 +213,12 @@ def sample_window(
     ends: Tensor,
     tables: RequestTables,
     kernels: Kernels,
+    readable: bool = False,
 ) -> tuple[Sampled, Verified]:
     """Sample the draws of a step that verifies drafts. Append those of each row that are right, but
     not what is drawn behind its newest token.
+
+    readable: the host may look whether any row goes on, and stop where none does.
 
     logits: [B Q + prompts' draws + scored tokens, vocab] float32, raw; changed in place
     first: the draws behind the rows' newest tokens, then those of prompts
@@ -230,6 +233,8 @@ def sample_window(
     counts = torch.ones_like(begun.counts)
     for place, draws in enumerate(plan.draws, 1):
         alive = alive & (place <= begun.counts) & (drawn[-1] == begun.drafts[:, place - 1])
+        if readable and not alive.any():
+            break
         counts += alive
         # Tokens of rows that have ended count in row 0, which is no request's.
         found = sample(

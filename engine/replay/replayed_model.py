@@ -21,7 +21,7 @@ from baton.kernels.host_plan import HostPlan
 from baton.kernels.native.recorder import Native, NotRecordableError, Recording
 from baton.kernels.verify import Accepted
 
-_KEPT = 16  # recordings; making one costs about what a step does
+_KEPT = 32  # recordings; making one costs about what a step does
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class ReplayedModel:
     def __init__(self, model: Model, native: Native) -> None:
         self._model = model
         self._native = native
-        # By rows, and tokens that each request of them verifies.
-        self._recorded: OrderedDict[tuple[int, int], _Recorded] = OrderedDict()
+        # By rows, requests, and whether these verify their tokens.
+        self._recorded: OrderedDict[tuple[int, int, bool], _Recorded] = OrderedDict()
         self._commits: OrderedDict[tuple[int, int], _RecordedCommit] = OrderedDict()
         self._recordable = True
 
@@ -134,7 +134,7 @@ class ReplayedModel:
         )
 
     def _find(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> _Recorded | None:
-        key = batch.rows, batch.decode_requests
+        key = batch.rows, batch.decode_requests, batch.window is not None
         found = self._recorded.pop(key, None)
         if found is None or not found.is_on(states, pages, batch):
             try:
