@@ -21,7 +21,8 @@ from baton.engine.status import EngineStatus
 from baton.router.admission.admission_queue import AdmissionQueue, QueueBounds
 from baton.router.admission.room import Room
 from baton.router.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS
-from baton.router.placement.placer import CHUNKS_AHEAD, DECODES_AHEAD
+from baton.router.placement.columns import CHUNKS_AHEAD
+from baton.router.placement.placer import DECODES_AHEAD
 from baton.rpc.errors import error_from_proto, error_of
 from baton.text.grammar import CompiledGrammar
 from baton.worker.cache_flush import flush_when_idle

@@ -4,6 +4,9 @@ from baton.core.role import Role
 from baton.router.placement.placed_load import PlacedLoad
 from baton.router.worker_table import Change, Worker, WorkerTable
 
+CHUNKS_AHEAD = 2
+"""Steps' worth of prompt tokens that each prefill worker is given at once."""
+
 
 class Columns:
     """The registered workers of one role: row i is the same worker in each column.
@@ -27,7 +30,10 @@ class Columns:
         self.prompt_token_us: list[float] = []
         self.leaving: list[bool] = []
         self.most: list[int] = []
-        """The router's share where others have one too, else the capacity."""
+        """The most that the router may have there: requests on a rank, or tokens of prompts.
+        Its share where others have one too, else all."""
+        self.numbers: list[int] = []
+        """The numbers of decode ranks in the cluster."""
         self.shared = 0
         """Workers of which other routers have a part."""
         self.staying: list[int] = []
@@ -59,6 +65,7 @@ class Columns:
         self.ids = [worker.worker_id for worker in self.workers]
         self.shared = 0
         self.rows = {name: row for row, name in enumerate(self.ids)}
+        self.numbers = [worker.rank for worker in self.workers]
         for column in (self.reported, self.placed, self.capacity, self.queued_tokens, self.most):
             column[:] = [0] * len(self.workers)
         self.fullness, self.prompt_token_us = ([0.0] * len(self.workers) for _ in range(2))
@@ -73,11 +80,19 @@ class Columns:
         self.reported[row] = worker.load
         self.capacity[row] = worker.capacity
         self.prompt_token_us[row] = worker.status.prompt_token_us
-        self.most[row] = worker.capacity if worker.share is None else worker.share
+        self.most[row] = self._all(worker) if worker.share is None else worker.share
         self._set_load(row, worker)
+
+    def _all(self, worker: Worker) -> int:
+        return prompt_tokens(worker) if self._role is Role.PREFILL else worker.capacity
 
     def _set_load(self, row: int, worker: Worker) -> None:
         name, reported = worker.worker_id, self.reported[row]
         placed = self.placed[row] = self._load.requests[name]
         self.fullness[row] = (reported if reported > placed else placed) / self.capacity[row]
         self.queued_tokens[row] = max(worker.status.queued_tokens, self._load.prompt_tokens[name])
+
+
+def prompt_tokens(prefill: Worker) -> int:
+    """Return the prompt tokens that all routers together may have on a prefill worker."""
+    return CHUNKS_AHEAD * prefill.prefill_chunk

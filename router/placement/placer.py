@@ -13,7 +13,7 @@ from baton.proto.common_pb2 import StateAt
 from baton.router.admission.places import Places
 from baton.router.admission.room import Room
 from baton.router.expected_states import Leaves, leaves
-from baton.router.placement.columns import Columns
+from baton.router.placement.columns import Columns, prompt_tokens
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placed_load import PlacedLoad
 from baton.router.placement.prefill_here import PrefillHere, PromptAt
@@ -31,8 +31,6 @@ NEVER_HERE = PrefillHere()
 DECODES_AHEAD = 2
 """Requests for each prefill worker that the decode ranks are given beyond what they run at once, so
 that the next one is computed when a place is free."""
-CHUNKS_AHEAD = 2
-"""Steps' worth of prompt tokens that each prefill worker is given at once."""
 
 
 @dataclass(frozen=True)
@@ -223,61 +221,66 @@ class Placer:
 
     def room(self) -> Room:
         """Return the room for further requests."""
-        prefills = [w for w in self._table.workers(Role.PREFILL) if not w.leaving]
-        ranks = [w for w in self._table.workers(Role.DECODE) if self._can_start(w)]
-        if not prefills or not ranks:
+        prefills, ranks = self._columns[Role.PREFILL], self._columns[Role.DECODE]
+        rows = self._startable_rows()
+        if not prefills.staying or not rows:
             return Room(None)
-        ahead = _ahead(len(prefills), len(ranks))
-        spare = {w.rank: _most(w, ahead) - self.placed[w.worker_id] for w in ranks}
+        ahead = _ahead(len(prefills.staying), len(rows))
+        most, placed, numbers = ranks.most, ranks.placed, ranks.numbers
+        if ranks.shared:
+            free = [_most(ranks.workers[row], ahead) - placed[row] for row in rows]
+        else:
+            free = [most[row] + ahead - placed[row] for row in rows]
         return Room(
-            sum(max(each, 0) for each in spare.values()),
-            spare,
-            len(prefills),
-            sum(_prompt_tokens(w) if w.share is None else w.share for w in prefills),
-            sum(w.share is not None for w in prefills),
+            sum([each for each in free if each > 0]),
+            dict(zip([numbers[row] for row in rows], free, strict=True)),
+            len(prefills.staying),
+            sum([prefills.most[row] for row in prefills.staying]),
+            sum(prefills.workers[row].share is not None for row in prefills.staying)
+            if prefills.shared
+            else 0,
         )
 
     def places(self) -> Places:
         """Return what the workers that stay have and could have."""
-        prefills = [w for w in self._table.workers(Role.PREFILL) if not w.leaving]
-        ranks = [w for w in self._table.workers(Role.DECODE) if self._can_start(w)]
+        prefills, ranks = self._columns[Role.PREFILL], self._columns[Role.DECODE]
+        ids, reported, placed = prefills.ids, prefills.reported, prefills.placed
         return Places(
-            {w.worker_id: self._free_places(w) for w in ranks},
-            [w.worker_id for w in prefills if not w.load and not self._placed_on(w)],
+            {ranks.ids[row]: _free_places(ranks, row) for row in self._startable_rows()},
+            [ids[row] for row in prefills.staying if not reported[row] and not placed[row]],
         )
-
-    def _free_places(self, rank: Worker) -> int:
-        placed = self._placed_on(rank)
-        if rank.share is None:
-            return rank.capacity - placed
-        return min(rank.capacity - max(placed, rank.load), rank.share - placed)
 
     def most(self, worker: Worker) -> int:
         """Return what all routers together may have on a worker: requests of a decode rank, prompt
         tokens of a prefill worker.
         """
         if worker.role is Role.PREFILL:
-            return _prompt_tokens(worker)
-        prefills = [w for w in self._table.workers(Role.PREFILL) if not w.leaving]
-        return worker.capacity + _ahead(len(prefills), len(self._table.workers(Role.DECODE)))
+            return prompt_tokens(worker)
+        prefills, ranks = self._columns[Role.PREFILL], self._columns[Role.DECODE]
+        return worker.capacity + _ahead(len(prefills.staying), len(ranks.ids))
 
     def capacity(self) -> int:
         """Return the number of requests of this router that all decode ranks run at once."""
-        ranks = [w for w in self._table.workers(Role.DECODE) if not w.leaving]
-        return sum(w.capacity if w.share is None else min(w.capacity, w.share) for w in ranks)
+        ranks = self._columns[Role.DECODE]
+        return sum([min(ranks.capacity[row], ranks.most[row]) for row in ranks.staying])
 
     def _decode_rows(self, only_rank: int | None, lost_on: Collection[int]) -> list[int]:
-        columns = self._columns[Role.DECODE]
-        ranks = columns.workers
-        if self._startable is None:
-            self._startable = [row for row in columns.staying if self._reachable(ranks[row])]
-        rows = self._startable
+        ranks = self._columns[Role.DECODE].workers
+        rows = self._startable_rows()
         if only_rank is not None and not self._table.has_left(only_rank):
             self._check_number(only_rank)
             rows = [row for row in rows if ranks[row].rank == only_rank]
         if not lost_on:
             return rows
         return [row for row in rows if ranks[row].registration not in lost_on] or rows
+
+    def _startable_rows(self) -> list[int]:
+        """Return the rows of the decode ranks on which requests can be started."""
+        if self._startable is None:
+            ranks = self._columns[Role.DECODE]
+            reachable = self._reachable
+            self._startable = [row for row in ranks.staying if reachable(ranks.workers[row])]
+        return self._startable
 
     def _with_room(self, ranks: Columns, rows: list[int], prefills: int) -> list[int]:
         """Return the rows of the ranks with a free place, else of those that are given one ahead,
@@ -306,9 +309,6 @@ class Placer:
             or not prefills.placed[row]
             or held[worker.worker_id] + tokens <= worker.share
         ] or rows
-
-    def _placed_on(self, worker: Worker) -> int:
-        return self._load.requests[worker.worker_id]
 
     def _can_start(self, rank: Worker) -> bool:
         return not rank.leaving and self._reachable(rank)
@@ -390,6 +390,9 @@ def _most(rank: Worker, ahead: int) -> int:
     return rank.capacity + ahead if rank.share is None else rank.share
 
 
-def _prompt_tokens(prefill: Worker) -> int:
-    """Return the prompt tokens that all routers together may have on a prefill worker."""
-    return CHUNKS_AHEAD * prefill.prefill_chunk
+def _free_places(ranks: Columns, row: int) -> int:
+    """Return the places of a rank that are free; below 0: requests that wait there."""
+    capacity, placed, share = ranks.capacity[row], ranks.placed[row], ranks.workers[row].share
+    if share is None:
+        return capacity - placed
+    return min(capacity - max(placed, ranks.reported[row]), share - placed)

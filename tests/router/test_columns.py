@@ -12,7 +12,7 @@ from baton.router.worker_table import WorkerTable
 
 NAMES = [f"{letter}{number}" for letter in "pd" for number in range(12)]
 FIELDS = ("rows", "workers", "ids", "reported", "placed", "capacity", "fullness", "queued_tokens",
-          "prompt_token_us", "most", "leaving", "staying", "shared")  # fmt: skip
+          "prompt_token_us", "most", "numbers", "leaving", "staying", "shared")  # fmt: skip
 
 
 def hello(name: str, incarnation: int) -> Hello:

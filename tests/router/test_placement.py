@@ -1,5 +1,7 @@
 """Tests of the workers that the placer chooses for a request, given the table."""
 
+import math
+import random
 from array import array
 
 import pytest
@@ -439,3 +441,54 @@ def test_a_state_of_a_prefill_worker_is_not_one_that_may_be_fetched() -> None:
     setup.states.add(setup.workers["p0"], PROMPT[:3])
     assignment = setup.placer.place(PromptPrefixes(PROMPT))
     assert assignment is not None and assignment.state_at is None
+
+
+def test_room_places_and_capacity_follow_every_change_of_the_workers() -> None:
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    setup = Setup(prefills=4, ranks=5)
+    in_flight: list[InFlight] = []
+    for _ in range(200):
+        name = rng.choice(sorted(setup.workers))
+        status = WorkerStatus(running=rng.randrange(3), max_running=4)
+        share = rng.choice((None, None, rng.randrange(1, 5)))
+        setup.table.report(setup.workers[name], status, rng.random() < 0.2, share)
+        setup.cut_off = set(rng.sample(sorted(setup.workers), 2))
+        setup.placer.reach_changed()
+        assignment = setup.placer.place(PromptPrefixes(PROMPT))
+        if assignment is not None:
+            in_flight.append(setup.placer.track(assignment))
+        for each in rng.sample(in_flight, len(in_flight) // 4):
+            each.release()
+        prefills, ranks = (
+            [w for w in setup.table.workers(role) if not w.leaving]
+            for role in (Role.PREFILL, Role.DECODE)
+        )
+        assert setup.placer.capacity() == sum(
+            w.capacity if w.share is None else min(w.capacity, w.share) for w in ranks
+        )
+        placed = setup.placer.placed
+        ranks = [w for w in ranks if setup.reachable(w)]
+        room, places = setup.placer.room(), setup.placer.places()
+        if not prefills or not ranks:
+            assert room.decode is None
+            continue
+        ahead = math.ceil(2 * len(prefills) / len(ranks))
+        assert room.by_rank == {
+            w.rank: (w.capacity + ahead if w.share is None else w.share) - placed[w.worker_id]
+            for w in ranks
+        }
+        assert room.decode == sum(max(each, 0) for each in room.by_rank.values())
+        assert room.prefill_workers == len(prefills)
+        assert room.prompt_tokens == sum(2 * 8192 if w.share is None else w.share for w in prefills)
+        assert room.shared_prefills == sum(w.share is not None for w in prefills)
+        assert places.idle_prefills == [
+            w.worker_id for w in prefills if not w.load and not placed[w.worker_id]
+        ]
+        assert places.ranks == {
+            w.worker_id: w.capacity - placed[w.worker_id]
+            if w.share is None
+            else min(w.capacity - max(placed[w.worker_id], w.load), w.share - placed[w.worker_id])
+            for w in ranks
+        }
