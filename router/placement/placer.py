@@ -121,18 +121,16 @@ class Placer:
         )
         deepest = max(view.prefill.cached_tokens.values(), default=0)
         prefix = prompt.digests([deepest])[0] if deepest else 0
-        request = PlacementRequest(len(prompt), self._max_prefills, prefix)
-        placement = self._policy.place(view, request)
+        size = len(prompt)
+        placement = self._policy.place(view, PlacementRequest(size, self._max_prefills, prefix))
         if avoid and len(placement.prefills) < self._max_prefills:
             placement = _with_last(placement, avoid, prefills.workers)
-        size = len(prompt)
         here = self._prefill_here.wanted(
             self._prompt_at(view.prefill, placement.prefills[0], size),
             self._prompt_at(view.decode, placement.decode, size),
         )
         first = self._table.worker(placement.decode if here else placement.prefills[0])
         cached_there, grid = to_come.get(first.worker_id, 0), first.state_grid
-        to_prefill = len(prompt) - cached_there
         junctions = self._queued.junctions(prompt, grid, cached_there)
         if deepest > cached_there and grid and deepest % grid == 0:  # a copy has it as well
             junctions.append(deepest)
@@ -142,7 +140,7 @@ class Placer:
             self._table.worker(placement.decode),
             self._state_at(view.decode),
             here,
-            to_prefill,
+            size - cached_there,
             tuple(junctions),
             will_leave,
         )
@@ -160,25 +158,29 @@ class Placer:
 
     def _now(self, worker: Worker) -> PromptAt:
         """Return the place of an empty prompt at a worker."""
-        columns = self._columns[worker.role]
-        row = columns.rows[worker.worker_id]
-        load = max(columns.reported[row], columns.placed[row])
-        return PromptAt(worker.status, columns.queued_tokens[row], 0, load)
+        return self._at(worker.role, self._columns[worker.role].rows[worker.worker_id], 0)
 
     def _prompt_at(self, view: RoleView, worker_id: str, size: int) -> PromptAt:
         row = self._columns[view.role].rows[worker_id]
-        status = self._columns[view.role].workers[row].status
-        load = max(view.reported[row], view.placed[row])
-        tokens = size - view.cached_tokens.get(row, 0)
-        return PromptAt(status, view.queued_tokens[row], tokens, load)
+        return self._at(view.role, row, size - view.cached_tokens.get(row, 0))
+
+    def _at(self, role: Role, row: int, tokens: int) -> PromptAt:
+        """Count prompts that wait at the router as queued for prefill workers, evenly: one that a
+        rank computes makes room for them.
+        """
+        columns, queued = self._columns[role], 0
+        if role is Role.PREFILL:
+            queued = self._queued.tokens // max(len(columns.staying), 1)
+        queued += columns.queued_tokens[row]
+        load = max(columns.reported[row], columns.placed[row])
+        return PromptAt(columns.workers[row].status, queued, tokens, load)
 
     def waiting(self, prompt: PromptPrefixes) -> AbstractContextManager[None]:
         """Return a context in which a prompt waits: those that are placed meanwhile leave the state
         after what they have in common with it.
         """
         prefills = self._table.workers(Role.PREFILL)
-        grid = prefills[0].state_grid if prefills else 0
-        return self._queued.waiting(prompt, grid)
+        return self._queued.waiting(prompt, prefills[0].state_grid if prefills else 0)
 
     def track(self, assignment: Assignment) -> InFlight:
         """Count a request in the load of its workers until it is released."""

@@ -397,6 +397,28 @@ def test_thresholds_go_by_the_prefill_worker_with_the_shortest_queue() -> None:
     assert placer.thresholds() == {"d0": 400, "d1": 0}, "d1 has a prompt already"
 
 
+def test_prompts_that_wait_at_the_router_count_as_queued_for_prefill_workers() -> None:
+    """They would find room there if the rank computed this one."""
+    setup = Setup(prefills=2, ranks=1)
+    for name in ("p0", "p1", "d0"):
+        status = WorkerStatus(max_running=4, prompt_token_us=100)
+        setup.table.report(setup.workers[name], status, leaving=False)
+    placer = Placer(setup.table, setup.states, setup.reachable, "round_robin", 1, PrefillHere(None))
+    prompt = PromptPrefixes(tuple(range(100)))
+
+    def computes() -> bool:
+        assignment = placer.place(prompt)
+        assert assignment is not None
+        return assignment.here
+
+    assert not computes() and placer.thresholds() == {"d0": 0}
+    with placer.waiting(PromptPrefixes(tuple(range(40)))):
+        assert not computes(), "half of 40 is too little"
+        with placer.waiting(PromptPrefixes(tuple(range(20)))):
+            assert computes() and placer.thresholds() == {"d0": 120}
+    assert not computes()
+
+
 def test_a_rank_computes_one_prompt_at_a_time() -> None:
     setup = Setup(prefills=1, ranks=1)
     setup.report("p0", queued_tokens=900)
