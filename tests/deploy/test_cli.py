@@ -80,7 +80,7 @@ def test_memory_that_does_not_suffice(
 ) -> None:
     words = ("--model", str(model), "--http-port", "0", "--grpc-port", "0", "--memory-gb", "0.02")
     said = _fails(capfd, monkeypatch, "serve", *words)
-    assert "decode-0" in said and "budget" in said
+    assert "prefill-0" in said and "budget" in said, "the first that takes in states"
 
 
 @pytest.mark.parametrize("words", [("status",), ("generate", "hello"), ("stop",)])
