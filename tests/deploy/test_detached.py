@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,12 +16,20 @@ from typing import Any
 
 import psutil
 import pytest
+from deploy.some_ray import some_ray
+from deploy.tiny_worker import GRID
 
 from baton.client.async_client import AsyncClient
 from baton.core.sampling_params import SamplingParams
 from baton.deploy.client.control_client import ControlClient, local_control
 from baton.deploy.client.state_file import newest
+from baton.deploy.cluster import ray_start
+from baton.deploy.cluster.cluster import Cluster
+from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.record import Detached, RecordStore
 from baton.deploy.errors import DeployError, NotRunning
+from baton.engine.config import EngineConfig
+from baton.router.config import RouterConfig
 
 pytestmark = pytest.mark.chaos  # by its length
 
@@ -189,3 +198,39 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(env: dict[str, str], tin
     assert "prefill-0: " in failed.stderr and "memory" in failed.stderr, failed.stderr
     wait_until(lambda: not running_in(env), "no process is left")
     assert not list(Path(env["TMPDIR"]).glob("baton-*/cluster-*"))
+
+
+def test_a_later_supervisor_keeps_the_ports_of_routers_that_die(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Supervisors run in this process here, one after the other, as Ray runs them in an actor."""
+    engine = EngineConfig(tiny, page_size=GRID, max_running=4, memory_bytes=64 << 20)
+    with some_ray(tmp_path, "127.0.0.1", "--num-cpus", "3") as there:
+        for name, value in there.env.items():
+            monkeypatch.setenv(name, value)
+        config = ClusterConfig(
+            engine, RouterConfig(tiny), name="kept", threads=1, ray_address=there.address
+        )
+        ray_start.connect(ray_start.RayConfig(there.address, namespace="kept"))
+        try:
+            detached = Detached(RecordStore("kept"), tmp_path)
+            first = Cluster(config, detached=detached)
+            first.up()
+            first._held.close()  # as the end of its process does
+            later = Cluster(config, detached=detached)
+            later.up()
+            assert later.http_url == first.http_url
+            # Nobody has called there: no connection that has ended occupies it.
+            address = ("127.0.0.1", int(later.grpc_address.rpartition(":")[2]))
+            later.look_after()  # the router listens: there is nothing to take yet
+            router = later.routers.pids["router-0"]
+            later.routers.end()
+            wait_until(lambda: not psutil.pid_exists(router), "the router has ended")
+            later.look_after()
+            with socket.socket() as by_chance, pytest.raises(OSError, match="in use"):
+                by_chance.bind(address)
+            later.down(None)
+            with socket.socket() as anyone:
+                anyone.bind(address)
+        finally:
+            ray_start.leave()
