@@ -441,7 +441,7 @@ class Faults:
     def cursor_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         def sample_window(*given, **more):
             sampled, verified = verification.sample_window(*given, **more)
-            _, _, plan, _, _, tables, _ = given
+            plan, tables = given[2], given[5]
             tables.lengths.index_add_(0, plan.table_rows, verified.counts - 1)
             return sampled, verified
 
