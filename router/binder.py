@@ -8,7 +8,8 @@ from baton.core.errors import ApiError
 from baton.router.admission.admission_queue import QueuePlace
 from baton.router.live_requests import LiveRequest, LiveRequests
 from baton.router.notifier import Notifier
-from baton.router.placement.placer import Assignment, Placer
+from baton.router.placement.assignment import Assignment
+from baton.router.placement.placer import Placer
 from baton.router.rank_session import RankSession
 from baton.router.rank_sessions import RankSessions
 from baton.router.worker_table import WorkerTable

@@ -26,7 +26,8 @@ from baton.router.dump.request_dump import RequestDump
 from baton.router.live_requests import LiveRequest, LiveRequests, stopping
 from baton.router.metrics import RouterMetrics
 from baton.router.notifier import Notifier
-from baton.router.placement.placer import Assignment, Placer
+from baton.router.placement.assignment import Assignment
+from baton.router.placement.placer import Placer
 from baton.router.placement.prefill_here import PrefillHere
 from baton.router.rank_session import RankSession, SessionOptions
 from baton.router.rank_sessions import RankSessions

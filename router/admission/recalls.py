@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from baton.router.admission.places import Places
 from baton.router.answer_stream import AnswerStream
 from baton.router.live_requests import LiveRequest
-from baton.router.placement.placer import Assignment
+from baton.router.placement.assignment import Assignment
 from baton.router.rank_session import RankSession
 
 LOOK_S = 0.1

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 from baton.api.errors import invalid
 from baton.core.error_codes import ErrorCode
@@ -12,8 +11,10 @@ from baton.core.role import ROUTED_ROLES, Role
 from baton.proto.common_pb2 import StateAt
 from baton.router.admission.places import Places
 from baton.router.admission.room import Room
-from baton.router.expected_states import Leaves, leaves
+from baton.router.expected_states import leaves
+from baton.router.placement.assignment import Assignment
 from baton.router.placement.columns import Columns, prompt_tokens
+from baton.router.placement.decision import Decision
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placed_load import PlacedLoad
 from baton.router.placement.prefill_here import PrefillHere, PromptAt
@@ -31,24 +32,6 @@ NEVER_HERE = PrefillHere()
 DECODES_AHEAD = 2
 """Requests for each prefill worker that the decode ranks are given beyond what they run at once, so
 that the next one is computed when a place is free."""
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """The workers of one request, for one attempt. Built by the `Placer` from a `Placement`."""
-
-    prefills: tuple[Worker, ...]  # the first is tried first; the others are fallbacks
-    rank: Worker  # decodes
-    state_at: StateAt | None  # the rank with the deepest cached state of the prompt; None: no rank
-    here: bool  # the rank computes the prompt; else the first prefill worker does
-    to_prefill: int  # prompt tokens whose state that worker will not have
-    junctions: tuple[int, ...]  # tokens after which others go another way: worth a state there
-    leaves: Leaves  # prefixes whose states the prompt will leave there
-
-    @property
-    def reader(self) -> Worker:
-        """The worker that computes the prompt."""
-        return self.rank if self.here else self.prefills[0]
 
 
 class Placer:
@@ -122,13 +105,13 @@ class Placer:
         deepest = max(view.prefill.cached_tokens.values(), default=0)
         prefix = prompt.digests([deepest])[0] if deepest else 0
         size = len(prompt)
-        placement = self._policy.place(view, PlacementRequest(size, self._max_prefills, prefix))
+        wanted = PlacementRequest(size, self._max_prefills, prefix)
+        placement = self._policy.place(view, wanted)
         if avoid and len(placement.prefills) < self._max_prefills:
             placement = _with_last(placement, avoid, prefills.workers)
-        here = self._prefill_here.wanted(
-            self._prompt_at(view.prefill, placement.prefills[0], size),
-            self._prompt_at(view.decode, placement.decode, size),
-        )
+        at_prefill = self._prompt_at(view.prefill, placement.prefills[0], size)
+        at_rank = self._prompt_at(view.decode, placement.decode, size)
+        here = self._prefill_here.wanted(at_prefill, at_rank)
         first = self._table.worker(placement.decode if here else placement.prefills[0])
         cached_there, grid = to_come.get(first.worker_id, 0), first.state_grid
         junctions = self._queued.junctions(prompt, grid, cached_there)
@@ -143,6 +126,19 @@ class Placer:
             size - cached_there,
             tuple(junctions),
             will_leave,
+            Decision(
+                self._policy,
+                wanted,
+                view,
+                prefills.queued_tokens[:],
+                prefills.prompt_token_us[:],
+                prefills.fullness[:],
+                ranks.fullness[:],
+                cached,
+                self._prefill_here,
+                at_prefill,
+                at_rank,
+            ),
         )
 
     def thresholds(self) -> dict[str, int]:

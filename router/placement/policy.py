@@ -1,6 +1,7 @@
 """The interface of placement policies."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
@@ -22,6 +23,18 @@ class Policy(ABC):
 
         Both roles of `view` have a candidate.
         """
+
+    def costs(self, workers: RoleView, request: PlacementRequest) -> Mapping[str, Sequence[float]]:
+        """Return what the policy adds up to compare the workers of a role, in columns by name.
+
+        For `baton explain`, after the decision: of the columns, `fullness`, `queued_tokens` and
+        `prompt_token_us` are what they were then. Empty: it compares nothing.
+        """
+        return {}
+
+    def reason(self, workers: RoleView, request: PlacementRequest, chosen: int) -> str:
+        """Return why the worker of row `chosen` was taken. For `baton explain`, as `costs`."""
+        return f"the choice of the policy {self.name}"
 
 
 class RolePolicy(Policy):

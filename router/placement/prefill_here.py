@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 
 from baton.proto.worker_pb2 import WorkerStatus
 
@@ -24,6 +25,20 @@ class PromptAt:
     load: int  # requests there, without this one
 
 
+class Verdict(StrEnum):
+    """The reason why a rank computes a prompt, or why the prefill worker does."""
+
+    HERE = "the prefill worker would take longer"
+    OFF = "--prefill-here is off"
+    PROMPTS_WAIT = "the rank has a prompt to compute already"
+    LONG = "more tokens are left to compute than --prefill-here says"
+    FEWER_THERE = "the prefill worker has no more tokens to compute than the rank would have"
+    FULL = "the rank has no free place: its first token would bring no other one sooner"
+    UNKNOWN = "no worker has measured the time of a prompt token yet"
+    BOUND = "the rank would compute it for more than a second"
+    NO_GAIN = "the prefill worker would not take 1.25 times as long as the rank"
+
+
 class PrefillHere:
     """A rule that gives prompts to the rank where the prefill worker would take longer.
 
@@ -42,18 +57,29 @@ class PrefillHere:
 
     def wanted(self, there: PromptAt, here: PromptAt) -> bool:
         """Return True if the rank should compute the prompt. there: at its prefill worker."""
-        if self._most == OFF or here.queued:
-            return False
+        return self.verdict(there, here) is Verdict.HERE
+
+    def verdict(self, there: PromptAt, here: PromptAt) -> Verdict:
+        """Return `HERE` if the rank should compute the prompt, else why it should not."""
+        if self._most == OFF:
+            return Verdict.OFF
+        if here.queued:
+            return Verdict.PROMPTS_WAIT
         if self._most is not None:
-            return here.tokens <= self._most and here.tokens < there.queued + there.tokens
+            if here.tokens > self._most:
+                return Verdict.LONG
+            fewer = here.tokens < there.queued + there.tokens
+            return Verdict.HERE if fewer else Verdict.FEWER_THERE
         if here.load >= here.status.max_running:
-            return False  # a first token that comes earlier would bring no token after it earlier
+            return Verdict.FULL
         speed_s = there.status.prompt_token_us / 1e6
-        token_s = _token_s(here, speed_s)
-        if not token_s:
-            return False
-        here_s = here.tokens * token_s
-        return here_s <= MOST_S and here_s < GAIN * (there.queued + there.tokens) * speed_s
+        here_s = rank_s(there, here)
+        if not here_s:
+            return Verdict.UNKNOWN
+        if here_s > MOST_S:
+            return Verdict.BOUND
+        sooner = here_s < GAIN * (there.queued + there.tokens) * speed_s
+        return Verdict.HERE if sooner else Verdict.NO_GAIN
 
     def threshold(self, prefill: PromptAt | None, rank: PromptAt) -> int:
         """Return the most tokens of a prompt, cached nowhere, that the rank would compute now.
@@ -66,6 +92,11 @@ class PrefillHere:
         if prefill is None or rank.queued or rank.load >= rank.status.max_running:
             return 0
         return _most_tokens(prefill, rank)
+
+
+def rank_s(there: PromptAt, here: PromptAt) -> float:
+    """Return the seconds that the prompt would take on its rank; 0: not known."""
+    return here.tokens * _token_s(here, there.status.prompt_token_us / 1e6)
 
 
 def _token_s(rank: PromptAt, unknown_s: float) -> float:

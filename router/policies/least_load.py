@@ -1,10 +1,11 @@
 """Placement on the workers with the lowest load."""
 
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from baton.router.placement.policy import RolePolicy
 from baton.router.placement.rotation import Rotation
-from baton.router.placement.view import RoleView
+from baton.router.placement.view import PlacementRequest, RoleView
 
 
 class LeastLoad(RolePolicy):
@@ -24,3 +25,9 @@ class LeastLoad(RolePolicy):
         first = self._rotation.next(workers, [row for row in rows if fullness[row] == least])
         rest = sorted((row for row in rows if fullness[row] != least), key=fullness.__getitem__)
         return first + rest
+
+    def costs(self, workers: RoleView, request: PlacementRequest) -> Mapping[str, Sequence[float]]:
+        return {"fullness": workers.fullness}
+
+    def reason(self, workers: RoleView, request: PlacementRequest, chosen: int) -> str:
+        return "lowest load relative to its capacity; equals take turns"

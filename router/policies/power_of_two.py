@@ -1,10 +1,11 @@
 """Placement on the emptier of two workers that are drawn at random."""
 
 import random
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from baton.router.placement.policy import RolePolicy
-from baton.router.placement.view import RoleView
+from baton.router.placement.view import PlacementRequest, RoleView
 
 
 class PowerOfTwo(RolePolicy):
@@ -24,3 +25,9 @@ class PowerOfTwo(RolePolicy):
     def order(self, workers: RoleView) -> list[int]:
         drawn = self._rng.sample(workers.candidates, len(workers.candidates))
         return sorted(drawn[:2], key=workers.fullness.__getitem__) + drawn[2:]
+
+    def costs(self, workers: RoleView, request: PlacementRequest) -> Mapping[str, Sequence[float]]:
+        return {"fullness": workers.fullness}
+
+    def reason(self, workers: RoleView, request: PlacementRequest, chosen: int) -> str:
+        return "the emptier of two workers drawn at random"

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from baton.core.role import Role
 from baton.router.placement.policy import Policy
 from baton.router.placement.prefix_waits import PrefixWaits
 from baton.router.placement.rotation import Rotation
@@ -43,6 +44,28 @@ class PrefixAware(Policy):
             tuple(view.prefill.worker_ids[row] for row in prefills),
             view.decode.worker_ids[self._rank(view.decode)],
         )
+
+    def costs(self, workers: RoleView, request: PlacementRequest) -> Mapping[str, Sequence[float]]:
+        """Return, of prefill workers, queued tokens and what cached ones take off."""
+        if workers.role is Role.DECODE:
+            return {"fullness": workers.fullness}
+        cached, rows = workers.cached_tokens, range(len(workers.worker_ids))
+        return {
+            "queue": waits(workers, request.prompt_tokens),
+            "cached": [-UNCACHED * cached.get(row, 0) for row in rows],
+        }
+
+    def reason(self, workers: RoleView, request: PlacementRequest, chosen: int) -> str:
+        cached = workers.cached_tokens
+        if workers.role is Role.DECODE:
+            if cached.get(chosen):
+                return f"the deepest state of ranks at most {AFFINITY:g} fuller than the emptiest"
+            return "the emptiest rank: none that is not much fuller has a state of the prompt"
+        costs = self.costs(workers, request).values()
+        total = [sum(parts) for parts in zip(*costs, strict=True)]
+        if total[chosen] <= min(total[row] for row in workers.candidates):
+            return f"least to compute: queued tokens, less {UNCACHED} for each cached one"
+        return "the shortest queue: so many prompts waited for this prefix that it is worth a copy"
 
     def _prefills(self, workers: RoleView, request: PlacementRequest) -> list[int]:
         """Return the rows of the cheapest candidates, `max_prefills` at the most, the cheapest

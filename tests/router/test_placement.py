@@ -12,8 +12,9 @@ from baton.core.role import Role
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, StateAt, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import WorkerStatus
+from baton.router.placement.assignment import Assignment
 from baton.router.placement.in_flight import InFlight
-from baton.router.placement.placer import Assignment, Placer
+from baton.router.placement.placer import Placer
 from baton.router.placement.policy import Policy
 from baton.router.placement.prefill_here import PrefillHere
 from baton.router.placement.registry import POLICIES
@@ -514,3 +515,26 @@ def test_room_places_and_capacity_follow_every_change_of_the_workers() -> None:
             else min(w.capacity - max(placed[w.worker_id], w.load), w.share - placed[w.worker_id])
             for w in ranks
         }
+
+
+def test_what_a_request_was_placed_by_stays_as_it_was() -> None:
+    """The columns of the cluster go on; those of a decision that is looked at later do not."""
+    setup = Setup(prefills=2, ranks=2, policy="prefix_aware")
+    setup.report("p0", queued_tokens=30)
+    setup.report("p1", queued_tokens=10)
+    setup.report("d0", running=1, slots=4)
+    setup.report("d1", running=2, slots=4)
+    setup.states.add(setup.workers["d1"], PROMPT[:2])
+    placed = setup.placer.place(PromptPrefixes(PROMPT))
+    assert placed is not None
+    setup.placer.track(placed)
+    setup.report("p1", queued_tokens=999)
+    setup.report("d0", running=4, slots=4)
+    setup.table.remove(setup.workers["d1"], "lost")
+    seen = placed.decision
+    assert (seen.prefill.worker_ids, seen.prefill.queued_tokens) == (["p0", "p1"], [30, 10])
+    assert (seen.decode.worker_ids, seen.decode.fullness) == (["d0", "d1"], [0.25, 0.5])
+    assert seen.reported == {"d1": 2}
+    assert seen.prefill.cached_tokens == {} and seen.decode.cached_tokens == {1: 2}
+    assert (seen.there.queued, seen.there.tokens) == (10, len(PROMPT))
+    assert seen.request.prompt_tokens == len(PROMPT)

@@ -198,6 +198,10 @@ def test_prefix_aware_copies_a_prefix_once_prompts_have_waited_as_long_as_the_co
 
     for prefix in (7, 8, 7):
         assert [place(prefix) for _ in range(waits + 1)] == ["w0"] * waits + ["w1"]
+    request = PlacementRequest(prompt_tokens=99, max_prefills=1)
+    assert policy.costs(view, request) == {"queue": [200, 0], "cached": [-10 * UNCACHED, 0]}
+    assert "least to compute" in policy.reason(view, request, 0)
+    assert "worth a copy" in policy.reason(view, request, 1)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from baton.proto.worker_pb2 import WorkerStatus
-from baton.router.placement.prefill_here import GAIN, MOST_S, PrefillHere, PromptAt
+from baton.router.placement.prefill_here import GAIN, MOST_S, PrefillHere, PromptAt, Verdict
 
 LEARNT = PrefillHere(None)
 # 10 prompt tokens in a millisecond; beside requests that decode, 32 in 3.2 ms and a step of 3.2 ms.
@@ -69,3 +69,26 @@ def test_a_fixed_threshold_is_what_it_says() -> None:
     assert PrefillHere(70).threshold(None, IDLE) == 70
     assert (PrefillHere(70).name, PrefillHere().name, LEARNT.name) == (70, "off", "auto")
     assert GAIN < 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "there", "here", "verdict"),
+    [
+        (PrefillHere(0), THERE, IDLE, Verdict.OFF),
+        (LEARNT, THERE, replace(IDLE, queued=1), Verdict.PROMPTS_WAIT),
+        (PrefillHere(99), THERE, IDLE, Verdict.LONG),
+        (PrefillHere(100), THERE, IDLE, Verdict.FEWER_THERE),
+        (PrefillHere(100), replace(THERE, queued=1), IDLE, Verdict.HERE),
+        (LEARNT, THERE, replace(IDLE, load=4), Verdict.FULL),
+        (LEARNT, replace(THERE, status=WorkerStatus()), replace(IDLE, status=WorkerStatus(
+            max_running=4)), Verdict.UNKNOWN),
+        (LEARNT, replace(THERE, queued=10**6), replace(IDLE, tokens=10_001), Verdict.BOUND),
+        (LEARNT, THERE, IDLE, Verdict.NO_GAIN),
+        (LEARNT, replace(THERE, queued=26), IDLE, Verdict.HERE),
+    ],
+)  # fmt: skip
+def test_each_choice_has_its_reason(
+    rule: PrefillHere, there: PromptAt, here: PromptAt, verdict: Verdict
+) -> None:
+    assert rule.verdict(there, here) is verdict
+    assert rule.wanted(there, here) is (verdict is Verdict.HERE)

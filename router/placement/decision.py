@@ -1,0 +1,42 @@
+"""The facts by which one request was placed, kept for whoever asks why."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from baton.router.placement.policy import Policy
+from baton.router.placement.prefill_here import PrefillHere, PromptAt
+from baton.router.placement.view import ClusterView, PlacementRequest, RoleView
+
+
+class Decision(NamedTuple):
+    """The facts that the `Placer` and the policy saw. One is made for each placement, so it copies
+    the columns that policies weigh and no others.
+    """
+
+    policy: Policy
+    request: PlacementRequest
+    view: ClusterView  # its columns have gone on since: `prefill` and `decode` have what they were
+    queued_tokens: Sequence[int]  # of prefill workers, as the next two
+    prompt_token_us: Sequence[float]
+    prefill_fullness: Sequence[float]
+    decode_fullness: Sequence[float]
+    reported: Mapping[str, int]  # tokens of the deepest state that each worker has said it has
+    prefill_here: PrefillHere
+    there: PromptAt  # the prompt at its first prefill worker
+    here: PromptAt  # the prompt on the rank
+
+    @property
+    def prefill(self) -> RoleView:
+        """Return the prefill workers. Only fullness, queues and speeds are those of then."""
+        return replace(
+            self.view.prefill,
+            queued_tokens=self.queued_tokens,
+            prompt_token_us=self.prompt_token_us,
+            fullness=self.prefill_fullness,
+        )
+
+    @property
+    def decode(self) -> RoleView:
+        """Return the decode ranks. Only their fullness is that of then."""
+        return replace(self.view.decode, fullness=self.decode_fullness)
