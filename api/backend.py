@@ -45,6 +45,8 @@ class GenerateRequest:
     deadline: Deadline | None = None  # the backend ends the request then; None: a limit of its own
     # Only requests of one salt share cached prefixes; see `core.cache_salt`.
     cache_salt: bytes = field(default=SHARED, repr=False)
+    # What the client expects the answer to be: guesses for draft tokens.
+    prediction_ids: tuple[int, ...] = field(default=(), repr=False)
     thinking: ThinkingBudget | None = None  # None: reasoning is bounded by max_tokens alone
     # Of the call that it is a part of; None: the call is not logged.
     record: CallRecord | None = field(default=None, repr=False, compare=False)

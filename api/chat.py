@@ -36,6 +36,7 @@ class ChatEndpoint:
             turn.model.model_id,
             body.choices,
             body.include_usage,
+            predicted=body.prediction is not None,
         )
         if body.stream:
             return EventStream(chunks(envelope, form, turn.deltas))

@@ -11,34 +11,15 @@ from baton.api.backend import ModelInfo
 from baton.api.body import ListOf
 from baton.api.errors import refused
 from baton.api.field_table import FieldPlace
+from baton.api.prediction import Prediction
 from baton.api.prepared import Prepared
 from baton.api.schema import SamplingBody
+from baton.api.text_parts import CONTENT, text_content
 from baton.api.text_service import ChatPrompt, TextService, room_for_answer, served_model
 from baton.api.tool_choice import ToolRule, tool_rule
 from baton.api.truncation import most_tokens, truncated
 
-
-def _text_content(value: Any) -> Any:
-    """Join OpenAI's list of text parts, because the templates of text models expect a string."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("expected a string or a list of text parts")
-    texts = []
-    for part in value:
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-        if not isinstance(text, str):
-            raise ValueError("expected only parts of type 'text'; this server reads no others")
-        texts.append(text)
-    return "".join(texts)
-
-
-_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-_CONTENT = {"anyOf": [{"type": ["string", "null"]}, {"type": "array", "items": _PART}]}
+_CONTENT = {"anyOf": [*CONTENT["anyOf"], {"type": "null"}]}
 
 
 class Message(BaseModel):
@@ -47,7 +28,7 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
     role: str
-    content: Annotated[str | None, BeforeValidator(_text_content), WithJsonSchema(_CONTENT)] = None
+    content: Annotated[str | None, BeforeValidator(text_content), WithJsonSchema(_CONTENT)] = None
 
 
 class ToolFunction(BaseModel):
@@ -83,6 +64,7 @@ class ChatBody(SamplingBody):
     add_generation_prompt: bool | None = None  # None: unless the last message is continued
     continue_final_message: bool = False
     add_special_tokens: bool = False  # the template has them
+    prediction: Prediction | None = None
 
     def check(self) -> None:
         super().check()
@@ -135,14 +117,24 @@ class ChatBody(SamplingBody):
     async def prepare(
         self, text: TextService, models: Sequence[ModelInfo]
     ) -> tuple[Self, Prepared]:
-        """Return the body without its messages, and their token ids. Raises `ApiError`."""
+        """Return the body without its messages and prediction, and their token ids. Raises
+        `ApiError`.
+        """
         self.check()
         model = served_model(self.model, models)
         prompt = await self.encode(text, self.tool_rule(), model)
         ids = truncated(prompt.ids, self, model, self.answer_tokens)
         self.room(ids, model)
-        none = {"messages": [Message(role="user")], "documents": None, "chat_template_kwargs": None}
-        return self.model_copy(update=none), Prepared((array("i", ids),), prompt.thinking)
+        predicted = array("i", await self.predicted(text, model))
+        none: dict[str, Any] = {
+            "messages": [Message(role="user")],
+            "documents": None,
+            "chat_template_kwargs": None,
+        }
+        if self.prediction is not None:
+            none["prediction"] = self.prediction.model_copy(update={"content": ""})
+        prepared = Prepared((array("i", ids),), prompt.thinking, prediction=predicted)
+        return self.model_copy(update=none), prepared
 
     async def encode(
         self, text: TextService, rule: ToolRule | None, model: ModelInfo
@@ -165,6 +157,12 @@ class ChatBody(SamplingBody):
             variables=self.variables(),
             most=most_tokens(self, model),
         )
+
+    async def predicted(self, text: TextService, model: ModelInfo) -> Sequence[int]:
+        """Return the token ids of the prediction, if there is one. Raises `ApiError`."""
+        if self.prepared is not None:
+            return self.prepared.prediction
+        return () if self.prediction is None else await self.prediction.encode(text, model)
 
     def room(self, ids: Sequence[int], model: ModelInfo) -> int:
         """Return the maximum number of answer tokens. Raises `ApiError`."""

@@ -87,10 +87,13 @@ class ChatTurns:
         async with within(deadline):
             await self.text.check_grammar(grammar, field)
             prompt = await body.encode(self.text, rule, model)
+            predicted = tuple(await body.predicted(self.text, model))
         ids = truncated(prompt.ids, body, model, body.answer_tokens)
         sampling = replace(_sampling(body, body.room(ids, model)), grammar=grammar)
         self.text.check_sampling(sampling, model)
         requests = make_requests(ids, sampling, body.choices, labels_of(request, body, deadline))
+        if predicted:
+            requests = [replace(each, prediction_ids=predicted) for each in requests]
         if thinking_tokens is not None and grammar is None:  # else there is no reasoning
             budget = self._budget(thinking_tokens, prompt.thinking)
             requests = [replace(each, thinking=budget) for each in requests]

@@ -34,6 +34,7 @@ class FieldPlace(StrEnum):
     STRUCTURED = "structured_outputs"
     TOKENIZE = "/tokenize"
     DETOKENIZE = "/detokenize"
+    PREDICTION = "prediction"
     ABORT = "/abort_request"
 
 
@@ -126,6 +127,9 @@ FIELDS: tuple[RequestField, ...] = (
     *_works((*_CHAT, *_TOKENIZE), "add_generation_prompt", "variable of the chat template"),
     *_works(_CHAT, "continue_final_message", "the answer continues the last message"),
     *_works(_CHAT, "separate_reasoning", "false: the reasoning stays in the content"),
+    *_works(_CHAT, "prediction", "guesses for draft tokens; changes no token"),
+    *_works((FieldPlace.PREDICTION,), "type", "content"),
+    *_works((FieldPlace.PREDICTION,), "content", "the text that the answer may be"),
     *_works(_GENERATE, "text input_ids", "one prompt or several"),
     *_works(_GENERATE, "sampling_params", "one object, or one for each prompt"),
     *_works(
@@ -234,7 +238,7 @@ FIELDS: tuple[RequestField, ...] = (
     # What this server lacks.
     *_neutral(_COMPLETIONS, "suffix prompt_embeds"),
     *_neutral(_CHAT, "modalities", ["text"]),
-    *_neutral(_CHAT, "audio prediction web_search_options moderation functions task chat_template"),
+    *_neutral(_CHAT, "audio web_search_options moderation functions task chat_template"),
     *_neutral(_CHAT, "function_call", "auto", "none"),
     *_neutral(_CHAT, "input_ids max_dynamic_patch min_dynamic_patch reasoning"),
     *_neutral(_CHAT, "echo use_audio_in_video return_token_ids return_meta_info", False),

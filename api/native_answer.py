@@ -8,6 +8,7 @@ from typing import Any
 from baton.api.answers import AnswerDelta
 from baton.api.backend import GenerateRequest
 from baton.api.native_schema import LogprobsWanted
+from baton.core.drafts import DraftUsage
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason, Usage
@@ -120,6 +121,27 @@ def _ending(finished: Finished) -> dict[str, Any]:
         "cached_tokens": finished.usage.cached_tokens,
         "e2e_latency": finished.timings.e2e_us / 1e6,
         "timings": asdict(finished.timings),
+        **_drafts(finished.usage.drafts),
+    }
+
+
+def _drafts(drafts: DraftUsage) -> dict[str, Any]:
+    """Return the figures of draft tokens by SGLang's names, and those of each proposer; none where
+    no draft was verified.
+    """
+    steps, proposed, accepted = drafts.verify_steps, drafts.proposed, drafts.accepted
+    if not steps:
+        return {}
+    return {
+        "spec_verify_ct": steps,
+        "spec_draft_token_num": proposed,
+        "spec_accept_token_num": accepted,
+        "spec_accept_rate": accepted / proposed,
+        "spec_accept_length": 1 + accepted / steps,
+        "spec_by_proposer": {
+            count.proposer: {"proposed": count.proposed, "accepted": count.accepted}
+            for count in drafts.by_proposer
+        },
     }
 
 

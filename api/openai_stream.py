@@ -23,6 +23,7 @@ class Envelope:
     model: str
     answers_per_prompt: int
     include_usage: bool  # in a stream
+    predicted: bool = False  # the usage has the tokens of a prediction
     created: int = field(default_factory=lambda: int(time.time()))
     _before: bytes = field(init=False, repr=False)  # the JSON of a chunk around its choice
     _after: bytes = field(init=False, repr=False)
@@ -59,7 +60,10 @@ class Envelope:
         """
         n = self.answers_per_prompt
         by_prompt = [finished[i : i + n] for i in range(0, len(finished), n)]
-        return {"usage": usage_json(by_prompt), "timings": timings_json(finished[0])}
+        return {
+            "usage": usage_json(by_prompt, predicted=self.predicted),
+            "timings": timings_json(finished[0]),
+        }
 
 
 class ChoiceFormat(Protocol):

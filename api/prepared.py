@@ -1,6 +1,7 @@
 """The results of reading a large body's prompts, made before the server sees the body."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.api.echo import Echo
@@ -13,4 +14,5 @@ class Prepared:
     prompts: "tuple[array[int], ...]" = ()  # the token ids of each prompt, cut as the body asks
     thinking: bool = False  # the only prompt ends inside the model's reasoning
     echoes: tuple[Echo, ...] = ()  # of each prompt of a completion
+    prediction: Sequence[int] = ()  # the token ids of what the client expects the answer to be
     reply: bytes = b""  # the whole JSON of the answer, where no model is asked

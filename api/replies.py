@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.api.call_log import record_in
 from baton.api.errors import error_body
+from baton.core.drafts import DraftSource
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished
@@ -41,17 +42,28 @@ def error_response(err: ApiError, path: str = "") -> ErrorReply:
     return reply
 
 
-def usage_json(prompts: Sequence[Sequence[Finished]]) -> dict[str, Any]:
-    """Return the usage of all answers. A prompt counts once, however many answers it has."""
+def usage_json(prompts: Sequence[Sequence[Finished]], *, predicted: bool = False) -> dict[str, Any]:
+    """Return the usage of all answers. A prompt counts once, however many answers it has.
+
+    predicted: with the tokens of a prediction that were right, and that were verified and wrong.
+    """
     prompt = sum(answers[0].usage.prompt_tokens for answers in prompts)
     completion = sum(a.usage.completion_tokens for answers in prompts for a in answers)
     cached = sum(answers[0].usage.cached_tokens for answers in prompts)
-    return {
+    found: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    if predicted:
+        drafts = [a.usage.drafts.of(DraftSource.PREDICTION) for each in prompts for a in each]
+        accepted = sum(count.accepted for count in drafts)
+        found["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(count.proposed for count in drafts) - accepted,
+        }
+    return found
 
 
 def ending(finished: Finished | None, reason: str | None = None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from baton.core.drafts import NO_DRAFTS, DraftUsage
 from baton.core.errors import ApiError
 
 
@@ -22,6 +23,8 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, not computed again
+    # Says how the answer was computed, not what it is.
+    drafts: DraftUsage = field(default=NO_DRAFTS, compare=False)
 
 
 @dataclass(frozen=True)

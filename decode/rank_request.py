@@ -202,6 +202,7 @@ class RankRequest:
             priority=self._start.priority,
             cache_salt=self._start.cache_salt,
             junctions=tuple(self._start.junctions),
+            prediction_ids=tuple(self._start.prediction_ids),
         )
 
     def _next_prefill(self, why: common_pb2.Error) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from baton.core.drafts import DraftSource
 from baton.engine.choices import WINDOWS
 
 MOST_TOKENS = WINDOWS[-1]
@@ -24,13 +25,21 @@ def _lengths(meaning: str) -> tuple[int, ...]:
     return field(default=(0,) * MOST_TOKENS, metadata={"meaning": meaning, "histogram": True})
 
 
+def _by_proposer(meaning: str) -> tuple[int, ...]:
+    """Declare sums of `meaning`, one for each `DraftSource`, in order. Its metric has the label
+    `proposer`.
+    """
+    counts = (0,) * len(DraftSource)
+    return field(default=counts, metadata={"meaning": meaning, "label": "proposer"})
+
+
 @dataclass
 class Counters:
     """The engine's sums. They only grow.
 
     A worker exports each field as the metric `baton_engine_<field>_total`, so a new counter needs
-    a field here and the statement that increments it. A histogram is a tuple, which is replaced as
-    a whole: a copy of the counters keeps the old one.
+    a field here and the statement that increments it. Histograms and sums by proposer are tuples,
+    which are replaced as a whole: a copy of the counters keeps the old ones.
 
     Large because each metric of the engine is one field.
     """
@@ -66,9 +75,18 @@ class Counters:
         "Tokens that a row of a step with drafts gave its answer: one, and the drafts accepted."
     )
     draft_seconds: float = _seconds("Host time spent on guessing draft tokens.")
-    draft_tokens: int = _count("Draft tokens that were verified.")
-    draft_tokens_accepted: int = _count(
+    drafts_proposed: tuple[int, ...] = _by_proposer("Draft tokens that were verified.")
+    drafts_accepted: tuple[int, ...] = _by_proposer(
         "Draft tokens that were the tokens that plain decoding draws."
     )
     steps: int = _count("Steps that were planned.")
     schedule_seconds: float = _seconds("Host time spent on planning steps.")
+
+    @property
+    def draft_tokens(self) -> int:
+        """Draft tokens that were verified, of all proposers."""
+        return sum(self.drafts_proposed)
+
+    @property
+    def draft_tokens_accepted(self) -> int:
+        return sum(self.drafts_accepted)

@@ -243,14 +243,34 @@ class PromptLogprobs(_message.Message):
     def __init__(self, start: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens", "drafts")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    drafts: DraftUsage
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., drafts: _Optional[_Union[DraftUsage, _Mapping]] = ...) -> None: ...
+
+class DraftUsage(_message.Message):
+    __slots__ = ("verify_steps", "by_proposer")
+    VERIFY_STEPS_FIELD_NUMBER: _ClassVar[int]
+    BY_PROPOSER_FIELD_NUMBER: _ClassVar[int]
+    verify_steps: int
+    by_proposer: _containers.RepeatedCompositeFieldContainer[DraftCount]
+    def __init__(self, verify_steps: _Optional[int] = ..., by_proposer: _Optional[_Iterable[_Union[DraftCount, _Mapping]]] = ...) -> None: ...
+
+class DraftCount(_message.Message):
+    __slots__ = ("proposer", "proposed", "accepted")
+    PROPOSER_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    proposer: str
+    proposed: int
+    accepted: int
+    def __init__(self, proposer: _Optional[str] = ..., proposed: _Optional[int] = ..., accepted: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("router_queue_us", "prefill_queue_us", "prefill_us", "delivery_us", "network_us", "transfer_us", "decode_wait_us", "first_decode_step_us", "ttft_us", "e2e_us", "prefill_to_decode_us")

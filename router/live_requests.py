@@ -98,6 +98,7 @@ class LiveRequest:
             state_at=state_at,
             priority=request.priority + (0 if self.place is None else self.place.boost),
             cache_salt=request.cache_salt,
+            prediction_ids=request.prediction_ids,
         )
 
     def may_continue(self, event: Finished, *, left: bool) -> bool:

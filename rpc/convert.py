@@ -6,6 +6,7 @@ needs no line here. tests/rpc/test_convert.py compares the names.
 
 from dataclasses import fields
 
+from baton.core.drafts import DraftCount, DraftUsage
 from baton.core.errors import RequestError
 from baton.core.finish import Finished, FinishReason, Timings, Usage
 from baton.core.grammar import Grammar, GrammarKind
@@ -104,11 +105,25 @@ def reason_from_proto(reason: common_pb2.FinishReason) -> FinishReason:
 
 
 def usage_to_proto(usage: Usage) -> common_pb2.Usage:
-    return common_pb2.Usage(**vars(usage))
+    drafts = drafts_to_proto(usage.drafts) if usage.drafts.verify_steps else None
+    return common_pb2.Usage(**vars(usage) | {"drafts": drafts})
 
 
 def usage_from_proto(message: common_pb2.Usage) -> Usage:
-    return Usage(**{field.name: getattr(message, field.name) for field in fields(Usage)})
+    given = {field.name: getattr(message, field.name) for field in fields(Usage)}
+    return Usage(**given | {"drafts": drafts_from_proto(message.drafts)})
+
+
+def drafts_to_proto(drafts: DraftUsage) -> common_pb2.DraftUsage:
+    counts = (common_pb2.DraftCount(**vars(count)) for count in drafts.by_proposer)
+    return common_pb2.DraftUsage(verify_steps=drafts.verify_steps, by_proposer=counts)
+
+
+def drafts_from_proto(message: common_pb2.DraftUsage) -> DraftUsage:
+    counts = (
+        DraftCount(count.proposer, count.proposed, count.accepted) for count in message.by_proposer
+    )
+    return DraftUsage(message.verify_steps, tuple(counts))
 
 
 def timings_to_proto(timings: Timings) -> common_pb2.Timings:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
+from baton.core.drafts import NO_DRAFTS, DraftUsage
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason, Timings, Usage
@@ -41,6 +42,7 @@ class FakeBackend:
     was_cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     flushed: list[float] = field(default_factory=list)  # the timeouts it was given
     flush_failure: ApiError | None = None
+    drafts: DraftUsage = NO_DRAFTS  # of each answer
     _held: dict[str, tuple[GenerateRequest, asyncio.Event]] = field(default_factory=dict)
 
     async def generate(
@@ -97,7 +99,7 @@ class FakeBackend:
             FinishReason.STOP if stopped else FinishReason.LENGTH,
             stop_string=text.match.stop if text.match else "",
             cut_chars=cut,
-            usage=Usage(len(request.prompt_ids), len(ids), cached_tokens=1),
+            usage=Usage(len(request.prompt_ids), len(ids), cached_tokens=1, drafts=self.drafts),
             timings=Timings(prefill_us=5, ttft_us=7, e2e_us=9),
         )
         return ids, finished

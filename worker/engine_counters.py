@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from baton.core.drafts import DraftSource
 from baton.engine.counters import Counters
 
 
@@ -29,13 +30,25 @@ class EngineCounters(Collector):
         for each in fields(Counters):
             if each.metadata.get("histogram"):
                 yield self._histogram(each.name, each.metadata["meaning"])
-                continue
-            family = CounterMetricFamily(
-                f"baton_engine_{each.name}", each.metadata["meaning"], labels=list(self._labels)
-            )
-            value: float = vars(self._newest)[each.name]
-            family.add_metric(list(self._labels.values()), value)
-            yield family
+            elif "label" in each.metadata:
+                yield self._by_proposer(each.name, each.metadata["meaning"], each.metadata["label"])
+            else:
+                yield self._counter(each.name, each.metadata["meaning"])
+
+    def _counter(self, name: str, meaning: str) -> Metric:
+        family = CounterMetricFamily(f"baton_engine_{name}", meaning, labels=list(self._labels))
+        value: float = vars(self._newest)[name]
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _by_proposer(self, name: str, meaning: str, label: str) -> Metric:
+        """Make a counter with a series for each proposer of drafts."""
+        labels = [*self._labels, label]
+        family = CounterMetricFamily(f"baton_engine_{name}", meaning, labels=labels)
+        counts: tuple[int, ...] = vars(self._newest)[name]
+        for proposer, count in zip(DraftSource, counts, strict=True):
+            family.add_metric([*self._labels.values(), proposer.value], count)
+        return family
 
     def _histogram(self, name: str, meaning: str) -> Metric:
         """Make a histogram of lengths from how many there were of 1, 2, 3 …"""

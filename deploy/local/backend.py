@@ -202,6 +202,7 @@ class LocalBackend:
                 request.sampling.seeded(),
                 priority=request.priority + answer.place.boost,
                 cache_salt=request.cache_salt,
+                prediction_ids=request.prediction_ids,
             )
         except RequestError as error:
             raise self._error_of(error) from error

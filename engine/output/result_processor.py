@@ -125,9 +125,10 @@ class ResultProcessor:
             return
         request, accepted = self._requests.at(row.serial), len(window.drawn)
         if request is not None:
-            self._memory.count_drafts(window.drafts, accepted)
+            sources = row.sources(window.drafts)
+            self._memory.count_drafts(request, sources, accepted)
             if row.most_drafts and self._drafter is not None:
-                self._drafter.verified(request, window.drafts, accepted)
+                self._drafter.verified(request, sources, window.drafts, accepted)
             request.drawn += accepted
             if request.slot:  # else it was preempted
                 self._check_start(request, window)
@@ -185,6 +186,8 @@ class ResultProcessor:
     def finish(self, request: Request, stop: Stop, error: str | None = None) -> RequestFinished:
         """End `request`: it leaves every queue and gives back what it owns."""
         self._scheduler.leave_plain(request)
+        if self._drafter is not None:
+            self._drafter.ended(request)
         if self._donates_live:
             self._donations.donate_live(request)
         else:
@@ -195,7 +198,12 @@ class ResultProcessor:
         return RequestFinished(
             request.request_id,
             stop.reason,
-            Usage(len(request.spec.prompt_ids), len(request.output), request.cached_tokens),
+            Usage(
+                len(request.spec.prompt_ids),
+                len(request.output),
+                request.cached_tokens,
+                request.drafted.usage(),
+            ),
             stop_token_id=stop.stop_token_id,
             stop_string=stop.stop_string,
             cut_chars=stop.cut_chars,

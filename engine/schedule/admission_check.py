@@ -38,6 +38,7 @@ class AdmissionCheck:
             raise RequestError("the prompt is empty; expected at least one token", "prompt_ids")
         self._check_ids(spec.prompt_ids, "prompt_ids")
         self._check_ids(spec.output_ids, "output_ids")
+        self._check_ids(spec.prediction_ids, "prediction_ids")
         spec.sampling.check_vocabulary(self._vocab_size)
         spec.sampling.check_prompt(len(spec.prompt_ids))
         if not is_salt(spec.cache_salt):

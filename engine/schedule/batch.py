@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from baton.core.drafts import DraftSource
 from baton.engine.choices import WINDOWS
 from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
 from baton.engine.schedule.draw import DRAW_RECORD, Draw, DrawRecords
@@ -68,6 +69,7 @@ class Row(NamedTuple):
     # of them. `end` counts them, and a snapshot among them has a slot beside `write_slot`.
     drafts: tuple[int, ...] = ()
     draft_draws: tuple[Draw, ...] = ()  # one behind each draft
+    draft_sources: tuple[DraftSource, ...] = ()  # of each draft
     guesses: int = 0  # drafts that the device may guess, at most; then `drafts` is empty
     # Tokens by which `start` and `position` may be more: drafts of the step before, which was not
     # over when this one was planned. `end` counts them.
@@ -78,6 +80,10 @@ class Row(NamedTuple):
     def most_drafts(self) -> int:
         """Drafts that it verifies, at most."""
         return len(self.drafts) or self.guesses
+
+    def sources(self, count: int) -> tuple[DraftSource, ...]:
+        """Return who guessed the first `count` of its drafts: the device, those of no source."""
+        return self.draft_sources[:count] or (DraftSource.NGRAM,) * count
 
     @property
     def verifies(self) -> bool:
@@ -111,6 +117,7 @@ class Row(NamedTuple):
                     position=position + place,
                     drafts=(),
                     draft_draws=(),
+                    draft_sources=(),
                     guesses=0,
                     slack=0,
                 )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from baton.core.cache_salt import SHARED
+from baton.core.drafts import DraftTally
 from baton.core.errors import InvariantError
 from baton.core.sampling_params import SamplingParams
 from baton.core.turns import turn_of
@@ -33,6 +34,8 @@ class RequestSpec:
     cache_salt: bytes = field(default=SHARED, repr=False)
     # Depths at which other prompts are known to go another way: worth a snapshot on the grid.
     junctions: tuple[int, ...] = ()
+    # What the client expects the answer to be: guesses for drafts. It changes no token.
+    prediction_ids: tuple[int, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,7 @@ class Request:
         "branch",
         "cached_tokens",
         "computed",
+        "drafted",
         "drawn",
         "node",
         "output",
@@ -154,6 +158,7 @@ class Request:
         self.computed = 0  # tokens whose state the last planned step leaves behind
         # Drafts of steps in flight: `computed` and `drawn` may be so many more, and count none.
         self.unsure = 0
+        self.drafted = DraftTally()
         self.settled = 0  # tokens whose KV and state are known to be there: their step is over
         self.scored = 0  # prompt positions below this were scored; set by the planner
         self.announced = False  # Scheduled went out

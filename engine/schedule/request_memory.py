@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from baton.core.drafts import DraftSource
 from baton.core.errors import InvariantError
 from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.cache.prefix_cache import Match
@@ -63,14 +64,19 @@ class RequestMemory:
         """Count a row that waits for its request's newest token."""
         self._counters.rows_behind += 1
 
-    def count_drafts(self, verified: int, accepted: int) -> None:
-        """Count the drafts of a row, if it had any, and those of them that were right."""
-        if not verified:
+    def count_drafts(
+        self, request: Request, sources: tuple[DraftSource, ...], accepted: int
+    ) -> None:
+        """Count the drafts of a row, if it had any, by who guessed each, and those that were
+        right, the first ones.
+        """
+        if not sources:
             return
+        request.drafted.add(sources, accepted)
         counters = self._counters
         counters.draft_rows += 1
-        counters.draft_tokens += verified
-        counters.draft_tokens_accepted += accepted
+        counters.drafts_proposed = _added(counters.drafts_proposed, sources)
+        counters.drafts_accepted = _added(counters.drafts_accepted, sources[:accepted])
         lengths = list(counters.accepted_length_tokens)
         lengths[accepted] += 1
         counters.accepted_length_tokens = tuple(lengths)
@@ -153,3 +159,10 @@ class RequestMemory:
         request.pages = []
         request.computed = request.settled = request.unsure = 0
         request.branch = None
+
+
+def _added(counts: tuple[int, ...], sources: tuple[DraftSource, ...]) -> tuple[int, ...]:
+    """Return the counts by source, with one more for each of `sources`."""
+    return tuple(
+        count + sources.count(source) for source, count in zip(DraftSource, counts, strict=True)
+    )

@@ -166,6 +166,7 @@ class RowPlanner:
             position=request.drawn,
             drafts=drafts.token_ids,
             draft_draws=drafts.draws,
+            draft_sources=drafts.sources,
             guesses=drafts.guesses,
             slack=slack,
             room=min(request.most_computed, len(request.pages) * self._page_size),

@@ -1,5 +1,7 @@
 """The choice of rows that have drafts, by what steps cost and how many guesses are right."""
 
+from collections.abc import Callable
+
 from baton.engine.choices import WINDOWS
 from baton.engine.schedule.request import Request
 from baton.engine.speculation.acceptance import Acceptance, guessed_right
@@ -45,14 +47,27 @@ class DraftChoice:
         if self._steps % _EVERY == 0:
             self._choose()
 
-    def guesses(self, request: Request) -> int:
-        """Return how many drafts the next row of a request may have."""
+    def wants(self, request: Request) -> bool:
+        """Return true if the next row of a request has drafts where there are guesses, as far as
+        is known.
+        """
+        row = self._rows.get(request.serial)
+        return row is None or (self._window > 1 and row.acceptance.rate >= _LEAST_RATE)
+
+    def guesses(self, request: Request, repeats: Callable[[Request], bool]) -> int:
+        """Return how many drafts the next row of a request may have.
+
+        repeats: returns true if its newest tokens are in a text beside its own: then half of what
+        follows there is taken to be right, until it has been verified.
+        """
         row = self._rows.get(request.serial)
         if row is None:
             row = self._rows[request.serial] = _Row(request.computed)
+            if repeats(request):
+                self._look(request, row, repeats)
         promising = row.acceptance.rate >= _LEAST_RATE
         if request.computed >= row.next_look and not (promising and self._window > 1):
-            promising = self._look(request, row)
+            promising = self._look(request, row, repeats)
         if promising and self._window > 1:
             row.gap, row.next_look = _LOOK, request.computed + _LOOK
             return self._window - 1
@@ -79,9 +94,13 @@ class DraftChoice:
         """Note that a request does not run."""
         self._rows.pop(request.serial, None)
 
-    def _look(self, request: Request, row: _Row) -> bool:
+    def _look(self, request: Request, row: _Row, repeats: Callable[[Request], bool]) -> bool:
         """Return true if many of the latest tokens would have been guessed."""
-        row.acceptance.add(guessed_right(request.known_ids, _LOOK, _SEARCHED), _LOOK)
+        if repeats(request):
+            right = _LOOK // 2
+        else:
+            right = guessed_right(request.known_ids, _LOOK, _SEARCHED)
+        row.acceptance.add(right, _LOOK)
         promising = row.acceptance.rate >= _LEAST_RATE
         row.gap = _LOOK if promising else min(2 * row.gap, _LONGEST_LOOK)
         row.next_look = request.computed + row.gap

@@ -1,5 +1,6 @@
 """The drafts of a row: a proposer's guesses, as far as the request may go on."""
 
+from baton.core.drafts import DraftSource
 from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.schedule.draw import Draw
@@ -8,12 +9,13 @@ from baton.engine.speculation.device_ngram import DeviceNgram
 from baton.engine.speculation.draft_choice import DraftChoice
 from baton.engine.speculation.drafts import NO_DRAFTS, Drafts
 from baton.engine.speculation.ngram import NgramProposer
+from baton.engine.speculation.prediction import PredictionSource
 from baton.engine.speculation.proposer import DeviceProposer, Proposers
 from baton.text.errors import GrammarError
 
 
 class Drafter:
-    """Decides how many drafts a row has, and asks the host's proposer for those that the device
+    """Decides how many drafts a row has, and asks the host's proposers for those that the device
     does not guess.
     """
 
@@ -24,13 +26,19 @@ class Drafter:
         choice: which rows have drafts; None: all."""
         self._choice = choice
         self._host = proposers.host
+        self._texts = proposers.texts
         self._on_device = proposers.device is not None
         self._most = window - 1
         self._vocab_size = vocab_size
 
     def awaits_token(self, request: Request) -> bool:
         """Return true if the drafts of the next row depend on tokens that are not known yet."""
-        return request.pending > 0 and not self._guessed(request)
+        if not request.pending:
+            return False
+        if not self._guessed(request):
+            return True
+        wanted = self._choice is None or self._choice.wants(request)
+        return wanted and self._repeats(request)
 
     def drafts(self, request: Request, most: int) -> Drafts:
         """Return at most `most` drafts for a request that does not await a token.
@@ -39,19 +47,26 @@ class Drafter:
         """
         most = min(most, self._most, request.stopper.limit - request.drawn - 1)
         if self._choice is not None:
-            most = min(most, self._choice.guesses(request))
+            most = min(most, self._choice.guesses(request, self._repeats))
         if most <= 0:
             return NO_DRAFTS
-        if self._guessed(request):
+        proposed: tuple[int, ...] = ()
+        source = DraftSource.NGRAM
+        if not request.pending:
+            source, proposed = self._in_texts(request, most)
+        if not proposed and self._guessed(request):
             return Drafts(guesses=most)
-        proposed = tuple(self._host.propose(request.serial, request.known_ids, most))[:most]
+        if not proposed:
+            proposed = tuple(self._host.propose(request.serial, request.known_ids, most))[:most]
         valid = (i for i, t in enumerate(proposed) if not 0 <= t < self._vocab_size)
         proposed = proposed[: next(valid, most)]
-        return _drawn_behind(request, proposed)
+        return _drawn_behind(request, proposed, source)
 
     def forget(self, request: Request) -> None:
-        """Note that a request has ended."""
+        """Note that a request does not run."""
         self._host.forget(request.serial)
+        for text in self._texts:
+            text.forget(request)
         if self._choice is not None:
             self._choice.forget(request)
 
@@ -64,15 +79,37 @@ class Drafter:
         """Return the tokens up to which the rows of a request have no drafts."""
         return request.computed if self._choice is None else self._choice.plain_until(request)
 
-    def verified(self, request: Request, drafts: int, accepted: int) -> None:
-        """Note the result of a row that was to have drafts."""
+    def ended(self, request: Request) -> None:
+        """Note that an answer is over. `forget` comes too."""
+        for text in self._texts:
+            text.ended(request)
+
+    def verified(
+        self, request: Request, sources: tuple[DraftSource, ...], drafts: int, accepted: int
+    ) -> None:
+        """Note the result of a row that was to have drafts. sources: of each; (): the device."""
         if self._choice is not None:
             self._choice.verified(request, drafts, accepted)
+        first = sources[0] if sources else DraftSource.NGRAM
+        for text in self._texts:
+            text.verified(request, first, accepted)
 
     def took(self, rows: int, window: int, seconds: float) -> None:
         """Note the seconds of a step of `rows` rows that decode, of `window` tokens each."""
         if self._choice is not None:
             self._choice.took(rows, window, seconds)
+
+    def _in_texts(self, request: Request, most: int) -> tuple[DraftSource, tuple[int, ...]]:
+        """Return what follows in the first text that has a request's newest tokens, and whose."""
+        for text in self._texts:
+            found = text.guesses(request, most)
+            if found:
+                return text.name, tuple(found)
+        return DraftSource.NGRAM, ()
+
+    def _repeats(self, request: Request) -> bool:
+        """Return true if a text beside a request's own has what is known of it."""
+        return bool(self._in_texts(request, 1)[1])
 
     def _guessed(self, request: Request) -> bool:
         """Return true if the device guesses: one mask holds behind all drafts."""
@@ -89,13 +126,13 @@ def drafting(
     """
     if config.window == 1:
         return None, None
-    proposers = proposers or Proposers(NgramProposer(), DeviceNgram())
+    proposers = proposers or Proposers(NgramProposer(), DeviceNgram(), (PredictionSource(),))
     auto = config.speculative_algorithm is SpeculativeAlgorithm.AUTO
     choice = DraftChoice(config.window) if auto else None
     return Drafter(proposers, config.window, model.vocab_size, choice), proposers.device
 
 
-def _drawn_behind(request: Request, proposed: tuple[int, ...]) -> Drafts:
+def _drawn_behind(request: Request, proposed: tuple[int, ...], source: DraftSource) -> Drafts:
     """Return the drafts that the rules of the answer allow, with the draw behind each: by the
     minimum length and the masks that plain decoding has there.
     """
@@ -118,4 +155,4 @@ def _drawn_behind(request: Request, proposed: tuple[int, ...]) -> Drafts:
         short = request.drawn + place < sampling.min_tokens and bool(request.stopper.stop_ids)
         kept.append(token)
         draws.append(Draw(sampling, short, allowed))
-    return Drafts(tuple(kept), tuple(draws))
+    return Drafts(tuple(kept), tuple(draws), sources=(source,) * len(kept))

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from baton.core.drafts import DraftSource
 from baton.engine.schedule.draw import Draw
 
 
@@ -12,6 +13,7 @@ class Drafts:
     token_ids: tuple[int, ...] = ()
     draws: tuple[Draw, ...] = ()
     guesses: int = 0
+    sources: tuple[DraftSource, ...] = ()  # of each token
 
     @property
     def most(self) -> int:
@@ -20,7 +22,12 @@ class Drafts:
 
     def first(self, count: int) -> "Drafts":
         """Return at most the first `count`."""
-        return Drafts(self.token_ids[:count], self.draws[:count], min(self.guesses, count))
+        return Drafts(
+            self.token_ids[:count],
+            self.draws[:count],
+            min(self.guesses, count),
+            self.sources[:count],
+        )
 
 
 NO_DRAFTS = Drafts()

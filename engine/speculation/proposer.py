@@ -6,7 +6,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from baton.core.drafts import DraftSource
 from baton.engine.memory.request_tables import RequestTables
+from baton.engine.schedule.request import Request
 
 
 class Proposer(Protocol):
@@ -41,14 +43,43 @@ class DeviceProposer(Protocol):
         ...
 
 
+class TextSource(Protocol):
+    """Texts on the host, beside a request's own tokens, that an answer may repeat."""
+
+    name: DraftSource
+
+    def guesses(self, request: Request, most: int) -> Sequence[int]:
+        """Return at most `most` tokens that may follow the known ones; none where no text has them.
+
+        It is asked in each step, so it may cost some microseconds.
+        """
+        ...
+
+    def verified(self, request: Request, source: DraftSource, accepted: int) -> None:
+        """Note that a step has accepted so many drafts, the first of which was guessed by `source`,
+        maybe another one. NGRAM: the device was asked, and perhaps guessed none.
+        """
+        ...
+
+    def ended(self, request: Request) -> None:
+        """Note that an answer is over, with its tokens."""
+        ...
+
+    def forget(self, request: Request) -> None:
+        """Drop what is known of a request that does not run. Idempotent."""
+        ...
+
+
 @dataclass(frozen=True)
 class Proposers:
     """The sources of drafts of one engine.
 
     device: asked for every row but those whose masks depend on their tokens. None: nobody guesses
     on the device. host: asked for all others; their rows run one step behind, because it has to see
-    their newest tokens.
+    their newest tokens. texts: asked first, in this order. A row whose known tokens are in one of
+    them runs one step behind too.
     """
 
     host: Proposer
     device: DeviceProposer | None = None
+    texts: tuple[TextSource, ...] = ()

@@ -33,6 +33,10 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 5, "logprobs": True}),
     ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 9, **FORCED}),
     ("/v1/chat/completions", {"messages": HELLO, "chat_template_kwargs": {"a": [1]}, "n": 2}),
+    (
+        "/v1/chat/completions",
+        {"messages": HELLO, "prediction": {"type": "content", "content": "hello world"}},
+    ),
     ("/v1/responses", {"input": "hello", "instructions": "be brief", "max_output_tokens": 4}),
     ("/v1/responses", {"input": [{"role": "user", "content": "hello"}], "stream": True}),
     ("/v1/messages", {"messages": HELLO, "max_tokens": 5, "system": "be brief"}),
@@ -58,6 +62,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "hello", "truncate_prompt_tokens": 0}),
     ("/v1/completions", {"prompt": "hello", "model": "another"}),
     ("/v1/chat/completions", {"messages": []}),
+    (
+        "/v1/chat/completions",
+        {"messages": HELLO, "prediction": {"type": "content", "content": "a " * CONTEXT * 2}},
+    ),
     ("/v1/chat/completions", {"messages": [{"content": "no role"}]}),
     ("/v1/chat/completions", {"messages": HELLO, "tools": [CHAT_TOOL]}),
     ("/v1/chat/completions", {"messages": HELLO, "max_tokens": CONTEXT}),
@@ -124,7 +132,7 @@ async def test_the_size_of_a_body_changes_nothing(
         async with connect() as client:
             reply = await client.post(path, json=body)
         asked = [
-            (seen.prompt_ids, seen.sampling, seen.client_id, seen.cache_salt)
+            (seen.prompt_ids, seen.sampling, seen.client_id, seen.cache_salt, seen.prediction_ids)
             for seen in backend.seen
         ]
         found.append((reply.status_code, events(reply), asked))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake_backend import CONTEXT, Connect, FakeBackend
 
+from baton.core.drafts import DraftCount, DraftUsage
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.text.tokenizer import Tokenizer
@@ -45,6 +46,28 @@ async def test_text_gives_text_ids_and_what_it_cost(
     assert meta["e2e_latency"] == 9e-6
     assert meta["finish_reason"] == {"type": "stop", "matched": None}
     assert "output_token_logprobs" not in meta
+
+
+async def test_the_drafts_of_an_answer_are_counted_by_proposer(
+    connect: Connect, backend: FakeBackend
+) -> None:
+    plain = (await generate(connect, {"text": "hello"}))["meta_info"]
+    assert not [name for name in plain if name.startswith("spec_")]
+    backend.drafts = DraftUsage(4, (DraftCount("ngram", 7, 5), DraftCount("grammar", 3, 3)))
+    meta = (await generate(connect, {"text": "hello"}))["meta_info"]
+    assert {name: meta[name] for name in meta if name.startswith("spec_")} == {
+        "spec_verify_ct": 4,
+        "spec_draft_token_num": 10,
+        "spec_accept_token_num": 8,
+        "spec_accept_rate": 0.8,
+        "spec_accept_length": 3.0,
+        "spec_by_proposer": {
+            "ngram": {"proposed": 7, "accepted": 5},
+            "grammar": {"proposed": 3, "accepted": 3},
+        },
+    }
+    *_, last = await stream(connect, {"text": "hello"})
+    assert last["meta_info"]["spec_verify_ct"] == 4
 
 
 async def test_sglangs_names_and_defaults_reach_the_backend(

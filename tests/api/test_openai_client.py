@@ -8,6 +8,7 @@ import openai
 import pytest
 from fake_backend import FakeBackend, Serve
 
+from baton.core.drafts import NO_DRAFTS, DraftCount, DraftUsage
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.text.tokenizer import Tokenizer
@@ -63,6 +64,67 @@ async def test_a_streamed_chat_is_the_whole_chat_in_pieces(
     assert last.choices == []
     assert last.usage.total_tokens == last.usage.prompt_tokens + last.usage.completion_tokens
     assert last.timings["ttft_us"] == 7
+
+
+PREDICTED = {"type": "content", "content": SAYS}
+
+
+async def test_a_prediction_goes_along_and_its_tokens_are_counted(
+    backend: FakeBackend, serve: Serve
+) -> None:
+    backend.says = SAYS
+    counts = DraftCount("ngram", 7, 1), DraftCount("prediction", 5, 3)
+    backend.drafts = DraftUsage(4, counts)
+    parts = [{"type": "text", "text": SAYS[:5]}, {"type": "text", "text": SAYS[5:]}]
+    async with connected(serve) as client:
+        chat = client.chat.completions
+        one = await chat.create(model="toy", messages=HELLO, prediction=PREDICTED)
+        two = await chat.create(
+            model="toy", messages=HELLO, n=2, prediction=PREDICTED | {"content": parts}
+        )
+        stream = await chat.create(
+            model="toy",
+            messages=HELLO,
+            prediction=PREDICTED,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        *_, last = [chunk async for chunk in stream]
+        none = await chat.create(model="toy", messages=HELLO)
+        backend.drafts = NO_DRAFTS  # nothing was verified, as where drafts are off
+        off = await chat.create(model="toy", messages=HELLO, prediction=PREDICTED)
+    ids = tuple(backend.tokenizer.encode(SAYS, add_special_tokens=False))
+    assert [asked.prediction_ids for asked in backend.seen] == [ids] * 4 + [(), ids]
+    assert none.usage.completion_tokens_details is None
+    found = []
+    for usage in (one.usage, two.usage, last.usage, off.usage):
+        details = usage.completion_tokens_details
+        found.append((details.accepted_prediction_tokens, details.rejected_prediction_tokens))
+    assert found == [(3, 2), (6, 4), (3, 2), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "param", "said"),
+    [
+        ({"type": "content", "content": "hello " * 100}, "prediction.content", "tokens"),
+        ({"type": "content", "content": [{"type": "image"}]}, "prediction.content", "type 'text'"),
+        ({"type": "content", "content": None}, "prediction.content", "required"),
+        ({"type": "content", "content": 3}, "prediction.content", "expected a string"),
+        ({"type": "text", "content": "a"}, "prediction.type", "'content'"),
+        ({"type": "content", "text": "a"}, "prediction.text", "unknown field"),
+        ("hello", "prediction", "object"),
+    ],
+)
+async def test_a_bad_prediction_is_refused_by_name(
+    prediction: object, param: str, said: str, serve: Serve
+) -> None:
+    async with connected(serve) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(
+                model="toy", messages=HELLO, extra_body={"prediction": prediction}
+            )
+    assert caught.value.param == param
+    assert said in caught.value.message
 
 
 @pytest.mark.parametrize("include", [False, True])

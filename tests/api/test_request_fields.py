@@ -19,6 +19,7 @@ from baton.api.http import make_app
 from baton.api.native import native_routes
 from baton.api.native_admin import AbortBody
 from baton.api.native_schema import GenerateBody, NativeSampling
+from baton.api.prediction import Prediction
 from baton.api.request_fields import BY_PLACE, UnknownFields
 from baton.api.responses import body as responses
 from baton.api.schema import StreamOptions
@@ -35,6 +36,7 @@ BODIES: dict[FieldPlace, type[Body]] = {
     FieldPlace.RESPONSE_FORMAT: ResponseFormat,
     FieldPlace.JSON_SCHEMA: JsonSchema,
     FieldPlace.STRUCTURED: StructuredOutputs,
+    FieldPlace.PREDICTION: Prediction,
     FieldPlace.ABORT: AbortBody,
     FieldPlace.RESPONSES: responses.ResponsesBody,
     FieldPlace.RESPONSES_TEXT: responses.TextOptions,
@@ -110,6 +112,8 @@ AT: dict[FieldPlace, dict[str, Any]] = {
     FieldPlace.MESSAGES_OUTPUT: {"format": {"type": "json_schema", "schema": SCHEMA}},
     FieldPlace.MESSAGES_FORMAT: {"type": "json_schema"},
     FieldPlace.MESSAGES_METADATA: {"user_id": "ada"},
+    FieldPlace.CHAT: {"prediction": {"type": "content", "content": "hello"}},
+    FieldPlace.PREDICTION: {"type": "content", "content": [{"type": "text", "text": "hello"}]},
     FieldPlace.TOKENIZE: {"return_token_strs": True},
     FieldPlace.DETOKENIZE: {"tokens": [5, 6]},
 }  # fmt: skip
@@ -125,6 +129,8 @@ NEEDED = {
     (FieldPlace.GENERATE, "text"),
     (FieldPlace.RESPONSE_FORMAT, "type"),
     (FieldPlace.JSON_SCHEMA, "schema"),
+    (FieldPlace.PREDICTION, "type"),
+    (FieldPlace.PREDICTION, "content"),
     (FieldPlace.ABORT, "rid"),
     (FieldPlace.RESPONSES, "input"),
     (FieldPlace.MESSAGES, "messages"),
@@ -169,6 +175,10 @@ def body_of(place: FieldPlace, fields: dict[str, Any]) -> tuple[str, dict[str, A
         case FieldPlace.STRUCTURED:
             only = {} if set(fields) <= {"json", "choice", "grammar", "json_object"} else None
             inner = {"structured_outputs": ({"regex": "a"} if only is None else {}) | fields}
+        case FieldPlace.PREDICTION:
+            expected = {"type": "content", "content": "hello"} | fields
+            chat = {"messages": EXAMPLES["messages"], "max_tokens": 2}
+            return FieldPlace.CHAT.value, chat | {"prediction": expected}
         case FieldPlace.ABORT:
             return place.value, {"rid": "none"} | fields
         case FieldPlace.TOKENIZE:

@@ -44,3 +44,36 @@ async def test_tokens_are_those_of_plain_decoding(
         assert (counters.draft_tokens_accepted > 0) == (right > 0)
         await decode.clean()
         await prefill.clean()
+
+
+async def test_a_prediction_reaches_the_rank_that_goes_on_after_another(
+    seeded: random.Random,
+) -> None:
+    """The second attempt has some of the answer, which the prefill worker computes again."""
+    prompt = random_prompt(seeded, 20, 40)
+    expected = expected_tokens(HashModel(), prompt, OUTPUT)
+    hub = LocalHub()
+    prefill = prefill_worker(channel="local", hub=hub)
+    decode = decode_worker(
+        channel="local",
+        hub=hub,
+        canary=True,
+        speculative_algorithm=SpeculativeAlgorithm.NGRAM,
+    )
+    async with running(prefill, decode), session(decode) as router:
+        for here in (False, True):
+            _, answer = await router.start(
+                prompt,
+                greedy(OUTPUT),
+                [prefill],
+                outputs=tuple(expected[:5]),
+                prediction_ids=tuple(expected),
+                prefill_here=here,
+            )
+            finished = await answer.end()
+            assert answer.token_ids == expected[5:]
+            (count,) = finished.usage.drafts.by_proposer
+            assert count.proposer == "prediction"
+            assert count.proposed == count.accepted > 20
+        await decode.clean()
+        await prefill.clean()

@@ -42,7 +42,7 @@ def _accepted(cluster: Cluster) -> float:
     workers = cluster.router.server_info()["workers"]
     ranks = [w["worker_id"] for w in workers if w["role"] == "decode" and w["ready"]]
     pages = [cluster.router.metrics(rank) for rank in ranks]
-    return total(pages, "baton_engine_draft_tokens_accepted_total")
+    return total(pages, "baton_engine_drafts_accepted_total")
 
 
 def _busiest(cluster: Cluster) -> str:

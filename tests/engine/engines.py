@@ -16,7 +16,7 @@ from baton.engine.memory.plan import MemoryPlan
 from baton.engine.output.events import Event, RequestFinished, TokenSampled
 from baton.engine.schedule.request import RequestSpec, Reservation
 from baton.engine.speculation.ngram import NgramProposer
-from baton.engine.speculation.proposer import DeviceProposer, Proposer, Proposers
+from baton.engine.speculation.proposer import DeviceProposer, Proposer, Proposers, TextSource
 from baton.text.tokenizer import Tokenizer
 
 PAGE = 8
@@ -35,12 +35,13 @@ def make_engine(
     stream: ForwardStream | None = None,
     proposer: Proposer | None = None,
     guesser: DeviceProposer | None = None,
+    texts: tuple[TextSource, ...] = (),
     **more: object,
 ) -> Engine:
     """An engine with `pages` usable pages of 8 tokens, all its memory poisoned.
 
-    proposer, guesser: guess drafts, on the host and on the device. more: other fields of
-    EngineConfig.
+    proposer, guesser, texts: guess drafts, on the host and on the device, and in other texts. more:
+    other fields of EngineConfig.
     """
     model = model or HashModel()
     config = EngineConfig(
@@ -60,7 +61,7 @@ def make_engine(
     )
     proposers = None
     if proposer is not None or guesser is not None:
-        proposers = Proposers(proposer or NgramProposer(), guesser)
+        proposers = Proposers(proposer or NgramProposer(), guesser, texts)
     plan = MemoryPlan(config, model.config, 0, 0)
     pool_bytes = plan.slots * plan.slot_layout.slot_bytes
     pool_bytes += (1 + pages) * plan.page_layout.page_bytes

@@ -1,12 +1,13 @@
 """Proposers of tests: sequences that are known, guessed right or wrong."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 
 import torch
 from torch import Tensor
 
+from baton.core.drafts import DraftSource
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.schedule.request import Request
 from baton.engine.speculation.draft_choice import DraftChoice
@@ -67,10 +68,35 @@ class KnownOnDevice:
         return drafts, counts
 
 
+class KnownText:
+    """A `TextSource` of the same, which has the newest tokens now and then."""
+
+    name = DraftSource.SHARED
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self.ended_with: list[tuple[int, ...]] = []
+
+    def guesses(self, request: Request, most: int) -> Sequence[int]:
+        has = self._known._rng.random() < 0.7
+        return self._known.propose(request.serial, request.known_ids, most) if has else ()
+
+    def verified(self, request: Request, source: DraftSource, accepted: int) -> None:
+        pass
+
+    def ended(self, request: Request) -> None:
+        self.ended_with.append(tuple(request.known_ids))
+
+    def forget(self, request: Request) -> None:
+        pass
+
+
 def proposing(known: Known, side: str) -> dict[str, object]:
-    """The arguments of an engine whose drafts are guessed on that `side`: host, or device where no
-    mask depends on them."""
-    more = {"guesser": KnownOnDevice(known)} if side == "device" else {}
+    """The arguments of an engine whose drafts are guessed on that `side`: host; device, where no
+    mask depends on them; texts, which have some, and the device the rest."""
+    more: dict[str, object] = {} if side == "host" else {"guesser": KnownOnDevice(known)}
+    if side == "texts":
+        more["texts"] = (KnownText(known),)
     return {"proposer": known} | more
 
 
@@ -88,7 +114,10 @@ class RandomChoice(DraftChoice):
     def begin(self, rows: int) -> None:
         self._now = self._rng.choice([1, 2, self._most])
 
-    def guesses(self, request: Request) -> int:
+    def wants(self, request: Request) -> bool:
+        return True
+
+    def guesses(self, request: Request, repeats: Callable[[Request], bool]) -> int:
         if request.computed >= self._until.get(request.serial, 0):
             self._until[request.serial] = request.computed + self._rng.randrange(1, 12)
         return self._now - 1 if self._rng.random() < 0.6 else 0

@@ -40,7 +40,15 @@ NGRAM = SpeculativeAlgorithm.NGRAM
 # overlap where that is the device.
 every_right = pytest.mark.parametrize(
     ("right", "side"),
-    [(0.0, "device"), (0.5, "device"), (0.5, "host"), (0.9, "device"), (1.0, "device")],
+    [
+        (0.0, "device"),
+        (0.5, "device"),
+        (0.5, "host"),
+        (0.9, "device"),
+        (0.5, "texts"),
+        (0.9, "texts"),
+        (1.0, "device"),
+    ],
 )
 some_right = pytest.mark.parametrize(
     ("right", "side"), [(0.5, "device"), (1.0, "host"), (1.0, "device")]

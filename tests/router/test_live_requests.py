@@ -31,6 +31,12 @@ def test_every_attempt_has_the_seed_that_the_first_one_drew() -> None:
     assert live().next_attempt([], None).sampling.seed not in seeds
 
 
+def test_every_attempt_has_the_prediction() -> None:
+    request = GenerateRequest("r", (5, 6, 7), SamplingParams(), prediction_ids=(8, 9))
+    live = LiveRequest(request, RequestTimes(0.0), output_ids=[8])
+    assert [list(live.next_attempt([], None).prediction_ids) for _ in range(2)] == [[8, 9]] * 2
+
+
 def test_an_attempt_that_was_given_back_counts_for_nothing() -> None:
     lost = ApiError(ErrorCode.UNAVAILABLE, "its rank was lost", origin="d0")
     event = Finished(FinishReason.ERROR, error=lost)

@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.core.drafts import NO_DRAFTS, DraftCount, DraftSource, DraftUsage
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, RequestError
 from baton.core.finish import Finished, FinishReason, Timings, Usage
@@ -66,6 +67,8 @@ MESSAGE = GIVEN | {"grammar": common_pb2.Grammar(kind="regex", text="a+")}
         (PromptLogprobs, common_pb2.PromptLogprobs),
         (Usage, common_pb2.Usage),
         (Timings, common_pb2.Timings),
+        (DraftUsage, common_pb2.DraftUsage),
+        (DraftCount, common_pb2.DraftCount),
     ],
 )
 def test_a_value_and_its_message_have_the_same_fields(value: type, message: type[Message]) -> None:
@@ -136,20 +139,25 @@ def test_every_reason_survives_the_wire_and_an_unknown_one_is_an_error() -> None
 
 micros = st.integers(0, 2**40)
 counts = st.integers(0, 2**31 - 1)
+proposers = st.sampled_from([*DraftSource, "a newer one"])
+by_proposer = st.lists(st.builds(DraftCount, proposers, counts, counts)).map(tuple)
+drafts = st.just(NO_DRAFTS) | st.builds(DraftUsage, st.integers(1, 2**31 - 1), by_proposer)
 
 
 @given(
     reason=st.sampled_from(FinishReason),
     stop_id=st.none() | counts,
     cut=counts,
-    usage=st.builds(Usage, counts, counts, counts),
+    usage=st.builds(Usage, counts, counts, counts, drafts),
     timings=st.builds(Timings, **{field.name: micros for field in fields(Timings)}),
 )
 def test_a_finish_survives_the_wire(
     reason: FinishReason, stop_id: int | None, cut: int, usage: Usage, timings: Timings
 ) -> None:
     finished = Finished(reason, stop_id, "stop", cut, usage, timings)
-    assert finished_from_proto(finished_to_proto(finished)) == finished
+    back = finished_from_proto(finished_to_proto(finished))
+    assert back == finished
+    assert back.usage.drafts == usage.drafts
 
 
 def test_a_finishs_error_survives_the_wire() -> None:

@@ -263,6 +263,7 @@ class RouterClient:
         again: str | None = None,
         junctions: tuple[int, ...] = (),
         prefill_here: bool = False,
+        prediction_ids: tuple[int, ...] = (),
     ) -> tuple[str, Answer]:
         """again: the request whose second attempt this is."""
         request_id = again or f"{next(self._ids):032x}"
@@ -276,6 +277,7 @@ class RouterClient:
             state_at=state_at,
             priority=priority,
             cache_salt=cache_salt,
+            prediction_ids=prediction_ids,
             junctions=junctions,
             prefill_here=prefill_here,
             prefills=[p if isinstance(p, common_pb2.WorkerIdentity) else p.identity
