@@ -168,6 +168,12 @@ class GrammarState:
         """The grammar is satisfied, and no token may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
+    def forced(self) -> Sequence[int]:
+        """Return the tokens that the tokenizer would spell the text with that must come next; () if
+        there is a choice. Not to be called once the grammar has ended.
+        """
+        return self._matcher.compute_ff_tokens()
+
     def allowed(self) -> "array[int]":
         """Return the mask of the tokens that may come next; see `GrammarCompiler.words`.
 

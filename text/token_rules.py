@@ -70,6 +70,12 @@ class TokenRules:
         """The grammar is satisfied, and no token may follow."""
         return self._grammar is not None and self._grammar.ended
 
+    def forced(self) -> Sequence[int]:
+        """Return tokens that spell what the grammar wants next, whatever the model would say; () if
+        it leaves a choice. The same text may have other tokens, so that these are guesses.
+        """
+        return () if self._grammar is None or self.ended else self._grammar.forced()
+
     def allowed(self) -> "array[int]":
         """Return the mask of the tokens that may come next. Raises GrammarError where none may."""
         if self._allowed is None:

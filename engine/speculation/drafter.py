@@ -3,7 +3,6 @@
 from baton.core.drafts import DraftSource
 from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.config import EngineConfig, ModelConfig
-from baton.engine.schedule.draw import Draw
 from baton.engine.schedule.request import Request
 from baton.engine.speculation.device_ngram import DeviceNgram
 from baton.engine.speculation.draft_choice import DraftChoice
@@ -11,7 +10,7 @@ from baton.engine.speculation.drafts import NO_DRAFTS, Drafts
 from baton.engine.speculation.ngram import NgramProposer
 from baton.engine.speculation.prediction import PredictionSource
 from baton.engine.speculation.proposer import DeviceProposer, Proposers
-from baton.text.errors import GrammarError
+from baton.engine.speculation.ruled_drafts import RuledDrafts
 
 
 class Drafter:
@@ -60,7 +59,7 @@ class Drafter:
             proposed = tuple(self._host.propose(request.serial, request.known_ids, most))[:most]
         valid = (i for i, t in enumerate(proposed) if not 0 <= t < self._vocab_size)
         proposed = proposed[: next(valid, most)]
-        return _drawn_behind(request, proposed, source)
+        return RuledDrafts(request).of(proposed, source, most)
 
     def forget(self, request: Request) -> None:
         """Note that a request does not run."""
@@ -108,7 +107,11 @@ class Drafter:
         return DraftSource.NGRAM, ()
 
     def _repeats(self, request: Request) -> bool:
-        """Return true if a text beside a request's own has what is known of it."""
+        """Return true if a text beside a request's own has what is known of it, or its grammar says
+        what comes next.
+        """
+        if request.rules is not None and request.rules.forced():
+            return True
         return bool(self._in_texts(request, 1)[1])
 
     def _guessed(self, request: Request) -> bool:
@@ -130,29 +133,3 @@ def drafting(
     auto = config.speculative_algorithm is SpeculativeAlgorithm.AUTO
     choice = DraftChoice(config.window) if auto else None
     return Drafter(proposers, config.window, model.vocab_size, choice), proposers.device
-
-
-def _drawn_behind(request: Request, proposed: tuple[int, ...], source: DraftSource) -> Drafts:
-    """Return the drafts that the rules of the answer allow, with the draw behind each: by the
-    minimum length and the masks that plain decoding has there.
-    """
-    sampling, rules = request.spec.sampling, request.rules
-    kept: list[int] = []
-    draws: list[Draw] = []
-    rules = None if rules is None else rules.fork()
-    for place, token in enumerate(proposed, 1):
-        allowed = None
-        if rules is not None:
-            try:
-                if not rules.allows(token):
-                    break
-                rules.push(token)
-                if rules.ended:
-                    break
-                allowed = rules.allowed()
-            except GrammarError:
-                break  # plain decoding meets it, if it comes so far
-        short = request.drawn + place < sampling.min_tokens and bool(request.stopper.stop_ids)
-        kept.append(token)
-        draws.append(Draw(sampling, short, allowed))
-    return Drafts(tuple(kept), tuple(draws), sources=(source,) * len(kept))

@@ -108,3 +108,21 @@ def test_a_grammar_that_grows_too_large_is_refused_in_words() -> None:
 def test_a_model_without_an_end_cannot_be_held_to_a_grammar(tokenizer: Tokenizer) -> None:
     with pytest.raises(GrammarError, match="end-of-sequence"):
         GrammarCompiler(tokenizer, tokenizer.vocab_size, ()).compile(NUMBER)
+
+
+def test_what_must_come_next_is_spelt_as_the_tokenizer_does(
+    tokenizer: Tokenizer, compiler: GrammarCompiler
+) -> None:
+    state = compiler.compile(Grammar(GrammarKind.REGEX, "hello world[ab] there")).start()
+    spelt = []
+    for _ in range(30):
+        forced = list(state.forced())
+        if not forced and ids(state.allowed()) == [END]:
+            break
+        spelt += forced or ids(state.allowed())[:1]
+        for token in forced or spelt[-1:]:
+            assert token in ids(state.allowed())
+            state.push(token)
+    text = tokenizer.decode(spelt)
+    assert re.fullmatch("hello world[ab] there", text)
+    assert len(spelt) <= len(tokenizer.encode(text, add_special_tokens=False)) + 2
