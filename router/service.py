@@ -126,7 +126,7 @@ class RouterBackend:
                 stream = self._dispatch(live, assignment, session)
                 in_flight = self._placer.track(assignment)
                 bound = self.recalls.add(live, assignment, session, stream)
-                place.placed()
+                place.placed(here=assignment.here)
                 prefilling = True
                 try:
                     while isinstance(event := await stream.next(), TokenEvent):

@@ -31,7 +31,7 @@ class IdPool:
         self._fenced: deque[tuple[int, int]] = deque()  # (sequence, id), sequence non-decreasing
         self._group: list[int] | None = None
         self._completed = 0
-        self._counts: dict[Owner, int] | None = None  # as last asked for; None: out of date
+        self._counts = dict.fromkeys(Owner, 0) | {_FREE: size - 1}  # without the padding row
 
     @property
     def available(self) -> int:
@@ -56,7 +56,8 @@ class IdPool:
         else:
             return None
         self._owner[ident] = owner
-        self._counts = None
+        self._counts[_FREE] -= 1
+        self._counts[owner] += 1
         return ident
 
     def take_many(self, count: int, owner: Owner) -> list[int] | None:
@@ -74,14 +75,16 @@ class IdPool:
         if target is _FREE:
             raise InvariantError(f"{self.what} {ident} is freed by free(), not by move()")
         self._owner[ident] = target
-        self._counts = None
+        self._counts[source] -= 1
+        self._counts[target] += 1
 
     def free(self, ident: int, source: Owner, after: int = 0) -> None:
         """Give `ident` back. `after`: the last forward's sequence number that may touch it."""
         if not 0 < ident < self.size or self._owner[ident] is not source:
             raise self._misplaced(ident, source)
         self._owner[ident] = _FREE
-        self._counts = None
+        self._counts[source] -= 1
+        self._counts[_FREE] += 1
         if after > self._completed:
             self._fenced.append((after, ident))
         else:
@@ -117,14 +120,7 @@ class IdPool:
             self._group = None
 
     def counts(self) -> dict[Owner, int]:
-        """Return how many ids each owner has, without the padding row.
-
-        Takes a millisecond for some thousands of ids, once after each change: an idle worker is
-        asked again and again.
-        """
-        if self._counts is None:
-            counted = Counter(self._owner[1:])
-            self._counts = {owner: counted.get(owner, 0) for owner in Owner}
+        """Return how many ids each owner has, without the padding row."""
         return dict(self._counts)
 
     def check(self) -> None:
@@ -144,6 +140,9 @@ class IdPool:
             )
         if any(sequence <= self._completed for sequence, _ in self._fenced):
             raise InvariantError(f"{self.what}s are fenced by a forward that has completed")
+        counted = Counter(self._owner[1:])
+        if any(counted[owner] != count for owner, count in self._counts.items()):
+            raise InvariantError(f"{self.what}s by owner are {counted}, counted as {self._counts}")
 
     def _misplaced(self, ident: int, source: Owner) -> InvariantError:
         if not 0 < ident < self.size:

@@ -248,7 +248,7 @@ class MemoryPlan:
         pages = self.pages * self.page_layout.page_bytes
         return self.slots * self.slot_layout.slot_bytes / pages if pages else None
 
-    @property
+    @cached_property
     def max_model_len(self) -> int:
         """The longest sequence, in tokens: one that long fits the pages alone."""
         return min(self._wanted_len, (self.pages - 1) * self.config.page_size)

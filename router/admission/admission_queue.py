@@ -33,8 +33,8 @@ class PlaceStep(Enum):
 
     WAITING = auto()
     CALLED = auto()  # its turn has come, and it has no worker yet
-    PLACED = auto()
-    DECODING = auto()  # its first token came
+    PLACED = auto()  # a prefill worker has its prompt
+    ON_RANK = auto()  # its first token came, or its rank computes the prompt
     LEFT = auto()
 
 
@@ -98,16 +98,16 @@ class QueuePlace:
                 self._turn.set_exception(error)
                 self._turn.exception()  # a client that left does not read it
 
-    def placed(self) -> None:
+    def placed(self, *, here: bool = False) -> None:
         """Note that it counts in its workers' load now. Idempotent, as a request is placed again
-        after a loss."""
+        after a loss. here: the rank computes the prompt, and no prefill worker has it."""
         if self.step is PlaceStep.CALLED:
-            self._door.advance(self, PlaceStep.PLACED)
+            self._door.advance(self, PlaceStep.ON_RANK if here else PlaceStep.PLACED)
 
     def first_token(self) -> None:
         """Note that its prefill is done. Idempotent."""
         if self.step is PlaceStep.PLACED:
-            self._door.advance(self, PlaceStep.DECODING)
+            self._door.advance(self, PlaceStep.ON_RANK)
 
     def leave(self, output_tokens: int) -> None:
         """End the place. output_tokens: those that came."""
@@ -166,7 +166,7 @@ class AdmissionQueue:
 
     @property
     def prefilling_tokens(self) -> int:
-        """Return the prompt tokens of the requests whose first token has not come."""
+        """Return the prompt tokens of the requests at prefill workers, and of those on the way."""
         return self._prompt_tokens
 
     @property

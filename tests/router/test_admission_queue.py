@@ -85,6 +85,20 @@ async def test_a_request_waits_until_a_worker_has_room() -> None:
     assert not called(fourth) and door.queue.waiting == 1
 
 
+async def test_a_prompt_that_its_rank_computes_takes_no_prefill_workers_room() -> None:
+    door = Door(capacity=9, prompt_tokens=1)
+    first, second, third, fourth = (door.enter() for _ in range(4))
+    assert [called(each) for each in (second, third)] == [True, False]
+    first.placed(here=True)
+    assert called(third) and not called(fourth)
+    second.placed()
+    third.placed()
+    first.first_token()
+    assert not called(fourth)
+    second.first_token()
+    assert called(fourth)
+
+
 async def test_one_that_goes_away_while_it_waits_is_never_called() -> None:
     door = Door()
     running = [door.enter() for _ in range(2)]

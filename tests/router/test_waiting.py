@@ -119,6 +119,23 @@ async def test_a_rank_is_told_to_compute_what_would_wait_for_the_prefill_worker(
             assert f'baton_router_prefill_placements_total{{worker="{name}"}} {count}.0' in page
 
 
+async def test_a_prompt_that_a_rank_computes_leaves_its_place_at_the_prefill_worker(
+    tmp_path: Path,
+) -> None:
+    worker = FakeWorker("p0")
+    worker.settings = {"chunked_prefill_size": "4"}  # so it is given two prompts, and not by tokens
+    async with served(tmp_path, worker, prefill_here=5) as (_, rank, client):
+        asked = []
+        for prompt, here in (([1] * 5, False), ([2] * 5, True), ([3] * 6, False)):
+            asked.append(ask(client, "ada", prompt=prompt))
+            start = await within(rank.starts.get())
+            assert (list(start.prompt_ids), start.prefill_here) == (prompt, here)
+            asked.append(start)
+        for task, start in zip(asked[::2], asked[1::2], strict=True):
+            await end(rank, start)
+            assert (await task).status_code == 200
+
+
 async def test_a_client_that_goes_away_while_it_waits_costs_nothing(tmp_path: Path) -> None:
     async with served(tmp_path) as (cluster, rank, client):
         asked = [ask(client, "ada") for _ in range(1 + AHEAD)]
