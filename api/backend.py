@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from baton.api.call_log import CallRecord
 from baton.api.deadline import Deadline
-from baton.core.cache_salt import SHARED
+from baton.core.cache_salt import SHARED, make_salt
 from baton.core.finish import Finished
 from baton.core.logprobs import PromptLogprobs, TokenLogprob
 from baton.core.sampling_params import SamplingParams
@@ -50,6 +50,13 @@ class GenerateRequest:
     thinking: ThinkingBudget | None = None  # None: reasoning is bounded by max_tokens alone
     # Of the call that it is a part of; None: the call is not logged.
     record: CallRecord | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def draft_scope(self) -> bytes:
+        """The name of the requests whose texts its drafts may be guessed from: those of its API key
+        with its salt, whoever shares cached prefixes.
+        """
+        return make_salt(self.owner or "", self.cache_salt)
 
     def is_meant(self, name: str | None, owner: str | None) -> bool:
         """Return True if an abort of `name`, on behalf of `owner`, is for this request.

@@ -203,6 +203,7 @@ class RankRequest:
             cache_salt=self._start.cache_salt,
             junctions=tuple(self._start.junctions),
             prediction_ids=tuple(self._start.prediction_ids),
+            draft_scope=self._start.draft_scope,
         )
 
     def _next_prefill(self, why: common_pb2.Error) -> None:

@@ -58,6 +58,7 @@ def engine_from(given: dict[str, Any]) -> EngineConfig:
         mamba_full_memory_ratio=given["mamba_full_memory_ratio"],
         speculative_algorithm=SpeculativeAlgorithm(given["speculative_algorithm"]),
         speculative_num_draft_tokens=int(given["speculative_num_draft_tokens"]),
+        speculative_ngram_capacity=given["speculative_ngram_capacity"],
         overlap=not given["no_overlap"],
         canary=given["canary"],
     )

@@ -120,6 +120,11 @@ _ENGINE = (
                  type=click.Choice([str(window) for window in WINDOWS[1:]]),
                  default=str(DRAFT_TOKENS), show_default=True,
                  help="Tokens that one step verifies of a request: its newest and guesses."),
+    click.option("--speculative-ngram-capacity", type=click.IntRange(0), default=0,
+                 show_default=True,
+                 help="Tokens of ended answers and their prompts, kept by each decode worker in up "
+                 "to 24 bytes each, from which drafts of requests of the same API key and cache "
+                 "salt are guessed, too; 0: none."),
     click.option("--no-overlap", is_flag=True,
                  help="Plan a step only after the one before it has ended."),
     click.option("--canary", is_flag=True,

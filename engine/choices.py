@@ -39,6 +39,8 @@ MEMORY_FRACTION = 0.8
 HELD_FRACTION = 0.5
 LAYER_GROUP_BYTES = 1 << 18
 TRACK_INTERVAL = 256
+LEAST_CAPACITY, MOST_CAPACITY = 1 << 10, 1 << 31
+"""Tokens of texts that drafts are looked up in, if any."""
 DRAFT_TOKENS = 4
 WINDOWS = (1, 2, 4, 8)
 """Tokens that one step may compute of a request that decodes."""

@@ -124,6 +124,8 @@ class EngineConfig:
     speculative_algorithm: SpeculativeAlgorithm = SpeculativeAlgorithm.OFF
     # Tokens that a step verifies of a request: the newest, and guesses.
     speculative_num_draft_tokens: int = DRAFT_TOKENS
+    # Tokens of other answers in which drafts are looked up; see `SharedTexts`. 0: none.
+    speculative_ngram_capacity: int = 0
     cached_snapshots: int | None = None  # slots for the prefix cache; None: by the budget
     # Bytes of all state slots by bytes of all pages; None: see `MemoryPlan.snapshot_slots`.
     mamba_full_memory_ratio: float | None = None
@@ -144,7 +146,7 @@ class EngineConfig:
 
     @property
     def for_prompts(self) -> "EngineConfig":
-        """The options of an engine that only computes prompts. It verifies no drafts, so its steps
-        overlap.
-        """
-        return replace(self, speculative_algorithm=SpeculativeAlgorithm.OFF)
+        """The options of an engine that only computes prompts. It verifies no drafts."""
+        return replace(
+            self, speculative_algorithm=SpeculativeAlgorithm.OFF, speculative_ngram_capacity=0
+        )

@@ -50,7 +50,7 @@ class Prefills(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ...) -> None: ...
 
 class StartRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "client_id", "prompt_ids", "output_ids", "sampling", "prefills", "state_at", "priority", "cache_salt", "handle", "junctions", "prefill_here", "prediction_ids", "trace")
+    __slots__ = ("request_id", "attempt", "client_id", "prompt_ids", "output_ids", "sampling", "prefills", "state_at", "priority", "cache_salt", "handle", "junctions", "prefill_here", "prediction_ids", "draft_scope", "trace")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class StartRequest(_message.Message):
     JUNCTIONS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_HERE_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_IDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_SCOPE_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
@@ -80,8 +81,9 @@ class StartRequest(_message.Message):
     junctions: _containers.RepeatedScalarFieldContainer[int]
     prefill_here: bool
     prediction_ids: _containers.RepeatedScalarFieldContainer[int]
+    draft_scope: bytes
     trace: _common_pb2.TraceContext
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., client_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., prefills: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ..., state_at: _Optional[_Union[_common_pb2.StateAt, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., handle: _Optional[int] = ..., junctions: _Optional[_Iterable[int]] = ..., prefill_here: _Optional[bool] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., client_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., prefills: _Optional[_Iterable[_Union[_common_pb2.WorkerIdentity, _Mapping]]] = ..., state_at: _Optional[_Union[_common_pb2.StateAt, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., handle: _Optional[int] = ..., junctions: _Optional[_Iterable[int]] = ..., prefill_here: _Optional[bool] = ..., prediction_ids: _Optional[_Iterable[int]] = ..., draft_scope: _Optional[bytes] = ..., trace: _Optional[_Union[_common_pb2.TraceContext, _Mapping]] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id", "attempt", "reason")

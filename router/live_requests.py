@@ -99,6 +99,7 @@ class LiveRequest:
             priority=request.priority + (0 if self.place is None else self.place.boost),
             cache_salt=request.cache_salt,
             prediction_ids=request.prediction_ids,
+            draft_scope=request.draft_scope,
         )
 
     def may_continue(self, event: Finished, *, left: bool) -> bool:

@@ -203,6 +203,7 @@ class LocalBackend:
                 priority=request.priority + answer.place.boost,
                 cache_salt=request.cache_salt,
                 prediction_ids=request.prediction_ids,
+                draft_scope=request.draft_scope,
             )
         except RequestError as error:
             raise self._error_of(error) from error

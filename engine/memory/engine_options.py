@@ -3,7 +3,7 @@
 import math
 
 from baton.core.errors import ConfigError
-from baton.engine.choices import WINDOWS, Beside
+from baton.engine.choices import LEAST_CAPACITY, MOST_CAPACITY, WINDOWS, Beside
 from baton.engine.config import EngineConfig, ModelConfig
 
 
@@ -51,6 +51,7 @@ def check_options(
             f"speculative_num_draft_tokens must be one of {', '.join(map(str, WINDOWS[1:]))}; "
             f"got {config.speculative_num_draft_tokens}"
         )
+    _check_texts(config)
     check_ranks(config)
     if config.tickets < 0:
         raise ConfigError(f"tickets must be at least 0; got {config.tickets}")
@@ -65,6 +66,19 @@ def check_options(
         raise ConfigError(
             f"max_model_len must be 2 to {model.max_model_len}, which is what the model was "
             f"made for; got {wanted}"
+        )
+
+
+def _check_texts(config: EngineConfig) -> None:
+    capacity, low, high = config.speculative_ngram_capacity, LEAST_CAPACITY, MOST_CAPACITY
+    if capacity and config.window == 1:
+        raise ConfigError(
+            "speculative_ngram_capacity keeps texts to guess draft tokens from, and there are none "
+            "with speculative_algorithm off: use ngram or auto, or speculative_ngram_capacity 0"
+        )
+    if capacity and not low <= capacity <= high:
+        raise ConfigError(
+            f"speculative_ngram_capacity must be 0 or {low} to {high} tokens; got {capacity}"
         )
 
 

@@ -11,6 +11,7 @@ from baton.engine.memory.engine_options import check_options
 from baton.engine.memory.layout import PageLayout, SlotLayout
 from baton.engine.memory.request_tables import TableSizes
 from baton.engine.memory.step_memory import StepMemory
+from baton.engine.speculation.shared_texts import TOKEN_BYTES
 
 SNAPSHOTS_A_REQUEST = 8  # cached snapshots for each running request, where there is room
 MOST_SNAPSHOTS_A_PREFILL = 8
@@ -132,7 +133,16 @@ class MemoryPlan:
     @property
     def pool_bytes(self) -> int:
         """The bytes that the pools may take."""
-        return self.budget_bytes - self.weight_bytes - self.step_bytes - self.tables.nbytes
+        left = self.budget_bytes - self.weight_bytes - self.texts_bytes
+        return left - self.step_bytes - self.tables.nbytes
+
+    @property
+    def texts_bytes(self) -> int:
+        """The most bytes of texts that drafts are looked up in: on the host, so that on a GPU they
+        are not in the budget.
+        """
+        on_host = self.config.device != "cpu"
+        return 0 if on_host else self.config.speculative_ngram_capacity * TOKEN_BYTES
 
     @property
     def live_slots(self) -> int:
@@ -267,6 +277,7 @@ class MemoryPlan:
                 if nbytes
             },
             "request tables": f"{self.tables.rows} rows = {readable(self.tables.nbytes)}",
+            **({"shared texts": f"up to {readable(self.texts_bytes)}"} if self.texts_bytes else {}),
             "state slots": (
                 f"{self.slots} of {readable(slot_bytes)} = {readable(self.slots * slot_bytes)} "
                 f"(1 padding, {self.live_slots} live, {self.track_slots} track, "
@@ -324,7 +335,8 @@ class MemoryPlan:
         return self.pages * self.config.page_size * self.step.gathered_token_bytes
 
     def _fits(self, running: int) -> bool:
-        beside = self.weight_bytes + self._step(running).total + self._tables(running).nbytes
+        beside = self.weight_bytes + self.texts_bytes
+        beside += self._step(running).total + self._tables(running).nbytes
         return beside + self._pool_bytes(running) <= self.budget_bytes
 
     def _largest_max_running(self) -> int:

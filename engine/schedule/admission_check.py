@@ -45,6 +45,10 @@ class AdmissionCheck:
             raise RequestError(
                 f"a cache salt has {SALT_BYTES} bytes; got {len(spec.cache_salt)}", "cache_salt"
             )
+        if not is_salt(spec.draft_scope):
+            raise RequestError(
+                f"a draft scope has {SALT_BYTES} bytes; got {len(spec.draft_scope)}", "draft_scope"
+            )
         given, limit = len(spec.output_ids), spec.sampling.max_tokens
         if given > limit:
             raise RequestError(

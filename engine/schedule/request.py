@@ -34,6 +34,9 @@ class RequestSpec:
     cache_salt: bytes = field(default=SHARED, repr=False)
     # Depths at which other prompts are known to go another way: worth a snapshot on the grid.
     junctions: tuple[int, ...] = ()
+    # Drafts of requests of one scope, as long as a salt, may be guessed from each other's texts.
+    # Empty: from none.
+    draft_scope: bytes = field(default=b"", repr=False)
     # What the client expects the answer to be: guesses for drafts. It changes no token.
     prediction_ids: tuple[int, ...] = field(default=(), repr=False)
 

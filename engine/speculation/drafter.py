@@ -9,8 +9,9 @@ from baton.engine.speculation.draft_choice import DraftChoice
 from baton.engine.speculation.drafts import NO_DRAFTS, Drafts
 from baton.engine.speculation.ngram import NgramProposer
 from baton.engine.speculation.prediction import PredictionSource
-from baton.engine.speculation.proposer import DeviceProposer, Proposers
+from baton.engine.speculation.proposer import DeviceProposer, Proposers, TextSource
 from baton.engine.speculation.ruled_drafts import RuledDrafts
+from baton.engine.speculation.shared_source import SharedSource
 
 
 class Drafter:
@@ -129,7 +130,14 @@ def drafting(
     """
     if config.window == 1:
         return None, None
-    proposers = proposers or Proposers(NgramProposer(), DeviceNgram(), (PredictionSource(),))
+    proposers = proposers or _proposers(config)
     auto = config.speculative_algorithm is SpeculativeAlgorithm.AUTO
     choice = DraftChoice(config.window) if auto else None
     return Drafter(proposers, config.window, model.vocab_size, choice), proposers.device
+
+
+def _proposers(config: EngineConfig) -> Proposers:
+    texts: list[TextSource] = [PredictionSource()]
+    if config.speculative_ngram_capacity:
+        texts.append(SharedSource(config.speculative_ngram_capacity))
+    return Proposers(NgramProposer(), DeviceNgram(), tuple(texts))

@@ -9,6 +9,7 @@ from engine.proposers import Known, proposing
 from transfer.wires import CHANNELS
 from worker.cluster import decode_worker, prefill_worker, running, session
 
+from baton.core.cache_salt import make_salt
 from baton.engine.choices import SpeculativeAlgorithm
 from baton.transfer.channels.local_hub import LocalHub
 
@@ -75,5 +76,31 @@ async def test_a_prediction_reaches_the_rank_that_goes_on_after_another(
             (count,) = finished.usage.drafts.by_proposer
             assert count.proposer == "prediction"
             assert count.proposed == count.accepted > 20
+        await decode.clean()
+        await prefill.clean()
+
+
+async def test_drafts_come_from_earlier_answers_of_the_same_scope_alone(
+    seeded: random.Random,
+) -> None:
+    prompt = random_prompt(seeded, 20, 40)
+    expected = expected_tokens(HashModel(), prompt, OUTPUT)
+    hub = LocalHub()
+    prefill = prefill_worker(channel="local", hub=hub)
+    decode = decode_worker(
+        channel="local",
+        hub=hub,
+        canary=True,
+        speculative_algorithm=SpeculativeAlgorithm.NGRAM,
+        speculative_ngram_capacity=4096,
+    )
+    async with running(prefill, decode), session(decode) as router:
+        for scope, found in (("ours", False), ("theirs", False), ("ours", True)):
+            scoped = make_salt(scope)
+            _, answer = await router.start(prompt, greedy(OUTPUT), [prefill], draft_scope=scoped)
+            finished = await answer.end()
+            assert answer.token_ids == expected
+            proposers = [count.proposer for count in finished.usage.drafts.by_proposer]
+            assert ("shared" in proposers) is found
         await decode.clean()
         await prefill.clean()

@@ -66,7 +66,7 @@ def make_engine(
     pool_bytes = plan.slots * plan.slot_layout.slot_bytes
     pool_bytes += (1 + pages) * plan.page_layout.page_bytes
     engine = Engine(
-        replace(config, memory_bytes=plan.step_bytes + plan.tables.nbytes + pool_bytes),
+        replace(config, memory_bytes=plan.budget_bytes - plan.pool_bytes + pool_bytes),
         model,
         tokenizer,
         stream,

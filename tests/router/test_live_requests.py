@@ -1,6 +1,7 @@
 """Tests of the prompt and output ids that the next attempt of a request is given."""
 
 from baton.api.backend import GenerateRequest
+from baton.core.cache_salt import SALT_BYTES, make_salt
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason
@@ -35,6 +36,23 @@ def test_every_attempt_has_the_prediction() -> None:
     request = GenerateRequest("r", (5, 6, 7), SamplingParams(), prediction_ids=(8, 9))
     live = LiveRequest(request, RequestTimes(0.0), output_ids=[8])
     assert [list(live.next_attempt([], None).prediction_ids) for _ in range(2)] == [[8, 9]] * 2
+
+
+def test_drafts_are_guessed_from_texts_of_the_same_key_and_salt_alone() -> None:
+    """Whoever shares cached prefixes. Every attempt has the name of these texts."""
+    salts = [make_salt("a"), make_salt("b"), b""]
+    requests = [
+        GenerateRequest("r", (5,), SamplingParams(), owner=owner, cache_salt=salt)
+        for owner in ("ada", "bob", None)
+        for salt in salts
+    ]
+    scopes = set()
+    for request in requests:
+        live = LiveRequest(request, RequestTimes(0.0))
+        (scope,) = {live.next_attempt([], None).draft_scope for _ in range(2)}
+        assert len(scope) == SALT_BYTES
+        scopes.add(scope)
+    assert len(scopes) == len(requests)
 
 
 def test_an_attempt_that_was_given_back_counts_for_nothing() -> None:

@@ -264,6 +264,7 @@ class RouterClient:
         junctions: tuple[int, ...] = (),
         prefill_here: bool = False,
         prediction_ids: tuple[int, ...] = (),
+        draft_scope: bytes = b"",
     ) -> tuple[str, Answer]:
         """again: the request whose second attempt this is."""
         request_id = again or f"{next(self._ids):032x}"
@@ -278,6 +279,7 @@ class RouterClient:
             priority=priority,
             cache_salt=cache_salt,
             prediction_ids=prediction_ids,
+            draft_scope=draft_scope,
             junctions=junctions,
             prefill_here=prefill_here,
             prefills=[p if isinstance(p, common_pb2.WorkerIdentity) else p.identity
