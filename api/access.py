@@ -44,6 +44,7 @@ ROUTES: dict[str, KeyScope | None] = {
     "/metrics": KeyScope.METRICS,
     "/prometheus/targets": KeyScope.METRICS,
     "/workers/{worker_id}/metrics": KeyScope.METRICS,
+    "/explain/{request_id}": KeyScope.ADMIN,
     "/server_info": KeyScope.METRICS,
     "/get_server_info": KeyScope.METRICS,
     "/flush_cache": KeyScope.ADMIN,
@@ -70,12 +71,14 @@ RPCS: dict[str, KeyScope | None] = {
 
 OWN_REQUESTS: dict[str, KeyScope] = {
     "/abort_request": KeyScope.INFER,
+    "/explain/{request_id}": KeyScope.INFER,
     "/baton.v1.Inference/Abort": KeyScope.INFER,
 }
 """Routes and RPCs that a second scope opens too, for requests of the same key alone."""
 
-_OWNER, _CALL, _ABORTS = "baton.owner", "baton.call", "baton.aborts"
-"""Places of an ASGI scope for its key's name, its `KeyCall`, and whose requests it may abort."""
+_OWNER, _CALL, _WHOSE = "baton.owner", "baton.call", "baton.whose"
+"""Places of an ASGI scope for its key's name, its `KeyCall`, and whose requests it may see and
+abort."""
 _Metadata = Iterable[tuple[str, Any]] | None
 _Continue = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
@@ -107,7 +110,7 @@ class _KeyGuard:
         scope[_OWNER] = key.name
         if (record := record_in(scope)) is not None:
             record.key = key.name
-        scope[_ABORTS] = _whose(key)
+        scope[_WHOSE] = _whose(key)
         if self._scopes != (KeyScope.INFER,):
             await self._app(scope, receive, send)
             return
@@ -152,8 +155,8 @@ def owner_in(scope: Scope) -> str | None:
 
 
 def abortable_by(request: Request) -> str | None:
-    """Return the key whose requests alone this request may abort; None: everybody's."""
-    return request.scope.get(_ABORTS)
+    """Return the key whose requests alone this request may see and abort; None: everybody's."""
+    return request.scope.get(_WHOSE)
 
 
 def abortable_by_call(metadata: _Metadata, keys: KeyGate | None) -> str | None:

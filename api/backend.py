@@ -48,6 +48,7 @@ class GenerateRequest:
     # What the client expects the answer to be: guesses for draft tokens.
     prediction_ids: tuple[int, ...] = field(default=(), repr=False)
     thinking: ThinkingBudget | None = None  # None: reasoning is bounded by max_tokens alone
+    explain: bool = False  # its `Finished` has an explanation
     # Of the call that it is a part of; None: the call is not logged.
     record: CallRecord | None = field(default=None, repr=False, compare=False)
 

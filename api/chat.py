@@ -13,7 +13,6 @@ from baton.api.disconnect import unless_disconnected
 from baton.api.openai_stream import Envelope, chunks
 from baton.api.prompt_scores import prompt_scores
 from baton.api.request_body import BodyReader
-from baton.api.requests import new_request_id
 from baton.api.sse import EventStream
 
 
@@ -31,7 +30,7 @@ class ChatEndpoint:
         form = ChatChoices(table, turn.parsers, bool(body.logprobs), body.parallel_tool_calls)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         envelope = Envelope(
-            f"chatcmpl-{new_request_id()}",
+            f"chatcmpl-{turn.request_id}",
             kind,
             turn.model.model_id,
             body.choices,

@@ -43,6 +43,7 @@ class ChatTurn:
     """The answers to one conversation, about to be made."""
 
     model: ModelInfo
+    request_id: str  # of the first answer
     prompt_tokens: int
     parsers: list[AnswerParser]  # one for each answer
     deltas: AsyncGenerator[AnswerDelta, None]
@@ -102,7 +103,9 @@ class ChatTurns:
             self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens
         )
         parsers = [self._parser(body, rule, prompt, grammar) for _ in requests]
-        return ChatTurn(model, len(ids), parsers, deltas, body.parallel_tool_calls)
+        return ChatTurn(
+            model, requests[0].request_id, len(ids), parsers, deltas, body.parallel_tool_calls
+        )
 
     def _budget(self, tokens: int, begun: bool) -> ThinkingBudget:
         form = self.text.reasoning

@@ -16,7 +16,7 @@ from baton.api.disconnect import unless_disconnected
 from baton.api.echo import Echo
 from baton.api.openai_stream import Envelope, chunks
 from baton.api.request_body import BodyReader, deadline_of, labels_of
-from baton.api.requests import RequestLabels, make_requests, new_request_id
+from baton.api.requests import RequestLabels, make_requests
 from baton.api.sse import EventStream
 from baton.api.text_service import TextService, room_for_answer, served_model
 from baton.core.sampling_params import SamplingParams
@@ -64,7 +64,7 @@ class CompletionsEndpoint:
         deltas = stream_answers(
             self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens
         )
-        reply_id = new_request_id()
+        reply_id = requests[0].request_id
         envelope = Envelope(
             f"cmpl-{reply_id}", "text_completion", model.model_id, body.computed, body.include_usage
         )

@@ -211,6 +211,8 @@ FIELDS: tuple[RequestField, ...] = (
     *_works(_EVERY_REQUEST, "data_parallel_rank", "the decode rank to use"),
     *_works(_EVERY_ANSWER, "cache_salt", "who shares cached prefixes"),
     *_works(_EVERY_REQUEST, "extra_key", "who shares cached prefixes"),
+    *_works(_EVERY_REQUEST, "explain", "true: the reply says why the request was placed as it was"),
+    *_neutral((*_RESPONSES, *_MESSAGES), "explain", False),
     RequestField(
         "rid",
         _EVERY_REQUEST,

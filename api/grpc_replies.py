@@ -3,6 +3,8 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import orjson
+
 from baton.api.answers import AnswerDelta, WholeAnswer, collect
 from baton.api.backend import GenerateRequest
 from baton.core.errors import ApiError
@@ -56,7 +58,8 @@ def _joined(request: GenerateRequest, answer: WholeAnswer) -> AnswerDelta:
 
 
 def _reply(request: GenerateRequest, delta: AnswerDelta) -> inference_pb2.GenerateReply:
-    prompt = delta.prompt_logprobs
+    prompt, finished = delta.prompt_logprobs, delta.finished
+    explained = None if finished is None else finished.explanation
     return inference_pb2.GenerateReply(
         request_id=request.request_id,
         first_index=delta.first_index,
@@ -64,5 +67,6 @@ def _reply(request: GenerateRequest, delta: AnswerDelta) -> inference_pb2.Genera
         text=delta.text,
         logprobs=[logprob_to_proto(entry) for entry in delta.logprobs],
         prompt_logprobs=prompt_logprobs_to_proto(prompt) if prompt else None,
-        finished=finished_to_proto(delta.finished) if delta.finished else None,
+        finished=finished_to_proto(finished) if finished else None,
+        explanation="" if explained is None else orjson.dumps(explained).decode(),
     )

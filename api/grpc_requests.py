@@ -57,6 +57,7 @@ class RequestReader:
             ),
             deadline=deadline,
             record=record,
+            explain=request.explain,
         )
         return make_requests(ids, sampling, 1, labels)[0]
 

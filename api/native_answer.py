@@ -115,6 +115,7 @@ class NativeAnswer:
 
 
 def _ending(finished: Finished) -> dict[str, Any]:
+    explained = finished.explanation
     return {
         "finish_reason": _reason(finished),
         "completion_tokens": finished.usage.completion_tokens,
@@ -122,6 +123,7 @@ def _ending(finished: Finished) -> dict[str, Any]:
         "e2e_latency": finished.timings.e2e_us / 1e6,
         "timings": asdict(finished.timings),
         **_drafts(finished.usage.drafts),
+        **({} if explained is None else {"explanation": explained}),
     }
 
 

@@ -76,6 +76,7 @@ class GenerateEndpoint:
             asked.salt,
             deadline,
             record_in(request.scope),
+            body.explain,
         )
         count = asked.sampling.n
         table = self.text.table if body.return_text_in_logprobs else None

@@ -151,6 +151,7 @@ class GenerateBody(Body):
         None  # only requests of the same one share cached prefixes
     )
     cache_salt: str | ListOf[str] | None = None  # the same by vLLM's name; both count
+    explain: bool = False  # the reply says why the request was placed as it was
 
     @property
     def dp_rank(self) -> int | None:

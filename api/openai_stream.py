@@ -63,7 +63,14 @@ class Envelope:
         return {
             "usage": usage_json(by_prompt, predicted=self.predicted),
             "timings": timings_json(finished[0]),
+            **explanations(finished),
         }
+
+
+def explanations(finished: Sequence[Finished]) -> dict[str, Any]:
+    """Return the explanations of the answers, in their order; nothing if nobody asked."""
+    found = [each.explanation for each in finished if each.explanation is not None]
+    return {"explanations": found} if found else {}
 
 
 class ChoiceFormat(Protocol):
@@ -79,8 +86,8 @@ class ChoiceFormat(Protocol):
 async def chunks(
     envelope: Envelope, form: ChoiceFormat, deltas: AsyncGenerator[AnswerDelta, None]
 ) -> AsyncGenerator[Json, None]:
-    """Yield a chunk for each choice. The last has the usage totals, if the client asked for
-    them.
+    """Yield a chunk for each choice. The last has the usage totals and the explanations, if the
+    client asked for them.
     """
     finished: dict[int, Finished] = {}
     opened = False
@@ -94,6 +101,8 @@ async def chunks(
                 finished[delta.index] = delta.finished
             for choice in form.choices(delta):
                 yield envelope.chunk(choice)
+    in_order = [finished[index] for index in sorted(finished)]
     if envelope.include_usage:
-        in_order = [finished[index] for index in sorted(finished)]
         yield envelope.around([]) | envelope.totals(in_order)
+    elif explained := explanations(in_order):
+        yield envelope.around([]) | explained

@@ -78,6 +78,7 @@ OPERATIONS = {
     "/docs": PathEntry("Return this reference for people", kind="text/html"),
     "/model_info": PathEntry("Describe the model (SGLang)"),
     "/get_model_info": PathEntry("Describe the model (SGLang's older name)"),
+    "/explain/{request_id}": PathEntry("Say why a request was placed as it was"),
     "/server_info": PathEntry("Describe settings, workers and memory (SGLang)"),
     "/get_server_info": PathEntry("Describe settings, workers and memory (SGLang's older name)"),
     "/flush_cache": PathEntry(

@@ -109,6 +109,7 @@ def labels_of(
         body.salt,
         deadline,
         record_in(request.scope),
+        body.explain,
     )
 
 

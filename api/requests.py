@@ -27,6 +27,7 @@ class RequestLabels:
     cache_salt: bytes = field(default=SHARED, repr=False)  # as in `GenerateRequest`
     deadline: Deadline | None = None
     record: CallRecord | None = field(default=None, repr=False)  # as in `GenerateRequest`
+    explain: bool = False  # as in `GenerateRequest`
 
     def __post_init__(self) -> None:
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
@@ -63,6 +64,7 @@ def make_requests(
             cache_salt=labels.cache_salt,
             deadline=labels.deadline,
             record=labels.record,
+            explain=labels.explain,
         )
         for i in range(n)
     ]

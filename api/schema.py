@@ -178,6 +178,7 @@ class SamplingBody(SamplingFields):
     timeout: float | None = None  # seconds from here to the end of the answer
     cache_salt: str | None = None  # only requests of the same salt share cached prefixes
     extra_key: str | None = None  # SGLang's name for it; where both are given, both count
+    explain: bool = False  # the reply says why the request was placed as it was
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] = "left"

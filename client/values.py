@@ -20,6 +20,7 @@ class RequestOptions:
     priority: int = 0  # -1000 to 1000; larger values go first in every queue
     routed_dp_rank: int | None = None  # the decode rank to begin on
     cache_salt: str | None = None  # only requests of the same salt share cached prefixes
+    explain: bool = False  # the last part has the request's explanation
 
 
 class AnswerPart(NamedTuple):
@@ -31,7 +32,7 @@ class AnswerPart(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     prompt_logprobs: tuple[TokenLogprob, ...]
-    finished: Finished | None  # set on the last part
+    finished: Finished | None  # set on the last part; has the explanation, if asked for
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """The clients' values as messages of `baton.v1.Inference`, and back."""
 
+import json
 from collections.abc import Iterable
+from dataclasses import replace
 
 import grpc
 
 from baton.client.values import AnswerPart, Completion, ModelEntry, Prompt, RequestOptions
 from baton.core.error_codes import ERROR_STATUS, ErrorCode
 from baton.core.errors import ApiError
+from baton.core.finish import Finished
 from baton.core.sampling_params import SamplingParams
 from baton.proto import inference_pb2
 from baton.rpc.convert import (
@@ -41,6 +44,7 @@ def request_of(
         routed_dp_rank=options.routed_dp_rank,
         priority=options.priority,
         cache_salt=options.cache_salt,
+        explain=options.explain,
     )
     if isinstance(prompt, str):
         request.text = prompt
@@ -57,8 +61,18 @@ def part_of(reply: inference_pb2.GenerateReply) -> AnswerPart:
         tuple(reply.token_ids),
         tuple(logprob_from_proto(entry) for entry in reply.logprobs),
         tuple(logprob_from_proto(entry) for entry in reply.prompt_logprobs.tokens),
-        finished_from_proto(reply.finished) if reply.HasField("finished") else None,
+        _finished(reply),
     )
+
+
+def _finished(reply: inference_pb2.GenerateReply) -> Finished | None:
+    """Return the end of the answer, with its explanation; None: it goes on."""
+    if not reply.HasField("finished"):
+        return None
+    finished = finished_from_proto(reply.finished)
+    if not reply.explanation:
+        return finished
+    return replace(finished, explanation=json.loads(reply.explanation))
 
 
 def answer_of(part: AnswerPart) -> Completion:

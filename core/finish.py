@@ -1,5 +1,6 @@
 """The end of an answer: its reason, its numbers of tokens, its durations."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -55,3 +56,5 @@ class Finished:
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
     error: ApiError | None = None  # with ERROR and ABORT
+    # JSON values: why the router placed the request as it did. None: nobody asked.
+    explanation: Mapping[str, object] | None = field(default=None, repr=False)

@@ -38,10 +38,13 @@ class Answer:
         self._timings = timings
         self._scored_to = 0  # prompt positions below it have been sent
         self._cached_tokens = 0
+        self._source = common_pb2.PromptSource()
 
     def add_first_token(self, first: handoff_pb2.FirstToken) -> None:
         """Relay the prefill worker's token. It ends the answer if it carries `finished`."""
-        self._cached_tokens = first.cached_tokens
+        self.cached(first.cached_tokens, first.cached_kv)
+        if first.HasField("fetch"):
+            self._source.fetch.CopyFrom(first.fetch)
         self._timings.on_first_token(first)
         part = self._part()
         ended = first.HasField("finished")
@@ -53,11 +56,26 @@ class Answer:
         part.held_us = self._timings.since_first_token_us
         if ended:
             part.finished.CopyFrom(first.finished)
+            part.finished.source.CopyFrom(self._source)
             part.finished.timings.CopyFrom(self._timings.message)
 
-    def cached(self, tokens: int) -> None:
-        """Note how many prompt tokens this rank need not compute, where it computes the others."""
-        self._cached_tokens = tokens
+    def read_by(self, reader: str) -> None:
+        """Note the worker that is asked to compute the prompt now: what it has is not known."""
+        source = common_pb2.PromptSource(reader=reader, failed=self._source.failed)
+        self._source.CopyFrom(source)
+
+    def not_read(self, why: str) -> None:
+        """Note why that worker did not compute it."""
+        self._source.failed.append(why)
+
+    def cached(self, tokens: int, kv_tokens: int) -> None:
+        """Note of how many prompt tokens the reader had the state, and of how many the KV."""
+        self._cached_tokens = self._source.state_tokens = tokens
+        self._source.kv_tokens = kv_tokens
+
+    def received(self, kv_from: int) -> None:
+        """Note that the hand-off is complete. This rank had the KV of `kv_from` tokens itself."""
+        self._source.rank_kv_tokens = kv_from
 
     def add_scores(self, logprobs: common_pb2.PromptLogprobs) -> None:
         """Relay the log probabilities of prompt positions that have not been sent.
@@ -91,6 +109,7 @@ class Answer:
         part = self._part()
         part.finished.CopyFrom(finished)
         part.finished.usage.cached_tokens = self._cached_tokens
+        part.finished.source.CopyFrom(self._source)
         part.finished.timings.CopyFrom(self._timings.message)
 
     def end_early(self, reason: common_pb2.FinishReason, error: common_pb2.Error) -> None:

@@ -137,6 +137,7 @@ class RankRequest:
     def on_complete(self, reservation: Reservation, layers_ended_s: float) -> None:
         """Have the engine take over what was handed over."""
         self._timings.on_complete(layers_ended_s)
+        self._answer.received(reservation.kv_from)
         self._phase.move(Phase.ADOPTING)
         # The prefill worker has scored the prompt. If the engine were asked to score it as well, a
         # preempted request could not resume from the cache.
@@ -150,6 +151,7 @@ class RankRequest:
 
     def on_failed(self, error: common_pb2.Error) -> None:
         self._attempts.forget()
+        self._answer.not_read(error.message)
         if error_from_proto(error).replaceable:
             self._next_prefill(error)
         else:  # another prefill worker would say the same
@@ -167,7 +169,7 @@ class RankRequest:
         elif isinstance(event, Scheduled):
             self._timings.on_launched(at_s)
             if self._start.prefill_here and self._attempts.link is None:
-                self._answer.cached(event.cached_tokens)
+                self._answer.cached(event.cached_tokens, event.cached_kv)
         elif isinstance(event, PromptScored):
             self._answer.add_scores(prompt_logprobs_to_proto(event.scores))
         elif isinstance(event, RequestFinished):
@@ -188,6 +190,7 @@ class RankRequest:
         """Have the engine compute the prompt and go on from there."""
         self._phase.move(Phase.ADOPTING)
         self._timings.prefill_here()
+        self._answer.read_by(self._origin)
         spec = self._spec(self._attempts.begin_here(), self._sampling)
         self._rank.context.port.request(
             lambda engine: engine.submit(spec, self._grammar), self._adopted, self._not_adopted
@@ -211,6 +214,8 @@ class RankRequest:
         error = self._attempts.begin_next(self._answer.token_ids, why)
         if error is not None:
             self._fail(error)
+        elif self._attempts.link is not None and self.phase is not Phase.OVER:
+            self._answer.read_by(self._attempts.link.peer.worker_id)
 
     def _adopted(self, _: None) -> None:
         self._attempts.activated()
@@ -226,6 +231,7 @@ class RankRequest:
             case Phase.ADOPTING:
                 self._phase.move(Phase.HANDOFF)
                 if reservation is None:
+                    self._answer.not_read(str(error))
                     self._next_prefill(error_of(error, self._origin))
                 else:
                     self._attempts.fail(error_of(error, self._origin))

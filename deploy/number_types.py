@@ -54,7 +54,7 @@ class TokensOrWord(click.ParamType[int | None]):
     def __init__(self, words: Mapping[str, int | None]) -> None:
         self._words = words
 
-    def get_metavar(self, *_: object) -> str:
+    def get_metavar(self, *_: object, **__: object) -> str:
         return f"[{'|'.join(self._words)}|TOKENS]"
 
     def convert(

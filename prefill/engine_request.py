@@ -1,17 +1,19 @@
 """One prefill request in this worker's engine."""
 
+import asyncio
+import time
 from collections.abc import Callable
 
 from baton.core.errors import RequestError
 from baton.core.sampling_params import SamplingParams
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.schedule.request import RequestSpec
-from baton.proto import handoff_pb2
+from baton.proto import common_pb2, handoff_pb2
 from baton.rpc.convert import sampling_from_proto
 from baton.text.grammar import CompiledGrammar
 from baton.transfer.handoff import Handoff
 from baton.worker.context import WorkerContext
-from baton.worker.prefix_fetcher import PrefixFetcher
+from baton.worker.prefix_fetcher import Outcome, PrefixFetcher
 from baton.worker.state_options import StateReturn
 
 # A request whose first token is given is not sampled here, and must not end here either.
@@ -39,6 +41,9 @@ class EngineRequest:
         grammar's compiler, refused the request.
         """
         self.engine_id = engine_id
+        self.fetch: common_pb2.StateFetch | None = None
+        """The fetch of the state that another worker has; None: nobody was asked, or it is under
+        way."""
         self._context = context
         self._request = request
         self._fetcher = fetcher
@@ -61,7 +66,8 @@ class EngineRequest:
             prefix = SaltedPrefix(begins, self._request.cache_salt)
             by_cost = returns is StateReturn.AUTO
             fetching = self._fetcher.start(at.worker, prefix, by_cost=by_cost)
-            fetching.add_done_callback(lambda _: self._submit())
+            began_s = time.monotonic()
+            fetching.add_done_callback(lambda done: self._fetched(done, began_s))
         else:
             self._submit()
 
@@ -82,6 +88,17 @@ class EngineRequest:
         self._context.port.post(
             lambda engine: engine.cancel(self.engine_id, reason), f"cancel of {self.engine_id}"
         )
+
+    def _fetched(self, fetching: "asyncio.Task[Outcome]", began_s: float) -> None:
+        if not fetching.cancelled():
+            at = self._request.state_at
+            self.fetch = common_pb2.StateFetch(
+                source=at.worker.worker_id,
+                tokens=at.tokens,
+                outcome=fetching.result().value,
+                took_us=round((time.monotonic() - began_s) * 1e6),
+            )
+        self._submit()
 
     def _submit(self) -> None:
         if self._handoff.over_for_sender:

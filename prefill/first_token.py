@@ -21,6 +21,7 @@ class FirstTokenRecord:
     def on_scheduled(self, event: Scheduled, at_s: float) -> None:
         """Note that the first chunk is planned. at_s: by `time.monotonic`."""
         self._message.cached_tokens = event.cached_tokens
+        self._message.cached_kv = event.cached_kv
         self._scheduled_s = at_s
         self._metrics.prefill_queue.observe(at_s - self._arrived_s)
 
@@ -38,11 +39,13 @@ class FirstTokenRecord:
         *,
         done: handoff_pb2.Done | None = None,
         finished: common_pb2.Finished | None = None,
+        fetch: common_pb2.StateFetch | None = None,
     ) -> handoff_pb2.FirstToken:
         """Return the message to send. at_s: when the prompt's last step ended.
 
         done: given where every segment is posted already, so that one message says both.
-        finished: given where the request ends here.
+        finished: given where the request ends here. fetch: what became of the state that another
+        worker has; None: it was not asked.
         """
         self._message.prefill_queue_us = _us(self._scheduled_s - self._arrived_s)
         self._message.prefill_us = _us(at_s - self._scheduled_s)
@@ -50,6 +53,8 @@ class FirstTokenRecord:
             self._message.done.CopyFrom(done)
         if finished is not None:
             self._message.finished.CopyFrom(finished)
+        if fetch is not None:
+            self._message.fetch.CopyFrom(fetch)
         return self._message
 
 

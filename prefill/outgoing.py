@@ -165,7 +165,8 @@ class OutgoingHandoff:
             self._span.end(prompt_tokens=len(self._request.prompt_ids))
         if not self._engine.first_token_is_given:
             done = self._writer.take_done()
-            self._messages.first_token(self._first_token.message(at_s, done=done))
+            fetch = self._engine.fetch
+            self._messages.first_token(self._first_token.message(at_s, done=done, fetch=fetch))
 
     def _finished(self, event: RequestFinished, at_s: float) -> None:
         """End a request that ended in the engine: at its first token, without one, or failed."""
@@ -176,7 +177,9 @@ class OutgoingHandoff:
             message = "prompt and first token fill the context of this worker"
             self.fail(make_error(ErrorCode.TOO_LARGE, self._context.worker_id, message))
         else:
-            self._messages.first_token(self._first_token.message(at_s, finished=finished))
+            fetch = self._engine.fetch
+            first = self._first_token.message(at_s, finished=finished, fetch=fetch)
+            self._messages.first_token(first)
             self._end(HandoffState.COMPLETE, "ended at its first token", event.reason.value)
 
     async def _write(self, claim: Claim, destination: handoff_pb2.Destination) -> None:

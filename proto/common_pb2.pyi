@@ -299,7 +299,7 @@ class Timings(_message.Message):
     def __init__(self, router_queue_us: _Optional[int] = ..., prefill_queue_us: _Optional[int] = ..., prefill_us: _Optional[int] = ..., delivery_us: _Optional[int] = ..., network_us: _Optional[int] = ..., transfer_us: _Optional[int] = ..., decode_wait_us: _Optional[int] = ..., first_decode_step_us: _Optional[int] = ..., ttft_us: _Optional[int] = ..., e2e_us: _Optional[int] = ..., prefill_to_decode_us: _Optional[int] = ...) -> None: ...
 
 class Finished(_message.Message):
-    __slots__ = ("reason", "stop_token_id", "stop_string", "cut_chars", "usage", "timings", "error", "state_tokens")
+    __slots__ = ("reason", "stop_token_id", "stop_string", "cut_chars", "usage", "timings", "error", "state_tokens", "source")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     STOP_STRING_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +308,7 @@ class Finished(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     STATE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop_token_id: int
     stop_string: str
@@ -316,7 +317,36 @@ class Finished(_message.Message):
     timings: Timings
     error: Error
     state_tokens: int
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., cut_chars: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., state_tokens: _Optional[int] = ...) -> None: ...
+    source: PromptSource
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., stop_string: _Optional[str] = ..., cut_chars: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., state_tokens: _Optional[int] = ..., source: _Optional[_Union[PromptSource, _Mapping]] = ...) -> None: ...
+
+class PromptSource(_message.Message):
+    __slots__ = ("reader", "state_tokens", "kv_tokens", "rank_kv_tokens", "fetch", "failed")
+    READER_FIELD_NUMBER: _ClassVar[int]
+    STATE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RANK_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    reader: str
+    state_tokens: int
+    kv_tokens: int
+    rank_kv_tokens: int
+    fetch: StateFetch
+    failed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reader: _Optional[str] = ..., state_tokens: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., rank_kv_tokens: _Optional[int] = ..., fetch: _Optional[_Union[StateFetch, _Mapping]] = ..., failed: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StateFetch(_message.Message):
+    __slots__ = ("source", "tokens", "outcome", "took_us")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    TOOK_US_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    tokens: int
+    outcome: str
+    took_us: int
+    def __init__(self, source: _Optional[str] = ..., tokens: _Optional[int] = ..., outcome: _Optional[str] = ..., took_us: _Optional[int] = ...) -> None: ...
 
 class TraceContext(_message.Message):
     __slots__ = ("traceparent", "tracestate")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.proto import common_pb2 as baton_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61ton/proto/inference.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/proto/common.proto\"\x1b\n\x08TokenIds\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\"\x9c\x02\n\x0fGenerateRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06stream\x18\x06 \x01(\x08\x12\x1b\n\x0erouted_dp_rank\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x17\n\ncache_salt\x18\t \x01(\tH\x02\x88\x01\x01\x42\x08\n\x06promptB\x11\n\x0f_routed_dp_rankB\r\n\x0b_cache_salt\"\xe0\x01\n\rGenerateReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x0c\n\x04text\x18\x04 \x01(\t\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12\x31\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32\x18.baton.v1.PromptLogprobs\x12$\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x12.baton.v1.Finished\"C\n\x14GenerateBatchRequest\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.baton.v1.GenerateRequest\"k\n\x12GenerateBatchReply\x12\r\n\x05index\x18\x01 \x01(\r\x12&\n\x05reply\x18\x02 \x01(\x0b\x32\x17.baton.v1.GenerateReply\x12\x1e\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Error\"f\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x15\n\x13_add_special_tokens\"7\n\rTokenizeReply\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"P\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x03ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\x1f\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"c\n\x0bServedModel\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x04\x12\x0c\n\x04root\x18\x05 \x01(\t\"8\n\x0fListModelsReply\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.baton.v1.ServedModel\")\n\x0c\x41\x62ortRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x61ll\x18\x02 \x01(\x08\"\x1d\n\nAbortReply\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\r2\xa1\x03\n\tInference\x12@\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x17.baton.v1.GenerateReply0\x01\x12O\n\rGenerateBatch\x12\x1e.baton.v1.GenerateBatchRequest\x1a\x1c.baton.v1.GenerateBatchReply0\x01\x12>\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x17.baton.v1.TokenizeReply\x12\x44\n\nDetokenize\x12\x1b.baton.v1.DetokenizeRequest\x1a\x19.baton.v1.DetokenizeReply\x12\x44\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x19.baton.v1.ListModelsReply\x12\x35\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x14.baton.v1.AbortReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x62\x61ton/proto/inference.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/proto/common.proto\"\x1b\n\x08TokenIds\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\"\xad\x02\n\x0fGenerateRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06stream\x18\x06 \x01(\x08\x12\x1b\n\x0erouted_dp_rank\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x17\n\ncache_salt\x18\t \x01(\tH\x02\x88\x01\x01\x12\x0f\n\x07\x65xplain\x18\n \x01(\x08\x42\x08\n\x06promptB\x11\n\x0f_routed_dp_rankB\r\n\x0b_cache_salt\"\xf5\x01\n\rGenerateReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x15\n\ttoken_ids\x18\x03 \x03(\rB\x02\x10\x01\x12\x0c\n\x04text\x18\x04 \x01(\t\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.baton.v1.TokenLogprob\x12\x31\n\x0fprompt_logprobs\x18\x06 \x01(\x0b\x32\x18.baton.v1.PromptLogprobs\x12$\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x12.baton.v1.Finished\x12\x13\n\x0b\x65xplanation\x18\x08 \x01(\t\"C\n\x14GenerateBatchRequest\x12+\n\x08requests\x18\x01 \x03(\x0b\x32\x19.baton.v1.GenerateRequest\"k\n\x12GenerateBatchReply\x12\r\n\x05index\x18\x01 \x01(\r\x12&\n\x05reply\x18\x02 \x01(\x0b\x32\x17.baton.v1.GenerateReply\x12\x1e\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Error\"f\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x15\n\x13_add_special_tokens\"7\n\rTokenizeReply\x12\x0f\n\x03ids\x18\x01 \x03(\rB\x02\x10\x01\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"P\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x03ids\x18\x02 \x03(\rB\x02\x10\x01\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\x1f\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"c\n\x0bServedModel\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07\x63reated\x18\x04 \x01(\x04\x12\x0c\n\x04root\x18\x05 \x01(\t\"8\n\x0fListModelsReply\x12%\n\x06models\x18\x01 \x03(\x0b\x32\x15.baton.v1.ServedModel\")\n\x0c\x41\x62ortRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x61ll\x18\x02 \x01(\x08\"\x1d\n\nAbortReply\x12\x0f\n\x07\x61\x62orted\x18\x01 \x01(\r2\xa1\x03\n\tInference\x12@\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x17.baton.v1.GenerateReply0\x01\x12O\n\rGenerateBatch\x12\x1e.baton.v1.GenerateBatchRequest\x1a\x1c.baton.v1.GenerateBatchReply0\x01\x12>\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x17.baton.v1.TokenizeReply\x12\x44\n\nDetokenize\x12\x1b.baton.v1.DetokenizeRequest\x1a\x19.baton.v1.DetokenizeReply\x12\x44\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x19.baton.v1.ListModelsReply\x12\x35\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x14.baton.v1.AbortReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,31 +43,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=67
   _globals['_TOKENIDS']._serialized_end=94
   _globals['_GENERATEREQUEST']._serialized_start=97
-  _globals['_GENERATEREQUEST']._serialized_end=381
-  _globals['_GENERATEREPLY']._serialized_start=384
-  _globals['_GENERATEREPLY']._serialized_end=608
-  _globals['_GENERATEBATCHREQUEST']._serialized_start=610
-  _globals['_GENERATEBATCHREQUEST']._serialized_end=677
-  _globals['_GENERATEBATCHREPLY']._serialized_start=679
-  _globals['_GENERATEBATCHREPLY']._serialized_end=786
-  _globals['_TOKENIZEREQUEST']._serialized_start=788
-  _globals['_TOKENIZEREQUEST']._serialized_end=890
-  _globals['_TOKENIZEREPLY']._serialized_start=892
-  _globals['_TOKENIZEREPLY']._serialized_end=947
-  _globals['_DETOKENIZEREQUEST']._serialized_start=949
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1029
-  _globals['_DETOKENIZEREPLY']._serialized_start=1031
-  _globals['_DETOKENIZEREPLY']._serialized_end=1062
-  _globals['_LISTMODELSREQUEST']._serialized_start=1064
-  _globals['_LISTMODELSREQUEST']._serialized_end=1083
-  _globals['_SERVEDMODEL']._serialized_start=1085
-  _globals['_SERVEDMODEL']._serialized_end=1184
-  _globals['_LISTMODELSREPLY']._serialized_start=1186
-  _globals['_LISTMODELSREPLY']._serialized_end=1242
-  _globals['_ABORTREQUEST']._serialized_start=1244
-  _globals['_ABORTREQUEST']._serialized_end=1285
-  _globals['_ABORTREPLY']._serialized_start=1287
-  _globals['_ABORTREPLY']._serialized_end=1316
-  _globals['_INFERENCE']._serialized_start=1319
-  _globals['_INFERENCE']._serialized_end=1736
+  _globals['_GENERATEREQUEST']._serialized_end=398
+  _globals['_GENERATEREPLY']._serialized_start=401
+  _globals['_GENERATEREPLY']._serialized_end=646
+  _globals['_GENERATEBATCHREQUEST']._serialized_start=648
+  _globals['_GENERATEBATCHREQUEST']._serialized_end=715
+  _globals['_GENERATEBATCHREPLY']._serialized_start=717
+  _globals['_GENERATEBATCHREPLY']._serialized_end=824
+  _globals['_TOKENIZEREQUEST']._serialized_start=826
+  _globals['_TOKENIZEREQUEST']._serialized_end=928
+  _globals['_TOKENIZEREPLY']._serialized_start=930
+  _globals['_TOKENIZEREPLY']._serialized_end=985
+  _globals['_DETOKENIZEREQUEST']._serialized_start=987
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1067
+  _globals['_DETOKENIZEREPLY']._serialized_start=1069
+  _globals['_DETOKENIZEREPLY']._serialized_end=1100
+  _globals['_LISTMODELSREQUEST']._serialized_start=1102
+  _globals['_LISTMODELSREQUEST']._serialized_end=1121
+  _globals['_SERVEDMODEL']._serialized_start=1123
+  _globals['_SERVEDMODEL']._serialized_end=1222
+  _globals['_LISTMODELSREPLY']._serialized_start=1224
+  _globals['_LISTMODELSREPLY']._serialized_end=1280
+  _globals['_ABORTREQUEST']._serialized_start=1282
+  _globals['_ABORTREQUEST']._serialized_end=1323
+  _globals['_ABORTREPLY']._serialized_start=1325
+  _globals['_ABORTREPLY']._serialized_end=1354
+  _globals['_INFERENCE']._serialized_start=1357
+  _globals['_INFERENCE']._serialized_end=1774
 # @@protoc_insertion_point(module_scope)

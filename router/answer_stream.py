@@ -9,6 +9,7 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason, Usage
 from baton.core.logprobs import PromptLogprobs
+from baton.proto.common_pb2 import PromptSource
 from baton.proto.worker_pb2 import RequestTokens
 from baton.rpc.convert import finished_from_proto, logprob_from_proto, prompt_logprobs_from_proto
 
@@ -54,6 +55,8 @@ class AnswerStream:
         """True if the rank has given the attempt back: another goes on from the tokens so far."""
         self.state_tokens = 0
         """Tokens of prompt and answer whose state the rank has cached. Set at the end."""
+        self.source: PromptSource | None = None
+        """The origin of the prompt's KV and state. Set at the end, where the rank names it."""
         self._over = False
         self._clock = clock
         self._events: deque[TokenEvent | Finished] = deque()
@@ -79,6 +82,8 @@ class AnswerStream:
         if tokens.HasField("finished"):
             self.rank_done = True
             self.state_tokens = tokens.finished.state_tokens
+            if tokens.finished.HasField("source"):
+                self.source = tokens.finished.source
             self._end(finished_from_proto(tokens.finished))
 
     def feed_token(self, index: int, token_id: int) -> None:

@@ -13,6 +13,7 @@ from baton.proto.common_pb2 import StateAt
 from baton.proto.worker_pb2 import StartRequest
 from baton.router.admission.admission_queue import QueuePlace
 from baton.router.answer_stream import AnswerStream
+from baton.router.explain.request_history import PlacedAttempt, RequestHistory
 from baton.router.request_times import RequestTimes
 from baton.router.request_trace import RequestTrace
 from baton.router.worker_table import Worker
@@ -47,6 +48,8 @@ class LiveRequest:
     loss: ApiError | None = None  # why the attempt before this one ended
     lost_on: set[int] = field(default_factory=set)  # registrations of ranks that lost it
     trace: RequestTrace | None = None  # None: no traces are sent
+    placed: list[PlacedAttempt] = field(default_factory=list)  # all attempts, in order
+    finished: Finished | None = None  # set when the client is told how it ended
 
     def __post_init__(self) -> None:
         self._sampling = self.request.sampling.seeded()
@@ -100,6 +103,28 @@ class LiveRequest:
             cache_salt=request.cache_salt,
             prediction_ids=request.prediction_ids,
             draft_scope=request.draft_scope,
+        )
+
+    def attempt_over(self, now_s: float, end: str, why: str = "") -> None:
+        """Note how the newest attempt ended, unless it has ended. now_s: on the router's clock."""
+        for attempt in self.placed[-1:]:
+            attempt.over(now_s, end, why)
+
+    def history(self, *, over: bool) -> RequestHistory:
+        """Return what has become of the request so far, without its text."""
+        request, finished = self.request, self.finished
+        return RequestHistory(
+            request.request_id,
+            request.client_id,
+            None if request.record is None else request.record.request_id,
+            request.owner,
+            self._prompt,
+            self.times.arrived,
+            tuple(self.placed),
+            self.outcome if over else "",
+            len(self.output_ids),
+            None if finished is None else finished.timings,
+            None if self.stream is None else self.stream.source,
         )
 
     def may_continue(self, event: Finished, *, left: bool) -> bool:

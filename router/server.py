@@ -28,6 +28,7 @@ from baton.router.client_guard import ClientGuard
 from baton.router.config import RouterConfig
 from baton.router.control_route import control_routes
 from baton.router.dump.request_dump import RequestDump
+from baton.router.explain.explain_route import explain_routes
 from baton.router.grpc_server import INFERENCE, GrpcServer
 from baton.router.health import watch_health
 from baton.router.http_server import HttpServer
@@ -175,6 +176,7 @@ class RouterServer:
                     ),
                     *router_routes(table, router_id, pages.read),
                     *profile_routes(table, credentials),
+                    *explain_routes(backend.explanations),
                     *control_routes(config.control, keys=keys is not None),
                 ],
                 browsers=BrowserPolicy.of_server(

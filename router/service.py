@@ -23,6 +23,8 @@ from baton.router.cluster_info import engine_settings, worker_info
 from baton.router.config import RouterConfig
 from baton.router.demands import Demands
 from baton.router.dump.request_dump import RequestDump
+from baton.router.explain.explanations import Explanations
+from baton.router.explain.request_history import LEFT, LOST, RETURNED, PlacedAttempt
 from baton.router.live_requests import LiveRequest, LiveRequests, stopping
 from baton.router.metrics import RouterMetrics
 from baton.router.notifier import Notifier
@@ -71,7 +73,8 @@ class RouterBackend:
         self.changed = Notifier()
         """Notified when placement or health may differ, and at each request's end while closing."""
         self._ranks = RankSessions(table, options, self._workers_changed)
-        self.states = StateIndex(table)
+        self.states = StateIndex(table, clock=options.clock)
+        self.explanations = Explanations(self._router_id, self._live, self.states.evictions)
         self._placer = Placer(
             table,
             self.states,
@@ -150,6 +153,7 @@ class RouterBackend:
                     session.end(stream, live.outcome)
                 if stream.returned:
                     live.record_return(bound.avoid)
+                    live.attempt_over(self._clock(), RETURNED, bound.why)
                     self._metrics.cluster.returned(assignment.rank)
                 elif event.error is not None:
                     self._record_loss(live, assignment.rank, event.error, left=left)
@@ -286,6 +290,7 @@ class RouterBackend:
                 live.trace.placed(self._clock(), live.attempt, assignment.rank, assignment.prefills)
             )
         live.stream = session.start(start, 0 if before is None else before.scored_to)
+        live.placed.append(PlacedAttempt(live.attempt, self._clock(), assignment))
         self._metrics.cluster.placed(assignment.rank, assignment.reader)
         if state_at is not None:
             self._metrics.state_known(state_at.tokens)
@@ -315,6 +320,7 @@ class RouterBackend:
             extra={"request_id": live.request.request_id},
         )  # fmt: skip
         live.record_loss(rank, error, left=left)
+        live.attempt_over(self._clock(), LEFT if left else LOST, error.message)
         if live.trace is not None:
             live.trace.left(self._clock(), error.message)
         self._metrics.cluster.replaced(rank, begun=bool(live.output_ids))
@@ -327,13 +333,18 @@ class RouterBackend:
             self._metrics.finished(usage, timings, live.request.owner)
         else:
             usage = replace(usage, prompt_tokens=len(live.request.prompt_ids))
-        finished = replace(event, usage=usage, timings=timings)
+        live.finished = finished = replace(event, usage=usage, timings=timings)
+        if live.request.explain:
+            live.attempt_over(self._clock(), live.outcome)
+            finished = replace(finished, explanation=self.explanations.of(live))
         if live.trace is not None:
             live.trace.finished(finished)
         return finished
 
     def _end(self, live: LiveRequest) -> None:
         self._live.remove(live)
+        live.attempt_over(self._clock(), live.outcome)
+        self.explanations.keep(live)
         if live.trace is not None:
             live.trace.ended(live.outcome)
         self._metrics.ended(live.outcome, live.request.owner)

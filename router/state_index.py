@@ -1,12 +1,14 @@
 """The workers that hold the recurrent state after a prefix, as they report it."""
 
+import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.core.cache_salt import SHARED
 from baton.proto.worker_pb2 import CacheReport
 from baton.router.expected_states import ExpectedStates
+from baton.router.explain.eviction_log import EvictionLog, Loss
 from baton.router.prefix_lengths import PrefixLengths
 from baton.router.worker_table import Change, Worker, WorkerTable
 from baton.text.prefix_digest import PrefixDigest, PromptPrefixes
@@ -34,8 +36,15 @@ class StateIndex:
     An entry belongs to one start of a worker: one that is started again has lost its cache.
     """
 
-    def __init__(self, table: WorkerTable, most: int = MOST_PREFIXES) -> None:
+    def __init__(
+        self,
+        table: WorkerTable,
+        most: int = MOST_PREFIXES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.expected = ExpectedStates(table)
+        self.evictions = EvictionLog(clock)
+        """The states that workers have lost."""
         self._table = table
         self._most = most
         self._caches: dict[str, _Cache] = {}  # of workers in the table
@@ -57,16 +66,19 @@ class StateIndex:
         Return False if the report follows one that did not come; then nothing is applied, and a
         whole one is needed.
         """
-        if report.whole:
-            self._drop(worker.worker_id)
+        before = self._drop(worker.worker_id) if report.whole else {}
         cache = self._cache_of(worker)
         if cache is None or (not report.whole and report.after != cache.sequence):
             return False
         cache.sequence = report.sequence
-        for digest in report.evicted:
-            self._remove(cache, digest)
+        remove = self._remove
+        lost = {digest: n for digest in report.evicted if (n := remove(cache, digest))}
         for digest, depth in zip(report.made, report.depths, strict=True):
             self._put(cache, digest, depth)
+        if before:
+            lost = {digest: before[digest] for digest in before if digest not in cache.depths}
+        if lost:
+            self.evictions.add(worker.worker_id, Loss.EVICTED, lost)
         return True
 
     def add(self, worker: Worker, token_ids: Sequence[int], salt: bytes = SHARED) -> None:
@@ -97,6 +109,7 @@ class StateIndex:
         """Forget all prefixes, after the caches have been emptied. What a worker reports next
         follows on from what it has reported."""
         for cache in self._caches.values():
+            self.evictions.add(cache.worker.worker_id, Loss.FLUSHED, cache.depths)
             for digest in list(cache.depths):
                 self._remove(cache, digest)
 
@@ -130,11 +143,11 @@ class StateIndex:
         self._lengths.add(depth)
         self._entries += 1
 
-    def _remove(self, cache: _Cache, digest: int) -> None:
-        """Remove an entry, if there is one."""
-        depth = cache.depths.pop(digest, None)
-        if depth is None:
-            return
+    def _remove(self, cache: _Cache, digest: int) -> int:
+        """Remove an entry and return its length; 0: there is none."""
+        depth = cache.depths.pop(digest, 0)
+        if not depth:
+            return 0
         holders = self._holders.pop(digest)
         if holders is not cache.name and holders != cache.name:
             others = array("I", holders)
@@ -142,17 +155,22 @@ class StateIndex:
             self._holders[digest] = others.tobytes()
         self._lengths.remove(depth)
         self._entries -= 1
+        return depth
 
-    def _drop(self, worker_id: str) -> None:
-        """Forget a worker."""
+    def _drop(self, worker_id: str) -> dict[int, int]:
+        """Forget a worker and return the lengths that it had, by digest."""
         cache = self._caches.pop(worker_id, None)
-        if cache is not None:
-            for digest in list(cache.depths):
-                self._remove(cache, digest)
-            self._slots[cache.slot] = None
+        if cache is None:
+            return {}
+        had = dict(cache.depths)
+        for digest in had:
+            self._remove(cache, digest)
+        self._slots[cache.slot] = None
+        return had
 
     def _on_change(self, change: Change) -> None:
         if change.after is None and change.before is not None:
-            self._drop(change.before.worker_id)
+            had = self._drop(change.before.worker_id)
+            self.evictions.add(change.before.worker_id, Loss.WORKER_GONE, had)
         elif change.after is not None and change.after.worker_id in self._caches:
             self._caches[change.after.worker_id].leaving = change.after.leaving

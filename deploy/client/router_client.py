@@ -5,6 +5,7 @@ import json
 import urllib.error
 import urllib.request
 from typing import Any
+from urllib.parse import quote
 
 from baton.deploy.client.api_key import key_header
 from baton.deploy.client.trust import Trust
@@ -38,6 +39,11 @@ class RouterClient:
         """Return the metrics of a worker, or the router's own. Raises NotRunning."""
         return self._call(f"/workers/{worker_id}/metrics" if worker_id else "/metrics").decode()
 
+    def explain(self, request_id: str) -> dict[str, Any]:
+        """Return why a request was placed as it was. Raises NotRunning, also if it is unknown."""
+        found: dict[str, Any] = json.loads(self._call(f"/explain/{quote(request_id, safe='')}"))
+        return found
+
     def flush_cache(self) -> None:
         """Empty every worker's prefix cache once it is idle. Raises NotRunning on failure."""
         self._call("/flush_cache", method="POST")
@@ -51,8 +57,17 @@ class RouterClient:
             with urllib.request.urlopen(request, timeout=deadline_s, context=context) as reply:
                 body: bytes = reply.read()
         except urllib.error.HTTPError as err:
-            detail = err.read().decode(errors="replace")[:300]
+            detail = _reason(err.read())
             raise NotRunning(f"{self.url}{path} answers {err.code}: {detail}") from err
         except (OSError, http.client.HTTPException) as err:  # the router may die while it answers
             raise NotRunning(f"no router answers at {self.url}: {err}") from err
         return body
+
+
+def _reason(body: bytes) -> str:
+    """Return the message of an error's body."""
+    text = body.decode(errors="replace")
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:300]

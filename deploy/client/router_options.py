@@ -1,7 +1,7 @@
 """The options by which commands find a router and prove themselves to it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,16 @@ def router_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def routers_from(
+    url: str | None, api_key: str, cacert: Path | None, cluster: str | None
+) -> list[RouterAddress]:
+    """Return the router at `url`, or all routers of the cluster. Raises as `router_from` does."""
+    first = router_from(url, api_key, cacert, cluster)
+    if url is not None:
+        return [first]
+    return [replace(first, url=each) for each in newest(cluster).http_urls]
 
 
 def router_from(

@@ -8,7 +8,7 @@ from time import monotonic
 
 from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
 from baton.api.client_salt import in_scope
-from baton.api.errors import invalid
+from baton.api.errors import invalid, refused
 from baton.core.cache_salt import CacheScope
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, RequestError
@@ -98,6 +98,8 @@ class LocalBackend:
         self._check_open()
         if request.routed_dp_rank:
             raise _no_such_rank(request.routed_dp_rank)
+        if request.explain:
+            raise refused("explain", _NO_ROUTER)
         request = in_scope(request, self._cache_scope)
         place = self._queue.enter(request)
         answer = LocalAnswer(request, self._context.worker_id, place)
@@ -270,6 +272,9 @@ class LocalBackend:
 
     def _error_of(self, error: BaseException) -> ApiError:
         return error_from_proto(error_of(error, self._context.worker_id))
+
+
+_NO_ROUTER = "this worker answers by itself: no router places requests here; leave explain out"
 
 
 def _look(engine: Engine) -> tuple[EngineStatus, Counters]:

@@ -102,6 +102,7 @@ class Request:
         "admissions",
         "announced",
         "branch",
+        "cached_kv",
         "cached_tokens",
         "computed",
         "drafted",
@@ -157,6 +158,7 @@ class Request:
         self.resumes_from: Node | None = None
         self.branch: int | None = None  # a depth where others went another way, worth a snapshot
         self.cached_tokens = 0  # compute hit of its first admission, or what a peer reported
+        self.cached_kv = 0  # tokens whose KV was cached then, with or without their state
         self.admissions = 0
         self.computed = 0  # tokens whose state the last planned step leaves behind
         # Drafts of steps in flight: `computed` and `drawn` may be so many more, and count none.

@@ -53,7 +53,7 @@ class RequestMemory:
         counters.kv_hit_tokens += match.kv_depth
         counters.branch_points += request.branch is not None
         if not request.admissions:
-            request.cached_tokens = request.computed
+            request.cached_tokens, request.cached_kv = request.computed, match.kv_depth
         request.admissions += 1
 
     def count_guess(self, seconds: float) -> None:

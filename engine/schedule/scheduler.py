@@ -342,4 +342,5 @@ def _turn(request: Request) -> Turn:
 
 def _announce(request: Request, outbox: list[Event]) -> None:
     request.announced = True
-    outbox.append(Scheduled(request.request_id, request.cached_tokens, request.spec.hold))
+    cached = request.cached_tokens, request.spec.hold, request.cached_kv
+    outbox.append(Scheduled(request.request_id, *cached))

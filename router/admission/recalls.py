@@ -45,6 +45,13 @@ class Bound:
         return self.assignment.rank.worker_id
 
     @property
+    def why(self) -> str:
+        """Return why it was recalled."""
+        if self.avoid:
+            return f"another prefill worker was idle while it waited for {self.avoid}"
+        return f"{self.rank} had more requests than it runs, and another rank a free place"
+
+    @property
     def tokens(self) -> int:
         """Return the output tokens of the attempt so far. Only the first is the prefill's."""
         return self.stream.next_index - self.first

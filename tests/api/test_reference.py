@@ -18,7 +18,7 @@ def test_every_endpoint_with_a_scope_has_an_entry() -> None:
 
 OF_ROUTERS = {
     "/prometheus/targets", "/workers/{worker_id}/metrics", "/start_profile", "/stop_profile",
-    "/control",
+    "/control", "/explain/{request_id}",
 }  # fmt: skip
 
 

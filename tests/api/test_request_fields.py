@@ -79,7 +79,7 @@ EXAMPLES: dict[str, Any] = {
     "logprob_start_len": 0, "top_logprobs_num": 1, "token_ids_logprob": [5],
     "return_text_in_logprobs": True, "priority": 1, "timeout": 60,
     "routed_dp_rank": 0, "data_parallel_rank": 0,
-    "cache_salt": "s", "extra_key": "s", "rid": "r", "abort_all": True,
+    "cache_salt": "s", "extra_key": "s", "explain": True, "rid": "r", "abort_all": True,
     "type": "text", "schema": SCHEMA, "json": SCHEMA, "choice": ["a"], "grammar": EBNF,
     "json_object": True, "include_usage": True,
 }  # fmt: skip

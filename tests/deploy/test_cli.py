@@ -101,7 +101,7 @@ def test_a_router_that_does_not_answer(
     assert "no router answers at http://127.0.0.1:1" in said
 
 
-@pytest.mark.parametrize("command", ["", "status", "scale", "stop", "generate"])
+@pytest.mark.parametrize("command", ["", "status", "scale", "stop", "generate", "explain"])
 def test_what_should_be_there_at_once_imports_neither_torch_nor_ray(command: str) -> None:
     words = ["baton", *command.split(), "--help"]
     code = (

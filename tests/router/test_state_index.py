@@ -281,3 +281,28 @@ async def test_a_router_asks_again_for_a_cache_of_which_it_missed_changes(tmp_pa
         worker.report(cache=cache)
         reply = await within(worker.replies.get())
         assert reply is not None and reply.cache_wanted
+
+
+def test_what_workers_lose_is_logged_with_the_way_it_went(table: WorkerTable) -> None:
+    index, first, second = StateIndex(table), join(table, "d0"), join(table, "d1")
+    prompt = PromptPrefixes((1, 2, 3, 4))
+
+    def lost() -> list[tuple[str, int, str]]:
+        found = index.evictions.find(prompt)
+        return [(each.worker, each.tokens, each.how.value) for each in found]
+
+    one, two = (digest(ids) for ids in ((1,), (1, 2)))
+    assert index.report(first, report({(1,): b"", (1, 2): b""}, sequence=1))
+    assert index.report(second, report({(1,): b"", (1, 2, 3): b""}, sequence=1))
+    assert lost() == []
+    unknown = digest((1, 2, 3, 4))
+    assert index.report(first, CacheReport(sequence=2, after=1, evicted=[two, unknown]))
+    assert lost() == [("d0", 2, "evicted")]
+    assert index.report(second, report({(1, 2, 3): b"", (1, 2): b""}, sequence=5))
+    assert lost()[1:] == [("d1", 1, "evicted")], "the whole list lacks it"
+    table.remove(second, "lost")
+    assert sorted(lost()[2:]) == [("d1", 2, "worker gone"), ("d1", 3, "worker gone")]
+    index.clear()
+    assert lost()[4:] == [("d0", 1, "flushed")]
+    assert index.report(first, CacheReport(sequence=3, after=2, evicted=[one]))
+    assert len(lost()) == 5, "the worker's word of the flush is nothing new"
