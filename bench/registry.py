@@ -5,6 +5,10 @@ BENCHES = {
         "baton.bench.cluster.serve:serve",
         "A whole cluster under streaming requests: tokens a second, TTFT, ITL, bytes moved.",
     ),
+    "trace": (
+        "baton.bench.cluster.trace:trace",
+        "A whole cluster under a published trace's arrivals and shared prompts, beside peers.",
+    ),
     "scale": (
         "baton.bench.cluster.scale:scale",
         "Decode ranks, one and several, against as many bare engine processes.",

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from statistics import fmean
 
 import uvloop
 
@@ -125,6 +126,7 @@ def figures(answers: Sequence[StreamedAnswer], input_tokens: int) -> dict[str, f
         "total_tok_s": (written + input_tokens) / seconds,
         "ttft_ms_p50": percentile(ttfts, 0.50),
         "ttft_ms_p99": percentile(ttfts, 0.99),
+        "itl_ms_mean": fmean(itls),
         "itl_ms_p50": percentile(itls, 0.50),
         "itl_ms_p99": percentile(itls, 0.99),
     }
