@@ -12,6 +12,7 @@ from torch import Tensor
 
 from baton.bench.contract import Report, json_option, seed_option, show
 from baton.bench.machine import cores
+from baton.core.cache_salt import make_salt
 from baton.core.sampling_params import SamplingParams
 from baton.engine.choices import DRAFT_TOKENS, WINDOWS, SpeculativeAlgorithm
 from baton.engine.config import EngineConfig
@@ -22,10 +23,13 @@ from baton.engine.output.events import TokenSampled
 from baton.engine.schedule.request import RequestSpec
 from baton.engine.speculation.device_ngram import DeviceNgram
 from baton.engine.speculation.ngram import NgramProposer
+from baton.engine.speculation.prediction import PredictionSource
 from baton.engine.speculation.proposer import DeviceProposer, Proposers
+from baton.engine.speculation.shared_source import SharedSource
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PROMPT = 64  # tokens
+_KEPT = 1 << 16  # tokens of other answers
 _PHRASE = 8  # tokens of what a repetitive prompt repeats
 
 
@@ -60,8 +64,10 @@ def speculate(
     Plain decoding runs as it is served, with overlap. gain_<batch>_<acceptance>: plain seconds over
     those with drafts, of which each is right with that probability; the median of all turns. _low
     and _high: the quartiles. gain_<batch>_ngram: n-grams on prompts that repeat a phrase;
-    gain_<batch>_guessless: n-grams at temperature 1, where little repeats. gain_<batch>_auto_…: the
-    same with --speculative-algorithm auto. accepted_…: drafts that were right, of those verified;
+    gain_<batch>_guessless: n-grams at temperature 1, where little repeats. gain_<batch>_prediction:
+    the client has sent the answer as its prediction. gain_<batch>_shared: the answer is known from
+    the same request before. gain_<batch>_auto_…: the same with --speculative-algorithm auto.
+    accepted_…: drafts that were right, of those verified;
     length_…: tokens a row with drafts and step.
     """
     seed = random.randrange(2**31) if seed is None else seed
@@ -80,10 +86,16 @@ def speculate(
     plain = Engine(config, weights, None)
     proposer = _Chosen()
     ngram, auto = (
-        replace(config, speculative_algorithm=algorithm, speculative_num_draft_tokens=int(window))
+        replace(
+            config,
+            speculative_algorithm=algorithm,
+            speculative_num_draft_tokens=int(window),
+            speculative_ngram_capacity=_KEPT,
+        )
         for algorithm in (SpeculativeAlgorithm.NGRAM, SpeculativeAlgorithm.AUTO)
     )
-    always = Engine(ngram, load_model(config), None, proposers=Proposers(NgramProposer(), proposer))
+    sources = Proposers(NgramProposer(), proposer, (PredictionSource(), SharedSource(_KEPT)))
+    always = Engine(ngram, load_model(config), None, proposers=sources)
     deciding = Engine(auto, load_model(config), None)
     found: dict[str, list[float]] = {}
     for turn in range(-1, turns):  # the first touches memory and records steps
@@ -94,6 +106,7 @@ def speculate(
                 drafting = deciding if name.startswith("auto") else always
                 if drafting is always:
                     proposer.source = source or _Known(specs, answers, float(name), rng, plain)
+                specs = _told(name, drafting, specs, answers)
                 counters = drafting.counters
                 rows, drafts = counters.draft_rows, counters.draft_tokens
                 right = counters.draft_tokens_accepted
@@ -149,7 +162,23 @@ def _rivals(
     for kind in ("", "auto_"):
         texts = (f"{kind}ngram", greedy, _PHRASE), (f"{kind}guessless", drawn, _PROMPT)
         rivals += [(text[0], requests(*text), DeviceNgram()) for text in texts]
+        names = f"{kind}prediction", f"{kind}shared"
+        rivals += [(name, requests(name, greedy, _PROMPT), DeviceNgram()) for name in names]
     return rivals
+
+
+def _told(
+    name: str, engine: Engine, specs: list[RequestSpec], answers: dict[str, list[int]]
+) -> list[RequestSpec]:
+    """Return the requests with their answers as predictions, or as known to others, if the name
+    says so.
+    """
+    if name.endswith("prediction"):
+        return [replace(spec, prediction_ids=tuple(answers[spec.request_id])) for spec in specs]
+    if name.endswith("shared"):
+        specs = [replace(spec, draft_scope=make_salt("bench")) for spec in specs]
+        _seconds(engine, specs)
+    return specs
 
 
 def _seconds(engine: Engine, specs: list[RequestSpec]) -> tuple[float, dict[str, list[int]]]:

@@ -79,7 +79,10 @@ def test_speculate_reports_what_was_accepted_and_compares_answers(folder) -> Non
     results = json.loads(done.output.splitlines()[-1])["results"]
     assert results["accepted_2_0"] == 0 and results["length_2_0"] == 1
     assert results["accepted_2_1"] == 1 and results["length_2_1"] > 3
-    for name in ("0", "1", "ngram", "guessless", "auto_ngram", "auto_guessless"):
+    assert results["accepted_2_prediction"] == 1
+    assert results["accepted_2_shared"] > 0.8
+    sources = ("ngram", "guessless", "prediction", "shared")
+    for name in ("0", "1", *sources, *(f"auto_{source}" for source in sources)):
         gain, low, high = (results[f"gain_2_{name}{end}"] for end in ("", "_low", "_high"))
         assert 0 < low <= gain <= high
 
