@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from engine.engines import run, tokens_of
-from engine.proposers import Known, KnownOnDevice, RandomChoice
+from engine.proposers import Known, KnownOnDevice, KnownText, RandomChoice
 from engine.test_equivalence import random_sampling
 from engine.test_oracle import load
+from engine.test_prediction import edited
 from oracle.reference import Oracle
 from oracle.specs import DEEP, SPECS
 
@@ -22,6 +23,7 @@ from baton.engine.models.loader import load_model
 from baton.engine.output.events import Event, TokenSampled
 from baton.engine.schedule.request import RequestSpec
 from baton.engine.speculation import drafter
+from baton.engine.speculation.prediction import PredictionSource
 from baton.engine.speculation.proposer import Proposers
 from baton.kernels.kernel_choice import KernelChoice
 from baton.kernels.native.library import load as library
@@ -74,7 +76,7 @@ def drafting(
     sequences = [(*spec.prompt_ids, *tokens_of(plain, spec.request_id)) for spec in specs]
     right = rng.choice([0.0, 0.6, 0.9, 1.0])
     tokens = rng.choice([2, 4, 8])
-    side, paced = rng.choice(["host", "device", "device"]), rng.random() < 0.5
+    side, paced = rng.choice(["host", "device", "texts"]), rng.random() < 0.5
     print(f"{right=} {tokens=} {side=} {paced=}")
     paces = random.Random(rng.random())
     monkeypatch.setattr(drafter, "DraftChoice", lambda most: RandomChoice(most, paces))
@@ -86,8 +88,20 @@ def drafting(
     )
     vocab = engine.model_config.vocab_size
     proposer = Known(sequences, right, vocab, rng)
-    guesser = KnownOnDevice(proposer) if side == "device" else None
-    return Engine(config, load_model(config), None, proposers=Proposers(proposer, guesser))
+    guesser = None if side == "host" else KnownOnDevice(proposer)
+    texts = (PredictionSource(), KnownText(proposer)) if side == "texts" else ()
+    return Engine(config, load_model(config), None, proposers=Proposers(proposer, guesser, texts))
+
+
+def predicting(
+    specs: list[RequestSpec], plain: list[Event], rng: random.Random
+) -> list[RequestSpec]:
+    """The requests, some with predictions that are right in part."""
+    answers = [edited(tokens_of(plain, spec.request_id), rng) for spec in specs]
+    return [
+        replace(spec, prediction_ids=answer) if rng.random() < 0.5 else spec
+        for spec, answer in zip(specs, answers, strict=True)
+    ]
 
 
 def snapshots(engine: Engine, spec: RequestSpec, events: list[Event]) -> dict[int, torch.Tensor]:
@@ -125,7 +139,7 @@ def test_native_answers_and_snapshots_are_the_same_bits(
     plain = answered(before, specs)
     engine = drafting(folder, options, specs, plain, seeded, monkeypatch)
     assert sum(layer.nbytes for layer in engine._runner._kept) == engine.plan.step.kept
-    found = answered(engine, specs)
+    found = answered(engine, predicting(specs, plain, seeded))
     kept = 0
     for spec in specs:
         assert sampled(plain, spec.request_id) == sampled(found, spec.request_id)
@@ -155,6 +169,6 @@ def test_torch_s_answers_are_those_of_transformers(
     ]
     plain = answered(before, specs)
     engine = drafting(folder, options, specs, plain, seeded, monkeypatch)
-    found = answered(engine, specs)
+    found = answered(engine, predicting(specs, plain, seeded))
     got = [tokens_of(found, spec.request_id) for spec in specs]
     oracle.assert_all_greedy(folder, [spec.prompt_ids for spec in specs], got, OUTPUT)
