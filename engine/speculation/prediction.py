@@ -9,6 +9,11 @@ from baton.core.drafts import DraftSource
 from baton.engine.schedule.request import Request
 from baton.engine.speculation.ngram import LONGEST, SHORTEST
 
+SEARCHED = 4096
+"""Tokens of a prediction that are searched in each direction where an answer has left it: a step
+waits for that.
+"""
+
 
 class _Place:
     """The place in a prediction that one answer has got to."""
@@ -32,7 +37,8 @@ class _Place:
 
     def _find(self, tail: Sequence[int]) -> None:
         """Look for the longest end of the answer: behind the place so far, or else before it."""
-        text = self._prediction
+        first = max(0, self._next - SEARCHED)
+        text = self._prediction[first : self._next + SEARCHED]
         same = np.zeros(len(text) + 1, np.int64)  # tokens before each place that are the last ones
         alike = np.ones(len(text) + 1, np.bool_)
         for back, token in enumerate(reversed(tail), 1):
@@ -42,7 +48,7 @@ class _Place:
         best = int(same.max())
         self._follows = best >= SHORTEST
         if self._follows:
-            places = np.flatnonzero(same == best)
+            places = first + np.flatnonzero(same == best)
             behind = places[places >= self._next]
             self._next = int(behind[0] if len(behind) else places[0])
 

@@ -13,7 +13,8 @@ from baton.core.drafts import DraftSource
 from baton.core.errors import RequestError
 from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.schedule.request import RequestSpec
-from baton.engine.speculation.prediction import PredictionSource
+from baton.engine.speculation.ngram import LONGEST
+from baton.engine.speculation.prediction import SEARCHED, PredictionSource, _Place
 from baton.engine.speculation.step_costs import StepCosts
 
 NGRAM, PREDICTION = DraftSource.NGRAM, DraftSource.PREDICTION
@@ -99,6 +100,21 @@ def test_a_prediction_with_a_gap_is_found_again(seeded: random.Random) -> None:
     assert_same([spec], plain, found)
     count = finish_of(found, "r").usage.drafts.of(PREDICTION)
     assert 30 < count.accepted < count.proposed
+
+
+def test_a_place_far_from_the_last_one_is_not_looked_for(seeded: random.Random) -> None:
+    """So that a long prediction holds up no step."""
+    text = [seeded.randrange(1 << 20) for _ in range(3 * SEARCHED)]
+    for away in (SEARCHED - 3 * LONGEST, SEARCHED + 3 * LONGEST):
+        place = _Place(text)
+        start = [*text[:100], -1]
+        assert place.follow(text[:100]).tolist() == text[100:]
+        assert not len(place.follow(start))
+        far = [*start, *text[100 + away : 100 + away + LONGEST]]
+        rest = place.follow(far).tolist()
+        assert rest == (text[100 + away + LONGEST :] if away < SEARCHED else [])
+        back = [*far, *text[200:204]]
+        assert place.follow(back).tolist() == text[204:]
 
 
 def test_a_request_handed_over_goes_on_with_its_prediction(seeded: random.Random) -> None:
