@@ -157,10 +157,12 @@ async def test_what_was_cached_what_was_lost_and_what_it_cost(
     async with served(tmp_path, policy="prefix_aware") as (_, workers, http):
         made = [digest(prompt[:16]), digest(prompt[:32])]
         workers[0].report(cache=CacheReport(sequence=1, whole=True, made=made, depths=[16, 32]))
-        workers[1].report(cache=CacheReport(sequence=1, whole=True, made=made[:1], depths=[16]))
+        shorter = [digest(prompt[:8]), made[0]]
+        workers[1].report(cache=CacheReport(sequence=1, whole=True, made=shorter, depths=[8, 16]))
         workers[2].report(cache=CacheReport(sequence=1, whole=True, made=made[:1], depths=[16]))
-        await known(http, 4)
+        await known(http, 5)
         workers[0].report(cache=CacheReport(sequence=2, after=1, evicted=made))
+        workers[1].report(cache=CacheReport(sequence=2, after=1, evicted=shorter[:1]))
         await known(http, 2)
         reply = await ask(http, prompt, rid="me")
         found = await explained(http, reply["id"])
@@ -278,6 +280,28 @@ async def test_each_attempt_is_told_with_its_end(tmp_path: Path, rng: random.Ran
     assert ends == [(1, "lost", "d0"), (2, "length", "d1")]
     assert "d0 was lost" in found["attempts"][0]["why"]
     assert found["attempts"][0]["ended_ms"] <= found["attempts"][1]["placed_ms"]
+
+
+async def test_what_the_reader_loses_before_it_reads_is_told(
+    tmp_path: Path, rng: random.Random
+) -> None:
+    prompt = random_ids(rng, 20)
+    made = [digest(prompt[:16])]
+    async with Cluster(tmp_path) as cluster:
+        reader, rank = FakeWorker("p0"), FakeRank("d0")
+        await cluster.add(reader, rank)
+        async with httpx.AsyncClient(base_url=cluster.http, timeout=DEADLINE_S) as http:
+            reader.report(cache=CacheReport(sequence=1, whole=True, made=made, depths=[16]))
+            await known(http, 1)
+            call = cluster.generate(prompt, max_tokens=1)
+            start = await within(rank.starts.get())
+            reader.report(cache=CacheReport(sequence=2, after=1, evicted=made))
+            await known(http, 0)
+            rank.send(tokens_of(start, [20], last=True))
+            await within(replies_of(call))
+            (lost,) = (await explained(http, start.request_id))["lost_states"]
+    assert (lost["worker"], lost["tokens"], lost["how"]) == ("p0", 16, "evicted")
+    assert lost["before_placement_s"] <= 0
 
 
 async def test_a_key_sees_its_own_requests_alone(tmp_path: Path) -> None:

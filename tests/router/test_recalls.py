@@ -57,6 +57,10 @@ async def test_a_rank_that_joins_is_given_what_waits_at_a_full_one(tmp_path: Pat
             replies = await within(replies_of(call))
             assert [t for reply in replies for t in reply.token_ids] == [20, 21]
         lines = await returns(cluster)
+        async with httpx.AsyncClient(base_url=cluster.http, timeout=DEADLINE_S) as client:
+            told = (await client.get(f"/explain/{again.request_id}")).json()["attempts"]
+        assert [each["end"] for each in told] == ["returned", "length"]
+        assert told[0]["why"] == "d0 had more requests than it runs, and another rank a free place"
         assert 'returns_total{dp_group="0",dp_rank="0",worker="d0"} 1.0' in lines
         assert 'retries_total{dp_group="0",dp_rank="0",worker="d0"} 0.0' in lines
 
@@ -78,6 +82,23 @@ async def test_an_idle_prefill_worker_is_given_what_waits_at_another(tmp_path: P
         for call in calls:
             assert [t for reply in await within(replies_of(call)) for t in reply.token_ids] == [20]
         assert rank.recalls.empty(), "each has one now"
+
+
+async def test_a_rank_that_does_not_know_recalls_keeps_what_it_has(tmp_path: Path) -> None:
+    """One of the release before answers none of them; the router asks now and then."""
+    async with Cluster(tmp_path) as cluster:
+        older, new = rank_of("d0", 1), rank_of("d1", 1)
+        await cluster.add(FakeWorker("p0"), older)
+        calls = [cluster.generate([11 + i], max_tokens=1) for i in range(2)]
+        starts = [await within(older.starts.get()) for _ in calls]
+        await cluster.add(new)
+        asked = [await within(older.recalls.get()) for _ in range(2)]
+        assert {each.request_id for each in asked} <= {start.request_id for start in starts}
+        older.send(*(tokens_of(start, [20], last=True) for start in starts))
+        for call in calls:
+            assert [t for reply in await within(replies_of(call)) for t in reply.token_ids] == [20]
+        assert new.starts.empty() and "returns_total{" in (lines := await returns(cluster))
+        assert 'returns_total{dp_group="0",dp_rank="0",worker="d0"} 0.0' in lines
 
 
 @pytest.mark.parametrize("end", ["abort", "death"])
