@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf
 
 from baton.api.backend import GenerateRequest
 from baton.api.errors import RETRY_AFTER_S
@@ -182,6 +183,7 @@ class AdmissionQueue:
             expected_tokens(request),
             len(request.prompt_ids),
             request.routed_dp_rank,
+            due=inf if request.deadline is None else request.deadline.at,
         )
         place = QueuePlace(self, waiting)
         room = self._room()

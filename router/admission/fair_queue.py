@@ -9,14 +9,17 @@ Serving Large Language Models", Sheng et al. 2024.)
 from bisect import insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
+from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from baton.core.turns import Turn
+from baton.core.turns import PASSED_A_STEP, Turn
 
 KeyName = str | None
 """The name of an API key. All requests without one have the same share."""
 _by_turn = attrgetter("turn")
+_by_due = attrgetter("due", "turn")
 
 
 @dataclass(eq=False)
@@ -29,6 +32,13 @@ class Waiting:
     prompt_tokens: int
     rank: int | None = None  # the only decode rank that may serve it
     begun: bool = False  # it had its turn before: its key is charged, and it is not displaced
+    due: float = inf  # its deadline, on any clock that all have in common
+
+    @property
+    def weight(self) -> int:
+        """Return what its priority is worth: it is the same for equal priorities."""
+        number = self.turn[1]
+        return number - self.turn[0]
 
 
 class Use(NamedTuple):
@@ -49,6 +59,19 @@ class _Flow:
     served: float = 0.0  # tokens, divided by the share
     waiting: list[Waiting] = field(default_factory=list)  # by turn
     tokens: int = 0  # of those that wait
+    due: int = 0  # of those that wait, how many have a deadline
+
+    def head(self, fits: Callable[[Waiting], bool]) -> Waiting | None:
+        """Return the next request for which `fits` is true: the first by turn, or one of the same
+        priority that is due earlier and came at most 32 requests later.
+        """
+        first = next(filter(fits, self.waiting), None)
+        if first is None or not self.due:
+            return first
+        last = first.turn[0] + PASSED_A_STEP
+        near = takewhile(lambda each: each.turn[0] < last, self.waiting)
+        equal = (each for each in near if each.weight == first.weight and fits(each))
+        return min(equal, key=_by_due)
 
 
 class FairQueue:
@@ -74,12 +97,14 @@ class FairQueue:
             flow.share = self._share_of(waiting.key)
             flow.served = max(flow.served, self._present)
         insort(flow.waiting, waiting, key=_by_turn)
+        flow.due += waiting.due < inf
         self._change(flow, 1, waiting.tokens)
 
     def remove(self, waiting: Waiting) -> None:
         """Forget a request, which costs its key nothing. It must be here."""
         flow = self._flows[waiting.key]
         flow.waiting.remove(waiting)
+        flow.due -= waiting.due < inf
         self._change(flow, -1, -waiting.tokens)
 
     def pop(
@@ -92,9 +117,7 @@ class FairQueue:
         heads = [
             (flow.served, head.turn, head)
             for key, flow in self._flows.items()
-            if flow.waiting
-            and may(key)
-            and (head := next(filter(fits, flow.waiting), None)) is not None
+            if flow.waiting and may(key) and (head := flow.head(fits)) is not None
         ]
         if not heads:
             return None

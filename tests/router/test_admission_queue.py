@@ -85,6 +85,20 @@ async def test_a_request_waits_until_a_worker_has_room() -> None:
     assert not called(fourth) and door.queue.waiting == 1
 
 
+async def test_the_request_that_is_due_first_is_called_first() -> None:
+    door = Door(capacity=0)
+    late, plain, soon = (
+        door.enter(deadline=deadline) for deadline in (Deadline.of(90.0), None, Deadline.of(30.0))
+    )
+    door.capacity = 1
+    door.queue.call_next()
+    assert [called(each) for each in (late, plain, soon)] == [True, False, True]
+    door.place(soon)
+    door.place(late)
+    door.end(soon)
+    assert called(plain)
+
+
 async def test_a_prompt_that_its_rank_computes_takes_no_prefill_workers_room() -> None:
     door = Door(capacity=9, prompt_tokens=1)
     first, second, third, fourth = (door.enter() for _ in range(4))

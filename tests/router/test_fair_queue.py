@@ -2,11 +2,13 @@
 
 import itertools
 import random
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.turns import turn_of
+from baton.core.turns import PASSED_A_STEP, turn_of
 from baton.router.admission.fair_queue import FairQueue, KeyName, Use, Waiting
 
 SHARES = {"ada": 1.0, "ben": 1.0, "cyn": 3.0}
@@ -34,6 +36,46 @@ def test_requests_of_one_key_are_served_by_turn() -> None:
     assert (len(waits), waits.tokens) == (3, 30)
     assert served(waits, 4) == [urgent, first, second]
     assert (len(waits), waits.tokens) == (0, 0)
+
+
+def due(at: float, priority: int = 0) -> Waiting:
+    return replace(waiting("ada", priority=priority), due=at)
+
+
+def test_the_earliest_deadline_is_next_among_equal_priorities() -> None:
+    waits = queue()
+    plain, late, soon, low, high = waiting("ada"), due(9.0), due(3.0), due(1.0, -1), due(5.0, 1)
+    for each in (plain, late, soon, low, high):
+        waits.add(each)
+    assert served(waits, 5) == [high, soon, late, plain, low]
+
+
+def test_a_deadline_that_does_not_fit_does_not_hold_up_the_others() -> None:
+    waits = queue()
+    soon, plain = due(1.0), waiting("ada")
+    for each in (plain, soon):
+        waits.add(each)
+    assert waits.pop(lambda each: each is not soon) is plain
+    assert served(waits, 1) == [soon]
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 20, 60])
+def test_deadlines_pass_nobody_without_end(ahead: int) -> None:
+    """However many requests with early deadlines come, each waits for less than one step of
+    priority that came after it.
+    """
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng, waits = random.Random(seed), queue()
+    first, gone = waiting("ada"), list[Waiting]()
+    waits.add(first)
+    for _ in range(300):
+        while len(waits) < ahead:
+            waits.add(due(rng.random()) if rng.random() < 0.8 else waiting("ada"))
+        gone += served(waits, 1)
+    for place, each in enumerate(gone):
+        assert sum(other.turn > each.turn for other in gone[:place]) < PASSED_A_STEP
+    assert first in gone[:PASSED_A_STEP]
 
 
 def test_a_flood_waits_behind_a_key_that_sends_little() -> None:
