@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from baton.api.backend import MAX_PRIORITY, GenerateRequest
@@ -56,7 +56,7 @@ def make_requests(
         GenerateRequest(
             request_id=new_request_id(),
             prompt_ids=tuple(prompt_ids),
-            sampling=replace(sampling, seed=nth_seed(sampling.seed, i)),
+            sampling=sampling.with_seed(nth_seed(sampling.seed, i)),
             client_id=labels.client_id,
             priority=labels.priority,
             routed_dp_rank=labels.routed_dp_rank,

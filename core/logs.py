@@ -8,6 +8,9 @@ from enum import StrEnum
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+_encode = json.JSONEncoder(default=str).encode  # `json.dumps` would make an encoder for each line
+
+
 class LogFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
@@ -32,7 +35,7 @@ class JsonFormatter(logging.Formatter):
         entry |= extra_of(record)
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str)
+        return _encode(entry)
 
 
 class TextFormatter(logging.Formatter):

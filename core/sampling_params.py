@@ -1,7 +1,7 @@
 """The sampling parameters of one answer, and their limits."""
 
 import secrets
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 from baton.core.errors import RequestError
@@ -105,7 +105,15 @@ class SamplingParams:
 
     def seeded(self) -> "SamplingParams":
         """Return these parameters with a seed: their own, or one drawn now."""
-        return self if self.seed is not None else replace(self, seed=secrets.randbits(64))
+        return self if self.seed is not None else self.with_seed(secrets.randbits(64))
+
+    def with_seed(self, seed: int | None) -> "SamplingParams":
+        """Return these parameters with another seed: 64 unsigned bits, or None. The others were
+        checked when they were given, and are not checked again.
+        """
+        made = object.__new__(SamplingParams)
+        made.__dict__.update(self.__dict__, seed=seed)
+        return made
 
     def check_prompt(self, prompt_len: int) -> None:
         """Raise RequestError where prompt scores would begin behind the prompt's end."""

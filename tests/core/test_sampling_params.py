@@ -61,6 +61,14 @@ def test_a_seed_is_drawn_only_where_none_was_given() -> None:
     assert len(drawn) == 20 and None not in drawn
 
 
+def test_another_seed_leaves_all_other_parameters_as_they_are() -> None:
+    given = {"temperature": 0.5, "stop": ("a",), "logit_bias": {3: 1.5}, "max_tokens": 7}
+    params = SamplingParams(**given)
+    for seed in (9, None):
+        assert params.with_seed(seed) == SamplingParams(**given, seed=seed)
+    assert params.seed is None
+
+
 def test_a_huge_value_is_shown_in_short() -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(max_tokens=10**4000)
