@@ -19,7 +19,7 @@ class Demands:
 
     def of(self, worker: Worker, share: int = 0) -> Demand:
         """Return the demand on a worker. share: the number of the last share that was read."""
-        workers = len(self._table.workers(worker.role)) or 1
+        workers = self._table.count(worker.role) or 1
         if worker.role is Role.PREFILL:
             held = -(-self._queue.prefilling_tokens // workers)
             waiting = self._queue.waiting_tokens

@@ -379,7 +379,7 @@ class RouterBackend:
             return
         log.info("%s %s", worker.worker_id, _what_happened(change))
         cluster = self._metrics.cluster
-        cluster.workers(worker.role, len(self._table.workers(worker.role)))
+        cluster.workers(worker.role, self._table.count(worker.role))
         if change.before is None:
             cluster.joined(worker, lambda: self._placer.placed[worker.worker_id])
         elif change.after is None:

@@ -18,11 +18,12 @@ MOST_PREFIXES = 1 << 20
 ones take the place of its oldest."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Cache:
     """The prefixes of one start of a worker."""
 
     worker: Worker  # as it was when it came
+    worker_id: str
     slot: int  # its place in `StateIndex._slots`
     name: bytes  # the slot as `StateIndex._holders` has it
     depths: dict[int, int] = field(default_factory=dict)  # by digest; oldest first
@@ -71,14 +72,15 @@ class StateIndex:
         if cache is None or (not report.whole and report.after != cache.sequence):
             return False
         cache.sequence = report.sequence
+        # Slices: protobuf makes a list at once, where an iterator costs more than the whole report.
         remove = self._remove
-        lost = {digest: n for digest in report.evicted if (n := remove(cache, digest))}
-        for digest, depth in zip(report.made, report.depths, strict=True):
+        lost = {digest: n for digest in report.evicted[:] if (n := remove(cache, digest))}
+        for digest, depth in zip(report.made[:], report.depths[:], strict=True):
             self._put(cache, digest, depth)
         if before:
             lost = {digest: before[digest] for digest in before if digest not in cache.depths}
         if lost:
-            self.evictions.add(worker.worker_id, Loss.EVICTED, lost)
+            self.evictions.add(cache.worker_id, Loss.EVICTED, lost)
         return True
 
     def add(self, worker: Worker, token_ids: Sequence[int], salt: bytes = SHARED) -> None:
@@ -96,11 +98,12 @@ class StateIndex:
         lengths = self._lengths.below(len(prompt))
         holders, slots = self._holders, self._slots
         found: dict[int, int] = {}
-        for length, digest in zip(lengths, prompt.digests(lengths), strict=True):
-            if digest in holders:
-                found |= dict.fromkeys(memoryview(holders[digest]).cast("I"), length)
+        held = map(holders.get, prompt.digests(lengths))
+        for length, names in zip(lengths, held, strict=True):
+            if names is not None:
+                found |= dict.fromkeys(memoryview(names).cast("I"), length)
         return {
-            cache.worker.worker_id: length
+            cache.worker_id: length
             for slot, length in found.items()
             if (cache := slots[slot]) is not None and not cache.leaving
         }
@@ -109,7 +112,7 @@ class StateIndex:
         """Forget all prefixes, after the caches have been emptied. What a worker reports next
         follows on from what it has reported."""
         for cache in self._caches.values():
-            self.evictions.add(cache.worker.worker_id, Loss.FLUSHED, cache.depths)
+            self.evictions.add(cache.worker_id, Loss.FLUSHED, cache.depths)
             for digest in list(cache.depths):
                 self._remove(cache, digest)
 
@@ -121,9 +124,12 @@ class StateIndex:
             if now is None:
                 return None
             slot = self._free_slot()
-            cache = _Cache(now, slot, array("I", [slot]).tobytes(), leaving=now.leaving)
+            cache = _Cache(
+                now, now.worker_id, slot, array("I", [slot]).tobytes(), leaving=now.leaving
+            )
             self._caches[worker.worker_id] = self._slots[slot] = cache
-        same = cache.worker.identity.incarnation == worker.identity.incarnation
+        had, now_has = cache.worker.identity, worker.identity
+        same = had is now_has or had.incarnation == now_has.incarnation
         return cache if same else None
 
     def _free_slot(self) -> int:
@@ -132,14 +138,16 @@ class StateIndex:
         return self._slots.index(None)
 
     def _put(self, cache: _Cache, digest: int, depth: int) -> None:
-        if digest in cache.depths:
+        depths, holders = cache.depths, self._holders
+        if digest in depths:
             self._remove(cache, digest)
         if self._entries >= self._most:
-            if not cache.depths:
+            if not depths:
                 return
-            self._remove(cache, next(iter(cache.depths)))
-        cache.depths[digest] = depth
-        self._holders[digest] = self._holders.get(digest, b"") + cache.name
+            self._remove(cache, next(iter(depths)))
+        depths[digest] = depth
+        others = holders.get(digest)
+        holders[digest] = cache.name if others is None else others + cache.name
         self._lengths.add(depth)
         self._entries += 1
 

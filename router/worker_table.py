@@ -7,7 +7,7 @@ registration until its stream ends, its lease runs out, or a newer incarnation r
 import json
 from bisect import insort
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from baton.core.errors import IncompatibleError, PeerSilentError, RequestError
@@ -34,10 +34,11 @@ class Worker:
     leaving: bool = False
     share: int | None = None  # what this router may have there; None: all, it is the only one
     routers: tuple[str, ...] = ()  # names of those with which it is registered, in order
+    worker_id: str = ""  # the identity's, which protobuf makes anew at each access
 
-    @property
-    def worker_id(self) -> str:
-        return self.identity.worker_id
+    def __post_init__(self) -> None:
+        if not self.worker_id:
+            object.__setattr__(self, "worker_id", self.identity.worker_id)
 
     @property
     def group(self) -> int:
@@ -116,6 +117,7 @@ class WorkerTable:
         self._heard: dict[str, float] = {}  # when each reported last, on the clock
         self._lost_ranks: set[int] = set()  # ranks that were lost without leaving
         self._retired_ranks: set[int] = set()  # ranks that have left for good
+        self._leaving_ranks: set[int] | None = None  # None: to be found again
         self._subscribers: list[Callable[[Change], None]] = []
         self._report_listeners: list[Callable[[Worker], None]] = []
         self._registrations = 0
@@ -133,6 +135,10 @@ class WorkerTable:
         if role is not None:
             return [self._workers[worker_id] for worker_id in self._ids[role]]
         return sorted(self._workers.values(), key=lambda worker: id_order(worker.worker_id))
+
+    def count(self, role: Role) -> int:
+        """Return the number of workers of a role."""
+        return len(self._ids[role])
 
     def worker(self, worker_id: str) -> Worker:
         """Return a registered worker. Raises KeyError for an id that is not registered."""
@@ -153,8 +159,10 @@ class WorkerTable:
 
     def has_left(self, rank: int) -> bool:
         """Return True if a decode rank of that number existed and has left, or is leaving."""
-        leaving = {w.rank for w in self.workers(Role.DECODE) if w.leaving}
-        return rank in leaving | self._retired_ranks and rank not in self.ranks()
+        if self._leaving_ranks is None:  # asked at the end of every request
+            self._leaving_ranks = {w.rank for w in self.workers(Role.DECODE) if w.leaving}
+        gone = rank in self._retired_ranks or rank in self._leaving_ranks
+        return gone and rank not in self.ranks()
 
     def retire(self, ranks: Collection[int]) -> None:
         """Record that these ranks are not started again.
@@ -204,12 +212,16 @@ class WorkerTable:
         current = self._current(worker)
         if current is None:
             return False
-        after = replace(
-            current,
-            status=current.status if status is None else status,
-            leaving=leaving,
-            share=share,
-            routers=tuple(routers),
+        after = Worker(  # not `replace`, which takes as long as all the rest of a report
+            current.identity,
+            current.role,
+            current.fingerprint,
+            current.registration,
+            current.status if status is None else status,
+            leaving,
+            share,
+            tuple(routers),
+            current.worker_id,
         )
         self._workers[worker.worker_id] = after
         self._renew(after)
@@ -260,6 +272,7 @@ class WorkerTable:
         self._publish(Change(worker, None, reason))
 
     def _publish(self, change: Change) -> None:
+        self._leaving_ranks = None
         for listener in self._subscribers:
             listener(change)
 

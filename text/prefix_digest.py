@@ -47,10 +47,11 @@ class PromptPrefixes:
         known = self._known
         if not known:
             return self._hash(lengths)
-        new = [length for length in lengths if length not in known]
-        if new:
-            self._hash(new)
-        return [known[length] for length in lengths]
+        try:
+            return [*map(known.__getitem__, lengths)]
+        except KeyError:
+            self._hash([length for length in lengths if length not in known])
+            return [*map(known.__getitem__, lengths)]
 
     def _hash(self, lengths: Sequence[int]) -> list[int]:
         """Hash these prefixes, of which none is known."""

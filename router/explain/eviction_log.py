@@ -1,7 +1,6 @@
 """The states that workers' prefix caches have lost, as far as the router heard of it."""
 
 from array import array
-from collections import deque
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
@@ -9,7 +8,7 @@ from typing import NamedTuple
 from baton.text.prefix_digest import PromptPrefixes
 
 MOST_LOST = 1 << 15
-"""Prefixes that are remembered after their loss, in about 0.5 MB: the newest ones."""
+"""Prefixes that are remembered after their loss, in about 1.2 MB: the newest ones."""
 
 
 class Loss(StrEnum):
@@ -29,16 +28,6 @@ class LostState(NamedTuple):
     how: Loss
 
 
-class _Batch(NamedTuple):
-    """The states that one worker lost at once. Arrays: most are never looked at."""
-
-    lost_s: float
-    worker: str
-    how: Loss
-    digests: "array[int]"
-    depths: "array[int]"
-
-
 class EvictionLog:
     """The newest losses of all workers. Adding one costs little; `find` reads all of them."""
 
@@ -46,31 +35,48 @@ class EvictionLog:
         """clock: monotonic, in seconds. most: prefixes."""
         self._clock = clock
         self._most = most
-        self._size = 0
-        self._batches: deque[_Batch] = deque()
+        self._added = 0  # so far; the next one is at `_added % most`
+        # Columns whose rows are written again and again: `add` allocates and frees nothing then.
+        self._digests, self._depths, self._lost_s = array("Q"), array("I"), array("d")
+        self._workers: list[str] = []
+        self._how: list[Loss] = []
 
     def __len__(self) -> int:
         """Return the number of prefixes."""
-        return self._size
+        return len(self._digests)
 
     def add(self, worker: str, how: Loss, lost: Mapping[int, int]) -> None:
         """Record what a worker has lost: lengths of prefixes in tokens, by digest, newest last."""
         if not lost:
             return
-        digests, depths = array("Q", lost), array("I", lost.values())
-        kept = slice(-self._most, None)
-        self._batches.append(_Batch(self._clock(), worker, how, digests[kept], depths[kept]))
-        self._size += len(self._batches[-1].digests)
-        while self._size > self._most:
-            self._size -= len(self._batches.popleft().digests)
+        now, most, added = self._clock(), self._most, self._added
+        for digest in lost:
+            row = added % most
+            if row == len(self._digests):
+                self._grow()
+            self._digests[row] = digest
+            self._depths[row] = lost[digest]
+            self._lost_s[row] = now
+            self._workers[row] = worker
+            self._how[row] = how
+            added += 1
+        self._added = added
+
+    def _grow(self) -> None:
+        """Add a row."""
+        for column in (self._digests, self._depths, self._lost_s):
+            column.append(0)
+        self._workers.append("")
+        self._how.append(Loss.EVICTED)
 
     def find(self, prompt: PromptPrefixes) -> list[LostState]:
         """Return the lost states of the prompt's prefixes, oldest first."""
-        lengths = sorted({n for batch in self._batches for n in batch.depths if n <= len(prompt)})
+        size = len(prompt)
+        rows = [added % self._most for added in range(self._added - len(self), self._added)]
+        lengths = sorted({depth for row in rows if (depth := self._depths[row]) <= size})
         wanted = dict(zip(prompt.digests(lengths), lengths, strict=True))
-        names = frozenset(wanted)
         return [
-            LostState(batch.lost_s, batch.worker, wanted[digest], batch.how)
-            for batch in self._batches
-            for digest in names.intersection(batch.digests)
+            LostState(self._lost_s[row], self._workers[row], wanted[digest], self._how[row])
+            for row in rows
+            if (digest := self._digests[row]) in wanted
         ]

@@ -192,6 +192,18 @@ def test_leaving_is_told_once_and_so_is_its_end(watched: Watched) -> None:
     assert len(watched.changes) == 3
 
 
+def test_a_rank_has_left_while_it_leaves_and_after(watched: Watched) -> None:
+    worker = watched.table.register(hello())
+    for leaving in (False, True, False, True):
+        watched.table.report(worker, None, leaving=leaving)
+        assert watched.table.has_left(0) is leaving
+    watched.table.remove(worker, "it has left")
+    assert watched.table.has_left(0) and not watched.table.has_left(1)
+    watched.table.register(hello(incarnation=2))
+    assert not watched.table.has_left(0)
+    assert watched.table.count(Role.DECODE) == 1 and watched.table.count(Role.PREFILL) == 0
+
+
 def test_snapshots_are_ordered_by_name_as_people_count(watched: Watched) -> None:
     for name in ("decode-10", "decode-2", "decode-1"):
         watched.table.register(hello(name))
