@@ -1,6 +1,5 @@
 """The states that prompts will leave in prefix caches, from their placement to the report."""
 
-from collections import Counter
 from collections.abc import Collection
 
 from baton.router.prefix_lengths import PrefixLengths
@@ -50,7 +49,7 @@ class ExpectedStates:
     """
 
     def __init__(self, table: WorkerTable) -> None:
-        self._by_digest: dict[int, Counter[_Start]] = {}
+        self._by_digest: dict[int, dict[_Start, int]] = {}
         self._lengths = PrefixLengths()
         self._settling: dict[_Start, list[Expected]] = {}  # until the next report
         table.subscribe(self._on_change)
@@ -63,7 +62,11 @@ class ExpectedStates:
         """Expect `will_leave` on `worker` until its report after `made`, or until `drop`."""
         expected = Expected(self, worker, will_leave)
         for depth, digest in will_leave:
-            self._by_digest.setdefault(digest, Counter())[expected.start] += 1
+            starts = self._by_digest.get(digest)
+            if starts is None:
+                self._by_digest[digest] = {expected.start: 1}
+            else:
+                starts[expected.start] = starts.get(expected.start, 0) + 1
             self._lengths.add(depth)
         return expected
 
@@ -73,10 +76,10 @@ class ExpectedStates:
         """
         lengths = self._lengths.below(len(prompt))
         found: dict[_Start, int] = {}
-        by_digest = self._by_digest
-        for length, digest in zip(lengths, prompt.digests(lengths), strict=True):
-            if digest in by_digest:
-                found |= dict.fromkeys(by_digest[digest], length)
+        expected = map(self._by_digest.get, prompt.digests(lengths))
+        for length, starts in zip(lengths, expected, strict=True):
+            if starts is not None:
+                found |= dict.fromkeys(starts, length)
         return found
 
     def heard(self, worker: Worker) -> None:

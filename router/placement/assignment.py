@@ -1,6 +1,6 @@
 """The workers of one request."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.proto.common_pb2 import StateAt
 from baton.router.expected_states import Leaves
@@ -8,8 +8,7 @@ from baton.router.placement.decision import Decision
 from baton.router.worker_table import Worker
 
 
-@dataclass(frozen=True)
-class Assignment:
+class Assignment(NamedTuple):
     """The workers of one request, for one attempt. Built by the `Placer` from a `Placement`."""
 
     prefills: tuple[Worker, ...]  # the first is tried first; the others are fallbacks

@@ -1,7 +1,6 @@
 """The facts by which one request was placed, kept for whoever asks why."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from baton.router.placement.policy import Policy
@@ -29,8 +28,7 @@ class Decision(NamedTuple):
     @property
     def prefill(self) -> RoleView:
         """Return the prefill workers. Only fullness, queues and speeds are those of then."""
-        return replace(
-            self.view.prefill,
+        return self.view.prefill._replace(
             queued_tokens=self.queued_tokens,
             prompt_token_us=self.prompt_token_us,
             fullness=self.prefill_fullness,
@@ -39,4 +37,4 @@ class Decision(NamedTuple):
     @property
     def decode(self) -> RoleView:
         """Return the decode ranks. Only their fullness is that of then."""
-        return replace(self.view.decode, fullness=self.decode_fullness)
+        return self.view.decode._replace(fullness=self.decode_fullness)

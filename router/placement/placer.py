@@ -59,7 +59,7 @@ class Placer:
         self._max_prefills = 1 + prefill_fallbacks
         self._prefill_here = prefill_here
         self._load = PlacedLoad()
-        self._columns = {role: Columns(table, role, self._load) for role in ROUTED_ROLES}
+        self._prefills, self._ranks = (Columns(table, role, self._load) for role in ROUTED_ROLES)
         self._startable: list[int] | None = None  # rows of ranks; None: to be found again
         table.subscribe(lambda change: self.reach_changed())
         self._queued = QueuedPrefixes()
@@ -90,7 +90,7 @@ class Placer:
             there is no other.
         avoid: the id of a prefill worker that is used only when there is no other.
         """
-        prefills, ranks = self._columns[Role.PREFILL], self._columns[Role.DECODE]
+        prefills, ranks = self._prefills, self._ranks
         prefill_rows = self._prefill_rows(prefills, len(prompt), avoid)
         decode_rows = self._decode_rows(only_rank, lost_on)
         if not prefill_rows or not decode_rows:
@@ -109,8 +109,8 @@ class Placer:
         placement = self._policy.place(view, wanted)
         if avoid and len(placement.prefills) < self._max_prefills:
             placement = _with_last(placement, avoid, prefills.workers)
-        at_prefill = self._prompt_at(view.prefill, placement.prefills[0], size)
-        at_rank = self._prompt_at(view.decode, placement.decode, size)
+        at_prefill = self._prompt_at(prefills, view.prefill, placement.prefills[0], size)
+        at_rank = self._prompt_at(ranks, view.decode, placement.decode, size)
         here = self._prefill_here.wanted(at_prefill, at_rank)
         first = self._table.worker(placement.decode if here else placement.prefills[0])
         cached_there, grid = to_come.get(first.worker_id, 0), first.state_grid
@@ -145,29 +145,25 @@ class Placer:
         """Return the most tokens of a prompt, cached nowhere, that each rank would compute itself
         now, by worker id.
         """
-        prefills = [self._now(w) for w in self._table.workers(Role.PREFILL) if not w.leaving]
-        shortest = min(prefills, key=_wait_s, default=None)
+        prefills, ranks = self._prefills, self._ranks
+        there = [self._at(prefills, row, 0) for row in prefills.staying]
+        shortest = min(there, key=_wait_s, default=None)
         return {
-            rank.worker_id: self._prefill_here.threshold(shortest, self._now(rank))
-            for rank in self._table.workers(Role.DECODE)
+            name: self._prefill_here.threshold(shortest, self._at(ranks, row, 0))
+            for row, name in enumerate(ranks.ids)
         }
 
-    def _now(self, worker: Worker) -> PromptAt:
-        """Return the place of an empty prompt at a worker."""
-        return self._at(worker.role, self._columns[worker.role].rows[worker.worker_id], 0)
+    def _prompt_at(self, columns: Columns, view: RoleView, worker_id: str, size: int) -> PromptAt:
+        row = columns.rows[worker_id]
+        return self._at(columns, row, size - view.cached_tokens.get(row, 0))
 
-    def _prompt_at(self, view: RoleView, worker_id: str, size: int) -> PromptAt:
-        row = self._columns[view.role].rows[worker_id]
-        return self._at(view.role, row, size - view.cached_tokens.get(row, 0))
-
-    def _at(self, role: Role, row: int, tokens: int) -> PromptAt:
+    def _at(self, columns: Columns, row: int, tokens: int) -> PromptAt:
         """Count prompts that wait at the router as queued for prefill workers, evenly: one that a
         rank computes makes room for them.
         """
-        columns, queued = self._columns[role], 0
-        if role is Role.PREFILL:
-            queued = self._queued.tokens // max(len(columns.staying), 1)
-        queued += columns.queued_tokens[row]
+        queued = columns.queued_tokens[row]
+        if columns is self._prefills and self._queued.tokens:
+            queued += self._queued.tokens // max(len(columns.staying), 1)
         load = max(columns.reported[row], columns.placed[row])
         return PromptAt(columns.workers[row].status, queued, tokens, load)
 
@@ -175,7 +171,7 @@ class Placer:
         """Return a context in which a prompt waits: those that are placed meanwhile leave the state
         after what they have in common with it.
         """
-        prefills = self._table.workers(Role.PREFILL)
+        prefills = self._prefills.workers
         return self._queued.waiting(prompt, prefills[0].state_grid if prefills else 0)
 
     def track(self, assignment: Assignment) -> InFlight:
@@ -189,18 +185,17 @@ class Placer:
     def missing(self) -> ApiError | None:
         """Return the reason why nothing can be placed; None when something can."""
         counts = {
-            Role.PREFILL: sum(not w.leaving for w in self._table.workers(Role.PREFILL)),
-            Role.DECODE: sum(map(self._can_start, self._table.workers(Role.DECODE))),
+            Role.PREFILL: len(self._prefills.staying),
+            Role.DECODE: len(self._startable_rows()),
         }
         absent = [role.value for role, count in counts.items() if not count]
         if not absent:
             return None
-        known = {role.value: len(self._table.workers(role)) for role in ROUTED_ROLES}
         return ApiError(
             ErrorCode.UNAVAILABLE,
             f"no {' and no '.join(absent)} worker is ready; registered are "
-            f"{known['prefill']} prefill and {known['decode']} decode; start one, or see why those "
-            "that should be there do not register",
+            f"{len(self._prefills.ids)} prefill and {len(self._ranks.ids)} decode; start one, or "
+            "see why those that should be there do not register",
             expected="at least one worker of each role",
             actual=f"{counts[Role.PREFILL]} prefill, {counts[Role.DECODE]} decode ready",
         )
@@ -210,16 +205,15 @@ class Placer:
 
         only_rank: as in `place`, with the same error.
         """
-        ranks = self._table.workers(Role.DECODE)
-        if all(each.leaving for each in self._table.workers(Role.PREFILL)):
+        if not self._prefills.staying:
             return False
         if only_rank is None:
-            return any(map(self._can_start, ranks))
+            return bool(self._startable_rows())
         return bool(self._decode_rows(only_rank, ()))
 
     def room(self) -> Room:
         """Return the room for further requests."""
-        prefills, ranks = self._columns[Role.PREFILL], self._columns[Role.DECODE]
+        prefills, ranks = self._prefills, self._ranks
         rows = self._startable_rows()
         if not prefills.staying or not rows:
             return Room(None)
@@ -241,7 +235,7 @@ class Placer:
 
     def places(self) -> Places:
         """Return what the workers that stay have and could have."""
-        prefills, ranks = self._columns[Role.PREFILL], self._columns[Role.DECODE]
+        prefills, ranks = self._prefills, self._ranks
         ids, reported, placed = prefills.ids, prefills.reported, prefills.placed
         return Places(
             {ranks.ids[row]: _free_places(ranks, row) for row in self._startable_rows()},
@@ -254,16 +248,16 @@ class Placer:
         """
         if worker.role is Role.PREFILL:
             return prompt_tokens(worker)
-        prefills, ranks = self._columns[Role.PREFILL], self._columns[Role.DECODE]
+        prefills, ranks = self._prefills, self._ranks
         return worker.capacity + _ahead(len(prefills.staying), len(ranks.ids))
 
     def capacity(self) -> int:
         """Return the number of requests of this router that all decode ranks run at once."""
-        ranks = self._columns[Role.DECODE]
+        ranks = self._ranks
         return sum([min(ranks.capacity[row], ranks.most[row]) for row in ranks.staying])
 
     def _decode_rows(self, only_rank: int | None, lost_on: Collection[int]) -> list[int]:
-        ranks = self._columns[Role.DECODE].workers
+        ranks = self._ranks.workers
         rows = self._startable_rows()
         if only_rank is not None and not self._table.has_left(only_rank):
             self._check_number(only_rank)
@@ -275,7 +269,7 @@ class Placer:
     def _startable_rows(self) -> list[int]:
         """Return the rows of the decode ranks on which requests can be started."""
         if self._startable is None:
-            ranks = self._columns[Role.DECODE]
+            ranks = self._ranks
             reachable = self._reachable
             self._startable = [row for row in ranks.staying if reachable(ranks.workers[row])]
         return self._startable
@@ -308,9 +302,6 @@ class Placer:
             or held[worker.worker_id] + tokens <= worker.share
         ] or rows
 
-    def _can_start(self, rank: Worker) -> bool:
-        return not rank.leaving and self._reachable(rank)
-
     def _to_come(self, prompt: PromptPrefixes, cached: Mapping[str, int]) -> dict[str, int]:
         """Return `cached` with what prompts that are placed will leave."""
         to_come = dict(cached)
@@ -327,7 +318,7 @@ class Placer:
             return None
         deepest = max(cached.values())
         row = min(row for row, tokens in cached.items() if tokens == deepest)
-        holder = self._columns[Role.DECODE].workers[row]
+        holder = self._ranks.workers[row]
         return StateAt(worker=holder.identity, tokens=deepest)
 
     def _check_number(self, rank: int) -> None:

@@ -1,8 +1,8 @@
 """The choice whether a decode rank computes a prompt itself."""
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from baton.proto.worker_pb2 import WorkerStatus
 
@@ -15,8 +15,7 @@ MOST_S = 1.0
 """The seconds that a rank may spend on one prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptAt:
+class PromptAt(NamedTuple):
     """One prompt, at one worker that may compute it."""
 
     status: WorkerStatus

@@ -25,6 +25,9 @@ class Rotation:
         if not rows:
             return []
         ids = workers.worker_ids
+        if len(rows) == 1:
+            self._last[workers.role] = ids[rows[0]]
+            return [*rows]
         last = id_order(self._last[workers.role])
         start = bisect_right(rows, last, key=lambda row: id_order(ids[row]))
         rotated = [*rows[start:], *rows[:start]]

@@ -41,7 +41,7 @@ class PrefixAware(Policy):
     def place(self, view: ClusterView, request: PlacementRequest) -> Placement:
         prefills = self._prefills(view.prefill, request)
         return Placement(
-            tuple(view.prefill.worker_ids[row] for row in prefills),
+            tuple([view.prefill.worker_ids[row] for row in prefills]),
             view.decode.worker_ids[self._rank(view.decode)],
         )
 

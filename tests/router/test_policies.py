@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -62,12 +61,12 @@ def without(view: RoleView, row: int) -> RoleView:
 
     kept = [at for at in range(len(view.worker_ids)) if at != row]
     columns = {
-        field.name: [getattr(view, field.name)[at] for at in kept]
-        for field in fields(view)
-        if field.name not in ("role", "cached_tokens", "candidates")
+        name: [getattr(view, name)[at] for at in kept]
+        for name in view._fields
+        if name not in ("role", "cached_tokens", "candidates")
     }
     candidates = [new for new, at in enumerate(kept) if at in view.candidates]
-    return replace(view, cached_tokens={}, candidates=candidates, **columns)
+    return view._replace(cached_tokens={}, candidates=candidates, **columns)
 
 
 def first(policy: RolePolicy, view: RoleView) -> str:
@@ -188,7 +187,7 @@ def test_prefix_aware_names_the_prefill_workers_with_the_least_before_an_answer(
 
 def test_prefix_aware_copies_a_prefix_once_prompts_have_waited_as_long_as_the_copy_takes() -> None:
     """Two workers, 10 tokens of the prompt cached on the first, 200 tokens queued there."""
-    view = replace(idle(2), role=Role.PREFILL, queued_tokens=[200, 0], cached_tokens={0: 10})
+    view = idle(2)._replace(role=Role.PREFILL, queued_tokens=[200, 0], cached_tokens={0: 10})
     waits = 10 * UNCACHED // 200
     policy = PrefixAware()
 
@@ -220,14 +219,14 @@ def test_prefix_aware_copies_a_prefix_once_prompts_have_waited_as_long_as_the_co
 def test_prefix_aware_counts_time_where_workers_differ_in_speed(
     us: list[float], queued: list[int], cached: dict[int, int], chosen: str
 ) -> None:
-    view = replace(idle(len(us)), role=Role.PREFILL, queued_tokens=queued, prompt_token_us=us,
+    view = idle(len(us))._replace(role=Role.PREFILL, queued_tokens=queued, prompt_token_us=us,
                    cached_tokens=cached)  # fmt: skip
     request = PlacementRequest(prompt_tokens=100, max_prefills=1)
     assert PrefixAware().place(ClusterView(view, idle(1)), request).prefills == (chosen,)
 
 
 def test_prefix_aware_stays_where_the_queue_is_no_longer_than_elsewhere() -> None:
-    view = replace(idle(2), role=Role.PREFILL, cached_tokens={0: 1})
+    view = idle(2)._replace(role=Role.PREFILL, cached_tokens={0: 1})
     policy = PrefixAware()
     request = PlacementRequest(prompt_tokens=99, max_prefills=1, prefix=7)
     for _ in range(2 * UNCACHED):
@@ -251,7 +250,7 @@ def test_prefix_aware_takes_a_rank_with_a_cached_prefix_unless_it_is_much_fuller
 
 def test_prefix_aware_gives_equals_their_turns() -> None:
     policy = PrefixAware()
-    view = ClusterView(replace(idle(3), role=Role.PREFILL), idle(3))
+    view = ClusterView(idle(3)._replace(role=Role.PREFILL), idle(3))
     request = PlacementRequest(prompt_tokens=99, max_prefills=1)
     placed = [policy.place(view, request) for _ in range(6)]
     assert [p.prefills for p in placed] == [(f"w{i}",) for i in (0, 1, 2)] * 2
