@@ -23,6 +23,10 @@ from baton.transfer.memory.segments import Kind, Segment, cut_state
 from baton.transfer.tickets import Claim, TicketTable, tell_on_loop
 
 
+def encoded(segment: Segment, payload: list[memoryview]) -> bytes:
+    return frames.encode_segment(segment, payload, checked=payload)
+
+
 def dialled(wire: Wire) -> aio.Channel:
     """Return a connection to the receiving side, as a prefill worker makes it."""
     return credentials_of("prefill", "p0").dial_worker(wire.peer, DATA_OPTIONS)
@@ -33,7 +37,7 @@ async def test_a_corrupted_segment_is_data_loss_and_named_on_both_sides(where: s
     async with connected("grpc") as wire:
         ticket, before = wire.grant(), wire.target_bytes()
         segment = Segment(Kind.KV, 8, 16)
-        good = frames.encode_segment(segment, wire.source.memory.read(segment, SOURCE), True)
+        good = encoded(segment, wire.source.memory.read(segment, SOURCE))
         at = {"start": 8, "end": 16, "payload": random.randrange(32, len(good))}[where]
         bad = bytearray(good)
         bad[at] ^= 1 << random.randrange(3)
@@ -124,7 +128,7 @@ async def test_a_message_leaves_before_the_next_one_is_made() -> None:
 async def test_the_frames_cost_less_than_two_percent() -> None:
     """32 bytes a segment: for a megabyte of state it is nothing, for 2 KB it still fits."""
     segment = Segment(Kind.STATE, 0, 2048)
-    frame = frames.encode_segment(segment, [memoryview(bytes(2048))], True)
+    frame = encoded(segment, [memoryview(bytes(2048))])
     assert len(frame) <= 1.02 * 2048
 
 

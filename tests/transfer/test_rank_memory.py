@@ -46,6 +46,8 @@ def test_every_rank_gets_what_it_keeps_and_nothing_else(
     for segment in data.draw(cuts(slots, pages, tokens)):
         payload = b"".join(source.memory.read(segment, SOURCE))
         assert payload == b"".join(whole.memory.read(segment, SOURCE))
+        checked = source.memory.checked(segment, SOURCE, [memoryview(payload)])
+        assert payload == b"".join(checked)
         target.memory.write(segment, TARGET, memoryview(payload))
         assert b"".join(target.memory.written(segment, TARGET)) == payload
     expected = RankPools(slots, pages, d, fill=0x5A)

@@ -3,6 +3,7 @@ more bytes move than that."""
 
 import contextlib
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,9 @@ from baton.transfer.channels.nixl.crossing import Crossing
 from baton.transfer.channels.nixl.endpoint import NixlEndpoint
 from baton.transfer.channels.nixl.peer import NixlPeer
 from baton.transfer.errors import ChannelError, ChecksumError, TransferError
-from baton.transfer.memory.segments import Kind, cut_kv, cut_prefix, cut_state
+from baton.transfer.memory.rank_memory import RankMemory
+from baton.transfer.memory.rank_moves import SegmentMove
+from baton.transfer.memory.segments import Kind, Segment, cut_kv, cut_prefix, cut_state
 
 # Four heads; two groups and two KV heads, of which four ranks keep each twice.
 FUSED = (SubBlock("x", 4, 5), *(SubBlock(name, 2, 3, shared=True) for name in "BC"))
@@ -111,6 +114,37 @@ async def test_bytes_that_are_sent_twice_are_noticed(channel: str) -> None:
             await writing.finish()
         await until(lambda: bool(wire.broken) or channel == "local")
         assert wire.tickets.received(ticket.claim).segments == 1
+        assert not wire.tickets.complete(ticket)
+
+
+@pytest.mark.parametrize("fault", ["another rank", "another head"])
+@pytest.mark.parametrize("channel", ["grpc", "local"])
+async def test_a_leader_that_reads_another_group_is_noticed(
+    channel: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It puts a message together from its ranks: the checksum is of what each of them keeps."""
+    source, target, _ = engines(2, 4)
+    assert isinstance(source.memory, RankMemory)
+    plan = source.memory._out
+    moves = plan.of
+
+    def mixed_up(segment: Segment) -> Iterator[SegmentMove]:
+        for move in moves(segment):
+            rank, offset = move.source.rank, move.source.offset
+            if fault == "another rank":
+                place = replace(move.source, rank=1 - rank)
+            else:  # the keys of the second of its heads, where those of the first belong
+                place = replace(move.source, offset=offset + 3 * 2)
+            yield replace(move, source=place)
+
+    monkeypatch.setattr(plan, "of", mixed_up)
+    async with connected(channel, sides=(source, target)) as wire:
+        ticket = wire.grant(FROM)
+        writing = wire.open(ticket)
+        (segment,) = cut_kv(PAGES, FROM, TOKENS, layers=(2, 3))
+        with pytest.raises(ChecksumError, match="are not what was sent"):
+            await writing.write(segment, SOURCE)
+            await writing.finish()
         assert not wire.tickets.complete(ticket)
 
 

@@ -100,9 +100,14 @@ def decode_header(frame: bytes) -> Header:
     return Header(Segment(_KINDS[kind], start, end, layers), checksum if verified else None)
 
 
-def encode_segment(segment: Segment, payload: Sequence[memoryview], verify: bool) -> bytes:
-    """Return one message. Joining its parts is the only copy of the payload."""
-    header = Header(segment, checksum_of(segment, payload) if verify else None)
+def encode_segment(
+    segment: Segment, payload: Sequence[memoryview], checked: Sequence[memoryview] | None
+) -> bytes:
+    """Return one message. Joining its parts is the only copy of the payload.
+
+    checked: the bytes whose checksum it carries, see `Memory.checked`; None: it carries none.
+    """
+    header = Header(segment, None if checked is None else checksum_of(segment, checked))
     return b"".join((encode_header(header), *payload))
 
 

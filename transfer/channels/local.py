@@ -123,13 +123,14 @@ class LocalWriteOperation:
 
     def _copy(self, segment: Segment, source: Holder, size: int) -> None:
         """Copy under the ticket's lock, on any thread. Raises what the ticket refuses with."""
-        there = self._landing.memory
-        payload = self._context.memory.read(segment, source)
+        ours, there = self._context.memory, self._landing.memory
+        payload = ours.read(segment, source)
 
         def put(target: Holder) -> None:
             there.write_pieces(segment, target, payload)
             if self._context.verify:
-                header = frames.Header(segment, frames.checksum_of(segment, payload))
+                checked = ours.checked(segment, source, payload)
+                header = frames.Header(segment, frames.checksum_of(segment, checked))
                 header.check(there.written(segment, target))
 
         self._landing.tickets.take(self._claim, segment, size, put)

@@ -45,6 +45,24 @@ class RankMemory:
             _rows(payload, move)[:] = self._place(segment, holder, move, move.source)
         return [payload.data]
 
+    def checked(
+        self, segment: Segment, holder: Holder, payload: list[memoryview]
+    ) -> list[memoryview]:
+        """Return the segment's bytes as each rank keeps them by its own layout, not by the plan
+        that `payload` was read by: they differ where that took a part from a wrong place. Of a part
+        that several ranks keep, any one's is right."""
+        (read,) = payload
+        given, kept = np.frombuffer(read, np.uint8), np.empty(len(read), np.uint8)
+        confirmed: set[int] = set()  # parts, by their places in the segment's bytes
+        for move in self._in.of(segment):
+            if move.at in confirmed:
+                continue
+            here = self._place(segment, holder, move, move.destination)
+            if np.array_equal(here, _rows(given, move)):
+                confirmed.add(move.at)
+            _rows(kept, move)[:] = here
+        return [kept.data]
+
     def written(self, segment: Segment, holder: Holder) -> list[memoryview]:
         """Return what `read` does. Raises ChecksumError where ranks that keep the same part have
         different bytes of it."""

@@ -101,6 +101,13 @@ class Memory(Protocol):
         """Return the segment's bytes, in the order in which they are sent."""
         ...
 
+    def checked(
+        self, segment: Segment, holder: Holder, payload: list[memoryview]
+    ) -> list[memoryview]:
+        """Return the bytes whose checksum travels with `payload`, which `read` has returned. They
+        are put together in another way, so that the receiver notices a mistake of `read`."""
+        ...
+
     def written(self, segment: Segment, holder: Holder) -> list[memoryview]:
         """Return what `read` does, to be compared with what was sent. Raises ChecksumError where
         that cannot be everywhere."""
@@ -138,6 +145,12 @@ class EngineMemory:
         """Return the segment's bytes, in the order in which they are sent."""
         region, bound = self._bind(segment, holder)
         return [region.read(block, piece.offset, piece.nbytes) for block, piece in bound]
+
+    def checked(
+        self, segment: Segment, holder: Holder, payload: list[memoryview]
+    ) -> list[memoryview]:
+        """Return `payload`: nobody else puts it together."""
+        return payload
 
     def written(self, segment: Segment, holder: Holder) -> list[memoryview]:
         """Return what `read` does: each byte is kept once."""

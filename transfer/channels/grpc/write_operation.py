@@ -40,8 +40,10 @@ class GrpcWriteOperation:
 
     async def write(self, segment: Segment, holder: Holder) -> None:
         """Copy the payload into a message, before the first await, and wait until it may leave."""
-        payload = self._context.memory.read(segment, holder)
-        message = frames.encode_segment(segment, payload, self._context.verify)
+        memory = self._context.memory
+        payload = memory.read(segment, holder)
+        checked = memory.checked(segment, holder, payload) if self._context.verify else None
+        message = frames.encode_segment(segment, payload, checked)
         self._waiting.append(message)
         self._more.set()
         self._context.count_sent(segment.kind, len(message))
