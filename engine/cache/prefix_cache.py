@@ -75,7 +75,7 @@ class PrefixCache:
         self.stateful = stateful
         self.tree = PrefixTree(page_size)
         self.snapshots_locked = 0
-        self.log: SnapshotLog | None = None  # told of every snapshot; None: nobody reads it
+        self.log: SnapshotLog | None = None  # told of every snapshot; None: nobody has asked
         self._on_evict = on_evict
         self._clock = 0
         # A heap by last use. A node is in it at most once; its entry may be out of date.
@@ -266,6 +266,14 @@ class PrefixCache:
         ):
             raise InvariantError(f"snapshots at {deepest_first} lie outside the run")
         return deepest_first
+
+    def log_snapshots(self) -> SnapshotLog:
+        """Tell a new log, in place of any other, of the snapshots that are here and of all changes
+        from now on."""
+        self.log = log = SnapshotLog()
+        for node in self._snapshots:
+            log.made(node, *self.tree.path_key(node))
+        return log
 
     def _take_snapshot(self, node: Node, slot: int, last: bool) -> None:
         node.snapshot = slot

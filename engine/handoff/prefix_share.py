@@ -41,9 +41,9 @@ class PrefixShare:
         self._loans: set[Loan] = set()
 
     def log_snapshots(self) -> SnapshotLog:
-        """Begin to log what becomes of the cache's snapshots. Call this before the first step."""
-        log = self._pools.cache.log = SnapshotLog()
-        return log
+        """Log what the cache has of snapshots, and what becomes of them, in place of any earlier
+        log. Call this while no step runs."""
+        return self._pools.cache.log_snapshots()
 
     @property
     def loans(self) -> Iterable[Loan]:

@@ -62,3 +62,23 @@ def test_a_digest_is_that_of_the_prompts_salt_and_tokens() -> None:
     made = log.take()
     assert made and all(made[digest(prompt[:depth], salt)] == depth for depth in made.values())
     assert log.take() == {}
+
+
+def test_a_later_log_begins_with_what_the_cache_has() -> None:
+    """The worker that an engine gets after another, as one that is started again in its process."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    engine = make_engine(pages=24, max_running=3)
+    engine.prefixes.log_snapshots()
+    engine.submit(RequestSpec("first", random_prompt(rng, 60, 61), greedy(5)))
+    run(engine)
+    log = engine.prefixes.log_snapshots()
+    has = log.take()
+    assert has and has == held(engine)
+    for number in range(8):  # until those of the first are evicted
+        engine.submit(RequestSpec(f"r{number}", random_prompt(rng, 60, 61), greedy(5)))
+        run(engine)
+    changes = log.take()
+    assert any(changes.get(each) == EVICTED for each in has)
+    assert {d: n for d, n in (has | changes).items() if n != EVICTED} == held(engine)
