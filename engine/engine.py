@@ -33,6 +33,7 @@ from baton.engine.output.output import Output, OutputCollector, PromptIds
 from baton.engine.output.result_processor import ResultProcessor
 from baton.engine.output.stop_checker import Stop
 from baton.engine.ranks.followers import Followers
+from baton.engine.ranks.leading_model import LeadingModel
 from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.schedule.admission_check import AdmissionCheck
 from baton.engine.schedule.donations import Donations
@@ -146,8 +147,13 @@ class Engine:
 
         check_memory(config)
         model = load_model(config, weights)
-        has_text = (config.model / "tokenizer.json").is_file()
-        return cls(config, model, Tokenizer.from_folder(config.model) if has_text else None)
+        try:
+            has_text = (config.model / "tokenizer.json").is_file()
+            return cls(config, model, Tokenizer.from_folder(config.model) if has_text else None)
+        except BaseException:
+            if isinstance(model, LeadingModel):  # whose other ranks nobody else would end
+                model.followers.close()
+            raise
 
     def listen(self, on_layers: OnLayers) -> None:
         """Register a listener for the layers of held requests' last chunks. Call this before the

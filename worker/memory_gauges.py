@@ -31,6 +31,12 @@ class MemoryGauges:
             "what two of them share counts for both.",
             "rank",
         )
+        self._rank_cpu = make.gauge(
+            "rank_cpu_seconds",
+            "Processor time that each tensor-parallel rank's process has used since its start, "
+            "where there are several; 0 when it has ended.",
+            "rank",
+        )
 
     def show(self, plan: MemoryPlan) -> None:
         """Export `plan` from now on, and the memory in use whenever it is scraped."""
@@ -48,10 +54,13 @@ class MemoryGauges:
         self._used.labels(**self._labels).set_function(lambda: _used_bytes(device))
 
     def show_ranks(self, processes: Sequence[int]) -> None:
-        """Export the memory in use of each rank's process, by rank, whenever it is scraped."""
+        """Export the memory in use and the processor time of each rank's process, by rank,
+        whenever they are scraped."""
         for rank, process in enumerate(processes):
             gauge = self._ranks.labels(**self._labels, rank=str(rank))
             gauge.set_function(partial(_resident_bytes, process))
+            gauge = self._rank_cpu.labels(**self._labels, rank=str(rank))
+            gauge.set_function(partial(_cpu_seconds, process))
 
 
 def _used_bytes(device: torch.device) -> int:
@@ -65,3 +74,12 @@ def _resident_bytes(process: int | None = None) -> int:
     except psutil.NoSuchProcess:
         return 0
     return resident
+
+
+def _cpu_seconds(process: int) -> float:
+    """Return the processor time that a process has used; 0 if it has ended."""
+    try:
+        times = psutil.Process(process).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)

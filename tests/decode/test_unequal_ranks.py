@@ -147,6 +147,8 @@ async def test_turns_of_conversations_go_from_p_ranks_to_d_and_back(
         for rank in range(d) if d > 1 else ():
             resident = sample(decode, "rank_memory_used_bytes", rank=str(rank))
             assert resident is not None and resident > 1 << 20
+            used = sample(decode, "rank_cpu_seconds", rank=str(rank))
+            assert used is not None and used > 0
         check_bytes(prefill, decode, d, len(firsts) + len(seconds))
 
 

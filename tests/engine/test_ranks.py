@@ -194,6 +194,23 @@ time.sleep(600)
 """
 
 
+def test_an_engine_that_cannot_be_made_ends_its_ranks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Noted(followers.Follower):
+        def __init__(self, rank: int, timeout_s: float, memory: int) -> None:
+            super().__init__(rank, timeout_s, memory)
+            started.append(self.process)
+
+    monkeypatch.setattr(followers, "Follower", Noted)
+    with pytest.raises(ConfigError, match="memory"):
+        Engine.load(options(folder, memory_bytes=1 << 20))
+    (rank,) = started
+    assert rank.poll() is not None, "the rank lives on"
+
+
 def test_a_rank_ends_when_its_leader_is_killed(folder: Path) -> None:
     leader = subprocess.Popen(
         [sys.executable, "-c", LEADER, str(folder)], stdout=subprocess.PIPE, text=True
