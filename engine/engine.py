@@ -27,13 +27,12 @@ from baton.engine.memory.plan import MemoryPlan
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
-from baton.engine.models.loader import check_memory, load_model
+from baton.engine.models.loader import check_memory, ending_ranks, load_model
 from baton.engine.output.events import Event
 from baton.engine.output.output import Output, OutputCollector, PromptIds
 from baton.engine.output.result_processor import ResultProcessor
 from baton.engine.output.stop_checker import Stop
 from baton.engine.ranks.followers import Followers
-from baton.engine.ranks.leading_model import LeadingModel
 from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.schedule.admission_check import AdmissionCheck
 from baton.engine.schedule.donations import Donations
@@ -82,11 +81,10 @@ class Engine:
         # no_buffer gives a request's live slot to the cache, so no step may run ahead of its end.
         ahead = 1 if config.overlap and not self.plan.donates_live else 0
         self._stream = stream or forward_stream(device, overlap=bool(ahead))
-        kept = kept_inputs(self.plan, model)
         drafter, guesser = drafting(config, model.config, proposers)
-        memory = self.states, self.pages, tables
-        more = config.layer_group_bytes, kept, guesser
-        self._runner = ModelRunner(model, *memory, self._stream, *more)
+        kept = kept_inputs(model, self.plan.step.kept_tokens, device)
+        more = self._stream, config.layer_group_bytes, kept, guesser
+        self._runner = ModelRunner(model, self.states, self.pages, tables, *more)
         self._steps = StepPipeline(self._runner, ahead)
         if isinstance(model, GraphedModel):
             capture = partial(model.capture, self.states, self.pages, tables.pages)
@@ -147,13 +145,9 @@ class Engine:
 
         check_memory(config)
         model = load_model(config, weights)
-        try:
+        with ending_ranks(model):
             has_text = (config.model / "tokenizer.json").is_file()
             return cls(config, model, Tokenizer.from_folder(config.model) if has_text else None)
-        except BaseException:
-            if isinstance(model, LeadingModel):  # whose other ranks nobody else would end
-                model.followers.close()
-            raise
 
     def listen(self, on_layers: OnLayers) -> None:
         """Register a listener for the layers of held requests' last chunks. Call this before the

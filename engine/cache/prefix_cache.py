@@ -267,13 +267,11 @@ class PrefixCache:
             raise InvariantError(f"snapshots at {deepest_first} lie outside the run")
         return deepest_first
 
-    def log_snapshots(self) -> SnapshotLog:
-        """Tell a new log, in place of any other, of the snapshots that are here and of all changes
-        from now on."""
-        self.log = log = SnapshotLog()
+    def tell(self, log: SnapshotLog) -> None:
+        """Tell this log alone of the snapshots that are here, and of all changes from now on."""
+        self.log = log
         for node in self._snapshots:
             log.made(node, *self.tree.path_key(node))
-        return log
 
     def _take_snapshot(self, node: Node, slot: int, last: bool) -> None:
         node.snapshot = slot

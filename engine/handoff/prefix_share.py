@@ -43,7 +43,8 @@ class PrefixShare:
     def log_snapshots(self) -> SnapshotLog:
         """Log what the cache has of snapshots, and what becomes of them, in place of any earlier
         log. Call this while no step runs."""
-        return self._pools.cache.log_snapshots()
+        self._pools.cache.tell(log := SnapshotLog())
+        return log
 
     @property
     def loans(self) -> Iterable[Loan]:

@@ -46,10 +46,15 @@ class StepMemory:
         return self.running * self.window
 
     @property
+    def kept_tokens(self) -> int:
+        """Tokens whose inputs are kept for the commit: 0 where steps verify nothing."""
+        return self.rows if self.window > 1 else 0
+
+    @property
     def kept(self) -> int:
         """Bytes of what verified tokens keep for the commit of those that are right: in each
         recurrent layer the convolution's inputs, decays and rates."""
-        return self.kept_token * self.rows if self.window > 1 else 0
+        return self.kept_token * self.kept_tokens
 
     @property
     def kept_token(self) -> int:

@@ -1,6 +1,7 @@
 """Loading a model: its configuration, then its weights."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -52,6 +53,17 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
         return LeadingModel(whole, part, followers.comm, followers)
     except BaseException:
         followers.close()
+        raise
+
+
+@contextmanager
+def ending_ranks(model: Model) -> Iterator[None]:
+    """End the processes of the model's other ranks after an error inside: nobody else would."""
+    try:
+        yield
+    except BaseException:
+        if isinstance(model, LeadingModel):
+            model.followers.close()
         raise
 
 

@@ -11,15 +11,18 @@ from multiprocessing.reduction import recv_handle
 
 import torch
 
-from baton.core.errors import BatonError
+from baton.core.errors import BatonError, InvariantError
+from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.models.base import Model
 from baton.engine.models.loader import load_part
 from baton.engine.ranks.comm import Comm, meet
+from baton.engine.ranks.commit_message import CommitMessage
 from baton.engine.ranks.gloo_comm import GlooComm
 from baton.engine.ranks.rank_messages import Begin, Failed, Joined, Loaded, RankPools
 from baton.engine.ranks.shared_memory import SharedMemory
 from baton.engine.ranks.shared_pools import mapped_pools
 from baton.engine.ranks.step_message import StepMessage
+from baton.engine.speculation.kept_inputs import kept_inputs
 
 
 def main() -> None:
@@ -58,13 +61,23 @@ def run_steps(leader: Connection, model: Model, comm: Comm, pools: RankPools) ->
     for descriptor in descriptors:
         os.close(descriptor)
     tables = torch.zeros((pools.table_rows, pools.table_width), dtype=torch.int32)
+    kept = kept_inputs(model, pools.kept_tokens, tables.device)
+    batch: ForwardBatch | None = None  # the last that ran
     with torch.inference_mode():
         while True:
-            step: StepMessage = leader.recv()
-            batch = step.batch(model, tables)
-            model.forward(batch, states, pages)
-            if not len(batch.logit_tokens):
+            message: StepMessage | CommitMessage = leader.recv()
+            if isinstance(message, StepMessage):
+                batch = message.batch(model, tables, kept)
+                logits = model.forward(batch, states, pages)
+                if not logits.shape[0]:
+                    meet(comm)
+            elif isinstance(message, CommitMessage) and batch is not None:
+                model.commit(batch, states, message.accepted())
                 meet(comm)
+            else:
+                raise InvariantError(
+                    f"the leader sent {type(message).__name__}, not a step or the commit of one"
+                )
             comm.check()
 
 

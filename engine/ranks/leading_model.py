@@ -1,9 +1,12 @@
 """The model of a replica with several ranks, as its engine sees it: rank 0's part, which tells the
 other ranks what to run."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor
 
-from baton.core.errors import InvariantError, RankError
+from baton.core.errors import RankError
 from baton.engine.config import ModelConfig
 from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
 from baton.engine.forward.recurrent_index import RecurrentIndex
@@ -12,6 +15,7 @@ from baton.engine.memory.rank_storage import RankStorage
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
 from baton.engine.ranks.comm import Comm, meet
+from baton.engine.ranks.commit_message import CommitMessage
 from baton.engine.ranks.followers import Followers
 from baton.engine.ranks.rank_messages import RankPools
 from baton.engine.ranks.shared_pools import SharedPools
@@ -27,7 +31,8 @@ class LeadingModel:
     same on all.
 
     A forward is over when all ranks have run it: the logits need every rank's last layer, and where
-    none is wanted the ranks meet. Any error in one ends the replica, with RankError.
+    none is wanted the ranks meet. So they do after a commit. Any error in one ends the replica,
+    with RankError.
     """
 
     def __init__(self, whole: ModelConfig, part: Model, comm: Comm, followers: Followers) -> None:
@@ -51,10 +56,14 @@ class LeadingModel:
     def needs_cpu_seq_lens(self) -> bool:
         return self._part.needs_cpu_seq_lens
 
-    def begin(self, states: StatePool, pages: PagePool, block_tables: Tensor) -> None:
-        """Give the other ranks pools like these, before the first step. Raises RankError."""
+    def begin(
+        self, states: StatePool, pages: PagePool, block_tables: Tensor, kept_tokens: int
+    ) -> None:
+        """Give the other ranks pools like these, before the first step. kept_tokens: those that
+        `Window.kept` has room for. Raises RankError."""
         rows, width = block_tables.shape
-        pools = RankPools(states.ids.size, pages.ids.size, pages.layout.page_size, rows, width)
+        sizes = states.ids.size, pages.ids.size, pages.layout.page_size
+        pools = RankPools(*sizes, rows, width, kept_tokens)
         own = RankStorage(states.storage, pages.storage)
         self.followers.begin(pools, SharedPools(self._whole, pools, own, self.followers.ranks))
 
@@ -66,18 +75,29 @@ class LeadingModel:
 
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """Run one step on all ranks; see `baton.engine.models.base.Model`. Raises RankError."""
-        try:
+        with self._ending_all():
             self.followers.send(self._writer.message(batch))
             logits = self._part.forward(batch, states, pages)
             if not logits.shape[0]:
                 meet(self._comm)
             self._comm.check()
             return logits
+
+    def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
+        """Write the states after accepted tokens, on all ranks, before this returns; see
+        `baton.engine.models.base.Model`. Raises RankError."""
+        with self._ending_all():
+            self.followers.send(CommitMessage.of(accepted))
+            self._part.commit(batch, states, accepted)
+            meet(self._comm)
+            self._comm.check()
+
+    @contextmanager
+    def _ending_all(self) -> Iterator[None]:
+        """End the replica after any error inside, with RankError."""
+        try:
+            yield
         except RankError:
             raise
         except Exception as error:  # a model, a kernel or gloo may raise anything
             raise self.followers.failure(error) from error
-
-    def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
-        """Refuse: the options of an engine with several ranks do not let steps verify drafts."""
-        raise InvariantError("several ranks cannot verify draft tokens yet")

@@ -24,13 +24,17 @@ class Begin:
 
 @dataclass(frozen=True)
 class RankPools:
-    """The sizes of a rank's pools, which are those of the leader's, and of its block tables."""
+    """The sizes of a rank's pools, which are those of the leader's, and of its block tables.
+
+    kept_tokens: see `kept_inputs`
+    """
 
     slots: int
     pages: int
     page_size: int
     table_rows: int
     table_width: int
+    kept_tokens: int
 
 
 @dataclass(frozen=True)

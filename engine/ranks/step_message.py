@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
+from baton.engine.forward.forward_batch import ForwardBatch, HostLengths, Window
 from baton.engine.models.base import Model
 from baton.kernels.chunks import SnapshotPlan
 
@@ -30,6 +30,7 @@ class StepMessage:
     """A step. It says nothing of requests: what to compute, and where in the pools.
 
     numbers: the batch's tensors end to end, int64; lengths: of each of them.
+    window: the tokens of each decoding request where steps verify drafts; see `Window`
     places, pages: entries of the block tables that differ from what the ranks were told before, as
     row * width + entry, and their values: int64
     """
@@ -41,11 +42,12 @@ class StepMessage:
     decode_rows: int
     host: HostLengths
     snapshots: SnapshotPlan | None
+    window: int | None
 
-    def batch(self, model: Model, block_tables: Tensor) -> ForwardBatch:
+    def batch(self, model: Model, block_tables: Tensor, kept: tuple[Tensor, ...]) -> ForwardBatch:
         """Return the batch on this rank, and bring its block tables up to date.
 
-        block_tables: [rows, width] int32
+        block_tables: [rows, width] int32. kept: this rank's; see `Window`
         """
         if self.places:
             places, pages = (_int64s(data) for data in (self.places, self.pages))
@@ -70,6 +72,7 @@ class StepMessage:
             host=self.host,
             index=index.on(block_tables.device),
             snapshots=self.snapshots,
+            window=None if self.window is None else Window(self.window, kept),
         )
 
 
@@ -91,6 +94,7 @@ class StepWriter:
             decode_rows=batch.decode_rows,
             host=batch.host,
             snapshots=batch.snapshots,
+            window=None if batch.window is None else batch.window.tokens,
         )
 
     def _changes(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:

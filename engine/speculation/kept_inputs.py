@@ -3,20 +3,19 @@
 import torch
 from torch import Tensor
 
-from baton.engine.memory.plan import MemoryPlan
 from baton.engine.models.base import Model
 
 
-def kept_inputs(plan: MemoryPlan, model: Model) -> tuple[Tensor, ...]:
-    """Allocate [most tokens, values] for each recurrent layer, in the dtype of activations. ()
-    where steps verify nothing.
+def kept_inputs(model: Model, tokens: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Allocate [tokens, values] for each recurrent layer, in the dtype of activations.
+
+    tokens: the most that one step computes of requests that decode; 0 where steps verify nothing,
+    then the result is ().
     """
-    if plan.config.window == 1:
+    if not tokens:
         return ()
     native = model.kernels.native is not None
     dtype = torch.float32 if native else model.config.dtype
-    device = torch.device(plan.config.device)
-    tokens = plan.step.rows
     return tuple(
         torch.zeros((tokens, layer.kept), dtype=dtype, device=device)
         for layer in model.config.recurrent
