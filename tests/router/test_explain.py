@@ -282,6 +282,24 @@ async def test_each_attempt_is_told_with_its_end(tmp_path: Path, rng: random.Ran
     assert found["attempts"][0]["ended_ms"] <= found["attempts"][1]["placed_ms"]
 
 
+async def test_one_that_waits_is_told_as_waiting(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        rank = FakeRank("d0")
+        await cluster.add(rank)  # and no prefill worker
+        async with httpx.AsyncClient(base_url=cluster.http, timeout=DEADLINE_S) as http:
+            body = {"prompt": [10, 11], "max_tokens": 1, "rid": "waits"}
+            asked = asyncio.create_task(http.post("/v1/completions", json=body))
+            await cluster.until_active(1)
+            found = await explained(http, "waits")
+            assert (found["status"], found["attempts"]) == ("waiting", [])
+            assert found["computed"] is None and found["timings"] is None
+            assert "waiting" in next(explanation_lines(found, None))
+            await cluster.add(FakeWorker("p0"))
+            rank.send(tokens_of(await within(rank.starts.get()), [20], last=True))
+            assert (await within(asked)).status_code == 200
+            assert (await explained(http, "waits"))["attempts"][0]["placed_ms"] > 0
+
+
 async def test_what_the_reader_loses_before_it_reads_is_told(
     tmp_path: Path, rng: random.Random
 ) -> None:
