@@ -115,8 +115,8 @@ def _times(here: Mapping[str, Any]) -> str:
     if here["prefill_ms"] is None or here["rank_ms"] is None:
         return ""
     return (
-        f" (queue and prompt {here['prefill_ms']:.1f} ms there, {here['rank_ms']:.1f} ms on the "
-        f"rank; it takes up to {here['threshold_tokens']} tokens)"
+        f" ({here['prefill_ms']:.1f} ms there, its part of the router's queue included; "
+        f"{here['rank_ms']:.1f} ms on the rank; most tokens there {here['threshold_tokens']})"
     )
 
 
