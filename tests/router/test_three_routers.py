@@ -18,6 +18,9 @@ from baton.router.server import RouterServer
 
 ROUTERS, PLACES, AHEAD = 3, 2, 2
 FLOOD, TOKENS = 60, 12
+TIMEOUT_S = 600.0
+"""The requests' own: a router refuses one at once whose turn, at the speed of a busy machine, would
+come after half of it. The test's deadline is shorter."""
 
 
 @asynccontextmanager
@@ -45,7 +48,8 @@ async def shared(router: Cluster) -> None:
 
 
 async def ask(router: Cluster, prompt: tuple[int, ...]) -> None:
-    call = router.generate(prompt, max_tokens=TOKENS, temperature=0, ignore_eos=True)
+    options = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    call = router.generate(prompt, TIMEOUT_S, **options)
     ids = [token for reply in await within(replies_of(call)) for token in reply.token_ids]
     assert ids == expected_tokens(HashModel(), prompt, TOKENS)
 
