@@ -8,7 +8,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
 MODEL ?= examples/recall/model
-COMPUTE := $(addprefix tests/,core engine kernels oracle text)
+PARALLEL := $(addprefix tests/,core engine kernels oracle text api decode examples prefill router rpc transfer worker)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -22,11 +22,11 @@ demo: $(STAMP)
 serve: $(STAMP)
 	$(BIN)/baton serve --model $(MODEL) --prefill 1 --decode 2
 
-# Two processes run the tests of rooms that only compute. The others start servers and clusters,
-# which would take turns on the same cores.
+# Two processes run the tests of rooms that start a server or two at most. The others start
+# clusters, which would take turns on the same cores.
 test: check tools
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(COMPUTE)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix --ignore ,$(COMPUTE))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PARALLEL)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix --ignore ,$(PARALLEL))
 
 # Not a part of CI. Takes an hour or more on two idle cores.
 chaos: chaos-faults chaos-load
