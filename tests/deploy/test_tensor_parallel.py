@@ -19,7 +19,6 @@ from oracle.reference import Oracle
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import StartError
-from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.config import EngineConfig
 from baton.router.config import RouterConfig
 
@@ -118,8 +117,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 @pytest.mark.cluster
 async def test_a_rank_that_dies_costs_no_answer(engine: EngineConfig, oracle: Oracle) -> None:
-    """Prefill workers have one rank, and decode workers two, which verify drafts."""
-    engine = replace(engine, speculative_algorithm=SpeculativeAlgorithm.NGRAM)
+    """Prefill workers have one rank, and decode workers two."""
     with running(engine, decode_dp=2, decode_tp=2) as cluster:
         served = Served(cluster, engine, oracle)
         ranks = {name: len(each["rank_pids"]) for name, each in served.workers().items()}

@@ -17,6 +17,7 @@ from oracle.specs import SPECS
 
 from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.engine import Engine
+from baton.engine.memory import engine_options
 from baton.engine.models.loader import load_model
 from baton.engine.output.output import Output
 from baton.engine.ranks.leading_model import LeadingModel
@@ -42,6 +43,7 @@ def test_turns_and_branches_with_drafts_get_the_tokens_of_transformers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second turns resume from states that were cached in the middle of accepted runs."""
+    monkeypatch.setattr(engine_options, "DRAFTING_RANKS", ranks)
     folder, vocab = oracle.checkpoint(name), SPECS[name].config["vocab_size"]
 
     def prompt(length: int) -> Tokens:
