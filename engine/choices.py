@@ -46,3 +46,8 @@ WINDOWS = (1, 2, 4, 8)
 """Tokens that one step may compute of a request that decodes."""
 RANK_TIMEOUT_S = 60.0
 """Seconds that a rank waits for the other ranks of its replica in a step."""
+
+
+def windows_up_to(most: int) -> tuple[int, ...]:
+    """Return the windows of more than one token that steps may have, `most` being the largest."""
+    return tuple(size for size in WINDOWS[1:] if size <= most)

@@ -43,7 +43,7 @@ from baton.engine.schedule.row_planner import RowPlanner
 from baton.engine.schedule.scheduler import Scheduler
 from baton.engine.schedule.tracker import Tracker
 from baton.engine.speculation.drafter import drafting
-from baton.engine.speculation.kept_inputs import kept_inputs
+from baton.engine.speculation.kept_inputs import kept_inputs, windows
 from baton.engine.speculation.proposer import Proposers
 from baton.engine.status import EngineStatus, engine_status
 from baton.text.grammar import CompiledGrammar, GrammarCompiler
@@ -87,8 +87,8 @@ class Engine:
         self._runner = ModelRunner(model, self.states, self.pages, tables, *more)
         self._steps = StepPipeline(self._runner, ahead)
         if isinstance(model, GraphedModel):
-            capture = partial(model.capture, self.states, self.pages, tables.pages)
-            self._stream.submit(capture).result(STEP_DEADLINE_S)
+            known = self.states, self.pages, tables.pages, windows(kept, config.window)
+            self._stream.submit(partial(model.capture, *known)).result(STEP_DEADLINE_S)
         self._pools = CachedPools(
             self.states, self.pages, tables, config.prefix_caching, self.counters
         )

@@ -6,18 +6,17 @@ intercepts the launches.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
+from baton.bench.gpu.maker import WINDOW, Maker
 from baton.bench.gpu.sizes import Sizes
-from baton.kernels.chunks import RaggedRows
 from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
 from baton.kernels.gated_delta import CHUNK
 from baton.kernels.mamba2 import Mamba2Weights
 from baton.kernels.rope import rope_cache
-from baton.kernels.triton import conv1d, delta_mixer, mamba2
+from baton.kernels.triton import conv1d, delta_mixer, mamba2, verify
 from baton.kernels.triton.attention_decode import paged_attn_decode
 from baton.kernels.triton.attention_prefill import paged_attn_prefill
 from baton.kernels.triton.elementwise import geglu, relu2, sigmoid_gated, swiglu
@@ -46,34 +45,6 @@ class KernelCase:
     run: Callable[[], object]
     bytes: int
     flops: int = 0
-
-
-@dataclass(frozen=True)
-class Maker:
-    """Random tensors on a device."""
-
-    device: torch.device
-    dtype: torch.dtype
-
-    def floats(self, *size: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.empty(size, dtype=dtype or self.dtype, device=self.device).normal_()
-
-    def wide(self, *size: int) -> Tensor:
-        return self.floats(*size, dtype=torch.float32)
-
-    def ints(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self.device)
-
-    def slots(self, count: int) -> Tensor:
-        return self.ints(list(range(1, count + 1)))
-
-    def rows(self, lengths: list[int]) -> RaggedRows:
-        """Return rows of prompts from their first token, in slots 1, 2, ..."""
-        starts = (0, *accumulate(lengths))
-        slots = self.slots(len(lengths))
-        fresh = torch.zeros(len(lengths), dtype=torch.bool, device=self.device)
-        lens = (self.ints(list(starts)), starts, (0,) * len(lengths))
-        return RaggedRows(*lens, slots, slots, fresh)
 
 
 def cases(sizes: Sizes, make: Maker) -> list[KernelCase]:
@@ -116,6 +87,8 @@ def _mamba(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[
     ssm_pool = make.wide(rows + 1, heads, head_dim, state)
     slots = make.slots(rows)
     token, prompt = make.floats(rows, columns), make.floats(sizes.prompt, columns)
+    accepted = make.accepted(rows)
+    window, kept = (make.floats(WINDOW * rows, n) for n in (columns, columns - inner))
     rows_of = mamba2.plan_mamba2_prefill((0, sizes.prompt), (0,), width, chunk, None)
     plan = rows_of.on(make.device)(make.rows([sizes.prompt]))
     size = make.dtype.itemsize
@@ -126,6 +99,16 @@ def _mamba(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[
             "mamba2_step",
             lambda: mamba2.mamba2_step(weights, token, conv_pool, ssm_pool, slots, slots),
             rows * (8 * per_state + size * (2 * channels * (width - 1) + columns + inner)),
+        ),
+        KernelCase(
+            "mamba2_verify",
+            lambda: verify.mamba2_verify(weights, window, conv_pool, ssm_pool, slots, None, kept),
+            rows * (4 * per_state + size * (channels * (width - 1) + WINDOW * (columns + inner))),
+        ),
+        KernelCase(
+            "mamba2_commit",
+            lambda: verify.mamba2_commit(weights, kept, conv_pool, ssm_pool, accepted),
+            rows * (8 * per_state + size * (channels * (width - 1) + WINDOW * kept.shape[1])),
         ),
         KernelCase(
             "mamba2_prefill",
@@ -158,6 +141,8 @@ def _delta(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[
         columns = (channels, heads * V, heads, decays)
         return DeltaInputs(*(make.floats(tokens, size) for size in columns))
 
+    accepted = make.accepted(rows)
+    window, kept = inputs(WINDOW * rows), make.floats(WINDOW * rows, channels + heads + decays)
     token, prompt, ragged = inputs(rows), inputs(sizes.prompt), make.rows([sizes.prompt])
     lens = (ragged.cu_seqlens_host, ragged.prefix_lens_host)
     plan = delta_mixer.plan_delta_prefill(*lens, width, None).on(make.device)(ragged)
@@ -169,6 +154,16 @@ def _delta(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[
             "delta_step",
             lambda: delta_mixer.gated_delta_step(weights, token, conv_pool, pool, slots, slots),
             rows * (8 * per_state + one + 2 * size * channels * (width - 1)),
+        ),
+        KernelCase(
+            "delta_verify",
+            lambda: verify.gated_delta_verify(weights, window, conv_pool, pool, slots, None, kept),
+            rows * (4 * per_state + WINDOW * one + size * channels * (width - 1)),
+        ),
+        KernelCase(
+            "delta_commit",
+            lambda: verify.gated_delta_commit(weights, kept, conv_pool, pool, accepted),
+            rows * (8 * per_state + size * (channels * (width - 1) + WINDOW * kept.shape[1])),
         ),
         KernelCase(
             "delta_prefill",
@@ -184,6 +179,8 @@ def _conv(sizes: Sizes, width: int, make: Maker) -> list[KernelCase]:
     weight, slots = make.wide(channels, width), make.slots(rows)
     pool = make.floats(rows + 1, channels, width - 1)
     token, prompt = make.floats(rows, 3 * channels), make.floats(sizes.prompt, 3 * channels)
+    accepted = make.accepted(rows)
+    window, kept = make.floats(WINDOW * rows, 3 * channels), make.floats(WINDOW * rows, channels)
     rows_of = conv1d.plan_gated_conv_prefill((0, sizes.prompt), (0,), width, None)
     plan = rows_of.on(make.device)(make.rows([sizes.prompt]))
     size = make.dtype.itemsize * channels
@@ -192,6 +189,16 @@ def _conv(sizes: Sizes, width: int, make: Maker) -> list[KernelCase]:
             "conv_step",
             lambda: conv1d.gated_conv_step(token, weight, None, pool, slots, slots),
             rows * size * (4 + 2 * (width - 1)),
+        ),
+        KernelCase(
+            "conv_verify",
+            lambda: verify.gated_conv_verify(window, weight, None, pool, slots, None, kept),
+            rows * size * (5 * WINDOW + width - 1),
+        ),
+        KernelCase(
+            "conv_commit",
+            lambda: verify.gated_conv_commit(kept, width, pool, accepted),
+            rows * size * 2 * (width - 1),
         ),
         KernelCase(
             "conv_prefill", lambda: plan(prompt, weight, None, pool), 4 * sizes.prompt * size

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import torch
 
-from baton.bench.gpu.kernel_cases import Maker
+from baton.bench.gpu.maker import Maker
 from baton.bench.gpu.sizes import Sizes
 
 Call = Callable[[], object]

@@ -30,8 +30,9 @@ from triton.testing import do_bench
 
 from baton.bench.gpu.aot import HOPPER, compile_for
 from baton.bench.gpu.device_engine import PROMPT, GpuEngine
-from baton.bench.gpu.kernel_cases import KernelCase, Maker, cases
+from baton.bench.gpu.kernel_cases import KernelCase, cases
 from baton.bench.gpu.kernel_peers import peers
+from baton.bench.gpu.maker import Maker
 from baton.bench.gpu.models import FEW_LAYERS
 from baton.bench.gpu.models import MODELS as ENGINE_MODELS
 from baton.bench.gpu.parts import GpuRun, Limits, Part, Task

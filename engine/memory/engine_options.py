@@ -3,7 +3,13 @@
 import math
 
 from baton.core.errors import ConfigError
-from baton.engine.choices import LEAST_CAPACITY, MOST_CAPACITY, WINDOWS, Beside
+from baton.engine.choices import (
+    LEAST_CAPACITY,
+    MOST_CAPACITY,
+    WINDOWS,
+    Beside,
+    SpeculativeAlgorithm,
+)
 from baton.engine.config import EngineConfig, ModelConfig
 
 DRAFTING_RANKS = 1
@@ -39,10 +45,10 @@ def check_options(
             "cached_snapshots and mamba_full_memory_ratio both size the slots for snapshots: "
             f"give one of them; got {config.cached_snapshots} and {ratio}"
         )
-    if config.window > 1 and config.device != "cpu":
+    if config.speculative_algorithm is SpeculativeAlgorithm.AUTO and config.device != "cpu":
         raise ConfigError(
-            "speculative_algorithm is for CPUs: steps that verify draft tokens are not built "
-            f"for GPUs yet; use speculative_algorithm off with device {config.device}"
+            "speculative_algorithm auto is for CPUs, because it chooses by the measured time of "
+            f"steps; use speculative_algorithm ngram or off with device {config.device}"
         )
     if config.window > 1 and donates_live:
         raise ConfigError(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import prod
 
+from baton.engine.choices import windows_up_to
 from baton.engine.config import ModelConfig
 from baton.engine.memory.layout import AttentionShape, LatentShape
 from baton.engine.replay.batch_sizes import kept_bytes
@@ -115,7 +116,8 @@ class StepMemory:
         of the largest."""
         if not self._on_gpu:
             return 0
-        kept = kept_bytes(self.running, self.model.vocab_size)
+        windows = windows_up_to(self.window)
+        kept = kept_bytes(self.running, self.model.vocab_size, windows)
         return kept + _FLOAT32 * self.running * self._widest
 
     @property

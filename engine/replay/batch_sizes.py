@@ -1,5 +1,7 @@
 """The numbers of rows of captured decode steps, and the memory that captures keep."""
 
+from collections.abc import Sequence
+
 # Sizes up to _FINE are powers of two, then multiples of it: at most a fifth of a large batch is
 # padding, and a padding row costs no attention and no state that is not in the cache.
 _FINE = 8
@@ -18,7 +20,18 @@ def batch_sizes(most: int) -> tuple[int, ...]:
     return (*sorted(sizes), most)
 
 
-def kept_bytes(most: int, vocab_size: int) -> int:
+def window_sizes(most: int, tokens: int) -> tuple[int, ...]:
+    """Return the numbers of requests of the captured steps that verify `tokens` tokens of each.
+
+    None has more rows than the largest step of one token a request, so that logits, which captured
+    steps keep, take no more memory than those steps'. Larger windows run without a capture.
+    """
+    return batch_sizes(most // tokens) if most >= tokens else ()
+
+
+def kept_bytes(most: int, vocab_size: int, windows: Sequence[int] = ()) -> int:
     """Return the bytes of all captured steps' inputs and logits, which stay from one replay to the
-    next."""
-    return sum(batch_sizes(most)) * (8 * _FIELDS + 4 * vocab_size)
+    next. windows: tokens of a request that steps verify, other than 1."""
+    rows = sum(batch_sizes(most))
+    rows += sum(tokens * sum(window_sizes(most, tokens)) for tokens in windows)
+    return rows * (8 * _FIELDS + 4 * vocab_size)

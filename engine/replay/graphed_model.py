@@ -2,23 +2,24 @@
 
 A captured step runs on fixed memory: a batch is copied in, and rows that it lacks are padding rows,
 which use slot 0 and page 0. So a few sizes serve every batch, and a replay is a copy and a launch.
+Steps that verify several tokens a request are captured by those tokens too, and so is their commit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from baton.engine.config import ModelConfig
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
+from baton.engine.forward.forward_batch import ForwardBatch, HostLengths, Window
 from baton.engine.forward.recurrent_index import RecurrentIndex
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
-from baton.engine.replay.batch_sizes import batch_sizes
+from baton.engine.replay.batch_sizes import window_sizes
 from baton.engine.replay.static_step import StaticStep
 from baton.kernels.base import Kernels
 from baton.kernels.chunks import SnapshotPlan
@@ -60,6 +61,35 @@ class _Captured:
         return self.logits[: batch.rows]
 
 
+@dataclass(frozen=True)
+class _CapturedCommit:
+    """fields: [5, requests] int64, of `Accepted` in order but for has_initial."""
+
+    fields: Tensor
+    has_initial: Tensor
+    replay: Callable[[], None]
+
+    def run(self, accepted: Accepted) -> None:
+        """Replay the commit. Rows that `accepted` lacks accept no token."""
+        given = [field for field in (*accepted[:2], *accepted[3:]) if field is not None]
+        requests = accepted.counts.shape[0]
+        self.fields.zero_()
+        torch._foreach_copy_([field[:requests] for field in self.fields], given, non_blocking=True)
+        if accepted.has_initial is None:
+            self.has_initial.fill_(True)
+        else:
+            self.has_initial[:requests].copy_(accepted.has_initial)
+        self.replay()
+
+
+class _Memory(NamedTuple):
+    """The memory that captured steps read and write where it lies."""
+
+    states: StatePool
+    pages: PagePool
+    block_tables: Tensor
+
+
 class GraphedModel:
     """A `Model` whose steps of decode rows alone are replayed; any other runs as it is.
 
@@ -68,10 +98,13 @@ class GraphedModel:
 
     def __init__(self, model: Model, max_rows: int, capture: Capture) -> None:
         self._model = model
-        self._sizes = batch_sizes(max_rows)
+        self._max_rows = max_rows
         self._capture = capture
-        self._captured: dict[int, _Captured] = {}
-        self._pools: tuple[StatePool, PagePool, Tensor] | None = None
+        # By requests, and tokens of each; 0: a step that verifies nothing.
+        self._captured: dict[tuple[int, int], _Captured] = {}
+        self._commits: dict[tuple[int, int], _CapturedCommit] = {}
+        self._memory: _Memory | None = None
+        self._kept: tuple[Tensor, ...] | None = None
 
     @property
     def config(self) -> ModelConfig:
@@ -95,38 +128,92 @@ class GraphedModel:
         """Plan one step; see `baton.engine.models.base.Model`."""
         return self._model.plan(host, decode_rows, snapshots)
 
-    def capture(self, states: StatePool, pages: PagePool, block_tables: Tensor) -> None:
-        """Capture every size, the largest first: the others find its memory free."""
-        for size in reversed(self._sizes):
-            self._at(size, states, pages, block_tables)
+    def capture(
+        self,
+        states: StatePool,
+        pages: PagePool,
+        block_tables: Tensor,
+        windows: Sequence[Window] = (),
+    ) -> None:
+        """Capture every size, the largest first: the others find its memory free.
+
+        windows: of each number of tokens that steps verify, with their commits.
+        """
+        memory = _Memory(states, pages, block_tables)
+        for window in (None, *windows):
+            for size in reversed(self._sizes(window)):
+                found = self._at(size, window, memory)
+                if window is not None:
+                    self._commit_at(size, window, found.inputs.batch, states)
 
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """Run one step; see `baton.engine.models.base.Model`."""
-        if not self._replayable(batch):
+        size = self._size(batch)
+        alone = batch.decode_rows == batch.rows == batch.logit_tokens.shape[0]
+        if size is None or not alone or batch.progress is not None:
             return self._model.forward(batch, states, pages)
-        size = next(size for size in self._sizes if size >= batch.rows)
-        return self._at(size, states, pages, batch.block_tables).run(batch)
+        memory = _Memory(states, pages, batch.block_tables)
+        return self._at(size, batch.window, memory).run(batch)
 
     def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
         """Write the states after accepted tokens; see `baton.engine.models.base.Model`."""
-        self._model.commit(batch, states, accepted)
+        size, window = self._size(batch), batch.window
+        found = None
+        if size is not None and window is not None and self._is_on(batch, states):
+            found = self._captured.get((size, window.tokens))
+        if found is None or window is None or size is None:
+            self._model.commit(batch, states, accepted)
+            return
+        self._commit_at(size, window, found.inputs.batch, states).run(accepted)
 
-    def _replayable(self, batch: ForwardBatch) -> bool:
-        return (
-            batch.decode_rows == batch.rows == batch.logit_tokens.shape[0]
-            and batch.rows <= self._sizes[-1]
-            and batch.progress is None
-            and batch.window is None
-        )
+    def _sizes(self, window: Window | None) -> tuple[int, ...]:
+        return window_sizes(self._max_rows, 1 if window is None else window.tokens)
 
-    def _at(self, size: int, states: StatePool, pages: PagePool, block_tables: Tensor) -> _Captured:
-        known = self._pools
-        if known is None or not all(map(is_, known, (states, pages, block_tables))):
+    def _size(self, batch: ForwardBatch) -> int | None:
+        """Return the requests of the captured step that has room for those that decode."""
+        sizes = self._sizes(batch.window)
+        return next((size for size in sizes if size >= batch.decode_requests), None)
+
+    def _is_on(self, batch: ForwardBatch, states: StatePool) -> bool:
+        kept = None if batch.window is None else batch.window.kept
+        return self._memory is not None and self._memory.states is states and self._kept is kept
+
+    def _at(self, size: int, window: Window | None, memory: _Memory) -> _Captured:
+        if self._memory is None or not all(map(is_, self._memory, memory)):
             self._captured.clear()
-            self._pools = states, pages, block_tables
-        if size not in self._captured:
+            self._commits.clear()
+            self._memory, self._kept = memory, None
+        if window is not None and self._kept is not window.kept:
+            for held in (self._captured, self._commits):
+                for key in [key for key in held if key[1]]:
+                    del held[key]
+            self._kept = window.kept
+        key = size, 0 if window is None else window.tokens
+        if key not in self._captured:
             # The kernels must read has_initial on the device: it differs between replays.
-            inputs = StaticStep.of(size, block_tables, has_initial=False)
+            inputs = StaticStep.of(
+                size * max(1, key[1]), memory.block_tables, has_initial=False, window=window
+            )
+            states, pages = memory.states, memory.pages
             replay, logits = self._capture(lambda: self._model.forward(inputs.batch, states, pages))
-            self._captured[size] = _Captured(inputs, replay, logits)
-        return self._captured[size]
+            self._captured[key] = _Captured(inputs, replay, logits)
+        return self._captured[key]
+
+    def _commit_at(
+        self, size: int, window: Window, batch: ForwardBatch, states: StatePool
+    ) -> _CapturedCommit:
+        key = size, window.tokens
+        if key not in self._commits:
+            device = batch.token_ids.device
+            fields = torch.zeros((5, size), dtype=torch.int64, device=device)
+            has_initial = torch.ones(size, dtype=torch.bool, device=device)
+            reads, writes, counts, track_slots, track_counts = fields
+            accepted = Accepted(reads, writes, has_initial, counts, track_slots, track_counts)
+
+            def commit() -> Tensor:
+                self._model.commit(batch, states, accepted)
+                return fields
+
+            replay, _ = self._capture(commit)
+            self._commits[key] = _CapturedCommit(fields, has_initial, replay)
+        return self._commits[key]

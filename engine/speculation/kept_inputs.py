@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from baton.engine.choices import windows_up_to
+from baton.engine.forward.forward_batch import Window
 from baton.engine.models.base import Model
 
 
@@ -20,3 +22,8 @@ def kept_inputs(model: Model, tokens: int, device: torch.device) -> tuple[Tensor
         torch.zeros((tokens, layer.kept), dtype=dtype, device=device)
         for layer in model.config.recurrent
     )
+
+
+def windows(kept: tuple[Tensor, ...], most: int) -> tuple[Window, ...]:
+    """Return the windows of several tokens that steps may have, `most` being the largest."""
+    return tuple(Window(size, kept) for size in windows_up_to(most))

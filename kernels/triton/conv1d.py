@@ -17,7 +17,7 @@ from baton.kernels.triton.shapes import packed
 
 _CHANNELS = 128  # of one program of a prompt
 _TOKENS = 16  # of one program of a prompt
-_STEP_CHANNELS = 256  # of one program of a decode step
+STEP_CHANNELS = 256  # of one program of a decode step
 
 # What the inputs are multiplied with, and the outputs: [T, C], as far apart as the inputs.
 Gates = tuple[Tensor, Tensor] | tuple[None, None]
@@ -42,7 +42,7 @@ def causal_conv1d_update(
     y = x.new_empty((rows, channels))
     if rows == 0:
         return y
-    _conv_update[(triton.cdiv(channels, _STEP_CHANNELS), rows)](
+    _conv_update[(triton.cdiv(channels, STEP_CHANNELS), rows)](
         packed(x),
         *gates,
         weight,
@@ -57,14 +57,14 @@ def causal_conv1d_update(
         channels,
         WIDTH=weight.shape[1],
         SILU=silu,
-        BLOCK=_STEP_CHANNELS,
+        BLOCK=STEP_CHANNELS,
         num_warps=4,
     )
     return y
 
 
 @triton.jit
-def _inputs(x, before, place, mask):
+def conv_inputs(x, before, place, mask):
     """Return the convolution's float32 inputs at `place`, rounded as a window keeps them."""
     value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
     if before is not None:
@@ -114,9 +114,9 @@ def _conv_update(
         total += value * tl.load(weight + channel * WIDTH + tap, mask=inside, other=0.0)
         if tap > 0:
             tl.store(target + tap - 1, value, mask=inside)
-    newest = _inputs(x, before, row * x_stride + channel, inside)
+    newest = conv_inputs(x, before, row * x_stride + channel, inside)
     total += newest * tl.load(weight + channel * WIDTH + LEAD, mask=inside, other=0.0)
-    tl.store(target + LEAD - 1, newest, mask=inside)
+    tl.store(target + LEAD - 1, narrow(newest, pool.dtype.element_ty), mask=inside)
     if SILU:
         total = total * sigmoid(total)
     if after is not None:
@@ -328,7 +328,7 @@ def _convolve(
     for tap in tl.static_range(WIDTH):
         source = token - LEAD + tap
         seen = inside & (source >= first)[:, None]
-        value = _inputs(x, before, source[:, None] * x_stride + channel[None, :], seen)
+        value = conv_inputs(x, before, source[:, None] * x_stride + channel[None, :], seen)
         if tap < LEAD:
             earlier = inside & ((source < first) & (source >= known))[:, None]
             place = (source - first + LEAD)[:, None]
@@ -379,7 +379,7 @@ def _keep_windows(
             token = end - LEAD + tap
             value = tl.zeros((BLOCK,), tl.float32)
             if token >= first:
-                value = _inputs(x, before, token * x_stride + channel, inside)
+                value = conv_inputs(x, before, token * x_stride + channel, inside)
             elif started:
                 value = tl.load(source + (token - first + LEAD), mask=inside, other=0.0).to(
                     tl.float32

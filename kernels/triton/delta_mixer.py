@@ -39,7 +39,7 @@ def gated_delta_step(
     o = gated_delta_update(
         q, k, v, inputs.a, inputs.b, state_pool, *slots, has_initial, decay=decay
     )
-    return _gated_norm(weights, o, inputs.z)
+    return norm_of_deltas(weights, o, inputs.z)
 
 
 def plan_delta_prefill(
@@ -68,12 +68,13 @@ def _prefill_of(tiles: ConvTiles, chunks: PromptChunks) -> DeltaPrefill:
         q, k, v = weights.split_conv(conv)
         decay = (weights.A, weights.dt_bias)
         o = gated_delta_prompts(q, k, v, inputs.a, inputs.b, state_pool, chunks, decay)
-        return _gated_norm(weights, o, inputs.z)
+        return norm_of_deltas(weights, o, inputs.z)
 
     return prefill
 
 
-def _gated_norm(weights: DeltaWeights, o: Tensor, z: Tensor) -> Tensor:
+def norm_of_deltas(weights: DeltaWeights, o: Tensor, z: Tensor) -> Tensor:
+    """Gate and norm each head: o [T, Hv, V], z [T, Hv V] float -> [T, Hv V], dtype of o."""
     return gated_norm(
         o.flatten(1), z, weights.norm_weight, weights.eps, weights.value_dim,
         norm_before_gate=True, silu=weights.silu_gate,

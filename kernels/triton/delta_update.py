@@ -5,12 +5,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.triton.arithmetic import sigmoid, softplus
+from baton.kernels.triton.arithmetic import narrow, sigmoid, softplus
 from baton.kernels.triton.shapes import block, packed
 
 UNIT_EPS = tl.constexpr(1e-6)
 # Values of a state that one program holds: four warps keep them in 64 registers a thread.
 _STATE_BLOCK = 8192
+
+
+def delta_block(K: int, V: int) -> tuple[int, int]:
+    """Return how much of a head's state [K, V] one program holds: some of its columns."""
+    height = block(K)
+    return height, min(block(V), max(1, _STATE_BLOCK // height))
 
 
 def gated_delta_update(
@@ -36,8 +42,7 @@ def gated_delta_update(
     if rows == 0:
         return out
     A, dt_bias = decay if decay is not None else (None, None)
-    height = block(K)
-    width = min(block(V), max(1, _STATE_BLOCK // height))
+    height, width = delta_block(K, V)
     _delta_update[(triton.cdiv(V, width), heads, rows)](
         packed(q), packed(k), packed(v), packed(g), packed(beta), packed(pool),
         read_slots, write_slots, has_initial, A, dt_bias, out,
@@ -52,6 +57,29 @@ def gated_delta_update(
 def unit(x, axis: tl.constexpr):
     """Scale float32 to length one along an axis, which is kept."""
     return x * tl.rsqrt(tl.sum(x * x, axis=axis, keep_dims=True) + UNIT_EPS)
+
+
+@triton.jit
+def advance(state, key, value, log, rate, CHANNELS: tl.constexpr):
+    """Advance columns of a float32 state [K, V] by one token: key [K] of length one, value [V], the
+    logarithm of the decay, [K] or one number, and the learning rate."""
+    if CHANNELS:
+        state = state * tl.exp(log)[:, None]
+    else:
+        state = state * tl.exp(log)
+    correction = (value - tl.sum(state * key[:, None], axis=0)) * rate
+    return state + key[:, None] * correction[None, :]
+
+
+@triton.jit
+def decay_of(g, A, dt_bias, head, i, in_k, K, CHANNELS: tl.constexpr):
+    """Return the logarithm of a token's decay, from what its projection gives at `g`."""
+    if CHANNELS:
+        log = tl.load(g + head * K + i, mask=in_k, other=0.0).to(tl.float32)
+        log += tl.load(dt_bias + head * K + i, mask=in_k, other=0.0)
+    else:
+        log = tl.load(g + head).to(tl.float32) + tl.load(dt_bias + head)
+    return tl.load(A + head) * softplus(log)
 
 
 @triton.jit
@@ -105,23 +133,15 @@ def _delta_update(
     key, query = unit(key, 0), unit(query, 0) * scale
     value = tl.load(v + row * v_stride + head * V + j, mask=in_v, other=0.0).to(tl.float32)
     rate = tl.load(beta + row * beta_stride + head).to(tl.float32)
-    if CHANNELS:
+    if A is not None:
+        log = decay_of(g + row * g_stride, A, dt_bias, head, i, in_k, K, CHANNELS)
+        rate = sigmoid(rate)
+    elif CHANNELS:
         log = tl.load(g + row * g_stride + head * K + i, mask=in_k, other=0.0).to(tl.float32)
     else:
         log = tl.load(g + row * g_stride + head).to(tl.float32)
-    if A is not None:
-        if CHANNELS:
-            log += tl.load(dt_bias + head * K + i, mask=in_k, other=0.0)
-        else:
-            log += tl.load(dt_bias + head)
-        log = tl.load(A + head) * softplus(log)
-        rate = sigmoid(rate)
-    if CHANNELS:
-        state = state * tl.exp(log)[:, None]
-    else:
-        state = state * tl.exp(log)
-    correction = (value - tl.sum(state * key[:, None], axis=0)) * rate
-    state += key[:, None] * correction[None, :]
-    tl.store(pool + tl.load(write_slots + row) * slot_stride + place, state, mask=inside)
+    state = advance(state, key, value, log, rate, CHANNELS)
+    target = pool + tl.load(write_slots + row) * slot_stride
+    tl.store(target + place, narrow(state, pool.dtype.element_ty), mask=inside)
     read = tl.sum(state * query[:, None], axis=0)
     tl.store(out + (row * heads + head) * V + j, read, mask=in_v)

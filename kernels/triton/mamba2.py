@@ -41,7 +41,7 @@ def mamba2_step(
         ssm_pool, *slots, x, dt, weights.A, B, C, weights.D, weights.dt_bias, weights.dt_limit,
         has_initial,
     )  # fmt: skip
-    return _gated_norm(weights, y.flatten(1), z)
+    return norm_of_states(weights, y.flatten(1), z)
 
 
 def plan_mamba2_prefill(
@@ -75,11 +75,12 @@ def _prefill_of(tiles: ConvTiles, chunks: PromptChunks) -> Mamba2Prefill:
         y = ssd_prompts(
             x, dt, weights.A, B, C, weights.D, weights.dt_bias, weights.dt_limit, ssm_pool, chunks
         )
-        return _gated_norm(weights, y.flatten(1), z)
+        return norm_of_states(weights, y.flatten(1), z)
 
     return prefill
 
 
-def _gated_norm(weights: Mamba2Weights, y: Tensor, z: Tensor) -> Tensor:
+def norm_of_states(weights: Mamba2Weights, y: Tensor, z: Tensor) -> Tensor:
+    """Compute baton.kernels.mamba2.Mamba2Weights.gated_norm."""
     group = weights.inner // weights.groups
     return gated_norm(y, z, weights.norm_weight, weights.eps, group, weights.gate_last)

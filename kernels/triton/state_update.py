@@ -5,11 +5,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.triton.arithmetic import discretise
+from baton.kernels.triton.arithmetic import discretise, narrow
 from baton.kernels.triton.shapes import block, packed
 
 # Values of a state that one program holds: four warps keep them in 64 registers a thread.
 _STATE_BLOCK = 8192
+
+
+def state_block(P: int, N: int) -> tuple[int, int]:
+    """Return how much of a head's state [P, N] one program holds."""
+    width = block(N)
+    return min(block(P), max(1, _STATE_BLOCK // width)), width
 
 
 def selective_state_update(
@@ -32,8 +38,7 @@ def selective_state_update(
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if rows == 0:
         return y
-    width = block(N)
-    height = min(block(P), max(1, _STATE_BLOCK // width))
+    height, width = state_block(P, N)
     _state_update[(triton.cdiv(P, height), H, rows)](
         packed(ssm_pool),
         read_slots,
@@ -62,6 +67,19 @@ def selective_state_update(
         num_warps=4,
     )
     return y
+
+
+@triton.jit
+def advance(state, value, dt, b, A, dt_bias, low, high):
+    """Advance a float32 state [P, N] by one token, of inputs value [P] and b [N]."""
+    step = discretise(dt, dt_bias, low, high)
+    return state * tl.exp(step * A) + (value * step)[:, None] * b[None, :]
+
+
+@triton.jit
+def read_out(state, value, c, D):
+    """Return the output [P] of a state that a token has advanced."""
+    return tl.sum(state * c[None, :], axis=1) + D * value
 
 
 @triton.jit
@@ -110,14 +128,13 @@ def _state_update(
         state = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
 
     raw = tl.load(dt + row * dt_stride + head).to(tl.float32)
-    step = discretise(raw, tl.load(dt_bias + head), low, high)
-    decay = tl.exp(step * tl.load(A + head))
     group = head // per_group
     b = tl.load(B + row * B_stride + group * N + n, mask=in_n, other=0.0).to(tl.float32)
     c = tl.load(C + row * C_stride + group * N + n, mask=in_n, other=0.0).to(tl.float32)
     value = tl.load(x + row * x_stride + head * P + p, mask=in_p, other=0.0).to(tl.float32)
-    state = state * decay + (value * step)[:, None] * b[None, :]
+    state = advance(state, value, raw, b, tl.load(A + head), tl.load(dt_bias + head), low, high)
 
-    tl.store(pool + tl.load(write_slots + row) * slot_stride + place, state, mask=inside)
-    out = tl.sum(state * c[None, :], axis=1) + tl.load(D + head) * value
+    target = pool + tl.load(write_slots + row) * slot_stride
+    tl.store(target + place, narrow(state, pool.dtype.element_ty), mask=inside)
+    out = read_out(state, value, c, tl.load(D + head))
     tl.store(y + (row * H + head) * P + p, out, mask=in_p)

@@ -20,6 +20,14 @@ from baton.kernels.triton.moe_routing import (
 from baton.kernels.triton.norm import rms_norm
 from baton.kernels.triton.rope import apply_partial_rope, apply_rope
 from baton.kernels.triton.sampling import add_token_counts, apply_penalties, sample_tokens
+from baton.kernels.triton.verify import (
+    gated_conv_commit,
+    gated_conv_verify,
+    gated_delta_commit,
+    gated_delta_verify,
+    mamba2_commit,
+    mamba2_verify,
+)
 
 
 class TritonKernels(Kernels):
@@ -33,8 +41,6 @@ class TritonKernels(Kernels):
             "embedding", "linear", "add_scaled", "scaled", "concat", "select_rows",
             "square_sums", "norm_by_sums",
             "mla_query", "from_latent",
-            "gated_conv_verify", "gated_conv_commit", "mamba2_verify", "mamba2_commit",
-            "gated_delta_verify", "gated_delta_commit",
         }
     )  # fmt: skip
     replayable = True
@@ -78,12 +84,12 @@ class TritonKernels(Kernels):
     gated_delta_step = staticmethod(gated_delta_step)
     plan_delta_prefill = staticmethod(plan_delta_prefill)
 
-    gated_conv_verify = staticmethod(TorchKernels.gated_conv_verify)
-    gated_conv_commit = staticmethod(TorchKernels.gated_conv_commit)
-    mamba2_verify = staticmethod(TorchKernels.mamba2_verify)
-    mamba2_commit = staticmethod(TorchKernels.mamba2_commit)
-    gated_delta_verify = staticmethod(TorchKernels.gated_delta_verify)
-    gated_delta_commit = staticmethod(TorchKernels.gated_delta_commit)
+    gated_conv_verify = staticmethod(gated_conv_verify)
+    gated_conv_commit = staticmethod(gated_conv_commit)
+    mamba2_verify = staticmethod(mamba2_verify)
+    mamba2_commit = staticmethod(mamba2_commit)
+    gated_delta_verify = staticmethod(gated_delta_verify)
+    gated_delta_commit = staticmethod(gated_delta_commit)
 
     add_token_counts = staticmethod(add_token_counts)
     apply_penalties = staticmethod(apply_penalties)

@@ -10,7 +10,8 @@ from step_driver import StepDriver
 from triton.runtime.jit import JITFunction
 
 from baton.bench.gpu.aot import HOPPER, compile_for
-from baton.bench.gpu.kernel_cases import Maker, cases
+from baton.bench.gpu.kernel_cases import cases
+from baton.bench.gpu.maker import Maker
 from baton.bench.gpu.models import MODELS as ENGINE_MODELS
 from baton.bench.gpu.models import write_config
 from baton.bench.gpu.sizes import KIMI_LINEAR, LFM2, MODELS, NEMOTRON_9B, ONES, QWEN3_NEXT, TINY
@@ -29,15 +30,17 @@ MAKE = Maker(torch.device("meta"), torch.bfloat16)
 FEW = {
     NEMOTRON_9B: {
         "mamba2_step",
+        "mamba2_verify",
+        "mamba2_commit",
         "mamba2_prefill",
         "attn_decode",
         "attn_prefill",
         "sample",
         "sample_filtered",
     },
-    QWEN3_NEXT: {"delta_step", "delta_prefill", "moe_decode"},
-    KIMI_LINEAR: {"mla_decode", "mla_prefill"},
-    LFM2: {"conv_prefill"},
+    QWEN3_NEXT: {"delta_step", "delta_verify", "delta_commit", "delta_prefill", "moe_decode"},
+    KIMI_LINEAR: {"delta_verify", "delta_commit", "mla_decode", "mla_prefill"},
+    LFM2: {"conv_verify", "conv_commit", "conv_prefill"},
     ONES: {"delta_prefill"},
 }
 

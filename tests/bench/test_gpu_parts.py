@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 
 from baton.bench.gpu import run as gpu_run
-from baton.bench.gpu.kernel_cases import KernelCase, Maker
+from baton.bench.gpu.kernel_cases import KernelCase
+from baton.bench.gpu.maker import Maker
 from baton.bench.gpu.parts import GpuRun, Limits, Line, Part, Task
 from baton.bench.gpu.sizes import TINY, Sizes
 

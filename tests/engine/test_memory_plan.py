@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from baton.core.errors import ConfigError
+from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.config import EngineConfig, ModelConfig
 from baton.engine.memory import available
 from baton.engine.memory.layout import AttentionShape, LatentShape, RecurrentShape
@@ -260,3 +261,13 @@ def test_latents_take_memory_while_prompts_expand_them() -> None:
     made = plan(config, model=latent)
     gathered = made.pages * 64 * 2 * 576
     assert total(made) + gathered <= 20_000 * MIB
+
+
+def test_a_gpu_verifies_drafts_but_does_not_choose_by_the_time_of_steps() -> None:
+    drafting = replace(CONFIG, device="cuda", speculative_algorithm=SpeculativeAlgorithm.NGRAM)
+    sizes = 17 << 30, 1 << 38
+    both = replace(CONFIG, device="cuda"), drafting
+    captured = [plan(config, *sizes).step.graphs for config in both]
+    assert captured[0] < captured[1] <= 3 * captured[0]  # windows of 2 and 4 tokens
+    with pytest.raises(ConfigError, match="use speculative_algorithm ngram or off with device cud"):
+        plan(replace(drafting, speculative_algorithm=SpeculativeAlgorithm.AUTO), *sizes)

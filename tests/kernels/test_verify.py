@@ -134,7 +134,14 @@ def case(request, kernels, rng) -> Case:
     tokens = rng.choice([1, 2, 4, 8])
     dtype = rng.choice([torch.float32, torch.bfloat16])
     print(f"{tokens} tokens, {dtype}")
-    mixer = make(request.param, kernels, tokens, dtype, rng)
+    return random_case(request.param, kernels, tokens, dtype, rng)
+
+
+def random_case(
+    kind: str, kernels: Kernels, tokens: int, dtype: torch.dtype, rng: random.Random
+) -> Case:
+    """Rows that read any slots; of some all have a state, of others half."""
+    mixer = make(kind, kernels, tokens, dtype, rng)
     read = torch.tensor(rng.sample(range(1, SLOTS), ROWS))
     if rng.random() < 0.5:
         return Case(mixer, tokens, read, None)
@@ -149,13 +156,58 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.uint8)
 
 
-@pytest.mark.parametrize("repeat", range(4))
-def test_verified_tokens_are_those_of_single_steps_and_no_state_is_written(case, repeat):
+def verified(case: Case) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+    """Outputs [B, Q, n], pools and what is kept, after a verification."""
     pools = case.mixer.clone()
     kept = torch.full((ROWS * case.tokens, case.mixer.kept_width), torch.nan)
     y = case.mixer.verify(case.mixer.x, pools, case.read, case.has_initial, kept)
+    return y.view(ROWS, case.tokens, -1), pools, kept
+
+
+@dataclass(frozen=True)
+class Wish:
+    """The tokens that each row commits. track_counts: 0: no snapshot."""
+
+    counts: list[int]
+    track_counts: list[int]
+    in_place: bool
+
+    @staticmethod
+    def random(tokens: int, in_place: bool, rng: random.Random) -> "Wish":
+        counts = [rng.randrange(tokens + 1) for _ in range(ROWS)]
+        tracked = [rng.random() < 0.7 for _ in range(ROWS)]
+        track_counts = [rng.randint(1, tokens) if is_tracked else 0 for is_tracked in tracked]
+        return Wish(counts, track_counts, in_place)
+
+
+def committed(case: Case, wish: Wish) -> tuple[list[Tensor], list[Tensor]]:
+    """Pools but for slot 0, after a commit, and as single steps would leave them."""
+    print(wish)
+    _, _, kept = verified(case)
+    others = [slot for slot in range(1, SLOTS) if slot not in case.read.tolist()]
+    write = case.read.tolist() if wish.in_place else [others.pop() for _ in range(ROWS)]
+    track_slots = [others.pop() if count else 0 for count in wish.track_counts]
+    pools, wanted = case.mixer.clone(), case.mixer.clone()
+    _, states = case.stepped()
+    for row, count in enumerate(wish.counts):
+        tracked = wish.track_counts[row]
+        for p, of_token in zip(wanted, zip(*states, strict=True), strict=True):
+            if count:
+                p[write[row]] = of_token[count - 1][row]
+            if 0 < tracked <= count:
+                p[track_slots[row]] = of_token[tracked - 1][row]
+    listed = (write, wish.counts, track_slots, wish.track_counts)
+    slots, counts, track, track_counts = map(torch.tensor, listed)
+    accepted = Accepted(case.read, slots, case.has_initial, counts, track, track_counts)
+    case.mixer.commit(kept, pools, accepted)
+    return [p[1:] for p in pools], [p[1:] for p in wanted]
+
+
+@pytest.mark.parametrize("repeat", range(4))
+def test_verified_tokens_are_those_of_single_steps_and_no_state_is_written(case, repeat):
+    y, pools, kept = verified(case)
     outputs, _ = case.stepped()
-    assert torch.equal(y.view(ROWS, case.tokens, -1), torch.stack(outputs, dim=1))
+    assert torch.equal(y, torch.stack(outputs, dim=1))
     for before, after in zip(case.mixer.pools, pools, strict=True):
         assert torch.equal(bits(before), bits(after))
     assert not kept.isnan().any()
@@ -164,30 +216,10 @@ def test_verified_tokens_are_those_of_single_steps_and_no_state_is_written(case,
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("repeat", range(4))
 def test_committed_states_are_those_of_single_steps(case, repeat, in_place, rng):
-    tokens = case.tokens
-    kept = torch.full((ROWS * tokens, case.mixer.kept_width), torch.nan)
-    case.mixer.verify(case.mixer.x, case.mixer.clone(), case.read, case.has_initial, kept)
-    others = [slot for slot in range(1, SLOTS) if slot not in case.read.tolist()]
-    write = case.read.tolist() if in_place else [others.pop() for _ in range(ROWS)]
-    counts = [rng.randrange(tokens + 1) for _ in range(ROWS)]
-    tracked = [rng.random() < 0.7 for _ in range(ROWS)]
-    track_slots = [others.pop() if is_tracked else 0 for is_tracked in tracked]
-    track_counts = [rng.randint(1, tokens) if is_tracked else 0 for is_tracked in tracked]
-    print(f"{counts=} {track_counts=}")
-    pools, wanted = case.mixer.clone(), case.mixer.clone()
-    _, states = case.stepped()
-    for row, count in enumerate(counts):
-        for p, of_token in zip(wanted, zip(*states, strict=True), strict=True):
-            if count:
-                p[write[row]] = of_token[count - 1][row]
-            if 0 < track_counts[row] <= count:
-                p[track_slots[row]] = of_token[track_counts[row] - 1][row]
-    listed = (write, counts, track_slots, track_counts)
-    write, counts, track_slots, track_counts = map(torch.tensor, listed)
-    accepted = Accepted(case.read, write, case.has_initial, counts, track_slots, track_counts)
-    case.mixer.commit(kept, pools, accepted)
-    for got, expected in zip(pools, wanted, strict=True):
-        assert torch.equal(bits(got[1:]), bits(expected[1:]))
+    for got, expected in zip(
+        *committed(case, Wish.random(case.tokens, in_place, rng)), strict=True
+    ):
+        assert torch.equal(bits(got), bits(expected))
 
 
 def test_a_native_row_is_the_same_bits_in_every_batch_and_on_every_number_of_threads(native, rng):

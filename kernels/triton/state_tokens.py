@@ -1,0 +1,183 @@
+"""The Mamba-2 recurrence over several tokens a row on a GPU; see baton.kernels.verify.
+
+A program loads its part of a state once and steps through the tokens in registers, by the functions
+of the decode step. Between two tokens it rounds the state to the pool's dtype, as single steps do.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.kernels.mamba2 import Mamba2Weights
+from baton.kernels.triton.arithmetic import narrow
+from baton.kernels.triton.shapes import packed
+from baton.kernels.triton.state_update import advance, read_out, state_block
+from baton.kernels.verify import Accepted
+
+
+def verify_states(
+    weights: Mamba2Weights,
+    conv: Tensor,
+    dt: Tensor,
+    ssm_pool: Tensor,
+    read_slots: Tensor,
+    has_initial: Tensor | None,
+) -> Tensor:
+    """Compute the outputs of Q tokens a row, in one launch; the pool is not written.
+
+    conv: [B Q, C] float, x B C after the convolution. dt: [B Q, H] float
+    returns [B Q, H, P], dtype of conv
+    """
+    x, B, C = weights.split_conv(conv)
+    tokens, H, P = x.shape
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if tokens == 0:
+        return y
+    rows = read_slots.shape[0]
+    height, width = state_block(P, weights.d_state)
+    _verify_states[(rows, triton.cdiv(P, height), H)](
+        packed(ssm_pool), read_slots, has_initial, packed(x), packed(dt), weights.A, packed(B),
+        packed(C), weights.D, weights.dt_bias, y, *weights.dt_limit, ssm_pool.stride(0),
+        conv.stride(0), dt.stride(0), H, H // weights.groups, P, weights.d_state, tokens // rows,
+        BLOCK_P=height, BLOCK_N=width, num_warps=4,
+    )  # fmt: skip
+    return y
+
+
+def commit_states(
+    weights: Mamba2Weights, conv: Tensor, dt: Tensor, ssm_pool: Tensor, accepted: Accepted
+) -> None:
+    """Write the states behind the accepted tokens, in one launch. Arguments as `verify_states`."""
+    x, B, _ = weights.split_conv(conv)
+    tokens, H, P = x.shape
+    if tokens == 0:
+        return
+    rows = accepted.counts.shape[0]
+    height, width = state_block(P, weights.d_state)
+    _commit_states[(rows, triton.cdiv(P, height), H)](
+        packed(ssm_pool), *accepted, packed(x), packed(dt), weights.A, packed(B), weights.dt_bias,
+        *weights.dt_limit, ssm_pool.stride(0), conv.stride(0), dt.stride(0), H,
+        H // weights.groups, P, weights.d_state, tokens // rows,
+        BLOCK_P=height, BLOCK_N=width, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _verify_states(
+    pool,
+    read_slots,
+    has_initial,
+    x,
+    dt,
+    A,
+    B,
+    C,
+    D,
+    dt_bias,
+    y,
+    low,
+    high,
+    slot_stride,
+    conv_stride,
+    dt_stride,
+    H,
+    per_group,
+    P,
+    N,
+    tokens,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Step one block of P of one head of one row through all tokens."""
+    row = tl.program_id(0).to(tl.int64)
+    p = tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)
+    head = tl.program_id(2)
+    n = tl.arange(0, BLOCK_N)
+    in_p, in_n = p < P, n < N
+    inside = in_p[:, None] & in_n[None, :]
+    place = (head * P + p)[:, None] * N + n[None, :]
+
+    started = True
+    if has_initial is not None:
+        started = tl.load(has_initial + row) != 0
+    state = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
+    if started:
+        source = pool + tl.load(read_slots + row) * slot_stride
+        state = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
+
+    decay, bias, skip = tl.load(A + head), tl.load(dt_bias + head), tl.load(D + head)
+    group = (head // per_group) * N
+    for token in range(tokens):
+        at = row * tokens + token
+        raw = tl.load(dt + at * dt_stride + head).to(tl.float32)
+        b = tl.load(B + at * conv_stride + group + n, mask=in_n, other=0.0).to(tl.float32)
+        c = tl.load(C + at * conv_stride + group + n, mask=in_n, other=0.0).to(tl.float32)
+        value = tl.load(x + at * conv_stride + head * P + p, mask=in_p, other=0.0).to(tl.float32)
+        state = advance(state, value, raw, b, decay, bias, low, high)
+        tl.store(y + (at * H + head) * P + p, read_out(state, value, c, skip), mask=in_p)
+        state = narrow(state, pool.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _commit_states(
+    pool,
+    read_slots,
+    write_slots,
+    has_initial,
+    counts,
+    track_slots,
+    track_counts,
+    x,
+    dt,
+    A,
+    B,
+    dt_bias,
+    low,
+    high,
+    slot_stride,
+    conv_stride,
+    dt_stride,
+    H,
+    per_group,
+    P,
+    N,
+    tokens,
+    BLOCK_P: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Step one block of P of one head of one row through its accepted tokens, and write it. A
+    thread writes what it has read, so a slot that is read and written needs no barrier."""
+    row = tl.program_id(0).to(tl.int64)
+    p = tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)
+    head = tl.program_id(2)
+    n = tl.arange(0, BLOCK_N)
+    in_p, in_n = p < P, n < N
+    inside = in_p[:, None] & in_n[None, :]
+    place = (head * P + p)[:, None] * N + n[None, :]
+    count, tracked = tl.load(counts + row), tl.load(track_counts + row)
+
+    started = True
+    if has_initial is not None:
+        started = tl.load(has_initial + row) != 0
+    state = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
+    if started & (count > 0):
+        source = pool + tl.load(read_slots + row) * slot_stride
+        state = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
+
+    decay, bias = tl.load(A + head), tl.load(dt_bias + head)
+    group = (head // per_group) * N
+    for token in range(count):
+        at = row * tokens + token
+        raw = tl.load(dt + at * dt_stride + head).to(tl.float32)
+        b = tl.load(B + at * conv_stride + group + n, mask=in_n, other=0.0).to(tl.float32)
+        value = tl.load(x + at * conv_stride + head * P + p, mask=in_p, other=0.0).to(tl.float32)
+        state = advance(state, value, raw, b, decay, bias, low, high)
+        rounded = narrow(state, pool.dtype.element_ty)
+        if token + 1 == tracked:
+            target = pool + tl.load(track_slots + row) * slot_stride
+            tl.store(target + place, rounded, mask=inside)
+        state = rounded.to(tl.float32)
+    if count > 0:
+        target = pool + tl.load(write_slots + row) * slot_stride
+        tl.store(target + place, state.to(pool.dtype.element_ty), mask=inside)

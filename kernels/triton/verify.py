@@ -1,0 +1,89 @@
+"""Several tokens a row through recurrent mixers on a GPU; see baton.kernels.verify."""
+
+import torch
+from torch import Tensor
+
+from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
+from baton.kernels.mamba2 import Mamba2Weights
+from baton.kernels.triton.conv_tokens import commit_conv, convolve_and_commit, verify_conv
+from baton.kernels.triton.delta_mixer import norm_of_deltas
+from baton.kernels.triton.delta_tokens import commit_deltas, verify_deltas
+from baton.kernels.triton.mamba2 import norm_of_states
+from baton.kernels.triton.state_tokens import commit_states, verify_states
+from baton.kernels.verify import Accepted, kept_delta
+
+
+def gated_conv_verify(
+    bcx: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    conv_pool: Tensor,
+    read_slots: Tensor,
+    has_initial: Tensor | None,
+    kept: Tensor,
+) -> Tensor:
+    """Implement `Kernels.gated_conv_verify`, in one launch."""
+    before, after, x = bcx.chunk(3, dim=-1)
+    return verify_conv(
+        x, weight, bias, conv_pool, read_slots, has_initial, silu=False, gates=(before, after),
+        kept=kept,
+    )  # fmt: skip
+
+
+def gated_conv_commit(kept: Tensor, width: int, conv_pool: Tensor, accepted: Accepted) -> None:
+    """Implement `Kernels.gated_conv_commit`, in one launch."""
+    commit_conv(kept, width, conv_pool, accepted)
+
+
+def mamba2_verify(
+    weights: Mamba2Weights,
+    zxbcdt: Tensor,
+    conv_pool: Tensor,
+    ssm_pool: Tensor,
+    read_slots: Tensor,
+    has_initial: Tensor | None,
+    kept: Tensor,
+) -> Tensor:
+    """Implement `Kernels.mamba2_verify`, in three launches and a copy."""
+    kept.copy_(zxbcdt[:, weights.inner :])
+    z, conv_input, dt = torch.split(zxbcdt, weights.splits, dim=-1)
+    rows = (read_slots, has_initial)
+    conv = verify_conv(conv_input, weights.conv_weight, weights.conv_bias, conv_pool, *rows)
+    y = verify_states(weights, conv, dt, ssm_pool, *rows)
+    return norm_of_states(weights, y.flatten(1), z)
+
+
+def mamba2_commit(
+    weights: Mamba2Weights, kept: Tensor, conv_pool: Tensor, ssm_pool: Tensor, accepted: Accepted
+) -> None:
+    """Implement `Kernels.mamba2_commit`, in two launches."""
+    conv_input, dt = torch.split(kept, weights.splits[1:], dim=-1)
+    taps = weights.conv_weight, weights.conv_bias
+    conv = convolve_and_commit(conv_input, *taps, conv_pool, accepted)
+    commit_states(weights, conv, dt, ssm_pool, accepted)
+
+
+def gated_delta_verify(
+    weights: DeltaWeights,
+    inputs: DeltaInputs,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    read_slots: Tensor,
+    has_initial: Tensor | None,
+    kept: Tensor,
+) -> Tensor:
+    """Implement `Kernels.gated_delta_verify`, in three launches and a copy."""
+    torch.cat((inputs.qkv, inputs.b, inputs.a), dim=-1, out=kept)
+    rows = (read_slots, has_initial)
+    conv = verify_conv(inputs.qkv, weights.conv_weight, None, conv_pool, *rows)
+    o = verify_deltas(weights, conv, inputs.b, inputs.a, state_pool, *rows)
+    return norm_of_deltas(weights, o, inputs.z)
+
+
+def gated_delta_commit(
+    weights: DeltaWeights, kept: Tensor, conv_pool: Tensor, state_pool: Tensor, accepted: Accepted
+) -> None:
+    """Implement `Kernels.gated_delta_commit`, in two launches."""
+    qkv, b, a = torch.split(kept, kept_delta(weights), dim=-1)
+    conv = convolve_and_commit(qkv, weights.conv_weight, None, conv_pool, accepted)
+    commit_deltas(weights, conv, b, a, state_pool, accepted)
