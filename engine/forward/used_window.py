@@ -27,8 +27,8 @@ def used_window(
     requests, rows = forward.decode_requests, forward.decode_requests * size
 
     def cut(column: Tensor) -> Tensor:
-        """[requests * window.tokens] -> [requests * size]"""
-        return column.view(requests, window.tokens)[:, :size].reshape(rows)
+        """[requests * window.tokens] -> [requests * size], contiguous for native kernels"""
+        return column.view(requests, window.tokens)[:, :size].reshape(rows).contiguous()
 
     host = forward.host
     started = host.has_initial[:: window.tokens]

@@ -13,8 +13,8 @@ from baton.engine.choices import (
 from baton.engine.config import EngineConfig, ModelConfig
 
 DRAFTING_RANKS = 1
-"""The most ranks of a replica that may verify draft tokens. More are built, but four on native
-kernels have been seen to give a wrong last token."""
+"""The most ranks of a replica that may verify draft tokens. More work in the tests
+of the engine; no cluster has run so yet."""
 
 
 def check_options(

@@ -140,3 +140,13 @@ def test_a_step_and_its_commit_take_as_many_operations_at_any_window_and_batch(
             computed.operations.clear()
             drafting(plain, requests, guesses, 1.0, seeded)
             assert set(computed.operations) == (step | {commit} if guesses else step)
+
+
+@pytest.mark.parametrize("guesses", [0, 1])
+def test_steps_that_are_not_recorded_get_the_same_tokens(
+    plain: Engine, monkeypatch: pytest.MonkeyPatch, seeded: random.Random, guesses: int
+) -> None:
+    """Recordings read copies; other steps read the cut columns themselves."""
+    requests = asked(plain, 3, seeded)
+    monkeypatch.setattr(ReplayedModel, "_replayable", lambda *_: False)
+    drafting(plain, requests, guesses, 0.5, seeded)
