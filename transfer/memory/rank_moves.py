@@ -7,6 +7,7 @@ are those of the undivided layout, in the order of `segments.pieces`, however ma
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from baton.engine.memory.layout import PageLayout, SlotLayout
 from baton.transfer.memory.reshard import Move, Place, reshard
@@ -17,11 +18,13 @@ from baton.transfer.memory.segments import Kind, Segment
 class SegmentMove:
     """`rows` rows of `nbytes` bytes, in the request's block number `block` on both sides.
 
+    component: the tensor, by its place in the undivided layout
     source, destination: the places of the first row
     at, at_stride: of the rows in the segment's bytes
     """
 
     block: int
+    component: int
     source: Place
     destination: Place
     at: int
@@ -44,6 +47,12 @@ class RankMoves:
         of_page = reshard(pages, sources, destinations)
         self._of_page = _by_component(of_page, len(pages.components))
 
+    def filling(self, segment: Segment) -> Iterator[list[SegmentMove]]:
+        """Yield the same moves, together those which fill one tensor of a destination's block: its
+        rows in the segment then are one run of bytes."""
+        for _, moves in groupby(self.of(segment), _filled):
+            yield list(moves)
+
     def of(self, segment: Segment) -> Iterator[SegmentMove]:
         """Yield the moves that bring a segment's bytes to every rank that keeps them."""
         return self._of_kv(segment) if segment.kind is Kind.KV else self._of_state(segment)
@@ -54,7 +63,8 @@ class RankMoves:
 
     def _of_state(self, segment: Segment) -> Iterator[SegmentMove]:
         dense = 0  # offset of the component among all bytes of the state
-        for component, moves in zip(self._slots.components, self._of_slot, strict=True):
+        components = zip(self._slots.components, self._of_slot, strict=True)
+        for number, (component, moves) in enumerate(components):
             for move in moves:
                 first = dense + move.start
                 low = max(segment.start, first)
@@ -63,7 +73,8 @@ class RankMoves:
                     source = _further(move.source, low - first)
                     target = _further(move.destination, low - first)
                     nbytes = high - low
-                    yield SegmentMove(0, source, target, low - segment.start, nbytes, 1, nbytes)
+                    at = low - segment.start
+                    yield SegmentMove(0, number, source, target, at, nbytes, 1, nbytes)
             dense += component.nbytes
 
     def _of_kv(self, segment: Segment) -> Iterator[SegmentMove]:
@@ -80,9 +91,13 @@ class RankMoves:
                     target = _further(move.destination, low * move.destination.stride)
                     rows = high - low
                     yield SegmentMove(
-                        page, source, target, at + move.start, token, rows, move.nbytes
+                        page, number, source, target, at + move.start, token, rows, move.nbytes
                     )
                 at += (high - low) * token
+
+
+def _filled(move: SegmentMove) -> tuple[int, int, int]:
+    return move.block, move.component, move.destination.rank
 
 
 def _further(place: Place, nbytes: int) -> Place:

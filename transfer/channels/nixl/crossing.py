@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from baton.core.errors import ConfigError
 from baton.transfer.channels.nixl.agent import Parts
+from baton.transfer.channels.nixl.runs import POOLS_A_RANK, Gathering, runs_apart
+from baton.transfer.channels.nixl.staging import Bytes
 from baton.transfer.errors import ChannelError
 from baton.transfer.memory.rank_moves import RankMoves
 from baton.transfer.memory.regions import Holder, Memory, Span
-from baton.transfer.memory.reshard import Place
-from baton.transfer.memory.segments import Kind, Segment
-
-POOLS_A_RANK = 2  # slots and pages
+from baton.transfer.memory.segments import Segment
 
 
 class Crossing:
@@ -25,15 +22,27 @@ class Crossing:
         ranks = len(self._ours) // POOLS_A_RANK, len(self._theirs) // POOLS_A_RANK
         self._writes = RankMoves(memory.slots, memory.pages, *ranks)
         self._reads = RankMoves(memory.slots, memory.pages, *reversed(ranks))
+        self._page_size = memory.pages.page_size
+        self._gathering: Gathering | None = None
 
-    def written(self, segment: Segment, source: Holder, target: Holder) -> tuple[Parts, Parts]:
-        """Return the runs of a write, from our `source` to the peer's `target`."""
-        return _runs(self._writes, segment, (self._ours, source), (self._theirs, target))
+    def written(
+        self, segment: Segment, source: Holder, target: Holder, buffer: Bytes | None
+    ) -> tuple[Parts, Parts]:
+        """Return the runs of a write, from our `source` to the peer's `target`.
+
+        buffer: for what lies apart on one of the sides, see `Gathering`; None: nothing is copied
+        """
+        there = self._theirs, target
+        if buffer is None:
+            return runs_apart(self._writes, segment, (self._ours, source), there)
+        if self._gathering is None:
+            self._gathering = Gathering(self._writes, self._ours, self._page_size)
+        return self._gathering.runs(segment, source, there, buffer)
 
     def fetched(self, segment: Segment, into: Holder, source: Holder) -> tuple[Parts, Parts]:
         """Return the runs of a read, in our `into` and in the peer's `source`."""
         sides = (self._theirs, source), (self._ours, into)
-        theirs, ours = _runs(self._reads, segment, *sides)
+        theirs, ours = runs_apart(self._reads, segment, *sides)
         return ours, theirs
 
     def written_bytes(self, segment: Segment) -> int:
@@ -62,37 +71,3 @@ def check_pools(memory: Memory, theirs: Sequence[Span], peer: str) -> None:
             expected=str(expected),
             actual=str(found),
         )
-
-
-def _runs(
-    moves: RankMoves,
-    segment: Segment,
-    source: tuple[Sequence[Span], Holder],
-    target: tuple[Sequence[Span], Holder],
-) -> tuple[Parts, Parts]:
-    """Return the runs at the source and at the target: [runs, 3] uint64 each."""
-    found: tuple[list[Parts], list[Parts]] = [], []
-    for move in moves.of(segment):
-        places = move.source, move.destination
-        rows, nbytes = move.rows, move.nbytes
-        if all(place.stride == nbytes for place in places):  # they touch on both sides
-            rows, nbytes = 1, rows * nbytes
-        sides = zip((source, target), places, found, strict=True)
-        for (spans, holder), place, runs in sides:
-            span, start = _start(segment, spans, holder, place, move.block)
-            part = np.empty((rows, 3), np.uint64)
-            part[:, 0] = start + np.arange(rows) * place.stride
-            part[:, 1] = nbytes
-            part[:, 2] = span.device or 0
-            runs.append(part)
-    return np.concatenate(found[0]), np.concatenate(found[1])
-
-
-def _start(
-    segment: Segment, spans: Sequence[Span], holder: Holder, place: Place, block: int
-) -> tuple[Span, int]:
-    """Return a rank's pool, and the address of a place in one of the request's blocks."""
-    of_kv = segment.kind is Kind.KV
-    span = spans[POOLS_A_RANK * place.rank + of_kv]
-    number = holder.pages[block] if of_kv else holder.slot
-    return span, span.address + number * span.block_bytes + place.offset

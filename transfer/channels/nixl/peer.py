@@ -6,13 +6,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from baton.transfer.channels.frames import PROBE
+from baton.transfer.channels.nixl import staging
 from baton.transfer.channels.nixl.agent import NixlAgent
-from baton.transfer.channels.nixl.crossing import POOLS_A_RANK, Crossing, check_pools
+from baton.transfer.channels.nixl.crossing import Crossing, check_pools
 from baton.transfer.channels.nixl.endpoint import NixlEndpoint
 from baton.transfer.channels.nixl.plan import PAGES, SLOTS, Cut, cut, wire_bytes
+from baton.transfer.channels.nixl.runs import POOLS_A_RANK
+from baton.transfer.channels.nixl.staging import Bytes, Staging
 from baton.transfer.errors import ChannelError
 from baton.transfer.memory.regions import EngineMemory, Holder, Memory, Span
-from baton.transfer.memory.segments import Segment
+from baton.transfer.memory.segments import Kind, Segment, nbytes
 
 PROBE_BYTES = 64
 PROBE_S = 5.0
@@ -22,17 +25,32 @@ class NixlPeer:
     """An agent that has reached its peer once, with the pools of both prepared."""
 
     def __init__(
-        self, name: str, memory: Memory, there: NixlEndpoint, devices: Sequence[str]
+        self,
+        name: str,
+        memory: Memory,
+        there: NixlEndpoint,
+        devices: Sequence[str],
+        *,
+        gathers: bool = False,
     ) -> None:
-        """Connect to `there` and write a probe. Blocks for up to PROBE_S. Raises ChannelError."""
+        """Connect to `there` and write a probe. Blocks for up to PROBE_S. Raises ChannelError.
+
+        gathers: what is written is put together in the host's memory first, where it lies apart
+        """
         check_pools(memory, there.spans, there.agent)
         self.ours = memory.spans
         self.theirs = there.spans
         self._memory = memory
         self._crossing = None
+        self._staging = None
+        spans = self.ours
         if len(self.ours) + len(self.theirs) > 2 * POOLS_A_RANK:
             self._crossing = Crossing(memory, there.spans)
-        self.agent = NixlAgent(name, self.ours, devices)
+            equal = len(self.ours) == len(self.theirs)
+            if gathers and not equal and all(span.device is None for span in spans):
+                self._staging = Staging(staging.BUFFER_BYTES, staging.BUFFERS)
+                spans = (*spans, self._staging.span)
+        self.agent = NixlAgent(name, spans, devices)
         try:
             self._peer = self.agent.add_peer(there.metadata)
             self._sources = [self._prepare(span, None) for span in self.ours]
@@ -41,6 +59,15 @@ class NixlPeer:
         except ChannelError:
             self.agent.close()
             raise
+
+    @property
+    def full(self) -> bool:
+        """True while nothing can be posted, because what was posted has not ended."""
+        return self._staging is not None and self._staging.full
+
+    def segment_limit(self, limit: int) -> int:
+        """Return the payload bytes of a segment, of at most `limit`, that is written fastest."""
+        return limit if self._staging is None else min(limit, self._staging.buffer_bytes)
 
     def wire_bytes(self, segment: Segment) -> int:
         """Return the bytes of a write."""
@@ -52,8 +79,12 @@ class NixlPeer:
         """Post a write from our `source` to the peer's `target`. Returns its number."""
         agent = self.agent
         if self._crossing is not None:
-            sides = self._crossing.written(segment, source, target)
-            return agent.write_parts(*sides, self._peer, note)
+            buffer = self._buffer(segment)
+            sides = self._crossing.written(segment, source, target, buffer)
+            write = agent.write_parts(*sides, self._peer, note)
+            if self._staging is not None and buffer is not None:
+                self._staging.hold(write)
+            return write
         part = self._cut(segment)
         pool = part.pool
         if part.blocks:
@@ -65,6 +96,11 @@ class NixlPeer:
             self._peer,
             note,
         )
+
+    def ended(self, write: int) -> None:
+        """Free what a write has used, once it has ended."""
+        if self._staging is not None:
+            self._staging.free(write)
 
     def fetch(self, segment: Segment, into: Holder, source: Holder) -> int:
         """Post a read from the peer's `source` into our `into`. Returns its number."""
@@ -81,6 +117,14 @@ class NixlPeer:
             part.parts(source, self.theirs[pool]),
             self._peer,
         )
+
+    def _buffer(self, segment: Segment) -> Bytes | None:
+        """Return where to put a segment together, or None where each of its runs is written. A
+        state's tensors are few runs wherever they are cut."""
+        if self._staging is None or segment.kind is not Kind.KV:
+            return None
+        fits = nbytes(segment, self._memory.pages) <= self._staging.buffer_bytes
+        return self._staging.next if fits else None
 
     def _cut(self, segment: Segment) -> Cut:
         assert isinstance(self._memory, EngineMemory)  # others cross

@@ -6,7 +6,6 @@ from collections import deque
 from baton.transfer.channels import frames
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.ends import OnMoving
-from baton.transfer.channels.nixl.agent import NixlAgent
 from baton.transfer.channels.nixl.peer import NixlPeer
 from baton.transfer.channels.nixl.plan import segment_bytes
 from baton.transfer.channels.nixl.write_operation import NixlWriteOperation, Post
@@ -27,7 +26,7 @@ class NixlSender:
     def __init__(self, peer: NixlPeer, context: ChannelContext) -> None:
         self._peer: NixlPeer | None = peer
         self._context = context
-        self.segment_bytes = segment_bytes(verify=context.verify)
+        self.segment_bytes = peer.segment_limit(segment_bytes(verify=context.verify))
         self._lease = WriterLease(context.lease_s)
         self._loop = asyncio.get_running_loop()
         self._lost = asyncio.Event()
@@ -73,8 +72,8 @@ class NixlSender:
         if self._peer is None:
             return Work.NONE
         try:
-            moved = self._reap(self._peer.agent)
-            while self._waiting and len(self._posted) < POSTS:
+            moved = self._reap(self._peer)
+            while self._waiting and len(self._posted) < POSTS and not self._peer.full:
                 self._post_next(self._peer)
                 moved = True
         except ChannelError as error:
@@ -84,9 +83,10 @@ class NixlSender:
             return Work.MOVING
         return Work.WAITING if self._posted else Work.NONE
 
-    def _reap(self, agent: NixlAgent) -> bool:
-        done = [number for number in self._posted if agent.done(number)]
+    def _reap(self, peer: NixlPeer) -> bool:
+        done = [number for number in self._posted if peer.agent.done(number)]
         for number in done:
+            peer.ended(number)
             self._end(self._posted.pop(number), None)
         return bool(done)
 

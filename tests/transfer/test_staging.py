@@ -1,0 +1,187 @@
+"""KV that a NIXL sender puts together for ranks that keep other heads."""
+
+import ctypes
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transfer.layouts import Pools
+from transfer.rank_pools import RankPools, divides, page_layouts
+from transfer.test_unequal_ranks import FROM, PAGES, SLOTS, check, engines
+from transfer.wires import SOURCE, TARGET, TOKENS, Wire, connected, until
+
+from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.transfer.channels.nixl import staging
+from baton.transfer.channels.nixl.agent import NixlAgent, Parts
+from baton.transfer.channels.nixl.runs import Gathering, runs_apart
+from baton.transfer.channels.nixl.sender import NixlSender
+from baton.transfer.channels.nixl.staging import Staging
+from baton.transfer.errors import ChannelError
+from baton.transfer.memory.rank_moves import RankMoves
+from baton.transfer.memory.segments import Kind, Segment, cut_kv, cut_state, nbytes
+
+RANKS = st.sampled_from([(1, 2), (2, 1), (2, 4), (4, 2), (1, 4), (3, 2), (2, 3), (6, 4)])
+NO_SLOTS = SlotLayout((), torch.bfloat16, torch.float32)
+SMALL = 256  # bytes, or three tokens of the largest layer: all its tokens take 432
+FEW = 2
+
+
+@given(st.data())
+def test_a_buffer_brings_the_same_bytes_to_the_same_places_in_fewer_runs(
+    data: st.DataObject,
+) -> None:
+    pages = data.draw(page_layouts.filter(lambda layout: bool(layout.layers)))
+    p, d = data.draw(RANKS.filter(lambda ranks: all(divides(pages, size) for size in ranks)))
+    start = data.draw(st.integers(0, 4 * pages.page_size - 1))
+    end = data.draw(st.integers(start + 1, 4 * pages.page_size))
+    first = data.draw(st.integers(0, len(pages.layers) - 1))
+    layers = data.draw(st.none() | st.just((first, first + 1)))
+    segment = Segment(Kind.KV, start, end, layers)
+    source = RankPools(NO_SLOTS, pages, p)
+    randomise(source, pages)
+    moves = RankMoves(NO_SLOTS, pages, p, d)
+    buffer = np.empty(nbytes(segment, pages), np.uint8)
+    spans = source.memory.spans
+    found = []
+    for gathers in (False, True):
+        target = RankPools(NO_SLOTS, pages, d, 0x5A)
+        there = target.memory.spans, TARGET
+        if gathers:
+            gathering = Gathering(moves, spans, pages.page_size)
+            runs = gathering.runs(segment, SOURCE, there, buffer)
+            count = -(-end // pages.page_size) - start // pages.page_size
+            assert len(runs[0]) == count * d * len(pages.components_of(layers))
+        else:
+            runs = runs_apart(moves, segment, (spans, SOURCE), there)
+        assert np.array_equal(runs[0][:, 1], runs[1][:, 1])
+        disjoint(runs[1])
+        for (here, size, _), (into, *_) in zip(*(side.tolist() for side in runs), strict=True):
+            ctypes.memmove(into, here, size)
+        found.append((target, int(runs[1][:, 1].sum())))
+    assert found[0][1] == found[1][1] == moves.nbytes(segment)
+    assert found[0][0].equals(found[1][0])
+
+
+def randomise(source: RankPools, pages: PageLayout) -> None:
+    whole = Pools(NO_SLOTS, pages)
+    whole.randomise(torch.Generator().manual_seed(random.randrange(2**32)))
+    source.put(whole, SOURCE, SOURCE, range(4 * pages.page_size))
+
+
+def disjoint(runs: Parts) -> None:
+    order = runs[np.argsort(runs[:, 0])]
+    assert (order[:-1, 0] + order[:-1, 1] <= order[1:, 0]).all()
+
+
+def test_a_buffer_is_free_when_its_write_has_ended_and_no_sooner() -> None:
+    pool = Staging(16, 2)
+    taken = []
+    for write in (7, 8):
+        taken.append(pool.next.ctypes.data)
+        pool.hold(write)
+    assert pool.full and len(set(taken)) == 2
+    pool.free(9)  # of a write without a buffer
+    assert pool.full
+    pool.free(7)
+    assert not pool.full and pool.next.ctypes.data == taken[0]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "BUFFER_BYTES", SMALL)
+    monkeypatch.setattr(staging, "BUFFERS", FEW)
+
+
+class SlowWrites:
+    """Writes that end some polls late, or not before `go`, and what they read until then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, polls: int, go: bool = True) -> None:
+        self.go = go
+        self.read: dict[tuple[int, int], tuple[int, Parts, bytes]] = {}
+        self.most = 0
+        self.overwritten = False
+        write, done = NixlAgent.write_parts, NixlAgent.done
+
+        def slow(agent: NixlAgent, source: Parts, *more: Any) -> int:
+            number = write(agent, source, *more)
+            self.read[id(agent), number] = (polls, source, bytes_of(source))
+            self.most = max(self.most, len(self.read))
+            return number
+
+        def late(agent: NixlAgent, number: int) -> bool:
+            left, source, before = self.read[id(agent), number]
+            self.overwritten |= bytes_of(source) != before
+            if left or not self.go:
+                self.read[id(agent), number] = (max(left - 1, 0), source, before)
+                return False
+            if ended := done(agent, number):
+                del self.read[id(agent), number]
+            return ended
+
+        monkeypatch.setattr(NixlAgent, "write_parts", slow)
+        monkeypatch.setattr(NixlAgent, "done", late)
+
+
+def bytes_of(runs: Parts) -> bytes:
+    return b"".join(ctypes.string_at(at, size) for at, size, _ in runs.tolist())
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("p", "d"), [(1, 2), (2, 1), (2, 4)], ids=str)
+async def test_buffers_smaller_than_a_layer_are_never_overwritten_while_they_are_read(
+    p: int, d: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target, end = engines(p, d)
+    async with connected("nixl", sides=(source, target)) as wire:
+        limit = wire.connection.segment_bytes
+        assert limit == SMALL
+        slow = SlowWrites(monkeypatch, polls=3)
+        ticket = wire.grant(FROM)
+        writing = wire.open(ticket)
+        segments = [*cut_state(SLOTS, limit)]
+        for layer in range(1, len(PAGES.layers)):
+            segments += cut_kv(PAGES, FROM, TOKENS, limit, (layer, layer + 1))
+        segments += cut_kv(PAGES, FROM, TOKENS, 4 * SMALL, (0, 1))  # larger: as the runs lie
+        for segment in random.sample(segments, len(segments)):
+            await writing.write(segment, SOURCE)
+        await writing.finish()
+        await until(lambda: wire.tickets.complete(ticket))
+        await until(lambda: wire.sent == wire.applied)
+        check(wire, end, d, len(segments))
+        assert not slow.overwritten and not slow.read
+        assert free_buffers(wire) == FEW
+
+
+@pytest.mark.usefixtures("small")
+async def test_a_cancelled_write_frees_its_buffers_once_nothing_reads_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, target, _ = engines(1, 2)
+    async with connected("nixl", sides=(source, target)) as wire:
+        slow = SlowWrites(monkeypatch, polls=0, go=False)
+        ticket = wire.grant(FROM)
+        writing = wire.open(ticket)
+        segments = [*cut_kv(PAGES, FROM, TOKENS, SMALL, (2, 3))][: FEW + 2]
+        assert len(segments) > FEW
+        for segment in segments:
+            await writing.write(segment, SOURCE)
+        await until(lambda: free_buffers(wire) == 0)
+        writing.cancel()
+        assert free_buffers(wire) == 0 and slow.most == FEW
+        slow.go = True
+        await writing.drained()
+        assert free_buffers(wire) == FEW and not slow.overwritten
+        with pytest.raises(ChannelError, match="cancelled"):
+            await writing.finish()
+        assert not wire.tickets.complete(ticket)
+
+
+def free_buffers(wire: Wire) -> int:
+    assert isinstance(wire.connection, NixlSender)
+    peer = wire.connection._peer
+    assert peer is not None and peer._staging is not None
+    return len(peer._staging._free)
