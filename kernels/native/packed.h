@@ -69,41 +69,56 @@ inline void panel_tile(const T* x, int64_t x_stride, const T* w, int64_t steps,
   }
 }
 
-// All rows times V panels from `panel` on.
-template <class T, int V>
-void panels(const PackedLinear& a, const T* x, int64_t x_stride, int64_t panel) {
+// R rows from `row` on times V panels from `panel` on.
+template <class T, int R, int V>
+void panel_block(const PackedLinear& a, const T* x, int64_t x_stride, int64_t panel, int64_t row) {
   constexpr int64_t DEPTH = depth(T{});
   const int64_t first = panel * LANES, steps = (a.columns + DEPTH - 1) / DEPTH;
   const T* weight = static_cast<const T*>(a.weight) + panel * steps * LANES * DEPTH;
-  int64_t row = 0;
-  auto block = [&](auto count) {
-    for (; row + count <= a.rows; row += count) {
-      Vec total[count][V];
-      panel_tile<T, count, V>(x + row * x_stride, x_stride, weight, steps, total);
-      UNROLL for (int v = 0; v < V; v++) {
-        const int64_t o = first + v * LANES, n = a.outputs - o < LANES ? a.outputs - o : LANES;
-        const Vec bias = a.bias ? load_run(a.bias + o, n) : Vec{};
-        UNROLL for (int r = 0; r < count; r++) {
-          store_run(a.y + (row + r) * a.outputs + o, total[r][v] + bias, n);
-        }
-      }
+  Vec total[R][V];
+  panel_tile<T, R, V>(x + row * x_stride, x_stride, weight, steps, total);
+  UNROLL for (int v = 0; v < V; v++) {
+    const int64_t o = first + v * LANES, n = a.outputs - o < LANES ? a.outputs - o : LANES;
+    const Vec bias = a.bias ? load_run(a.bias + o, n) : Vec{};
+    UNROLL for (int r = 0; r < R; r++) {
+      store_run(a.y + (row + r) * a.outputs + o, total[r][v] + bias, n);
     }
-  };
-  if constexpr (V > 1) block(std::integral_constant<int, 6>{});
-  if constexpr (V > 1) block(std::integral_constant<int, 3>{});
-  block(std::integral_constant<int, 1>{});
+  }
+}
+
+// The same for `rows` rows, at most MOST.
+template <class T, int MOST, int V>
+void few_rows(const PackedLinear& a, const T* x, int64_t x_stride, int64_t panel, int64_t row,
+              int64_t rows) {
+  if (rows == MOST) return panel_block<T, MOST, V>(a, x, x_stride, panel, row);
+  if constexpr (MOST > 1) few_rows<T, MOST - 1, V>(a, x, x_stride, panel, row, rows);
+}
+
+// All rows times V panels from `panel` on. The panels are read once for every MOST rows, the first
+// time from memory, so the rows are divided evenly: one row by itself has too few sums under way.
+template <class T, int V>
+void panels(const PackedLinear& a, const T* x, int64_t x_stride, int64_t panel) {
+  constexpr int MOST = V == 4 ? 6 : 8;  // rows whose sums fit the registers
+  for (int64_t row = 0, left = (a.rows + MOST - 1) / MOST; left; left--) {
+    const int64_t rows = (a.rows - row + left - 1) / left;
+    few_rows<T, MOST, V>(a, x, x_stride, panel, row, rows);
+    row += rows;
+  }
 }
 
 template <class T, class F>
 void multiply_panels(const PackedLinear& a, Team& team, int64_t x_stride, F activations) {
   constexpr int64_t PART = 4;  // panels of one piece of work
   const int64_t all = (a.outputs + LANES - 1) / LANES;
+  // 7 or 8 rows meet two panels at a time, and so each of them once; of more rows, the activations
+  // would not stay in the nearest cache.
+  const bool by_four = a.rows > 1 && a.rows != 7 && a.rows != 8;
   team.each((all + PART - 1) / PART, [&](int64_t part) {
     int64_t panel = part * PART;
     const int64_t end = panel + PART < all ? panel + PART : all;
     const T* x = activations();
     // One row meets panel after panel, as they lie: 10 % faster than four streams at once.
-    if (a.rows > 1 && panel + 4 == end) panels<T, 4>(a, x, x_stride, panel), panel += 4;
+    if (by_four && panel + 4 == end) panels<T, 4>(a, x, x_stride, panel), panel += 4;
     for (; a.rows > 1 && panel + 2 <= end; panel += 2) panels<T, 2>(a, x, x_stride, panel);
     for (; panel < end; panel++) panels<T, 1>(a, x, x_stride, panel);
   });
