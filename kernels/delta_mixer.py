@@ -1,7 +1,7 @@
 """A gated-delta mixer between its projections: a decode step, and prompts."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -77,6 +77,34 @@ class DeltaWeights:
         o."""
         gate = sigmoid(z) * z.float() if self.silu_gate else sigmoid(z)
         return (rms_norm(o.float(), self.norm_weight, self.eps).flatten(1) * gate).to(o.dtype)
+
+
+@dataclass(frozen=True)
+class DeltaLayers:
+    """The weights of L mixers of equal sizes, and in one tensor those that advance their states.
+
+    each:        [L], views of the tensors below and whatever else the mixers have
+    conv_weight: [L, C, W] float32
+    A:           [L, Hv] float32
+    dt_bias:     [L, Hv] or [L, Hv K] float32
+    """
+
+    each: tuple[DeltaWeights, ...]
+    conv_weight: Tensor
+    A: Tensor
+    dt_bias: Tensor
+
+    @staticmethod
+    def of(each: Sequence[DeltaWeights]) -> "DeltaLayers":
+        """Copy the weights into one tensor a kind."""
+        taps = torch.stack([weights.conv_weight for weights in each])
+        A = torch.stack([weights.A for weights in each])
+        steps = torch.stack([weights.dt_bias for weights in each])
+        views = tuple(
+            replace(weights, conv_weight=taps[layer], A=A[layer], dt_bias=steps[layer])
+            for layer, weights in enumerate(each)
+        )
+        return DeltaLayers(views, taps, A, steps)
 
 
 @dataclass(frozen=True)

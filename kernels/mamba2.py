@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -83,6 +83,43 @@ class Mamba2Weights:
             return (y.float() * F.silu(z.float())).to(y.dtype)
         group = self.inner // self.groups
         return gated_rms_norm(y, z, self.norm_weight, self.eps, group, self.gate_last)
+
+
+@dataclass(frozen=True)
+class Mamba2Layers:
+    """The weights of L mixers of equal sizes, and in one tensor those that advance their states.
+
+    each:        [L], views of the tensors below and whatever else the mixers have
+    conv_weight: [L, C, W] float32
+    conv_bias:   [L, C] float32 or None
+    A, dt_bias:  [L, H] float32
+    """
+
+    each: tuple[Mamba2Weights, ...]
+    conv_weight: Tensor
+    conv_bias: Tensor | None
+    A: Tensor
+    dt_bias: Tensor
+
+    @staticmethod
+    def of(each: Sequence[Mamba2Weights]) -> "Mamba2Layers":
+        """Copy the weights into one tensor a kind."""
+        taps = torch.stack([weights.conv_weight for weights in each])
+        biases = [weights.conv_bias for weights in each if weights.conv_bias is not None]
+        bias = torch.stack(biases) if biases else None
+        A = torch.stack([weights.A for weights in each])
+        steps = torch.stack([weights.dt_bias for weights in each])
+        views = tuple(
+            replace(
+                weights,
+                conv_weight=taps[layer],
+                conv_bias=None if bias is None else bias[layer],
+                A=A[layer],
+                dt_bias=steps[layer],
+            )
+            for layer, weights in enumerate(each)
+        )
+        return Mamba2Layers(views, taps, bias, A, steps)
 
 
 def mamba2_step(

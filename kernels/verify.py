@@ -10,16 +10,17 @@ Token t of row r is token r * Q + t of the inputs.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from baton.kernels.conv1d import causal_conv1d_update, gated_conv_step
-from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights, gated_delta_step
+from baton.kernels.delta_mixer import DeltaInputs, DeltaLayers, DeltaWeights, gated_delta_step
 from baton.kernels.elementwise import sigmoid
 from baton.kernels.gated_delta import gated_delta_update
-from baton.kernels.mamba2 import Mamba2Weights, mamba2_step
+from baton.kernels.mamba2 import Mamba2Layers, Mamba2Weights, mamba2_step
 from baton.kernels.state_update import selective_state_update
 
 
@@ -59,15 +60,16 @@ def gated_conv_verify(
     return walk.outputs(bcx, lambda at, slots: gated_conv_step(at, weight, bias, *slots))
 
 
-def gated_conv_commit(kept: Tensor, width: int, conv_pool: Tensor, accepted: Accepted) -> None:
+def gated_conv_commit(kept: Tensor, width: int, conv_pools: Tensor, accepted: Accepted) -> None:
     """Implement `Kernels.gated_conv_commit` in torch."""
-    taps = kept.new_zeros((kept.shape[1], width))
+    taps = kept.new_zeros((kept.shape[2], width))
 
     def step(inputs: Tensor, pools: "_Pools") -> None:
         conv, slots, _ = pools
         causal_conv1d_update(inputs, taps, None, conv, slots, slots, silu=False)
 
-    _commit((conv_pool,), kept, accepted, step)
+    for layer in range(kept.shape[0]):
+        _commit((conv_pools[layer],), kept[layer], accepted, step)
 
 
 def mamba2_verify(
@@ -86,11 +88,11 @@ def mamba2_verify(
 
 
 def mamba2_commit(
-    weights: Mamba2Weights, kept: Tensor, conv_pool: Tensor, ssm_pool: Tensor, accepted: Accepted
+    layers: Mamba2Layers, kept: Tensor, conv_pools: Tensor, ssm_pools: Tensor, accepted: Accepted
 ) -> None:
     """Implement `Kernels.mamba2_commit` in torch."""
 
-    def step(inputs: Tensor, pools: "_Pools") -> None:
+    def step(weights: Mamba2Weights, inputs: Tensor, pools: "_Pools") -> None:
         conv, ssm, slot, _ = pools
         slots = (slot, slot)
         conv_input, dt = torch.split(inputs, weights.splits[1:], dim=-1)
@@ -100,7 +102,9 @@ def mamba2_commit(
             ssm, *slots, x, dt, weights.A, B, C, weights.D, weights.dt_bias, weights.dt_limit
         )
 
-    _commit((conv_pool, ssm_pool), kept, accepted, step)
+    for layer, weights in enumerate(layers.each):
+        pools = conv_pools[layer], ssm_pools[layer]
+        _commit(pools, kept[layer], accepted, partial(step, weights))
 
 
 def gated_delta_verify(
@@ -126,12 +130,12 @@ def gated_delta_verify(
 
 
 def gated_delta_commit(
-    weights: DeltaWeights, kept: Tensor, conv_pool: Tensor, state_pool: Tensor, accepted: Accepted
+    layers: DeltaLayers, kept: Tensor, conv_pools: Tensor, state_pools: Tensor, accepted: Accepted
 ) -> None:
     """Implement `Kernels.gated_delta_commit` in torch."""
-    splits = kept_delta(weights)
+    splits = kept_delta(layers.each[0])
 
-    def step(inputs: Tensor, pools: "_Pools") -> None:
+    def step(weights: DeltaWeights, inputs: Tensor, pools: "_Pools") -> None:
         conv, states, slot, _ = pools
         slots = (slot, slot)
         qkv, b, a = torch.split(inputs, splits, dim=-1)
@@ -140,7 +144,9 @@ def gated_delta_commit(
         )
         gated_delta_update(q, k, v, weights.log_decay(a), sigmoid(b), states, *slots)
 
-    _commit((conv_pool, state_pool), kept, accepted, step)
+    for layer, weights in enumerate(layers.each):
+        pools = conv_pools[layer], state_pools[layer]
+        _commit(pools, kept[layer], accepted, partial(step, weights))
 
 
 def kept_delta(weights: DeltaWeights) -> list[int]:

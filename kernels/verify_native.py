@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
-from baton.kernels.mamba2 import LARGEST_STEP, Mamba2Weights
+from baton.kernels.delta_mixer import DeltaInputs, DeltaLayers, DeltaWeights
+from baton.kernels.mamba2 import LARGEST_STEP, Mamba2Layers, Mamba2Weights
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import SMALL, Native
 from baton.kernels.verify import Accepted, kept_delta
@@ -64,13 +64,14 @@ def gated_conv_verify_native(
 
 
 def gated_conv_commit_native(
-    native: Native, kept: Tensor, width: int, conv_pool: Tensor, accepted: Accepted
+    native: Native, kept: Tensor, width: int, conv_pools: Tensor, accepted: Accepted
 ) -> None:
-    """Implement `Kernels.gated_conv_commit`; the pool in float32 or bfloat16."""
-    unwanted = native.empty(*kept.shape)
-    taps = native.empty(kept.shape[1], width)  # of sums that nobody reads
-    rows = _committing(accepted, kept)
-    _conv(native, kept, None, None, taps, None, conv_pool, unwanted, rows)
+    """Implement `Kernels.gated_conv_commit`; the pools in float32 or bfloat16."""
+    unwanted = native.empty(*kept.shape[1:])
+    taps = native.empty(kept.shape[2], width)  # of sums that nobody reads
+    rows = _committing(accepted, kept[0])
+    for layer in range(kept.shape[0]):
+        _conv(native, kept[layer], None, None, taps, None, conv_pools[layer], unwanted, rows)
 
 
 def _conv(
@@ -126,15 +127,17 @@ def mamba2_verify_native(
 
 def mamba2_commit_native(
     native: Native,
-    weights: Mamba2Weights,
+    layers: Mamba2Layers,
     kept: Tensor,
-    conv_pool: Tensor,
-    ssm_pool: Tensor,
+    conv_pools: Tensor,
+    ssm_pools: Tensor,
     accepted: Accepted,
 ) -> None:
     """Implement `Kernels.mamba2_commit`; pools in float32 or bfloat16."""
-    rows = _committing(accepted, kept)
-    _mamba2(native, weights, kept, None, conv_pool, ssm_pool, None, rows)
+    rows = _committing(accepted, kept[0])
+    for layer, weights in enumerate(layers.each):
+        pools = conv_pools[layer], ssm_pools[layer]
+        _mamba2(native, weights, kept[layer], None, *pools, None, rows)
 
 
 def _mamba2(
@@ -203,16 +206,18 @@ def gated_delta_verify_native(
 
 def gated_delta_commit_native(
     native: Native,
-    weights: DeltaWeights,
+    layers: DeltaLayers,
     kept: Tensor,
-    conv_pool: Tensor,
-    state_pool: Tensor,
+    conv_pools: Tensor,
+    state_pools: Tensor,
     accepted: Accepted,
 ) -> None:
     """Implement `Kernels.gated_delta_commit`; pools in float32 or bfloat16."""
-    qkv, b, a = torch.split(kept, kept_delta(weights), dim=-1)
-    rows = _committing(accepted, kept)
-    _delta(native, weights, (qkv, b, a), None, conv_pool, state_pool, None, rows)
+    rows = _committing(accepted, kept[0])
+    for layer, weights in enumerate(layers.each):
+        qkv, b, a = torch.split(kept[layer], kept_delta(weights), dim=-1)
+        pools = conv_pools[layer], state_pools[layer]
+        _delta(native, weights, (qkv, b, a), None, *pools, None, rows)
 
 
 def _delta(

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.bench.gpu.maker import WINDOW, Maker
+from baton.bench.gpu.maker import LAYERS, WINDOW, Maker
 from baton.bench.gpu.sizes import Sizes
-from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
+from baton.kernels.delta_mixer import DeltaInputs, DeltaLayers, DeltaWeights
 from baton.kernels.gated_delta import CHUNK
-from baton.kernels.mamba2 import Mamba2Weights
+from baton.kernels.mamba2 import Mamba2Layers, Mamba2Weights
 from baton.kernels.rope import rope_cache
 from baton.kernels.triton import conv1d, delta_mixer, mamba2, verify
 from baton.kernels.triton.attention_decode import paged_attn_decode
@@ -83,12 +83,15 @@ def _mamba(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[
         dt_limit=(0.0, float("inf")),
     )
     rows, columns = sizes.decode_rows, sum(weights.splits)
-    conv_pool = make.floats(rows + 1, channels, width - 1)
-    ssm_pool = make.wide(rows + 1, heads, head_dim, state)
+    conv_pools = make.pools(rows, channels, width - 1)
+    ssm_pools = make.pools(rows, heads, head_dim, state, dtype=torch.float32)
+    conv_pool, ssm_pool = conv_pools[0], ssm_pools[0]
     slots = make.slots(rows)
     token, prompt = make.floats(rows, columns), make.floats(sizes.prompt, columns)
     accepted = make.accepted(rows)
-    window, kept = (make.floats(WINDOW * rows, n) for n in (columns, columns - inner))
+    layers = Mamba2Layers.of([weights] * LAYERS)
+    window, kept = make.floats(WINDOW * rows, columns), make.kept(rows, columns - inner)
+    own = kept[0]
     rows_of = mamba2.plan_mamba2_prefill((0, sizes.prompt), (0,), width, chunk, None)
     plan = rows_of.on(make.device)(make.rows([sizes.prompt]))
     size = make.dtype.itemsize
@@ -102,13 +105,15 @@ def _mamba(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[
         ),
         KernelCase(
             "mamba2_verify",
-            lambda: verify.mamba2_verify(weights, window, conv_pool, ssm_pool, slots, None, kept),
+            lambda: verify.mamba2_verify(weights, window, conv_pool, ssm_pool, slots, None, own),
             rows * (4 * per_state + size * (channels * (width - 1) + WINDOW * (columns + inner))),
         ),
         KernelCase(
             "mamba2_commit",
-            lambda: verify.mamba2_commit(weights, kept, conv_pool, ssm_pool, accepted),
-            rows * (8 * per_state + size * (channels * (width - 1) + WINDOW * kept.shape[1])),
+            lambda: verify.mamba2_commit(layers, kept, conv_pools, ssm_pools, accepted),
+            LAYERS
+            * rows
+            * (8 * per_state + size * (channels * (width - 1) + WINDOW * kept.shape[2])),
         ),
         KernelCase(
             "mamba2_prefill",
@@ -134,15 +139,18 @@ def _delta(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[
         silu_gate=not sizes.channel_decay,
     )
     rows, per_state = sizes.decode_rows, heads * K * V
-    conv_pool = make.floats(rows + 1, channels, width - 1)
-    pool, slots = make.wide(rows + 1, heads, K, V), make.slots(rows)
+    conv_pools = make.pools(rows, channels, width - 1)
+    pools = make.pools(rows, heads, K, V, dtype=torch.float32)
+    conv_pool, pool, slots = conv_pools[0], pools[0], make.slots(rows)
 
     def inputs(tokens: int) -> DeltaInputs:
         columns = (channels, heads * V, heads, decays)
         return DeltaInputs(*(make.floats(tokens, size) for size in columns))
 
     accepted = make.accepted(rows)
-    window, kept = inputs(WINDOW * rows), make.floats(WINDOW * rows, channels + heads + decays)
+    layers = DeltaLayers.of([weights] * LAYERS)
+    window, kept = inputs(WINDOW * rows), make.kept(rows, channels + heads + decays)
+    own = kept[0]
     token, prompt, ragged = inputs(rows), inputs(sizes.prompt), make.rows([sizes.prompt])
     lens = (ragged.cu_seqlens_host, ragged.prefix_lens_host)
     plan = delta_mixer.plan_delta_prefill(*lens, width, None).on(make.device)(ragged)
@@ -157,13 +165,15 @@ def _delta(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[
         ),
         KernelCase(
             "delta_verify",
-            lambda: verify.gated_delta_verify(weights, window, conv_pool, pool, slots, None, kept),
+            lambda: verify.gated_delta_verify(weights, window, conv_pool, pool, slots, None, own),
             rows * (4 * per_state + WINDOW * one + size * channels * (width - 1)),
         ),
         KernelCase(
             "delta_commit",
-            lambda: verify.gated_delta_commit(weights, kept, conv_pool, pool, accepted),
-            rows * (8 * per_state + size * (channels * (width - 1) + WINDOW * kept.shape[1])),
+            lambda: verify.gated_delta_commit(layers, kept, conv_pools, pools, accepted),
+            LAYERS
+            * rows
+            * (8 * per_state + size * (channels * (width - 1) + WINDOW * kept.shape[2])),
         ),
         KernelCase(
             "delta_prefill",
@@ -177,10 +187,12 @@ def _delta(sizes: Sizes, shape: tuple[int, int, int, int], make: Maker) -> list[
 def _conv(sizes: Sizes, width: int, make: Maker) -> list[KernelCase]:
     channels, rows = sizes.hidden, sizes.decode_rows
     weight, slots = make.wide(channels, width), make.slots(rows)
-    pool = make.floats(rows + 1, channels, width - 1)
+    pools = make.pools(rows, channels, width - 1)
+    pool = pools[0]
     token, prompt = make.floats(rows, 3 * channels), make.floats(sizes.prompt, 3 * channels)
     accepted = make.accepted(rows)
-    window, kept = make.floats(WINDOW * rows, 3 * channels), make.floats(WINDOW * rows, channels)
+    window, kept = make.floats(WINDOW * rows, 3 * channels), make.kept(rows, channels)
+    own = kept[0]
     rows_of = conv1d.plan_gated_conv_prefill((0, sizes.prompt), (0,), width, None)
     plan = rows_of.on(make.device)(make.rows([sizes.prompt]))
     size = make.dtype.itemsize * channels
@@ -192,13 +204,13 @@ def _conv(sizes: Sizes, width: int, make: Maker) -> list[KernelCase]:
         ),
         KernelCase(
             "conv_verify",
-            lambda: verify.gated_conv_verify(window, weight, None, pool, slots, None, kept),
+            lambda: verify.gated_conv_verify(window, weight, None, pool, slots, None, own),
             rows * size * (5 * WINDOW + width - 1),
         ),
         KernelCase(
             "conv_commit",
-            lambda: verify.gated_conv_commit(kept, width, pool, accepted),
-            rows * size * 2 * (width - 1),
+            lambda: verify.gated_conv_commit(kept, width, pools, accepted),
+            LAYERS * rows * size * 2 * (width - 1),
         ),
         KernelCase(
             "conv_prefill", lambda: plan(prompt, weight, None, pool), 4 * sizes.prompt * size

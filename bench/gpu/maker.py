@@ -10,6 +10,7 @@ from baton.kernels.chunks import RaggedRows
 from baton.kernels.verify import Accepted
 
 WINDOW = 4  # tokens that a row verifies
+LAYERS = 2  # that commit them together
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,14 @@ class Maker:
 
     def wide(self, *size: int) -> Tensor:
         return self.floats(*size, dtype=torch.float32)
+
+    def pools(self, rows: int, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return [LAYERS, rows + 1, *shape]; the layers of a slot lie side by side."""
+        return self.floats(rows + 1, LAYERS, *shape, dtype=dtype).transpose(0, 1)
+
+    def kept(self, rows: int, values: int) -> Tensor:
+        """Return [LAYERS, WINDOW * rows, values]."""
+        return self.floats(LAYERS, WINDOW * rows, values)
 
     def ints(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64).to(self.device)

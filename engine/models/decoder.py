@@ -12,10 +12,10 @@ from baton.engine.forward.recurrent_index import RecurrentIndex, plan_recurrent
 from baton.engine.memory.layout import LatentShape
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.models.commit_group import CommitGroup
 from baton.engine.models.layers.base import Layer
 from baton.engine.models.layers.norm import Norm
 from baton.engine.models.layers.vocabulary import Embedding, Head
-from baton.engine.models.recurrent_layer import RecurrentLayer
 from baton.engine.models.scope import Tally
 from baton.engine.models.step import Step
 from baton.kernels.base import AttentionKind, Kernels
@@ -78,7 +78,7 @@ class Decoder:
     tally: Tally
     mixing: int
     embedding_multiplier: float = 1.0
-    recurrent: tuple[RecurrentLayer, ...] = ()
+    commits: tuple[CommitGroup, ...] = ()
 
     @property
     def weight_bytes(self) -> int:
@@ -119,5 +119,5 @@ class Decoder:
     def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
         """Write the states after accepted tokens; see `baton.engine.models.base.Model`."""
         kept = batch.kept
-        for layer in self.recurrent:
-            layer.commit(kept[layer.index], states, accepted)
+        for group in self.commits:
+            group(kept, states, accepted)

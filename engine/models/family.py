@@ -11,6 +11,7 @@ import torch
 from baton.core.errors import ConfigError
 from baton.engine.config import Mixer, ModelConfig
 from baton.engine.memory.layout import CacheShape, LatentShape, RecurrentShape
+from baton.engine.models.commit_group import commit_groups
 from baton.engine.models.decoder import Block, Decoder, Residual
 from baton.engine.models.fields import Fields, read_json
 from baton.engine.models.layers.base import Layer
@@ -199,7 +200,7 @@ def decoder(
         tally=scope.tally,
         mixing=max((i for i, block in enumerate(blocks, 1) if block.mixes), default=0),
         embedding_multiplier=embedding_multiplier,
-        recurrent=tuple(scope.recurrent),
+        commits=commit_groups(scope.recurrent, config.recurrent),
     )
 
 

@@ -1,5 +1,7 @@
 """The memory of what verified tokens keep for the commit of those that are right."""
 
+from itertools import groupby
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,8 @@ from baton.engine.models.base import Model
 
 
 def kept_inputs(model: Model, tokens: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Allocate [tokens, values] for each recurrent layer, in the dtype of activations.
+    """Allocate [tokens, values] for each recurrent layer, in the dtype of activations. Neighbouring
+    layers of one shape lie in one tensor, as their commit needs them.
 
     tokens: the most that one step computes of requests that decode; 0 where steps verify nothing,
     then the result is ().
@@ -18,10 +21,11 @@ def kept_inputs(model: Model, tokens: int, device: torch.device) -> tuple[Tensor
         return ()
     native = model.kernels.native is not None
     dtype = torch.float32 if native else model.config.dtype
-    return tuple(
-        torch.zeros((tokens, layer.kept), dtype=dtype, device=device)
-        for layer in model.config.recurrent
-    )
+    found: list[Tensor] = []
+    for shape, layers in groupby(model.config.recurrent):
+        sizes = len(list(layers)), tokens, shape.kept
+        found += torch.zeros(sizes, dtype=dtype, device=device).unbind()
+    return tuple(found)
 
 
 def windows(kept: tuple[Tensor, ...], most: int) -> tuple[Window, ...]:

@@ -8,13 +8,14 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
-from baton.kernels.mamba2 import Mamba2Weights
+from baton.kernels.delta_mixer import DeltaInputs, DeltaLayers, DeltaWeights
+from baton.kernels.mamba2 import Mamba2Layers, Mamba2Weights
 from baton.kernels.verify import Accepted
 
 
 class SpeculationKernels(ABC):
-    """Kernels that verify Q tokens a row without writing a state, and commit those accepted.
+    """Kernels that verify Q tokens a row without writing a state, and commit those accepted: verify
+    layer by layer, commit all layers of a kind at once.
 
     Token t of row r is token r * Q + t. The outputs and states are those of single steps.
     """
@@ -42,13 +43,13 @@ class SpeculationKernels(ABC):
 
     @abstractmethod
     def gated_conv_commit(
-        self, kept: Tensor, width: int, conv_pool: Tensor, accepted: Accepted
+        self, kept: Tensor, width: int, conv_pools: Tensor, accepted: Accepted
     ) -> None:
-        """Move the windows on by the accepted tokens.
+        """Move the windows of L layers on by the accepted tokens.
 
-        kept:      [B Q, C] float, of gated_conv_verify
-        width:     taps of the convolution
-        conv_pool: [slots, C, width - 1] float, strided over slots; written in place
+        kept:       [L, B Q, C] float, of gated_conv_verify; strided over layers
+        width:      taps of the convolution
+        conv_pools: [L, slots, C, width - 1] float, strided over layers and slots; written in place
         """
 
     @abstractmethod
@@ -74,16 +75,18 @@ class SpeculationKernels(ABC):
     @abstractmethod
     def mamba2_commit(
         self,
-        weights: Mamba2Weights,
+        layers: Mamba2Layers,
         kept: Tensor,
-        conv_pool: Tensor,
-        ssm_pool: Tensor,
+        conv_pools: Tensor,
+        ssm_pools: Tensor,
         accepted: Accepted,
     ) -> None:
-        """Write the states after the accepted tokens.
+        """Write the states of L layers after the accepted tokens.
 
-        kept: [B Q, C + H] float, of mamba2_verify
-        conv_pool, ssm_pool: as in mamba2_step; written in place
+        kept:       [L, B Q, C + H] float, of mamba2_verify; strided over layers. What it holds
+                    afterwards is undefined
+        conv_pools, ssm_pools: [L, slots, ...], strided over layers and slots, else as in
+                    mamba2_step; written in place
         """
 
     @abstractmethod
@@ -110,14 +113,16 @@ class SpeculationKernels(ABC):
     @abstractmethod
     def gated_delta_commit(
         self,
-        weights: DeltaWeights,
+        layers: DeltaLayers,
         kept: Tensor,
-        conv_pool: Tensor,
-        state_pool: Tensor,
+        conv_pools: Tensor,
+        state_pools: Tensor,
         accepted: Accepted,
     ) -> None:
-        """Write the states after the accepted tokens.
+        """Write the states of L layers after the accepted tokens.
 
-        kept: [B Q, C + Hv + n] float, of gated_delta_verify
-        conv_pool, state_pool: as in gated_delta_step; written in place
+        kept:       [L, B Q, C + Hv + n] float, of gated_delta_verify; strided over layers. What it
+                    holds afterwards is undefined
+        conv_pools, state_pools: [L, slots, ...], strided over layers and slots, else as in
+                    gated_delta_step; written in place
         """

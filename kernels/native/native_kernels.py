@@ -18,6 +18,7 @@ from baton.kernels.conv1d import (
 )
 from baton.kernels.delta_mixer import (
     DeltaInputs,
+    DeltaLayers,
     DeltaRows,
     DeltaWeights,
     gated_delta_step_native,
@@ -36,6 +37,7 @@ from baton.kernels.elementwise import (
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.linear import Matrix, Weight, embedding_native, linear_native
 from baton.kernels.mamba2 import (
+    Mamba2Layers,
     Mamba2Rows,
     Mamba2Weights,
     mamba2_step_native,
@@ -386,9 +388,9 @@ class NativeKernels(Kernels):
         )
 
     def gated_conv_commit(
-        self, kept: Tensor, width: int, conv_pool: Tensor, accepted: Accepted
+        self, kept: Tensor, width: int, conv_pools: Tensor, accepted: Accepted
     ) -> None:
-        gated_conv_commit_native(self._native, kept, width, conv_pool, accepted)
+        gated_conv_commit_native(self._native, kept, width, conv_pools, accepted)
 
     def mamba2_verify(
         self,
@@ -406,13 +408,13 @@ class NativeKernels(Kernels):
 
     def mamba2_commit(
         self,
-        weights: Mamba2Weights,
+        layers: Mamba2Layers,
         kept: Tensor,
-        conv_pool: Tensor,
-        ssm_pool: Tensor,
+        conv_pools: Tensor,
+        ssm_pools: Tensor,
         accepted: Accepted,
     ) -> None:
-        mamba2_commit_native(self._native, weights, kept, conv_pool, ssm_pool, accepted)
+        mamba2_commit_native(self._native, layers, kept, conv_pools, ssm_pools, accepted)
 
     def gated_delta_verify(
         self,
@@ -430,13 +432,13 @@ class NativeKernels(Kernels):
 
     def gated_delta_commit(
         self,
-        weights: DeltaWeights,
+        layers: DeltaLayers,
         kept: Tensor,
-        conv_pool: Tensor,
-        state_pool: Tensor,
+        conv_pools: Tensor,
+        state_pools: Tensor,
         accepted: Accepted,
     ) -> None:
-        gated_delta_commit_native(self._native, weights, kept, conv_pool, state_pool, accepted)
+        gated_delta_commit_native(self._native, layers, kept, conv_pools, state_pools, accepted)
 
     def sample_tokens(
         self,

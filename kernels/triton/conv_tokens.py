@@ -7,7 +7,7 @@ from torch import Tensor
 
 from baton.kernels.triton.arithmetic import narrow, sigmoid
 from baton.kernels.triton.conv1d import STEP_CHANNELS, Gates, conv_inputs
-from baton.kernels.triton.shapes import packed
+from baton.kernels.triton.shapes import block, packed
 from baton.kernels.verify import Accepted
 
 
@@ -39,22 +39,24 @@ def verify_conv(
     return y
 
 
-def commit_conv(kept: Tensor, width: int, conv_pool: Tensor, accepted: Accepted) -> None:
-    """Write the windows behind the accepted tokens, in one launch. kept: [B Q, C] float."""
-    _commit(kept, width, None, None, conv_pool, accepted, None)
+def commit_windows(kept: Tensor, width: int, conv_pool: Tensor, accepted: Accepted) -> None:
+    """Write the windows behind the accepted tokens of L layers, in one launch.
+
+    kept: [L, B Q, C] float, strided over layers and tokens
+    conv_pool: [L, slots, C, width - 1] float, strided over layers and slots
+    """
+    _commit(kept, width, None, None, conv_pool, accepted)
 
 
 def convolve_and_commit(
     kept: Tensor, weight: Tensor, bias: Tensor | None, conv_pool: Tensor, accepted: Accepted
-) -> Tensor:
-    """Convolve the accepted tokens and write the windows behind them, in one launch.
+) -> None:
+    """Convolve the accepted tokens of L layers and write the windows behind them, in one launch.
 
-    kept: [B Q, C] float, strided over tokens
-    returns [B Q, C], dtype of kept: silu of the accepted tokens' convolution; of others anything
+    kept: as in `commit_windows`; of accepted tokens silu of their convolution takes its place
+    weight: [L, C, W] float32. bias: [L, C] float32
     """
-    y = kept.new_empty(kept.shape)
-    _commit(kept, weight.shape[1], weight, bias, conv_pool, accepted, y)
-    return y
+    _commit(kept, weight.shape[2], weight, bias, conv_pool, accepted)
 
 
 def _commit(
@@ -64,15 +66,14 @@ def _commit(
     bias: Tensor | None,
     conv_pool: Tensor,
     accepted: Accepted,
-    y: Tensor | None,
 ) -> None:
-    rows, (tokens, channels) = accepted.counts.shape[0], kept.shape
+    rows, (layers, tokens, channels) = accepted.counts.shape[0], kept.shape
     if rows == 0:
         return
-    _commit_conv[(rows, triton.cdiv(channels, STEP_CHANNELS))](
-        packed(kept), weight, bias, packed(conv_pool), *accepted, y,
-        kept.stride(0), conv_pool.stride(0), channels, tokens // rows,
-        WIDTH=width, BLOCK=STEP_CHANNELS, num_warps=4,
+    _commit_conv[(rows, triton.cdiv(channels, STEP_CHANNELS), layers)](
+        packed(kept, 2), weight, bias, packed(conv_pool, 2), *accepted,
+        *kept.stride()[:2], *conv_pool.stride()[:2], channels, tokens // rows,
+        WIDTH=width, TAPS=block(width - 1), BLOCK=STEP_CHANNELS, num_warps=4,
     )  # fmt: skip
 
 
@@ -154,6 +155,7 @@ def _verify_conv(
         total = total * sigmoid(total)
     if after is not None:
         total *= tl.load(after + flat * x_stride + channel, mask=inside, other=0.0).to(tl.float32)
+    total = narrow(total, y.dtype.element_ty)
     tl.store(y + flat * channels + channel, total, mask=inside)
     if kept is not None:
         tl.store(kept + flat * kept_stride + channel, newest, mask=inside)
@@ -163,7 +165,6 @@ def _verify_conv(
 def _window(
     x,
     pool,
-    target,
     source,
     started,
     first,
@@ -172,20 +173,16 @@ def _window(
     channel,
     inside,
     LEAD: tl.constexpr,
-    BLOCK: tl.constexpr,
+    TAPS: tl.constexpr,
 ):
-    """Store the window behind `count` tokens. It may lie where the initial one does: a column is
-    written after those that it is read from, as long as at least one token is accepted."""
-    for tap in tl.static_range(LEAD):
-        at = count - LEAD + tap
-        value = tl.zeros((BLOCK,), tl.float32)
-        if at >= 0:
-            value = tl.load(x + (first + at) * x_stride + channel, mask=inside, other=0.0).to(
-                tl.float32
-            )
-        elif started:
-            value = tl.load(source + (at + LEAD), mask=inside, other=0.0).to(tl.float32)
-        tl.store(target + tap, narrow(value, pool.dtype.element_ty), mask=inside)
+    """Return the window behind `count` tokens: [BLOCK, TAPS], of which LEAD columns count."""
+    tap = tl.arange(0, TAPS)[None, :]
+    at = count - LEAD + tap
+    wanted = inside[:, None] & (tap < LEAD)
+    tokens = x + (first + at) * x_stride + channel[:, None]
+    newer = tl.load(tokens, mask=wanted & (at >= 0), other=0.0).to(tl.float32)
+    older = tl.load(source[:, None] + at + LEAD, mask=wanted & (at < 0) & started, other=0.0)
+    return tl.where(at >= 0, narrow(newer, pool.dtype.element_ty), older)
 
 
 @triton.jit
@@ -200,43 +197,64 @@ def _commit_conv(
     counts,
     track_slots,
     track_counts,
-    y,
+    kept_layer,
     kept_stride,
+    pool_layer,
     slot_stride,
     channels,
     tokens,
     WIDTH: tl.constexpr,
+    TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Convolve the accepted tokens of some channels of one row, then write their windows: the
-    snapshot's first, because the row's own may lie where the initial one does."""
+    """Convolve the accepted tokens of some channels of one row of one layer, and write their
+    windows.
+
+    What is written lies where other threads read: outputs take the place of inputs, and a row's
+    window that of the initial one. So windows are made first, the newest token is convolved before
+    those that it does not see, and all of the row is convolved before a window is written.
+    """
     LEAD: tl.constexpr = WIDTH - 1
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
     row = tl.program_id(0).to(tl.int64)
+    layer = tl.program_id(2).to(tl.int64)
+    kept += layer * kept_layer
+    pool += layer * pool_layer
     started = True
     if has_initial is not None:
         started = tl.load(has_initial + row) != 0
     source = pool + tl.load(read_slots + row) * slot_stride + channel * LEAD
     count, tracked = tl.load(counts + row), tl.load(track_counts + row)
     first = row * tokens
-    if y is not None:
-        for token in range(count):
+    tracked = tl.where(tracked <= count, tracked, 0)
+    last = _window(
+        kept, pool, source, started, first, count, kept_stride, channel, inside, LEAD, TAPS
+    )
+    snapshot = _window(
+        kept, pool, source, started, first, tl.maximum(tracked, 0), kept_stride, channel, inside,
+        LEAD, TAPS,
+    )  # fmt: skip
+    tl.debug_barrier()
+    if weight is not None:
+        weight += layer * channels * WIDTH
+        if bias is not None:
+            bias += layer * channels
+        for done in range(count):
+            token = count - 1 - done
             total, _ = _convolve_token(
                 kept, None, weight, bias, pool, source, started, first, token, kept_stride,
                 channel, inside, WIDTH, BLOCK,
             )  # fmt: skip
-            total = total * sigmoid(total)
-            tl.store(y + (first + token) * channels + channel, total, mask=inside)
-    if (tracked > 0) & (tracked <= count):
-        target = pool + tl.load(track_slots + row) * slot_stride + channel * LEAD
-        _window(
-            kept, pool, target, source, started, first, tracked, kept_stride, channel, inside,
-            LEAD, BLOCK,
-        )  # fmt: skip
+            total = narrow(total * sigmoid(total), kept.dtype.element_ty)
+            tl.store(kept + (first + token) * kept_stride + channel, total, mask=inside)
+        tl.debug_barrier()
+    tap = tl.arange(0, TAPS)[None, :]
+    place = channel[:, None] * LEAD + tap
+    wanted = inside[:, None] & (tap < LEAD)
+    if tracked > 0:
+        target = pool + tl.load(track_slots + row) * slot_stride
+        tl.store(target + place, snapshot, mask=wanted)
     if count > 0:
-        target = pool + tl.load(write_slots + row) * slot_stride + channel * LEAD
-        _window(
-            kept, pool, target, source, started, first, count, kept_stride, channel, inside,
-            LEAD, BLOCK,
-        )  # fmt: skip
+        target = pool + tl.load(write_slots + row) * slot_stride
+        tl.store(target + place, last, mask=wanted)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.delta_mixer import DeltaWeights
+from baton.kernels.delta_mixer import DeltaLayers, DeltaWeights
 from baton.kernels.triton.arithmetic import narrow, sigmoid
 from baton.kernels.triton.delta_update import advance, decay_of, delta_block, unit
 from baton.kernels.triton.shapes import packed
@@ -48,21 +48,27 @@ def verify_deltas(
 
 
 def commit_deltas(
-    weights: DeltaWeights, conv: Tensor, b: Tensor, a: Tensor, pool: Tensor, accepted: Accepted
+    weights: DeltaLayers, conv: Tensor, b: Tensor, a: Tensor, pool: Tensor, accepted: Accepted
 ) -> None:
-    """Write the states behind the accepted tokens, in one launch. Arguments as `verify_deltas`."""
-    _, k, v = weights.split_conv(conv)
-    tokens, heads, V = v.shape
-    if tokens == 0:
+    """Write the states behind the accepted tokens of L layers, in one launch.
+
+    conv: [L, B Q, C] float, q k v after the convolution. b, a: [L, B Q, n] float, as of
+          DeltaInputs. All strided over layers and tokens, alike
+    pool: [L, slots, Hv, K, V] float, strided over layers and slots
+    """
+    rows, (layers, tokens, _) = accepted.counts.shape[0], conv.shape
+    if rows == 0:
         return
-    rows, K = accepted.counts.shape[0], weights.key_dim
+    sizes = weights.each[0]
+    heads, K, V = sizes.heads, sizes.key_dim, sizes.value_dim
+    keys = sizes.key_heads * K
     height, width = delta_block(K, V)
     width = max(1, width // 2)  # whole ones spill registers here
-    _commit_deltas[(rows, triton.cdiv(V, width), heads)](
-        packed(k), packed(v), packed(a), packed(b), packed(pool), *accepted, weights.A,
-        weights.dt_bias, conv.stride(0), a.stride(0), b.stride(0), pool.stride(0),
-        heads // weights.key_heads, K, V, tokens // rows,
-        CHANNELS=a.shape[1] != b.shape[1], BLOCK_K=height, BLOCK_V=width, num_warps=4,
+    _commit_deltas[(rows, triton.cdiv(V, width), heads * layers)](
+        packed(conv[..., keys:], 2), packed(conv[..., 2 * keys :], 2), packed(a, 2), packed(b, 2),
+        packed(pool, 2), *accepted, weights.A, weights.dt_bias, *pool.stride()[:2],
+        *conv.stride()[:2], heads, heads // sizes.key_heads, K, V, tokens // rows,
+        CHANNELS=a.shape[2] != b.shape[2], BLOCK_K=height, BLOCK_V=width, num_warps=4,
     )  # fmt: skip
 
 
@@ -139,10 +145,11 @@ def _commit_deltas(
     track_counts,
     A,
     dt_bias,
-    conv_stride,
-    g_stride,
-    beta_stride,
+    pool_layer,
     slot_stride,
+    kept_layer,
+    kept_stride,
+    heads,
     per_key_head,
     K,
     V,
@@ -151,11 +158,21 @@ def _commit_deltas(
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """Step some columns of the state of one head of one row through its accepted tokens, and write
-    them. A thread writes what it has read, so a slot that is read and written needs no barrier."""
+    """Step some columns of the state of one head of one row of one layer through its accepted
+    tokens, and write them. A thread writes what it has read, so a slot that is read and written
+    needs no barrier."""
     row = tl.program_id(0).to(tl.int64)
     i, j = tl.arange(0, BLOCK_K), tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
-    head = tl.program_id(2)
+    layer = tl.program_id(2) // heads
+    head = tl.program_id(2) - layer * heads
+    A += layer * heads
+    dt_bias += layer * heads * (K if CHANNELS else 1)
+    layer = layer.to(tl.int64)
+    pool += layer * pool_layer
+    k += layer * kept_layer
+    v += layer * kept_layer
+    g += layer * kept_layer
+    beta += layer * kept_layer
     in_k, in_v = i < K, j < V
     inside = in_k[:, None] & in_v[None, :]
     place = (head * K + i)[:, None] * V + j[None, :]
@@ -172,10 +189,10 @@ def _commit_deltas(
     keys = (head // per_key_head) * K + i
     for token in range(count):
         at = row * tokens + token
-        key = tl.load(k + at * conv_stride + keys, mask=in_k, other=0.0).to(tl.float32)
-        value = tl.load(v + at * conv_stride + head * V + j, mask=in_v, other=0.0).to(tl.float32)
-        rate = sigmoid(tl.load(beta + at * beta_stride + head).to(tl.float32))
-        log = decay_of(g + at * g_stride, A, dt_bias, head, i, in_k, K, CHANNELS)
+        key = tl.load(k + at * kept_stride + keys, mask=in_k, other=0.0).to(tl.float32)
+        value = tl.load(v + at * kept_stride + head * V + j, mask=in_v, other=0.0).to(tl.float32)
+        rate = sigmoid(tl.load(beta + at * kept_stride + head).to(tl.float32))
+        log = decay_of(g + at * kept_stride, A, dt_bias, head, i, in_k, K, CHANNELS)
         state = advance(state, unit(key, 0), value, log, rate, CHANNELS)
         rounded = narrow(state, pool.dtype.element_ty)
         if token + 1 == tracked:

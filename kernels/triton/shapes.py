@@ -16,17 +16,19 @@ def block(size: int, least: int = 1) -> int:
     return max(least, 1 << (size - 1).bit_length())
 
 
-def packed(tensor: Tensor) -> Tensor:
-    """Return `tensor` if its dimensions after the first lie end to end; the first may be strided.
+def packed(tensor: Tensor, strided: int = 1) -> Tensor:
+    """Return `tensor` if its dimensions after the first `strided` lie end to end; those may lie
+    anyhow.
 
     Raises ValueError otherwise.
     """
     expected = 1
-    for size, stride in zip(reversed(tensor.shape[1:]), reversed(tensor.stride()[1:]), strict=True):
+    inner = zip(reversed(tensor.shape[strided:]), reversed(tensor.stride()[strided:]), strict=True)
+    for size, stride in inner:
         if size != 1 and stride != expected:
             raise ValueError(
                 f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} should be "
-                "strided over its first dimension alone; make it contiguous"
+                f"strided over its first {strided} dimensions alone; make it contiguous"
             )
         expected *= size
     return tensor

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.mamba2 import Mamba2Weights
+from baton.kernels.mamba2 import Mamba2Layers, Mamba2Weights
 from baton.kernels.triton.arithmetic import narrow
 from baton.kernels.triton.shapes import packed
 from baton.kernels.triton.state_update import advance, read_out, state_block
@@ -46,19 +46,24 @@ def verify_states(
 
 
 def commit_states(
-    weights: Mamba2Weights, conv: Tensor, dt: Tensor, ssm_pool: Tensor, accepted: Accepted
+    weights: Mamba2Layers, conv: Tensor, dt: Tensor, ssm_pool: Tensor, accepted: Accepted
 ) -> None:
-    """Write the states behind the accepted tokens, in one launch. Arguments as `verify_states`."""
-    x, B, _ = weights.split_conv(conv)
-    tokens, H, P = x.shape
-    if tokens == 0:
+    """Write the states behind the accepted tokens of L layers, in one launch.
+
+    conv: [L, B Q, C] float, x B C after the convolution. dt: [L, B Q, H] float. Both strided over
+          layers and tokens, alike
+    ssm_pool: [L, slots, H, P, N] float, strided over layers and slots
+    """
+    rows, (layers, tokens, _) = accepted.counts.shape[0], conv.shape
+    if rows == 0:
         return
-    rows = accepted.counts.shape[0]
-    height, width = state_block(P, weights.d_state)
-    _commit_states[(rows, triton.cdiv(P, height), H)](
-        packed(ssm_pool), *accepted, packed(x), packed(dt), weights.A, packed(B), weights.dt_bias,
-        *weights.dt_limit, ssm_pool.stride(0), conv.stride(0), dt.stride(0), H,
-        H // weights.groups, P, weights.d_state, tokens // rows,
+    sizes = weights.each[0]
+    H, P, N = sizes.heads, sizes.head_dim, sizes.d_state
+    height, width = state_block(P, N)
+    _commit_states[(rows, triton.cdiv(P, height), H * layers)](
+        packed(ssm_pool, 2), *accepted, packed(conv, 2), packed(dt, 2), weights.A,
+        packed(conv[..., H * P :], 2), weights.dt_bias, *sizes.dt_limit, *ssm_pool.stride()[:2],
+        *conv.stride()[:2], H, H // sizes.groups, P, N, tokens // rows,
         BLOCK_P=height, BLOCK_N=width, num_warps=4,
     )  # fmt: skip
 
@@ -135,9 +140,10 @@ def _commit_states(
     dt_bias,
     low,
     high,
+    pool_layer,
     slot_stride,
-    conv_stride,
-    dt_stride,
+    kept_layer,
+    kept_stride,
     H,
     per_group,
     P,
@@ -146,11 +152,19 @@ def _commit_states(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Step one block of P of one head of one row through its accepted tokens, and write it. A
-    thread writes what it has read, so a slot that is read and written needs no barrier."""
+    """Step one block of P of one head of one row of one layer through its accepted tokens, and
+    write it. A thread writes what it has read, so a slot that is read and written needs no
+    barrier."""
     row = tl.program_id(0).to(tl.int64)
     p = tl.program_id(1) * BLOCK_P + tl.arange(0, BLOCK_P)
-    head = tl.program_id(2)
+    layer = tl.program_id(2) // H
+    head = tl.program_id(2) - layer * H
+    at_layer = layer * H + head  # of what has a value a head
+    layer = layer.to(tl.int64)
+    pool += layer * pool_layer
+    x += layer * kept_layer
+    dt += layer * kept_layer
+    B += layer * kept_layer
     n = tl.arange(0, BLOCK_N)
     in_p, in_n = p < P, n < N
     inside = in_p[:, None] & in_n[None, :]
@@ -165,13 +179,13 @@ def _commit_states(
         source = pool + tl.load(read_slots + row) * slot_stride
         state = tl.load(source + place, mask=inside, other=0.0).to(tl.float32)
 
-    decay, bias = tl.load(A + head), tl.load(dt_bias + head)
+    decay, bias = tl.load(A + at_layer), tl.load(dt_bias + at_layer)
     group = (head // per_group) * N
     for token in range(count):
         at = row * tokens + token
-        raw = tl.load(dt + at * dt_stride + head).to(tl.float32)
-        b = tl.load(B + at * conv_stride + group + n, mask=in_n, other=0.0).to(tl.float32)
-        value = tl.load(x + at * conv_stride + head * P + p, mask=in_p, other=0.0).to(tl.float32)
+        raw = tl.load(dt + at * kept_stride + head).to(tl.float32)
+        b = tl.load(B + at * kept_stride + group + n, mask=in_n, other=0.0).to(tl.float32)
+        value = tl.load(x + at * kept_stride + head * P + p, mask=in_p, other=0.0).to(tl.float32)
         state = advance(state, value, raw, b, decay, bias, low, high)
         rounded = narrow(state, pool.dtype.element_ty)
         if token + 1 == tracked:

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
-from baton.kernels.mamba2 import Mamba2Weights
-from baton.kernels.triton.conv_tokens import commit_conv, convolve_and_commit, verify_conv
+from baton.kernels.delta_mixer import DeltaInputs, DeltaLayers, DeltaWeights
+from baton.kernels.mamba2 import Mamba2Layers, Mamba2Weights
+from baton.kernels.triton.conv_tokens import commit_windows, convolve_and_commit, verify_conv
 from baton.kernels.triton.delta_mixer import norm_of_deltas
 from baton.kernels.triton.delta_tokens import commit_deltas, verify_deltas
 from baton.kernels.triton.mamba2 import norm_of_states
@@ -30,9 +30,9 @@ def gated_conv_verify(
     )  # fmt: skip
 
 
-def gated_conv_commit(kept: Tensor, width: int, conv_pool: Tensor, accepted: Accepted) -> None:
+def gated_conv_commit(kept: Tensor, width: int, conv_pools: Tensor, accepted: Accepted) -> None:
     """Implement `Kernels.gated_conv_commit`, in one launch."""
-    commit_conv(kept, width, conv_pool, accepted)
+    commit_windows(kept, width, conv_pools, accepted)
 
 
 def mamba2_verify(
@@ -54,13 +54,12 @@ def mamba2_verify(
 
 
 def mamba2_commit(
-    weights: Mamba2Weights, kept: Tensor, conv_pool: Tensor, ssm_pool: Tensor, accepted: Accepted
+    layers: Mamba2Layers, kept: Tensor, conv_pools: Tensor, ssm_pools: Tensor, accepted: Accepted
 ) -> None:
-    """Implement `Kernels.mamba2_commit`, in two launches."""
-    conv_input, dt = torch.split(kept, weights.splits[1:], dim=-1)
-    taps = weights.conv_weight, weights.conv_bias
-    conv = convolve_and_commit(conv_input, *taps, conv_pool, accepted)
-    commit_states(weights, conv, dt, ssm_pool, accepted)
+    """Implement `Kernels.mamba2_commit`, in two launches: the first convolves `kept` in place."""
+    conv, dt = torch.split(kept, layers.each[0].splits[1:], dim=-1)
+    convolve_and_commit(conv, layers.conv_weight, layers.conv_bias, conv_pools, accepted)
+    commit_states(layers, conv, dt, ssm_pools, accepted)
 
 
 def gated_delta_verify(
@@ -81,9 +80,10 @@ def gated_delta_verify(
 
 
 def gated_delta_commit(
-    weights: DeltaWeights, kept: Tensor, conv_pool: Tensor, state_pool: Tensor, accepted: Accepted
+    layers: DeltaLayers, kept: Tensor, conv_pools: Tensor, state_pools: Tensor, accepted: Accepted
 ) -> None:
-    """Implement `Kernels.gated_delta_commit`, in two launches."""
-    qkv, b, a = torch.split(kept, kept_delta(weights), dim=-1)
-    conv = convolve_and_commit(qkv, weights.conv_weight, None, conv_pool, accepted)
-    commit_deltas(weights, conv, b, a, state_pool, accepted)
+    """Implement `Kernels.gated_delta_commit`, in two launches: the first convolves `kept` in
+    place."""
+    conv, b, a = torch.split(kept, kept_delta(layers.each[0]), dim=-1)
+    convolve_and_commit(conv, layers.conv_weight, None, conv_pools, accepted)
+    commit_deltas(layers, conv, b, a, state_pools, accepted)

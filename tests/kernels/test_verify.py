@@ -1,8 +1,9 @@
 """Several tokens a row, and single steps of the same kernels: the same bits, on poisoned pools."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from kernels.test_native_delta import random_mixer as random_delta
 from torch import Tensor
 
 from baton.kernels.base import Kernels
-from baton.kernels.delta_mixer import DeltaInputs
+from baton.kernels.delta_mixer import DeltaInputs, DeltaLayers, DeltaWeights
+from baton.kernels.mamba2 import Mamba2Layers, Mamba2Weights
 from baton.kernels.native.native_kernels import NativeKernels
 from baton.kernels.native.recorder import Native
 from baton.kernels.torch_kernels import TORCH
@@ -20,6 +22,10 @@ from baton.kernels.verify import Accepted
 
 ROWS, SLOTS = 3, 14
 KINDS = ["short conv", "mamba2", "mamba2, gate last", "gated delta", "kda"]
+
+
+# Of a mixer, for its commit: of the short convolution its taps.
+Weights = Mamba2Weights | DeltaWeights | int
 
 
 @dataclass(frozen=True)
@@ -31,10 +37,24 @@ class Mixer:
     kept_width: int
     step: Callable[..., Tensor]  # (x [B, n], pools, read, write, has_initial) -> [B, outputs]
     verify: Callable[..., Tensor]  # (x, pools, read, has_initial, kept) -> [B * Q, outputs]
-    commit: Callable[..., None]  # (kept, pools, accepted)
+    commits: Callable[..., None]  # of this layer alone: (kept, pools, accepted), each of one layer
+    weights: Weights
 
     def clone(self) -> tuple[Tensor, ...]:
         return tuple(pool.clone() for pool in self.pools)
+
+    def commit(self, kept: Tensor, pools: tuple[Tensor, ...], accepted: Accepted) -> None:
+        self.commits(kept[None], *(pool[None] for pool in pools), accepted)
+
+
+def commit_of(kernels: Kernels, layers: Sequence[Weights]) -> Callable[..., None]:
+    """The commit of layers of one kind: (kept, *pools, accepted)."""
+    first = layers[0]
+    if isinstance(first, Mamba2Weights):
+        return partial(kernels.mamba2_commit, Mamba2Layers.of(layers))
+    if isinstance(first, DeltaWeights):
+        return partial(kernels.gated_delta_commit, DeltaLayers.of(layers))
+    return lambda kept, conv, accepted: kernels.gated_conv_commit(kept, first, conv, accepted)
 
 
 def pool(shape: tuple[int, ...], dtype: torch.dtype, rng: random.Random) -> Tensor:
@@ -55,7 +75,8 @@ def make(kind: str, kernels: Kernels, tokens: int, dtype: torch.dtype, rng: rand
             channels,
             lambda x, p, *slots: kernels.gated_conv_step(x, weight, bias, *p, *slots),
             lambda x, p, *more: kernels.gated_conv_verify(x, weight, bias, *p, *more),
-            lambda kept, p, accepted: kernels.gated_conv_commit(kept, width, *p, accepted),
+            commit_of(kernels, [width]),
+            width,
         )
     if kind.startswith("mamba2"):
         mixer = random_mixer(4, rng.choice([5, 16]), 2, rng.choice([7, 16, 40]), width, rng)
@@ -70,7 +91,8 @@ def make(kind: str, kernels: Kernels, tokens: int, dtype: torch.dtype, rng: rand
             channels + mixer.heads,
             lambda x, p, *slots: kernels.mamba2_step(mixer, x, *p, *slots),
             lambda x, p, *more: kernels.mamba2_verify(mixer, x, *p, *more),
-            lambda kept, p, accepted: kernels.mamba2_commit(mixer, kept, *p, accepted),
+            commit_of(kernels, [mixer]),
+            mixer,
         )
     key_heads = 2
     heads = key_heads if kind == "kda" else 4
@@ -93,7 +115,8 @@ def make(kind: str, kernels: Kernels, tokens: int, dtype: torch.dtype, rng: rand
         channels + widths[2] + widths[3],
         lambda x, p, *slots: kernels.gated_delta_step(delta, given(x), *p, *slots),
         lambda x, p, *more: kernels.gated_delta_verify(delta, given(x), *p, *more),
-        lambda kept, p, accepted: kernels.gated_delta_commit(delta, kept, *p, accepted),
+        commit_of(kernels, [delta]),
+        delta,
     )
 
 
@@ -220,6 +243,35 @@ def test_committed_states_are_those_of_single_steps(case, repeat, in_place, rng)
         *committed(case, Wish.random(case.tokens, in_place, rng)), strict=True
     ):
         assert torch.equal(bits(got), bits(expected))
+
+
+def committed_layers(
+    kind: str, kernels: Kernels, dtype: torch.dtype, rng: random.Random
+) -> list[tuple[Tensor, Tensor]]:
+    """The pools of two layers but for slot 0, committed together and one after the other. In their
+    storage each slot has the first layer's state, then the second's."""
+    seed, tokens = rng.random(), 2
+    mixers = [make(kind, kernels, tokens, dtype, random.Random(seed)) for _ in range(2)]
+    pools = [
+        torch.stack(of_layers, dim=1).transpose(0, 1)
+        for of_layers in zip(*(mixer.pools for mixer in mixers), strict=True)
+    ]
+    kept = torch.randn(2, ROWS * tokens + 3, mixers[0].kept_width)[:, : ROWS * tokens]
+    slots = list(map(torch.tensor, ([1, 2, 3], [4, 2, 5])))
+    counts = list(map(torch.tensor, ([2, 1, 0], [6, 7, 8], [1, 2, 1])))
+    accepted = Accepted(*slots, torch.tensor([True, True, False]), *counts)
+    apart = [pool.clone() for pool in pools]
+    for layer, mixer in enumerate(mixers):
+        mixer.commit(kept[layer].clone(), tuple(pool[layer] for pool in apart), accepted)
+    weights = [mixer.weights for mixer in mixers]
+    commit_of(kernels, weights)(kept, *pools, accepted)
+    return [(pool[:, 1:], one[:, 1:]) for pool, one in zip(pools, apart, strict=True)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_that_commit_together_get_the_states_that_each_gets_alone(kind, kernels, rng):
+    for together, apart in committed_layers(kind, kernels, torch.float32, rng):
+        assert torch.equal(bits(together), bits(apart))
 
 
 def test_a_native_row_is_the_same_bits_in_every_batch_and_on_every_number_of_threads(native, rng):

@@ -1,7 +1,9 @@
 """The gated delta net (Yang et al., 2024, arXiv:2412.06464), as Qwen3-Next and Qwen3.5 have it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -9,14 +11,13 @@ from torch import Tensor
 from baton.core.errors import ConfigError
 from baton.engine.memory.layout import RecurrentShape
 from baton.engine.memory.shards import SubBlock, length
-from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
+from baton.engine.models.recurrent_layer import Commit
 from baton.engine.models.scope import Scope
-from baton.engine.models.step import Step, ssm_pool
+from baton.engine.models.step import Step
 from baton.kernels.base import Kernels
-from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
-from baton.kernels.verify import Accepted
+from baton.kernels.delta_mixer import DeltaInputs, DeltaLayers, DeltaWeights
 
 
 @dataclass(frozen=True)
@@ -138,10 +139,10 @@ class GatedDeltaNet:
         inputs = DeltaInputs(*torch.split(self.in_proj(x), self.widths, dim=-1))
         return self.out_proj(mix(self.kernels, self.weights, inputs, step, self.index))
 
-    def commit(self, kept: Tensor, states: StatePool, accepted: Accepted) -> None:
+    @classmethod
+    def commit_of(cls, layers: "Sequence[GatedDeltaNet]") -> Commit:
         """See `RecurrentLayer`."""
-        pools = states.conv[self.index], ssm_pool(states, self.index)
-        self.kernels.gated_delta_commit(self.weights, kept, *pools, accepted)
+        return delta_commit(layers)
 
 
 def _by_kind(sizes: list[int], rows: Tensor) -> Tensor:
@@ -173,6 +174,21 @@ def mix(
         parts.append(step.prefill.delta(weights, rest, conv_pool, state_pool))
     step.state_written(index)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class DeltaLayer(Protocol):
+    """A layer of the gated delta rule."""
+
+    kernels: Kernels
+    weights: DeltaWeights
+
+
+def delta_commit(layers: Sequence[DeltaLayer]) -> Commit:
+    """Return the commit of layers of one shape, whose weights become views of those of all."""
+    together = DeltaLayers.of([layer.weights for layer in layers])
+    for layer, weights in zip(layers, together.each, strict=True):
+        layer.weights = weights
+    return partial(layers[0].kernels.gated_delta_commit, together)
 
 
 def decay_rate(a_log: Tensor) -> Tensor:

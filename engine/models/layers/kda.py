@@ -1,18 +1,18 @@
 """Kimi Delta Attention (arXiv:2510.26692): a gated delta net that decays each key channel alone."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from baton.engine.memory.shards import SubBlock
-from baton.engine.memory.state_pool import StatePool
-from baton.engine.models.layers.gated_delta import DeltaShape, decay_rate, mix
+from baton.engine.models.layers.gated_delta import DeltaShape, decay_rate, delta_commit, mix
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear, WholeLinear
+from baton.engine.models.recurrent_layer import Commit
 from baton.engine.models.scope import Scope
-from baton.engine.models.step import Step, ssm_pool
+from baton.engine.models.step import Step
 from baton.kernels.delta_mixer import DeltaInputs, DeltaWeights
-from baton.kernels.verify import Accepted
 
 
 class KimiDelta:
@@ -59,7 +59,7 @@ class KimiDelta:
         inputs = DeltaInputs(qkv=qkv, z=gates, b=b, a=decays)
         return self.out_proj(mix(self.kernels, self.weights, inputs, step, self.index))
 
-    def commit(self, kept: Tensor, states: StatePool, accepted: Accepted) -> None:
+    @classmethod
+    def commit_of(cls, layers: "Sequence[KimiDelta]") -> Commit:
         """See `RecurrentLayer`."""
-        pools = states.conv[self.index], ssm_pool(states, self.index)
-        self.kernels.gated_delta_commit(self.weights, kept, *pools, accepted)
+        return delta_commit(layers)

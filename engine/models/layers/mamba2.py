@@ -1,7 +1,9 @@
 """The Mamba-2 mixer (Dao and Gu, 2024, arXiv:2405.21060)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,14 +11,13 @@ from torch import Tensor
 from baton.core.errors import ConfigError
 from baton.engine.memory.layout import RecurrentShape
 from baton.engine.memory.shards import SubBlock, length
-from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.layers.shared_norm import SharedGroupNorm
+from baton.engine.models.recurrent_layer import Commit
 from baton.engine.models.scope import Scope
-from baton.engine.models.step import Step, ssm_pool
-from baton.kernels.mamba2 import Mamba2Weights
-from baton.kernels.verify import Accepted
+from baton.engine.models.step import Step
+from baton.kernels.mamba2 import Mamba2Layers, Mamba2Weights
 
 
 @dataclass(frozen=True)
@@ -202,10 +203,13 @@ class Mamba2Mixer:
         mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self.out_proj(mixed if self.norm is None else self.norm(mixed))
 
-    def commit(self, kept: Tensor, states: StatePool, accepted: Accepted) -> None:
-        """See `RecurrentLayer`."""
-        pools = states.conv[self.index], ssm_pool(states, self.index)
-        self.kernels.mamba2_commit(self.weights, kept, *pools, accepted)
+    @classmethod
+    def commit_of(cls, layers: "Sequence[Mamba2Mixer]") -> Commit:
+        """See `RecurrentLayer`. The layers' weights become views of those of all."""
+        together = Mamba2Layers.of([layer.weights for layer in layers])
+        for layer, weights in zip(layers, together.each, strict=True):
+            layer.weights = weights
+        return partial(layers[0].kernels.mamba2_commit, together)
 
 
 def _shared_norm(scope: Scope, shape: Mamba2Shape) -> SharedGroupNorm:

@@ -1,13 +1,14 @@
 """The gated short convolution of LFM2: a mixer whose only state is its last few inputs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from baton.engine.memory.layout import RecurrentShape
-from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
+from baton.engine.models.recurrent_layer import Commit
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
 from baton.kernels.verify import Accepted
@@ -61,7 +62,14 @@ class ShortConv:
         step.state_written(self.index)
         return self.out_proj(parts[0] if len(parts) == 1 else torch.cat(parts))
 
-    def commit(self, kept: Tensor, states: StatePool, accepted: Accepted) -> None:
+    @classmethod
+    def commit_of(cls, layers: "Sequence[ShortConv]") -> Commit:
         """See `RecurrentLayer`."""
-        pool, width = states.conv[self.index], self.taps.shape[1]
-        self.kernels.gated_conv_commit(kept, width, pool, accepted)
+        kernels, width = layers[0].kernels, layers[0].taps.shape[1]
+
+        def commit(
+            kept: Tensor, conv_pools: Tensor, state_pools: Tensor | None, accepted: Accepted
+        ) -> None:
+            kernels.gated_conv_commit(kept, width, conv_pools, accepted)
+
+        return commit

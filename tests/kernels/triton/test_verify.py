@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from kernels.test_verify import KINDS, Wish, bits, committed, random_case, verified
+from kernels.test_verify import (
+    KINDS,
+    Wish,
+    bits,
+    committed,
+    committed_layers,
+    random_case,
+    verified,
+)
 from torch import Tensor
 from triton_device import BOUND, DEVICE, assert_near, assert_pools_near
 
@@ -55,3 +63,9 @@ def test_every_number_of_accepted_tokens_leaves_the_state_of_single_steps(kind, 
     case = random_case(kind, KERNELS, 4, dtype, rng)
     for got, expected in zip(*committed(case, wish), strict=True):
         assert_same_pools(got, expected)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "last" not in kind])
+def test_layers_that_commit_together_get_the_states_that_each_gets_alone(kind, rng):
+    for together, apart in committed_layers(kind, KERNELS, rng.choice(DTYPES), rng):
+        assert torch.equal(bits(together), bits(apart))
