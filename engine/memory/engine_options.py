@@ -12,10 +12,6 @@ from baton.engine.choices import (
 )
 from baton.engine.config import EngineConfig, ModelConfig
 
-DRAFTING_RANKS = 1
-"""The most ranks of a replica that may verify draft tokens. More work in the tests
-of the engine; no cluster has run so yet."""
-
 
 def check_options(
     config: EngineConfig, model: ModelConfig, chunked_prefill_size: int, donates_live: bool
@@ -94,12 +90,5 @@ def _check_texts(config: EngineConfig) -> None:
 
 def check_ranks(config: EngineConfig) -> None:
     """Raise ConfigError for options that a replica of several ranks does not have yet."""
-    lacks = {
-        "runs on CPUs only": config.device != "cpu",
-        "cannot verify draft tokens: use speculative_algorithm off": (
-            config.window > 1 and config.tp > DRAFTING_RANKS
-        ),
-    }
-    found = "; it ".join(what for what, asked in lacks.items() if asked)
-    if config.tp > 1 and found:
-        raise ConfigError(f"a replica of {config.tp} ranks {found}; or use tp 1")
+    if config.tp > 1 and config.device != "cpu":
+        raise ConfigError(f"a replica of {config.tp} ranks runs on CPUs only; or use tp 1")

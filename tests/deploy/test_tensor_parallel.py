@@ -16,9 +16,11 @@ from e2e.books import settled_findings
 from e2e.clients import assert_same_where_it_went_on
 from oracle.reference import Oracle
 
+from baton.bench.cluster.scrape import total
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import StartError
+from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.config import EngineConfig
 from baton.router.config import RouterConfig
 
@@ -117,14 +119,24 @@ async def until(true: Callable[[], bool]) -> None:
 
 @pytest.mark.cluster
 async def test_a_rank_that_dies_costs_no_answer(engine: EngineConfig, oracle: Oracle) -> None:
-    """Prefill workers have one rank, and decode workers two."""
-    with running(engine, decode_dp=2, decode_tp=2) as cluster:
+    """Prefill workers have one rank, and decode workers two, which verify drafts."""
+    with running(drafting(engine), decode_dp=2, decode_tp=2) as cluster:
         served = Served(cluster, engine, oracle)
         ranks = {name: len(each["rank_pids"]) for name, each in served.workers().items()}
         assert ranks == {"prefill-0": 1, "decode-0": 2, "decode-1": 2}
         served.start()
         await served.take("decode-0", FOLLOWER, signal.SIGKILL)
         await served.stop()
+        assert accepted_drafts(cluster)
+
+
+def drafting(engine: EngineConfig) -> EngineConfig:
+    return replace(engine, speculative_algorithm=SpeculativeAlgorithm.NGRAM)
+
+
+def accepted_drafts(cluster: Cluster) -> float:
+    ranks = [name for name in cluster.workers if name.startswith("decode")]
+    return total(map(cluster.router.metrics, ranks), "baton_engine_drafts_accepted_total")
 
 
 @pytest.mark.chaos
@@ -135,16 +147,30 @@ async def test_ranks_of_unequal_replicas_die_and_hang(
 ) -> None:
     options = {"prefill": 2, "prefill_tp": prefill_tp, "decode_dp": 2, "decode_tp": decode_tp}
     with running(engine, channel=channel, **options) as cluster:
-        served = Served(cluster, engine, oracle)
-        served.start()
-        for _ in range(ROUNDS):
-            worker = served.rng.choice(sorted(cluster.workers))
-            ranks = len(served.workers()[worker]["rank_pids"])
-            rank = served.rng.randrange(ranks)
-            number = served.rng.choice([signal.SIGKILL, signal.SIGSTOP])
-            print(f"{number.name} to rank {rank} of {worker}", flush=True)
-            await served.take(worker, rank, number)
-        await served.stop()
+        await take_many(Served(cluster, engine, oracle))
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("channel", ["grpc", "nixl"])
+async def test_so_do_those_of_replicas_that_verify_drafts(
+    engine: EngineConfig, oracle: Oracle, channel: str
+) -> None:
+    options = {"prefill": 2, "prefill_tp": 2, "decode_dp": 2, "decode_tp": 2}
+    with running(drafting(engine), channel=channel, **options) as cluster:
+        await take_many(Served(cluster, engine, oracle))
+        assert accepted_drafts(cluster)
+
+
+async def take_many(served: Served) -> None:
+    served.start()
+    for _ in range(ROUNDS):
+        workers = served.workers()
+        worker = served.rng.choice(sorted(workers))
+        rank = served.rng.randrange(len(workers[worker]["rank_pids"]))
+        number = served.rng.choice([signal.SIGKILL, signal.SIGSTOP])
+        print(f"{number.name} to rank {rank} of {worker}", flush=True)
+        await served.take(worker, rank, number)
+    await served.stop()
 
 
 @pytest.mark.parametrize(

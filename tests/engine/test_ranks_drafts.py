@@ -8,19 +8,26 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engine.engines import assert_clean, greedy
+from engine.engines import assert_clean, greedy, run, tokens_of
 from engine.models.test_shards import DIVIDED
-from engine.proposers import Known, KnownOnDevice
+from engine.proposers import Known, KnownOnDevice, RandomChoice
 from engine.test_ranks import options
 from oracle.reference import Oracle
 from oracle.specs import SPECS
 
-from baton.engine.choices import SpeculativeAlgorithm
+from baton.core.drafts import DraftSource
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.sampling_params import SamplingParams
+from baton.engine.choices import LEAST_CAPACITY, SpeculativeAlgorithm
 from baton.engine.engine import Engine
-from baton.engine.memory import engine_options
+from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.models.loader import load_model
+from baton.engine.output.events import Event
 from baton.engine.output.output import Output
 from baton.engine.ranks.leading_model import LeadingModel
+from baton.engine.ranks.step_message import StepMessage, StepWriter
+from baton.engine.schedule.request import RequestSpec
+from baton.engine.speculation import drafter
 from baton.engine.speculation.proposer import Proposers
 
 STEPS = 32
@@ -29,6 +36,8 @@ IN_SUITE = [("granite_moe_nope", 2), ("qwen3_next_moe", 2)]
 OTHERS = [each for each in DIVIDED if each not in IN_SUITE]
 
 Tokens = tuple[int, ...]
+
+RULE = Grammar(GrammarKind.REGEX, r"abcabc(ab|cd)deadbeef[0-9]{2,3}-fed")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +52,6 @@ def test_turns_and_branches_with_drafts_get_the_tokens_of_transformers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second turns resume from states that were cached in the middle of accepted runs."""
-    monkeypatch.setattr(engine_options, "DRAFTING_RANKS", ranks)
     folder, vocab = oracle.checkpoint(name), SPECS[name].config["vocab_size"]
 
     def prompt(length: int) -> Tokens:
@@ -77,6 +85,56 @@ def test_turns_and_branches_with_drafts_get_the_tokens_of_transformers(
     prompts = [asked for asked, _ in found]
     oracle.assert_all_greedy(folder, prompts, [o.token_ids for _, o in found], STEPS)
     assert prompts == [asked for asked, _ in expected]
+
+
+def test_windows_that_change_and_drafts_of_every_proposer_change_no_token(
+    oracle: Oracle, seeded: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader chooses each step's window, and guesses: the other ranks run what it sends."""
+    paces = random.Random(seeded.random())
+    monkeypatch.setattr(drafter, "DraftChoice", lambda most: RandomChoice(most, paces))
+    folder = oracle.checkpoint(IN_SUITE[0][0])
+    drawn = SamplingParams(temperature=1.0, max_tokens=STEPS, ignore_eos=True)
+    samplings = [replace(drawn, seed=seeded.randrange(1 << 60)) for _ in LENGTHS]
+    samplings[0] = SamplingParams(temperature=0.0, max_tokens=60, grammar=RULE)
+    specs = []
+    for length, sampling in zip(LENGTHS, samplings, strict=True):
+        prompt = tuple(seeded.randrange(3, 90) for _ in range(length))
+        specs.append(RequestSpec(str(length), prompt, sampling, draft_scope=bytes(16)))
+    plain = Engine.load(options(folder))
+    expected = [tokens_of(answered(plain, specs), spec.request_id) for spec in specs]
+    plain.close()
+    config = replace(
+        options(folder),
+        speculative_algorithm=SpeculativeAlgorithm.AUTO,
+        speculative_ngram_capacity=LEAST_CAPACITY,
+    )
+    engine = Engine.load(config)
+    windows: set[int | None] = set()
+    message = StepWriter.message
+
+    def noted(self: StepWriter, batch: ForwardBatch) -> StepMessage:
+        windows.add(None if batch.window is None else batch.window.tokens)
+        return message(self, batch)
+
+    monkeypatch.setattr(StepWriter, "message", noted)
+    predicted = [replace(s, prediction_ids=tuple(t)) for s, t in zip(specs, expected, strict=True)]
+    try:
+        for asked in (predicted, specs):  # the second time the store has the answers
+            events = answered(engine, asked)
+            assert [tokens_of(events, spec.request_id) for spec in asked] == expected
+        assert_clean(engine)
+        accepted = dict(zip(DraftSource, engine.counters.drafts_accepted, strict=True))
+        assert 0 not in [n for s, n in accepted.items() if s is not DraftSource.NGRAM], accepted
+        assert len(windows) > 1, "all steps had the same window"
+    finally:
+        engine.close()
+
+
+def answered(engine: Engine, specs: list[RequestSpec]) -> list[Event]:
+    for spec in specs:
+        engine.submit(spec)
+    return run(engine)
 
 
 def turns(engine: Engine, firsts: list[Tokens], more: Tokens) -> list[tuple[Tokens, Output]]:
