@@ -312,10 +312,10 @@ class Engine:
         return engine_status(self._scheduler, self._pools, self.plan)
 
     def audit(self) -> list[str]:
-        """Describe every slot and page that is not free or owned exactly once. [] when all
-        is well.
-        """
-        return self._scheduler.check(self._steps.batches) + audit(
+        """Describe every slot and page that is not free or owned exactly once, and what ranks have
+        written elsewhere than the first. [] when all is well."""
+        findings = self._runner.rank_findings() + self._scheduler.check(self._steps.batches)
+        return findings + audit(
             self.states.ids,
             self.pages.ids,
             self._pools.rows,

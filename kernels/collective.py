@@ -14,6 +14,8 @@ MOST_RANKS = 63
 HEADER_WORDS = _LINE * (MOST_RANKS + 1)
 END_WORD = _LINE * MOST_RANKS
 """The word that ends all waits, where it is not zero."""
+OTHER_SUM = 2
+"""See `Meeting.state`."""
 
 
 def shared_words(ranks: int, capacity: int) -> int:
@@ -26,7 +28,8 @@ class Meeting:
     """One rank's view of the memory.
 
     shared: [shared_words] int32, zeros at first
-    state:  [2] int64, of this rank alone, zeros at first: meetings, and whether one has failed
+    state:  [2] int64, of this rank alone, zeros at first: meetings, and how one has failed: 1, the
+            others did not come; 2, they came for another sum
     capacity: float32 values of one rank in one meeting
     parent: the process whose end ends all waits, as this process's parent; 0: none
     limit_s: seconds that a rank waits for the others

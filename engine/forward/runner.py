@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from baton.core.errors import InvariantError
+from baton.core.errors import InvariantError, RankError
 from baton.core.logprobs import TokenLogprob
 from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.forward.forward_builder import (
@@ -124,6 +124,17 @@ class ModelRunner:
     def followers(self) -> Followers | None:
         """The other ranks that run the model; None where there is one rank."""
         return self._model.followers if isinstance(self._model, LeadingModel) else None
+
+    def rank_findings(self) -> list[str]:
+        """Describe what other ranks have written elsewhere than this one, behind the steps so
+        far."""
+        model = self._model
+        if not isinstance(model, LeadingModel):
+            return []
+        try:
+            return self._stream.submit(model.findings).result(STEP_DEADLINE_S)
+        except RankError as error:
+            return [str(error)]
 
     def listen(self, on_layers: OnLayers) -> None:
         """Register the listener for the layers of held requests' last chunks, before the first

@@ -13,19 +13,21 @@ class CommitMessage:
 
     numbers: the fields of `Accepted` but `has_initial`, end to end, [5, B] int64
     has_initial: [B] bool; None: all True
+    met: see `StepMessage`
     """
 
     numbers: bytes
     has_initial: bytes | None
+    met: int
 
     @classmethod
-    def of(cls, accepted: Accepted) -> "CommitMessage":
+    def of(cls, accepted: Accepted, met: int) -> "CommitMessage":
+        """Return the message of a commit."""
         rows = accepted._replace(has_initial=None)
         numbers = torch.stack([column for column in rows if column is not None])
         started = accepted.has_initial
-        return cls(
-            numbers.numpy().tobytes(), None if started is None else started.numpy().tobytes()
-        )
+        begun = None if started is None else started.numpy().tobytes()
+        return cls(numbers.numpy().tobytes(), begun, met)
 
     def accepted(self) -> Accepted:
         """Return what `of` was given."""

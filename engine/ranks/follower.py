@@ -18,7 +18,15 @@ from baton.engine.models.loader import load_part
 from baton.engine.ranks.comm import Comm, meet
 from baton.engine.ranks.commit_message import CommitMessage
 from baton.engine.ranks.gloo_comm import GlooComm
-from baton.engine.ranks.rank_messages import Begin, Failed, Joined, Loaded, RankPools
+from baton.engine.ranks.rank_books import RankBooks
+from baton.engine.ranks.rank_messages import (
+    Begin,
+    BooksWanted,
+    Failed,
+    Joined,
+    Loaded,
+    RankPools,
+)
 from baton.engine.ranks.shared_memory import SharedMemory
 from baton.engine.ranks.shared_pools import mapped_pools
 from baton.engine.ranks.step_message import StepMessage
@@ -51,10 +59,12 @@ def follow(leader: Connection) -> None:
     comm = GlooComm(begin.folder, begin.shard, limit_s, memory)
     model = load_part(begin.config, begin.shard, comm)
     leader.send(Loaded(model.weight_bytes))
-    run_steps(leader, model, comm, leader.recv())
+    run_steps(leader, model, comm, memory, leader.recv())
 
 
-def run_steps(leader: Connection, model: Model, comm: Comm, pools: RankPools) -> None:
+def run_steps(
+    leader: Connection, model: Model, comm: Comm, memory: SharedMemory, pools: RankPools
+) -> None:
     """Run the leader's steps in their order. Raises EOFError when the leader has left."""
     descriptors = recv_handle(leader), recv_handle(leader)
     states, pages = mapped_pools(model.config, pools, descriptors)
@@ -63,22 +73,39 @@ def run_steps(leader: Connection, model: Model, comm: Comm, pools: RankPools) ->
     tables = torch.zeros((pools.table_rows, pools.table_width), dtype=torch.int32)
     kept = kept_inputs(model, pools.kept_tokens, tables.device)
     batch: ForwardBatch | None = None  # the last that ran
+    books = RankBooks()
     with torch.inference_mode():
         while True:
-            message: StepMessage | CommitMessage = leader.recv()
-            if isinstance(message, StepMessage):
+            message: StepMessage | CommitMessage | BooksWanted = leader.recv()
+            if isinstance(message, BooksWanted):
+                leader.send(books.books())
+            elif isinstance(message, StepMessage):
+                check_meetings(memory.meetings, message.met)
                 batch = message.batch(model, tables, kept)
+                books.ran(batch)
                 logits = model.forward(batch, states, pages)
                 if not logits.shape[0]:
                     meet(comm)
             elif isinstance(message, CommitMessage) and batch is not None:
-                model.commit(batch, states, message.accepted())
+                check_meetings(memory.meetings, message.met)
+                accepted = message.accepted()
+                books.committed(accepted)
+                model.commit(batch, states, accepted)
                 meet(comm)
             else:
                 raise InvariantError(
                     f"the leader sent {type(message).__name__}, not a step or the commit of one"
                 )
             comm.check()
+
+
+def check_meetings(ours: int, leader_s: int) -> None:
+    """Raise InvariantError if this rank has met the others more or fewer times than the leader has:
+    it would add its parts to those of other layers."""
+    if ours != leader_s:
+        raise InvariantError(
+            f"it has met the others {ours} times before a step, and the leader {leader_s} times"
+        )
 
 
 if __name__ == "__main__":

@@ -7,24 +7,36 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from baton.core.errors import RankError
 from baton.engine.config import EngineConfig
 from baton.engine.memory.rank_storage import RankStorages
 from baton.engine.ranks.comm import Shard
 from baton.engine.ranks.gloo_comm import JOIN_S, GlooComm
-from baton.engine.ranks.rank_messages import Begin, Failed, Joined, Loaded, RankPools, connected
+from baton.engine.ranks.rank_books import Books
+from baton.engine.ranks.rank_messages import (
+    Begin,
+    BooksWanted,
+    Failed,
+    Joined,
+    Loaded,
+    RankPools,
+    connected,
+)
 from baton.engine.ranks.shared_memory import SharedMemory
 from baton.engine.ranks.shared_pools import SharedPools
 
 _LOAD_S = 3600.0  # until weights have been read from a slow disk
 _REASON_S = 1.0  # until a rank that has failed has said why
+
+R = TypeVar("R", Joined, Loaded, Books)
+
+Report = Joined | Loaded | Books
+"""A rank's answer: one where the leader has asked once."""
 
 
 class Follower:
@@ -39,8 +51,7 @@ class Follower:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=[number, memory]
             )
-        self.joined = False
-        self.weight_bytes: int | None = None
+        self.reports: dict[type[Report], Report] = {}  # what it has said, of each kind
 
     def ending(self) -> str:
         """Describe how the process has ended; its connection has."""
@@ -76,7 +87,7 @@ class Followers:
             for each in self._followers:
                 shard = Shard(each.rank, size)
                 self._send(each, Begin(config, shard, folder, threads, memory))
-            self._until(lambda: all(each.joined for each in self._followers), JOIN_S, "start")
+            self._reports(Joined, JOIN_S, "start")
             self.comm = GlooComm(folder, Shard(0, size), config.rank_timeout_s, self._memory)
         except RankError:
             self.close()
@@ -105,13 +116,18 @@ class Followers:
         """Wait until all ranks have their weights, and return the most that one has. Raises
         RankError.
         """
-
-        def loaded() -> list[int]:
-            return [each.weight_bytes for each in self._followers if each.weight_bytes is not None]
-
-        self._until(lambda: len(loaded()) == len(self._followers), _LOAD_S, "load its weights")
+        loaded = self._reports(Loaded, _LOAD_S, "load its weights")
         shutil.rmtree(self._folder, ignore_errors=True)
-        return max(loaded())
+        return max(each.weight_bytes for each in loaded)
+
+    def books(self) -> list[Books]:
+        """Return the books of each rank but the first, behind the steps so far. Raises
+        RankError."""
+        with self._changed:
+            for each in self._followers:
+                each.reports.pop(Books, None)
+        self.send(BooksWanted())
+        return self._reports(Books, self._timeout_s, "report what it has written")
 
     @property
     def ranks(self) -> int:
@@ -172,17 +188,26 @@ class Followers:
         except OSError as error:
             raise self.failure(error) from error
 
-    def _until(self, ready: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Wait until `ready`. Raises RankError when a rank is lost, or after `limit_s`."""
-        deadline = time.monotonic() + limit_s
+    def _reports(self, kind: type[R], limit_s: float, what: str) -> list[R]:
+        """Wait until each rank has made a report of this kind, and return them. Raises RankError
+        when a rank is lost, or after `limit_s`.
+        """
+
+        def found() -> list[R]:
+            made = (each.reports.get(kind) for each in self._followers)
+            return [report for report in made if isinstance(report, kind)]
+
+        def done() -> bool:
+            return self._lost is not None or len(found()) == len(self._followers)
+
         with self._changed:
-            while not ready() and self._lost is None and time.monotonic() < deadline:
-                self._changed.wait(deadline - time.monotonic())
-            done = ready()
-        if not done and self._lost is None:
+            in_time = self._changed.wait_for(done, limit_s)
+            reports = found()
+        if not in_time:
             self._lose(f"a rank did not {what} within {limit_s:g} s")
         if self._lost is not None:
             raise self._lost
+        return reports
 
     def _listen(self) -> None:
         """Hear what the ranks say, until they end."""
@@ -206,10 +231,9 @@ class Followers:
             self._lose(f"rank {follower.rank} has failed: {message.reason}")
             return
         with self._changed:
-            if isinstance(message, Joined):
-                follower.joined = True
-            elif isinstance(message, Loaded):
-                follower.weight_bytes = message.weight_bytes
+            if type(message) in follower.reports:
+                self._lose(f"rank {follower.rank} has reported twice: {message}")
+            follower.reports[type(message)] = message
             self._changed.notify_all()
 
     def _lose(self, reason: str) -> None:

@@ -17,6 +17,7 @@ from baton.engine.models.base import Model
 from baton.engine.ranks.comm import Comm, meet
 from baton.engine.ranks.commit_message import CommitMessage
 from baton.engine.ranks.followers import Followers
+from baton.engine.ranks.rank_books import RankBooks
 from baton.engine.ranks.rank_messages import RankPools
 from baton.engine.ranks.shared_pools import SharedPools
 from baton.engine.ranks.step_message import StepWriter
@@ -43,6 +44,7 @@ class LeadingModel:
         self._part = part
         self._comm = comm
         self._writer = StepWriter()
+        self._books = RankBooks()
 
     @property
     def config(self) -> ModelConfig:
@@ -76,7 +78,8 @@ class LeadingModel:
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
         """Run one step on all ranks; see `baton.engine.models.base.Model`. Raises RankError."""
         with self._ending_all():
-            self.followers.send(self._writer.message(batch))
+            self.followers.send(self._writer.message(batch, self.followers.meetings))
+            self._books.ran(batch)
             logits = self._part.forward(batch, states, pages)
             if not logits.shape[0]:
                 meet(self._comm)
@@ -87,10 +90,19 @@ class LeadingModel:
         """Write the states after accepted tokens, on all ranks, before this returns; see
         `baton.engine.models.base.Model`. Raises RankError."""
         with self._ending_all():
-            self.followers.send(CommitMessage.of(accepted))
+            self.followers.send(CommitMessage.of(accepted, self.followers.meetings))
+            self._books.committed(accepted)
             self._part.commit(batch, states, accepted)
             meet(self._comm)
             self._comm.check()
+
+    def findings(self) -> list[str]:
+        """Describe each difference between the books of the ranks, between two steps. Raises
+        RankError."""
+        with self._ending_all():
+            own = self._books.books()
+            found = enumerate(self.followers.books(), 1)
+            return [f"rank {rank} {what}" for rank, b in found for what in b.differences(own)]
 
     @contextmanager
     def _ending_all(self) -> Iterator[None]:

@@ -50,6 +50,11 @@ class Loaded:
 
 
 @dataclass(frozen=True)
+class BooksWanted:
+    """The leader asks a rank for its `Books`, behind the steps so far."""
+
+
+@dataclass(frozen=True)
 class Failed:
     """A rank ends because of an error."""
 

@@ -5,8 +5,9 @@ import os
 
 import torch
 
+from baton.core.errors import InvariantError
 from baton.engine.ranks.comm import Shard
-from baton.kernels.collective import END_WORD, Meeting, shared_words
+from baton.kernels.collective import END_WORD, OTHER_SUM, Meeting, shared_words
 
 _CAPACITY = 1 << 18  # float32 values of one rank in one meeting: 1 MiB
 
@@ -39,8 +40,13 @@ class SharedMemory:
         return int(self.meeting.state[0])
 
     def check(self) -> None:
-        """Raise TimeoutError if this rank has waited for others in vain."""
-        if self.meeting.state[1]:
+        """Raise TimeoutError if this rank has waited for others in vain, and InvariantError if they
+        came for another sum.
+        """
+        failed = int(self.meeting.state[1])
+        if failed == OTHER_SUM:
+            raise InvariantError("the ranks have met for different sums: one is ahead of another")
+        if failed:
             raise TimeoutError("the other ranks did not come in time, or have ended")
 
     def end(self) -> None:

@@ -31,6 +31,7 @@ class StepMessage:
 
     numbers: the batch's tensors end to end, int64; lengths: of each of them.
     window: the tokens of each decoding request where steps verify drafts; see `Window`
+    met: how often the leader has met the other ranks before
     places, pages: entries of the block tables that differ from what the ranks were told before, as
     row * width + entry, and their values: int64
     """
@@ -43,6 +44,7 @@ class StepMessage:
     host: HostLengths
     snapshots: SnapshotPlan | None
     window: int | None
+    met: int
 
     def batch(self, model: Model, block_tables: Tensor, kept: tuple[Tensor, ...]) -> ForwardBatch:
         """Return the batch on this rank, and bring its block tables up to date.
@@ -82,8 +84,8 @@ class StepWriter:
     def __init__(self) -> None:
         self._told: Tensor | None = None  # the block tables as the other ranks have them
 
-    def message(self, batch: ForwardBatch) -> StepMessage:
-        """Return the message of a batch whose tensors are filled in."""
+    def message(self, batch: ForwardBatch, met: int) -> StepMessage:
+        """Return the message of a batch whose tensors are filled in. met: see `StepMessage`"""
         tensors = [getattr(batch, name) for name in _FIELDS]
         places, pages = self._changes(batch)
         return StepMessage(
@@ -95,6 +97,7 @@ class StepWriter:
             host=batch.host,
             snapshots=batch.snapshots,
             window=None if batch.window is None else batch.window.tokens,
+            met=met,
         )
 
     def _changes(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,14 @@
 // What the ranks of a replica exchange, through memory that their processes share.
 //
 // The memory begins with MARKS int32 words, a cache line a rank: how many meetings that rank has
-// come to. One more line holds a word that ends all waits. Behind them lie, for even and for odd
+// come to, and for the last even and the last odd one what it has brought there: a rank that is a
+// meeting ahead or behind would add its part to those of another layer. One more line holds a word that ends all waits. Behind them lie, for even and for odd
 // meetings, `capacity` floats of each rank. A rank that writes for meeting n + 2 has seen all others
 // come to n + 1, so nobody still reads what it wrote for n.
 //
 // Waits block in the kernel (futex). They end when the other ranks have come, when the word is set,
-// when the parent process is gone, and after `limit` seconds; then `state[1]` is set, and every later
-// collective returns at once.
+// when the parent process is gone, and after `limit` seconds; then `state[1]` is 1. Where another rank
+// has brought something else, it is 2. Once it is set, every later collective returns at once.
 #pragma once
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -25,12 +26,16 @@ namespace {
 
 struct Ranks {
   int32_t* shared;
-  int64_t* state;  // of this process: [meetings, whether one has failed]
+  int64_t* state;  // of this process: [meetings, how one has failed]
   int64_t rank, size, capacity, parent;  // parent: a process, or 0
   double limit;
 
   std::atomic<int32_t>* mark(int64_t of) const {
     return reinterpret_cast<std::atomic<int32_t>*>(shared + LINE * of);
+  }
+
+  std::atomic<int32_t>* brought(int64_t meeting, int64_t of) const {
+    return mark(of) + 1 + (meeting & 1);
   }
 
   float* data(int64_t meeting, int64_t of) const {
@@ -40,9 +45,11 @@ struct Ranks {
 
   bool failed() const { return state[1]; }
 
-  // Tell the others that this rank's part of the next meeting lies in data(); wait for theirs.
-  bool meet() {
+  // Tell the others that this rank's part of the next meeting lies in data(), and wait for theirs.
+  // brings: the same number on all ranks that come for the same
+  bool meet(int64_t brings) {
     const int32_t meeting = static_cast<int32_t>(++state[0]);
+    brought(meeting, rank)->store(static_cast<int32_t>(brings), std::memory_order_relaxed);
     mark(rank)->store(meeting, std::memory_order_release);
     wake(mark(rank));
     const double deadline = now() + limit;
@@ -58,6 +65,10 @@ struct Ranks {
         }
         const timespec slice{0, SLICE};
         syscall(SYS_futex, mark(other), FUTEX_WAIT, seen, &slice, nullptr, 0);
+      }
+      if (brought(meeting, other)->load(std::memory_order_relaxed) != brings) {
+        state[1] = 2;
+        return false;
       }
     }
     return true;
@@ -97,7 +108,7 @@ void all_reduce(const AllReduce& a, Team& team) {
       float* x = a.x + first;
       const int64_t meeting = a.state[0] + 1;
       std::copy(x, x + n, ranks.data(meeting, a.rank));
-      if (!ranks.meet()) return;
+      if (!ranks.meet(2 * n)) return;
       const float* part = ranks.data(meeting, 0);
       std::copy(part, part + n, x);
       for (int64_t other = 1; other < a.ranks; other++) {
@@ -132,7 +143,7 @@ void gather_columns(const GatherColumns& a, Team& team) {
       const int64_t meeting = a.state[0] + 1;
       const float* x = a.x + first * width;
       std::copy(x, x + n * width, ranks.data(meeting, a.rank));
-      if (!ranks.meet()) return;
+      if (!ranks.meet(2 * n + 1)) return;
       if (a.rank) continue;
       float* out = a.out + first * total;
       for (int64_t r = 0; r < a.ranks; out += a.widths[r++]) {

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from engine.engines import assert_clean, greedy, run, tokens_of
 from oracle.reference import Oracle
 from oracle.specs import SPECS
@@ -20,10 +22,13 @@ from oracle.specs import SPECS
 from baton.core.errors import ConfigError, RankError
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.loop import EngineLoop
 from baton.engine.memory.engine_options import check_ranks
 from baton.engine.models.loader import load_model
 from baton.engine.ranks import followers
+from baton.engine.ranks.rank_messages import BooksWanted
+from baton.engine.ranks.step_message import StepMessage, StepWriter
 from baton.engine.schedule.request import RequestSpec
 
 NAME = "granite_moe_nope"
@@ -181,6 +186,57 @@ def test_the_loop_of_an_idle_engine_ends_when_a_rank_fails(lost: Engine) -> None
     assert isinstance(error, RankError)
     assert str(error).startswith("rank 1 has failed: the leader sent str, not a step")
     loop.stop(DEADLINE_S)
+
+
+def test_a_rank_that_reports_twice_ends_the_replica(lost: Engine) -> None:
+    assert lost.followers is not None and not lost.audit()
+    for _ in range(2):
+        lost.followers.send(BooksWanted())
+    deadline = time.monotonic() + DEADLINE_S
+    while lost.followers.lost is None:
+        assert time.monotonic() < deadline, "nobody has noticed"
+        time.sleep(0.01)
+    (finding,) = lost.audit()
+    assert finding.startswith("rank 1 has reported twice: Books(")
+
+
+def test_so_does_one_that_meets_the_leader_twice_for_one_step(
+    lost: Engine, seeded: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next parts would be added to those of other layers, without any error."""
+    ranks = lost.followers
+    assert ranks is not None
+    send = ranks.send
+    monkeypatch.setattr(ranks, "send", lambda message: [send(message), send(message)])
+    lost.submit(RequestSpec("a", prompt(seeded, 40), greedy(STEPS)))
+    with pytest.raises(RankError, match=r"it has met the others \d+ times before a step, and the"):
+        until_it_raises(lost)
+
+
+def test_the_audit_compares_what_each_rank_has_written(
+    lost: Engine, seeded: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = StepWriter.message
+    wrong: list[str] = []
+
+    def mixed_up(self: StepWriter, batch: ForwardBatch, met: int) -> StepMessage:
+        for name in wrong:
+            batch = replace(batch, **{name: torch.zeros_like(getattr(batch, name))})
+        return message(self, batch, met)
+
+    monkeypatch.setattr(StepWriter, "message", mixed_up)
+    lost.generate([prompt(seeded, 100)], greedy(STEPS))
+    assert not lost.audit()
+    expected = []
+    for name, what in (
+        ("write_slots", "has written other slots than"),
+        ("token_pages", "has written other pages than"),
+        ("table_rows", "has other block tables than"),
+    ):
+        wrong.append(name)
+        lost.generate([prompt(seeded, 40)], greedy(4))
+        expected.append(f"rank 1 {what} rank 0")
+        assert lost.audit() == expected
 
 
 LEADER = """

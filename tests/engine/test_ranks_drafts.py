@@ -113,9 +113,9 @@ def test_windows_that_change_and_drafts_of_every_proposer_change_no_token(
     windows: set[int | None] = set()
     message = StepWriter.message
 
-    def noted(self: StepWriter, batch: ForwardBatch) -> StepMessage:
+    def noted(self: StepWriter, batch: ForwardBatch, met: int) -> StepMessage:
         windows.add(None if batch.window is None else batch.window.tokens)
-        return message(self, batch)
+        return message(self, batch, met)
 
     monkeypatch.setattr(StepWriter, "message", noted)
     predicted = [replace(s, prediction_ids=tuple(t)) for s, t in zip(specs, expected, strict=True)]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from baton.kernels.collective import (
     END_WORD,
+    OTHER_SUM,
     Meeting,
     all_reduce_native,
     gather_columns_native,
@@ -98,6 +99,21 @@ def test_collectives_can_be_recorded() -> None:
         return x
 
     assert all(torch.equal(found, inputs[0] + inputs[1]) for found in ranks.run(record))
+
+
+@pytest.mark.parametrize("reports", [1, 2])
+def test_a_rank_that_is_a_meeting_ahead_is_noticed_by_all(reports: int) -> None:
+    """One that comes twice where the others come once would add its part to another layer's."""
+    ranks, width = Ranks(2), torch.tensor([3, 3])
+
+    def step(native: Native, meeting: Meeting) -> Tensor:
+        for _ in range(reports if meeting.rank else 1):
+            all_reduce_native(native, torch.ones(12), meeting)
+        gather_columns_native(native, torch.ones(12, 3), width, (3, 3), meeting)
+        return meeting.state
+
+    failed = [int(state[1]) for state in ranks.run(step)]
+    assert failed == ([0, 0] if reports == 1 else [OTHER_SUM, OTHER_SUM])
 
 
 @pytest.mark.parametrize("ended", [False, True])
