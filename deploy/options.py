@@ -298,8 +298,18 @@ def check_folder(folder: Path) -> None:
         )
     try:
         if not read_json_object(folder / "config.json"):
-            raise ConfigError("there is no config.json in this folder, or it is empty")
+            raise ConfigError(
+                f"there is no config.json in this folder, or it is empty{_below(folder)}"
+            )
         if not (folder / "tokenizer.json").is_file():
             raise ConfigError("there is no tokenizer.json in this folder")
     except ConfigError as err:
         raise StartError(f"--model {folder}: {err}") from err
+
+
+def _below(folder: Path) -> str:
+    """Name the folders in `folder` that have a config.json, at most three, or return ""."""
+    found = [str(path.parent) for path in sorted(folder.glob("*/config.json"))[:3]]
+    if not found:
+        return ""
+    return f"; {' and '.join(found)} {'has' if len(found) == 1 else 'have'} one"

@@ -141,6 +141,7 @@ def test_what_contradicts_itself_is_refused_without_torch_or_ray(
         (["--model", str(tmp_path / "nowhere")], "no such folder"),
         (["--model", garbage], "no such folder"),
         (["--model", str(tmp_path / "empty")], "no config.json"),
+        (["--model", str(tmp_path)], f"empty; {tmp_path}/broken and {tmp_path}/config have one"),
         (["--model", str(tmp_path / "config")], "no tokenizer.json"),
         (["--model", str(tmp_path / "broken")], "not valid JSON"),
         (["--revision", "main"], "a revision (main) goes with the id"),
