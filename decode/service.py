@@ -67,6 +67,9 @@ class DecodeService(worker_pb2_grpc.RankServicer):
     def channels(self) -> dict[str, str]:
         return {link.peer.worker_id: link.channel for link in self._links.values()}
 
+    def links(self) -> dict[str, float]:
+        return {}
+
     def link_to(self, peer: common_pb2.WorkerIdentity) -> PrefillLink:
         """Return the link to `peer`. It is made at its first use."""
         link = self._links.get(peer.address)

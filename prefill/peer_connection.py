@@ -85,6 +85,13 @@ class PeerConnection:
         chosen = self._choosing.result()
         return f"{chosen.name}: {chosen.reason}"
 
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Return the measured bandwidth of the chosen channel; 0: not known."""
+        if not self._choosing.done() or self._choosing.exception() is not None:
+            return 0.0
+        return self._choosing.result().sender.link.bytes_per_s
+
     def ticket(self, ticket_id: int, generation: int) -> WrittenTicket:
         return WrittenTicket(self.rank.worker_id, self.rank.incarnation, ticket_id, generation)
 

@@ -56,6 +56,10 @@ class PrefillService(handoff_pb2_grpc.HandoffServicer):
     def channels(self) -> dict[str, str]:
         return {peer.identity.worker_id: peer.peer_connection.channel for peer in self._peers}
 
+    def links(self) -> dict[str, float]:
+        connections = [(peer.identity.worker_id, peer.peer_connection) for peer in self._peers]
+        return {name: rate for name, each in connections if (rate := each.link_bytes_per_s)}
+
     def on_batch(self, batch: EventBatch) -> None:
         for event in batch.events:
             handoff = self._handoffs.get(event.request_id)

@@ -71,6 +71,10 @@ class RoleService(EngineBatchHandler, Protocol):
         """Return each peer's chosen channel and the reason, by the peer's worker id."""
         ...
 
+    def links(self) -> dict[str, float]:
+        """Return the bandwidth to each peer to which state was written, in bytes a second."""
+        ...
+
     def hand_over(self, why: str) -> None:
         """End the requests that are left, so that other workers continue them."""
         ...

@@ -1,5 +1,7 @@
 """The choice between fetching a prefix from another worker and computing it here."""
 
+from baton.core.recent_rate import RecentRate
+
 _KEPT = 0.8
 """The part of what was measured that counts on at the next fetch."""
 _FIRST = 1
@@ -12,22 +14,20 @@ class FetchCost:
     """The measured rate of this worker's fetches."""
 
     def __init__(self) -> None:
-        self._bytes = 0.0
-        self._seconds = 0.0
+        self._rate = RecentRate(_KEPT)
         self._seen = 0
         self._computed = 0
 
     @property
     def bytes_per_s(self) -> float:
         """Return the rate of late; 0: not known."""
-        return self._bytes / self._seconds if self._seconds else 0.0
+        return self._rate.bytes_per_s
 
     def took(self, size: int, seconds: float) -> None:
         """Note a fetch of `size` bytes."""
         self._seen += 1
         if self._seen > _FIRST:
-            self._bytes = _KEPT * self._bytes + size
-            self._seconds = _KEPT * self._seconds + seconds
+            self._rate.took(size, seconds)
 
     def sooner(self, size: int, computing_s: float) -> bool:
         """Return True if fetching `size` bytes is sooner than computing for `computing_s`, or if

@@ -15,6 +15,7 @@ from baton.engine.status import EngineStatus
 from baton.proto import worker_pb2
 from baton.text.model_folder import model_name
 from baton.worker.context import RoleService, WorkerContext
+from baton.worker.link_report import LinkReport
 from baton.worker.settings import engine_settings
 from baton.worker.snapshot_feed import SnapshotFeed
 
@@ -45,6 +46,7 @@ class Reporter:
         self._model = model_name(context.config.engine.model)
         self._memory_plan = context.engine.plan.describe()
         followers = context.engine.followers
+        self._links = LinkReport()
         self._rank_pids = () if followers is None else tuple(followers.processes)
         self._began = time.monotonic()
         self._period_s = report_period_s(context.config.lease_ms)
@@ -116,7 +118,9 @@ class Reporter:
 
     def _to_proto(self, status: EngineStatus, lag_s: float) -> worker_pb2.WorkerStatus:
         context = self._context
-        config = context.config.engine
+        config, plan = context.config.engine, context.engine.plan
+        fastest, slow = self._links.update(self._role.links())
+        ranks = 1 + len(self._rank_pids)
         return worker_pb2.WorkerStatus(
             worker=context.hello.worker,
             model=self._model,
@@ -144,6 +148,11 @@ class Reporter:
             decode_step_us=status.decode_step_s * 1e6,
             prompt_token_us=status.prompt_token_s * 1e6,
             beside_decode=status.beside_decode,
+            link_bytes_per_s=fastest,
+            slow_links=slow,
+            state_bytes=ranks * plan.slot_layout.state_bytes,
+            token_bytes=ranks * plan.page_layout.token_bytes,
+            memory_held=max(_held(status.slots), _held(status.pages)),
         )
 
 
@@ -151,6 +160,15 @@ def _shortages(lately: Shortages) -> dict[str, float]:
     """Return each pool's share of what the prefix cache evicted lately; empty if nothing was."""
     total = lately.slots + lately.pages
     return {"slots": lately.slots / total, "pages": lately.pages / total} if total else {}
+
+
+def _held(owned: dict[Owner, int]) -> float:
+    """Return the share of a pool that requests hold, on their way or in quarantine too. What is
+    cached gives way to them.
+    """
+    every = sum(owned.values())
+    free = owned.get(Owner.FREE, 0) + owned.get(Owner.CACHE, 0)
+    return (every - free) / every if every else 0.0
 
 
 def _owners(owned: dict[Owner, int]) -> list[worker_pb2.OwnerCount]:

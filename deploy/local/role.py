@@ -29,6 +29,9 @@ class LocalRole:
     def channels(self) -> dict[str, str]:
         return self._inner.channels() if self._inner is not None else {}
 
+    def links(self) -> dict[str, float]:
+        return {}
+
     def on_batch(self, batch: EventBatch) -> None:
         self._backend.on_batch(batch)
         if self._inner is not None:

@@ -12,7 +12,7 @@ _PARTS = {
     "delivery_us": "delivery from the rank to the client",
     "network_us": "messages between processes, and attempts before the last",
 }
-_COLUMNS = ("", "queued", "state", "us/token", "ms left", "full", "cost", "")
+_COLUMNS = ("", "queued", "state", "us/token", "ms left", "full", "link ms", "cost", "")
 
 
 def explanation_lines(found: Mapping[str, Any], most: int | None) -> Iterator[str]:
@@ -156,6 +156,7 @@ def _row(candidate: Mapping[str, Any], chosen: str) -> Sequence[str]:
         _cell(candidate.get("prompt_token_us") or None),
         _cell(candidate.get("compute_ms")),
         f"{candidate['fullness']:.2f}",
+        _cell(candidate["link_extra_ms"]),
         _cell(candidate["cost"]),
         candidate["excluded"] or (f"= {said}" if said else ""),
     )

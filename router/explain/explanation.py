@@ -10,7 +10,7 @@ from baton.router.explain.eviction_log import LostState
 from baton.router.explain.request_history import PlacedAttempt, RequestHistory
 from baton.router.placement.decision import Decision
 from baton.router.placement.prefill_here import rank_s
-from baton.router.placement.view import RoleView
+from baton.router.placement.view import ClusterView, PlacementRequest, RoleView
 
 MOST_LOSSES = 32
 """Lost states of one explanation: the longest prefix that each worker lost last."""
@@ -108,6 +108,7 @@ def _attempt(attempt: PlacedAttempt, arrived_s: float) -> JsonObject:
     decision = assignment.decision
     state_at = assignment.state_at
     prefills = [worker.worker_id for worker in assignment.prefills]
+    rank = assignment.rank.worker_id
     ended = attempt.ended_s
     return {
         "attempt": attempt.number,
@@ -116,8 +117,8 @@ def _attempt(attempt: PlacedAttempt, arrived_s: float) -> JsonObject:
         "end": attempt.end,
         "why": attempt.why or None,
         "policy": decision.policy.name,
-        "prefill": _choice(decision, Role.PREFILL, prefills[0]) | {"fallbacks": prefills[1:]},
-        "decode": _choice(decision, Role.DECODE, assignment.rank.worker_id),
+        "prefill": _choice(decision, Role.PREFILL, prefills[0], rank) | {"fallbacks": prefills[1:]},
+        "decode": _choice(decision, Role.DECODE, rank, prefills[0]),
         "prefill_here": _here(decision, assignment.here),
         "state_at": None
         if state_at is None
@@ -126,20 +127,39 @@ def _attempt(attempt: PlacedAttempt, arrived_s: float) -> JsonObject:
     }
 
 
-def _choice(decision: Decision, role: Role, chosen: str) -> JsonObject:
-    """Describe the choice among the workers of a role."""
-    view = decision.prefill if role is Role.PREFILL else decision.decode
+def _choice(decision: Decision, role: Role, chosen: str, other: str) -> JsonObject:
+    """Describe the choice among the workers of a role. other: the chosen one of the other role."""
+    seen, request = decision.seen(), decision.request
+    view = seen.of(role)
     row = view.worker_ids.index(chosen)
-    costs = decision.policy.costs(view, decision.request)
+    costs = decision.policy.costs(seen, role, request)
     listed = _named(view.candidates, chosen, view)
+    late = _link_extra_ms(seen, role, request, other)
     return {
         "worker": chosen,
-        "reason": decision.policy.reason(view, decision.request, row) if listed else _FALLBACK,
+        "reason": decision.policy.reason(seen, role, request, row) if listed else _FALLBACK,
         "state_tokens": view.cached_tokens.get(row, 0),
         "candidates": [
-            _candidate(decision, view, each, costs) for each in range(len(view.worker_ids))
+            _candidate(decision, view, each, costs) | {"link_extra_ms": late[each]}
+            for each in range(len(view.worker_ids))
         ],
     }
+
+
+def _link_extra_ms(
+    seen: ClusterView, role: Role, request: PlacementRequest, other: str
+) -> Sequence[float | None]:
+    """Return the time that the hand-off between each worker of a role and `other` takes longer than
+    over the best link; None where links do not differ.
+    """
+    rows = range(len(seen.of(role).worker_ids))
+    if seen.links is None:
+        return [None for _ in rows]
+    if role is Role.PREFILL:
+        rank = seen.decode.worker_ids.index(other)
+        return [_ms(seen.late_s(row, rank, request)) for row in rows]
+    prefill = seen.prefill.worker_ids.index(other)
+    return [_ms(seen.late_s(prefill, row, request)) for row in rows]
 
 
 _FALLBACK = "there was no other"
@@ -194,7 +214,7 @@ def _here(decision: Decision, here: bool) -> JsonObject:
         "option": rule.name,
         "threshold_tokens": rule.threshold(there, decision.here),
         "rank_ms": _ms(rank) if rank else None,
-        "prefill_ms": round((there.queued + there.tokens) * speed_us / 1e3, 3)
+        "prefill_ms": round((there.queued + there.tokens) * speed_us / 1e3 + there.link_s * 1e3, 3)
         if speed_us
         else None,
     }

@@ -1,6 +1,7 @@
 """The workers of one role in columns, which are kept up to date in place."""
 
 from baton.core.role import Role
+from baton.router.placement.links import LinkTable
 from baton.router.placement.placed_load import PlacedLoad
 from baton.router.worker_table import Change, Worker, WorkerTable
 
@@ -25,10 +26,12 @@ class Columns:
         self.reported: list[int] = []
         self.placed: list[int] = []
         self.capacity: list[int] = []
+        self.memory_held: list[float] = []
         self.fullness: list[float] = []
         self.queued_tokens: list[int] = []
         self.prompt_token_us: list[float] = []
         self.leaving: list[bool] = []
+        self.links = LinkTable()
         self.most: list[int] = []
         """The most that the router may have there: requests on a rank, or tokens of prompts.
         Its share where others have one too, else all."""
@@ -68,7 +71,10 @@ class Columns:
         self.numbers = [worker.rank for worker in self.workers]
         for column in (self.reported, self.placed, self.capacity, self.queued_tokens, self.most):
             column[:] = [0] * len(self.workers)
-        self.fullness, self.prompt_token_us = ([0.0] * len(self.workers) for _ in range(2))
+        self.links.clear(len(self.workers))
+        self.memory_held, self.fullness, self.prompt_token_us = (
+            [0.0] * len(self.workers) for _ in range(3)
+        )
         for row, worker in enumerate(self.workers):
             self.shared += worker.share is not None
             self._set(row, worker)
@@ -80,6 +86,8 @@ class Columns:
         self.reported[row] = worker.load
         self.capacity[row] = worker.capacity
         self.prompt_token_us[row] = worker.status.prompt_token_us
+        self.links.set(row, worker.status)
+        self.memory_held[row] = worker.status.memory_held
         self.most[row] = self._all(worker) if worker.share is None else worker.share
         self._set_load(row, worker)
 
@@ -89,7 +97,9 @@ class Columns:
     def _set_load(self, row: int, worker: Worker) -> None:
         name, reported = worker.worker_id, self.reported[row]
         placed = self.placed[row] = self._load.requests[name]
-        self.fullness[row] = (reported if reported > placed else placed) / self.capacity[row]
+        full = (reported if reported > placed else placed) / self.capacity[row]
+        held = self.memory_held[row]
+        self.fullness[row] = full if full > held else held
         self.queued_tokens[row] = max(worker.status.queued_tokens, self._load.prompt_tokens[name])
 
 

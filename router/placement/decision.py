@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from baton.router.placement.policy import Policy
 from baton.router.placement.prefill_here import PrefillHere, PromptAt
-from baton.router.placement.view import ClusterView, PlacementRequest, RoleView
+from baton.router.placement.view import ClusterView, PlacementRequest
 
 
 class Decision(NamedTuple):
@@ -25,16 +25,12 @@ class Decision(NamedTuple):
     there: PromptAt  # the prompt at its first prefill worker
     here: PromptAt  # the prompt on the rank
 
-    @property
-    def prefill(self) -> RoleView:
-        """Return the prefill workers. Only fullness, queues and speeds are those of then."""
-        return self.view.prefill._replace(
+    def seen(self) -> ClusterView:
+        """Return what was seen. Of its columns only fullness, queues and speeds are of then."""
+        prefill = self.view.prefill._replace(
             queued_tokens=self.queued_tokens,
             prompt_token_us=self.prompt_token_us,
             fullness=self.prefill_fullness,
         )
-
-    @property
-    def decode(self) -> RoleView:
-        """Return the decode ranks. Only their fullness is that of then."""
-        return self.view.decode._replace(fullness=self.decode_fullness)
+        decode = self.view.decode._replace(fullness=self.decode_fullness)
+        return self.view._replace(prefill=prefill, decode=decode)

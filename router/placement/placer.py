@@ -101,6 +101,7 @@ class Placer:
         view = ClusterView(
             _role_view(Role.PREFILL, prefills, prefill_rows, to_come),
             _role_view(Role.DECODE, ranks, decode_rows, cached),
+            prefills.links.differing(),
         )
         deepest = max(view.prefill.cached_tokens.values(), default=0)
         prefix = prompt.digests([deepest])[0] if deepest else 0
@@ -110,6 +111,9 @@ class Placer:
         if avoid and len(placement.prefills) < self._max_prefills:
             placement = _with_last(placement, avoid, prefills.workers)
         at_prefill = self._prompt_at(prefills, view.prefill, placement.prefills[0], size)
+        if view.links is not None:
+            pair = prefills.rows[placement.prefills[0]], ranks.rows[placement.decode]
+            at_prefill = at_prefill._replace(link_s=view.late_s(*pair, wanted))
         at_rank = self._prompt_at(ranks, view.decode, placement.decode, size)
         here = self._prefill_here.wanted(at_prefill, at_rank)
         first = self._table.worker(placement.decode if here else placement.prefills[0])

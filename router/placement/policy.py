@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from baton.core.role import Role
 from baton.router.placement.view import ClusterView, Placement, PlacementRequest, RoleView
 
 
@@ -24,7 +25,9 @@ class Policy(ABC):
         Both roles of `view` have a candidate.
         """
 
-    def costs(self, workers: RoleView, request: PlacementRequest) -> Mapping[str, Sequence[float]]:
+    def costs(
+        self, view: ClusterView, role: Role, request: PlacementRequest
+    ) -> Mapping[str, Sequence[float]]:
         """Return what the policy adds up to compare the workers of a role, in columns by name.
 
         For `baton explain`, after the decision: of the columns, `fullness`, `queued_tokens` and
@@ -32,7 +35,7 @@ class Policy(ABC):
         """
         return {}
 
-    def reason(self, workers: RoleView, request: PlacementRequest, chosen: int) -> str:
+    def reason(self, view: ClusterView, role: Role, request: PlacementRequest, chosen: int) -> str:
         """Return why the worker of row `chosen` was taken. For `baton explain`, as `costs`."""
         return f"the choice of the policy {self.name}"
 

@@ -22,6 +22,7 @@ class PromptAt(NamedTuple):
     queued: int  # prompt tokens to compute there before it
     tokens: int  # of the prompt, without what is cached there
     load: int  # requests there, without this one
+    link_s: float = 0.0  # by which the hand-off to the rank takes longer than over the best link
 
 
 class Verdict(StrEnum):
@@ -77,7 +78,8 @@ class PrefillHere:
             return Verdict.UNKNOWN
         if here_s > MOST_S:
             return Verdict.BOUND
-        sooner = here_s < GAIN * (there.queued + there.tokens) * speed_s
+        there_s = (there.queued + there.tokens) * speed_s + there.link_s
+        sooner = here_s < GAIN * there_s
         return Verdict.HERE if sooner else Verdict.NO_GAIN
 
     def threshold(self, prefill: PromptAt | None, rank: PromptAt) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from baton.core.role import Role
+from baton.router.placement.links import Links
 
 
 class RoleView(NamedTuple):
@@ -25,7 +26,8 @@ class RoleView(NamedTuple):
     placed: Sequence[int]  # requests of this router on the worker now
     capacity: Sequence[int]  # requests that the worker runs at once, at least 1
     # The larger of `reported` and `placed`, because a report is old by up to a heartbeat, divided
-    # by `capacity`; more than 1 where requests queue.
+    # by `capacity`; more than 1 where requests queue. If that is more, the share of the worker's
+    # slots or pages that requests hold.
     fullness: Sequence[float]
     # Prompt tokens to compute on the worker before it computes another prompt, cached ones among
     # those that other routers sent.
@@ -46,19 +48,33 @@ class RoleView(NamedTuple):
         return masked
 
 
-class ClusterView(NamedTuple):
-    """The workers that a policy chooses from. Built by the `Placer` for each decision."""
-
-    prefill: RoleView
-    decode: RoleView
-
-
 class PlacementRequest(NamedTuple):
     """The facts about one request that a policy may weigh. Built by the `Placer`."""
 
     prompt_tokens: int  # to prefill, the tokens of an interrupted answer included
     max_prefills: int  # prefill workers to name, at least 1; all but the first are fallbacks
     prefix: int = 0  # names the longest prefix whose state a prefill worker has; 0: none has any
+
+
+class ClusterView(NamedTuple):
+    """The workers that a policy chooses from. Built by the `Placer` for each decision."""
+
+    prefill: RoleView
+    decode: RoleView
+    links: Links | None = None  # None: no bandwidth is known, or all are alike
+
+    def of(self, role: Role) -> RoleView:
+        """Return the workers of one role."""
+        return self.prefill if role is Role.PREFILL else self.decode
+
+    def late_s(self, prefill: int, rank: int, request: PlacementRequest) -> float:
+        """Return the seconds by which a hand-off from one row to another takes longer than over the
+        best link.
+        """
+        if self.links is None:
+            return 0.0
+        lacks = request.prompt_tokens - self.decode.cached_tokens.get(rank, 0)
+        return self.links.extra_s(prefill, self.decode.worker_ids[rank], lacks)
 
 
 class Placement(NamedTuple):

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from baton.core.role import Role
 from baton.router.placement.policy import RolePolicy
 from baton.router.placement.rotation import Rotation
-from baton.router.placement.view import PlacementRequest, RoleView
+from baton.router.placement.view import ClusterView, PlacementRequest, RoleView
 
 
 class LeastLoad(RolePolicy):
@@ -26,8 +27,10 @@ class LeastLoad(RolePolicy):
         rest = sorted((row for row in rows if fullness[row] != least), key=fullness.__getitem__)
         return first + rest
 
-    def costs(self, workers: RoleView, request: PlacementRequest) -> Mapping[str, Sequence[float]]:
-        return {"fullness": workers.fullness}
+    def costs(
+        self, view: ClusterView, role: Role, request: PlacementRequest
+    ) -> Mapping[str, Sequence[float]]:
+        return {"fullness": view.of(role).fullness}
 
-    def reason(self, workers: RoleView, request: PlacementRequest, chosen: int) -> str:
+    def reason(self, view: ClusterView, role: Role, request: PlacementRequest, chosen: int) -> str:
         return "lowest load relative to its capacity; equals take turns"

@@ -4,8 +4,9 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from baton.core.role import Role
 from baton.router.placement.policy import RolePolicy
-from baton.router.placement.view import PlacementRequest, RoleView
+from baton.router.placement.view import ClusterView, PlacementRequest, RoleView
 
 
 class PowerOfTwo(RolePolicy):
@@ -26,8 +27,10 @@ class PowerOfTwo(RolePolicy):
         drawn = self._rng.sample(workers.candidates, len(workers.candidates))
         return sorted(drawn[:2], key=workers.fullness.__getitem__) + drawn[2:]
 
-    def costs(self, workers: RoleView, request: PlacementRequest) -> Mapping[str, Sequence[float]]:
-        return {"fullness": workers.fullness}
+    def costs(
+        self, view: ClusterView, role: Role, request: PlacementRequest
+    ) -> Mapping[str, Sequence[float]]:
+        return {"fullness": view.of(role).fullness}
 
-    def reason(self, workers: RoleView, request: PlacementRequest, chosen: int) -> str:
+    def reason(self, view: ClusterView, role: Role, request: PlacementRequest, chosen: int) -> str:
         return "the emptier of two workers drawn at random"

@@ -16,6 +16,8 @@ that it has: that need not be sent."""
 UNCACHED = 64
 """The queued tokens that one uncached token of the prompt is worth. A queue delays this prompt;
 what is computed twice delays all that come later, and its copy evicts what others would use."""
+PAIRED = 4
+"""The prefill workers of which a pair is chosen where links differ."""
 EVEN = 1.25
 """Speeds that differ by less than this factor count as equal: they are measured as the workers
 run, and turns among equals are worth more than such a difference."""
@@ -30,6 +32,10 @@ class PrefixAware(Policy):
     waited as much in all as a copy would cost is copied: one of them goes where the queue is
     shortest. The answer goes to the rank with the deepest cached prefix that is not much fuller
     than the emptiest. Equals take turns.
+
+    Where links differ in bandwidth, the pair is chosen together, among the `PAIRED` cheapest
+    prefill workers and the ranks that are not much fuller than the emptiest: the tokens that could
+    be computed while the hand-off takes longer than over the best link count as queued ones do.
     """
 
     name: ClassVar[str] = "prefix_aware"
@@ -39,52 +45,79 @@ class PrefixAware(Policy):
         self._waits = PrefixWaits()
 
     def place(self, view: ClusterView, request: PlacementRequest) -> Placement:
-        prefills = self._prefills(view.prefill, request)
+        cost = self._costs(view.prefill, request)
+        token_us = 0.0 if view.links is None else mean_us(view.prefill)
+        if not token_us:
+            first = self._rotation.next(view.prefill, lowest(cost))
+            near = self._near(view.decode)
+        else:
+            first, near = self._pair(view, request, cost, token_us)
+        prefills = cheapest(view.prefill, cost, first, request.max_prefills)
         return Placement(
             tuple([view.prefill.worker_ids[row] for row in prefills]),
-            view.decode.worker_ids[self._rank(view.decode)],
+            view.decode.worker_ids[self._rotation.next(view.decode, near)[0]],
         )
 
-    def costs(self, workers: RoleView, request: PlacementRequest) -> Mapping[str, Sequence[float]]:
+    def costs(
+        self, view: ClusterView, role: Role, request: PlacementRequest
+    ) -> Mapping[str, Sequence[float]]:
         """Return, of prefill workers, queued tokens and what cached ones take off."""
-        if workers.role is Role.DECODE:
-            return {"fullness": workers.fullness}
+        if role is Role.DECODE:
+            return {"fullness": view.decode.fullness}
+        workers = view.prefill
         cached, rows = workers.cached_tokens, range(len(workers.worker_ids))
         return {
             "queue": waits(workers, request.prompt_tokens),
             "cached": [-UNCACHED * cached.get(row, 0) for row in rows],
         }
 
-    def reason(self, workers: RoleView, request: PlacementRequest, chosen: int) -> str:
-        cached = workers.cached_tokens
-        if workers.role is Role.DECODE:
-            if cached.get(chosen):
-                return f"the deepest state of ranks at most {AFFINITY:g} fuller than the emptiest"
-            return "the emptiest rank: none that is not much fuller has a state of the prompt"
-        costs = self.costs(workers, request).values()
-        total = [sum(parts) for parts in zip(*costs, strict=True)]
-        if total[chosen] <= min(total[row] for row in workers.candidates):
+    def reason(self, view: ClusterView, role: Role, request: PlacementRequest, chosen: int) -> str:
+        if role is Role.DECODE:
+            return _rank_reason(view, chosen)
+        parts = self.costs(view, role, request)
+        queue = parts["queue"]
+        total = [sum(each) for each in zip(*parts.values(), strict=True)]
+        rows = view.prefill.candidates
+        if total[chosen] <= min(total[row] for row in rows):
             return f"least to compute: queued tokens, less {UNCACHED} for each cached one"
+        if view.links is not None and queue[chosen] > min(queue[row] for row in rows):
+            return f"the link to the rank is faster than those of the {PAIRED} with less to compute"
         return "the shortest queue: so many prompts waited for this prefix that it is worth a copy"
 
-    def _prefills(self, workers: RoleView, request: PlacementRequest) -> list[int]:
-        """Return the rows of the cheapest candidates, `max_prefills` at the most, the cheapest
-        first. What is cached counts like a shorter queue.
+    def _costs(self, workers: RoleView, request: PlacementRequest) -> list[float]:
+        """Return each candidate's cost, and infinity for the others. What is cached counts like a
+        shorter queue.
         """
-        most, holders = request.max_prefills, workers.cached_tokens
+        holders = workers.cached_tokens
         queues = workers.of_candidates(waits(workers, request.prompt_tokens))
         cost = list(queues)
         for row in holders:
             cost[row] -= UNCACHED * holders[row]
         if holders and self._copies(holders, queues, request.prefix, cost.index(min(cost))):
             cost = queues
-        chosen = self._rotation.next(workers, lowest(cost))[:most]
-        for row in chosen:
-            cost[row] = math.inf
-        while len(chosen) < min(most, len(workers.candidates)):  # few of many: no need to sort all
-            chosen.append(cost.index(min(cost)))
-            cost[chosen[-1]] = math.inf
-        return chosen
+        return cost
+
+    def _pair(
+        self, view: ClusterView, request: PlacementRequest, cost: list[float], token_us: float
+    ) -> tuple[list[int], list[int]]:
+        """Return the prefill worker, in a list, and the ranks that are the cheapest together.
+
+        token_us: the time of a prompt token.
+        """
+        workers, ranks = view.prefill, view.decode
+        fullness = ranks.of_candidates(ranks.fullness)
+        bound = min(fullness) + AFFINITY
+        near = [row for row in ranks.candidates if fullness[row] < bound]
+        equals = self._rotation.next(workers, lowest(cost))
+        least, worker, late = math.inf, equals[0], [0.0] * len(near)
+        for row in cheapest(workers, cost, equals, PAIRED):
+            seconds = [view.late_s(row, rank, request) for rank in near]
+            total = cost[row] + min(seconds) * 1e6 / token_us
+            if total < least:
+                least, worker, late = total, row, seconds
+        soonest = min(late)
+        reached = [row for row, each in zip(near, late, strict=True) if each == soonest]
+        return [worker], self._near(ranks._replace(candidates=reached))
 
     def _copies(
         self, cached: Mapping[int, int], queues: Sequence[float], prefix: int, cheapest: int
@@ -95,7 +128,10 @@ class PrefixAware(Policy):
         longer = int(queues[cheapest] - queues[shortest])
         return lacks > 0 and longer > 0 and self._waits.reached(prefix, longer, UNCACHED * lacks)
 
-    def _rank(self, ranks: RoleView) -> int:
+    def _near(self, ranks: RoleView) -> list[int]:
+        """Return the emptiest of the ranks with the deepest state, among those that are not much
+        fuller than the emptiest; of these if none has a state.
+        """
         fullness, cached = ranks.of_candidates(ranks.fullness), ranks.cached_tokens
         bound = min(fullness) + AFFINITY
         near = [row for row in cached if fullness[row] < bound]
@@ -103,7 +139,31 @@ class PrefixAware(Policy):
             deepest = max(cached[row] for row in near)
             kept = {row for row in near if cached[row] == deepest}
             fullness = [each if row in kept else math.inf for row, each in enumerate(fullness)]
-        return self._rotation.next(ranks, lowest(fullness))[0]
+        return lowest(fullness)
+
+
+def _rank_reason(view: ClusterView, chosen: int) -> str:
+    links = "" if view.links is None else ", and that the prefill worker's link reaches soonest"
+    if view.decode.cached_tokens.get(chosen):
+        return f"the deepest state of ranks at most {AFFINITY:g} fuller than the emptiest{links}"
+    return f"the emptiest rank: none that is not much fuller{links} has a state of the prompt"
+
+
+def cheapest(
+    workers: RoleView, cost: Sequence[float], equals: Sequence[int], most: int
+) -> list[int]:
+    """Return the rows of at most `most` candidates, the cheapest first.
+
+    equals: the first of them, those with the least cost in turn.
+    """
+    chosen = [*equals[:most]]
+    left = list(cost)
+    for row in chosen:
+        left[row] = math.inf
+    while len(chosen) < min(most, len(workers.candidates)):  # few of many: no need to sort all
+        chosen.append(left.index(min(left)))
+        left[chosen[-1]] = math.inf
+    return chosen
 
 
 def waits(workers: RoleView, prompt_tokens: int) -> Sequence[float]:
@@ -117,11 +177,17 @@ def waits(workers: RoleView, prompt_tokens: int) -> Sequence[float]:
     known = [each for each in speeds if each]
     if not known or max(known) < EVEN * min(known):
         return queued
-    mean = sum(known) / len(known)
+    mean = mean_us(workers)
     return [
         (tokens + prompt_tokens) * ((each or mean) / mean)
         for tokens, each in zip(queued, speeds, strict=True)
     ]
+
+
+def mean_us(workers: RoleView) -> float:
+    """Return the mean time of a prompt token of the workers that have measured it; 0: none has."""
+    known = [each for each in workers.prompt_token_us if each]
+    return sum(known) / len(known) if known else 0.0
 
 
 def lowest(column: list[float]) -> list[int]:

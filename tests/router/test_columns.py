@@ -11,8 +11,10 @@ from baton.router.placement.placed_load import PlacedLoad
 from baton.router.worker_table import WorkerTable
 
 NAMES = [f"{letter}{number}" for letter in "pd" for number in range(12)]
-FIELDS = ("rows", "workers", "ids", "reported", "placed", "capacity", "fullness", "queued_tokens",
-          "prompt_token_us", "most", "numbers", "leaving", "staying", "shared")  # fmt: skip
+FIELDS = (
+    "rows", "workers", "ids", "reported", "placed", "capacity", "memory_held", "fullness",
+    "queued_tokens", "prompt_token_us", "most", "numbers", "leaving", "staying", "shared",
+)  # fmt: skip
 
 
 def hello(name: str, incarnation: int) -> Hello:
@@ -41,6 +43,11 @@ def test_every_change_of_workers_and_load_reaches_its_row_and_no_other() -> None
                     max_running=8,
                     queued_tokens=rng.randrange(99),
                     prompt_token_us=rng.randrange(9),
+                    memory_held=rng.random(),
+                    link_bytes_per_s=rng.choice((0, 1e8, 1e9)),
+                    slow_links={"d1": rng.choice((0, 1e6, 1e7))} if rng.random() < 0.3 else {},
+                    state_bytes=9,
+                    token_bytes=2,
                 )
                 share = rng.choice((None, None, rng.randrange(1, 5)))
                 table.report(worker, status, rng.random() < 0.2, share)
@@ -52,3 +59,4 @@ def test_every_change_of_workers_and_load_reaches_its_row_and_no_other() -> None
             anew._fill()
             for field in FIELDS:
                 assert getattr(columns, field) == getattr(anew, field), (step, field)
+            assert columns.links.differing() == anew.links.differing(), step

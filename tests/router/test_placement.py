@@ -531,10 +531,10 @@ def test_what_a_request_was_placed_by_stays_as_it_was() -> None:
     setup.report("p1", queued_tokens=999)
     setup.report("d0", running=4, slots=4)
     setup.table.remove(setup.workers["d1"], "lost")
-    seen = placed.decision
+    seen = placed.decision.seen()
     assert (seen.prefill.worker_ids, seen.prefill.queued_tokens) == (["p0", "p1"], [30, 10])
     assert (seen.decode.worker_ids, seen.decode.fullness) == (["d0", "d1"], [0.25, 0.5])
-    assert seen.reported == {"d1": 2}
+    assert placed.decision.reported == {"d1": 2}
     assert seen.prefill.cached_tokens == {} and seen.decode.cached_tokens == {1: 2}
-    assert (seen.there.queued, seen.there.tokens) == (10, len(PROMPT))
-    assert seen.request.prompt_tokens == len(PROMPT)
+    assert (placed.decision.there.queued, placed.decision.there.tokens) == (10, len(PROMPT))
+    assert placed.decision.request.prompt_tokens == len(PROMPT)

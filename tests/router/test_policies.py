@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ from hypothesis import strategies as st
 
 import baton.router.policies as folder
 from baton.core.role import Role
+from baton.proto.worker_pb2 import WorkerStatus
+from baton.router.placement.links import LinkTable
 from baton.router.placement.policy import RolePolicy
 from baton.router.placement.registry import POLICIES
 from baton.router.placement.view import ClusterView, PlacementRequest, RoleView
 from baton.router.policies.least_load import LeastLoad
 from baton.router.policies.power_of_two import PowerOfTwo
-from baton.router.policies.prefix_aware import AFFINITY, UNCACHED, PrefixAware
+from baton.router.policies.prefix_aware import AFFINITY, PAIRED, UNCACHED, PrefixAware
 from baton.router.policies.random_choice import RandomChoice
 from baton.router.policies.round_robin import RoundRobin
 from baton.router.worker_table import id_order
@@ -73,7 +76,32 @@ def first(policy: RolePolicy, view: RoleView) -> str:
     return view.worker_ids[policy.order(view)[0]]
 
 
-clusters = st.builds(ClusterView, prefill=views(Role.PREFILL), decode=views(Role.DECODE))
+@st.composite
+def linked(draw: st.DrawFn) -> ClusterView:
+    """Draw a cluster as the placer builds it, with links that differ or not."""
+    prefill, decode = draw(views(Role.PREFILL)), draw(views())
+    table = LinkTable()
+    table.clear(len(prefill.worker_ids))
+    for row in range(len(prefill.worker_ids)):
+        table.set(row, draw(link_reports(decode.worker_ids)))
+    return ClusterView(prefill, decode, table.differing())
+
+
+@st.composite
+def link_reports(draw: st.DrawFn, ranks: Sequence[str]) -> WorkerStatus:
+    """Draw a prefill worker's report of its links."""
+    fastest = draw(st.sampled_from([0.0, 1e8, 1e9]))
+    slow = draw(st.sets(st.sampled_from(ranks))) if fastest else set()
+    return WorkerStatus(
+        link_bytes_per_s=fastest,
+        slow_links={rank: draw(st.sampled_from([1e6, 1e7])) for rank in sorted(slow)},
+        state_bytes=1_000_000,
+        token_bytes=1000,
+    )
+
+
+clusters = linked()
+alike = clusters.map(lambda view: view._replace(links=None))
 
 
 def test_every_module_of_the_folder_is_one_policy() -> None:
@@ -171,7 +199,7 @@ def test_random_lets_anyone_be_first(count: int, seed: int) -> None:
     assert len({first(policy, idle(count)) for _ in range(200)}) == count
 
 
-@given(view=clusters, wanted=st.integers(1, 4))
+@given(view=alike, wanted=st.integers(1, 4))
 def test_prefix_aware_names_the_prefill_workers_with_the_least_before_an_answer(
     view: ClusterView, wanted: int
 ) -> None:
@@ -198,9 +226,11 @@ def test_prefix_aware_copies_a_prefix_once_prompts_have_waited_as_long_as_the_co
     for prefix in (7, 8, 7):
         assert [place(prefix) for _ in range(waits + 1)] == ["w0"] * waits + ["w1"]
     request = PlacementRequest(prompt_tokens=99, max_prefills=1)
-    assert policy.costs(view, request) == {"queue": [200, 0], "cached": [-10 * UNCACHED, 0]}
-    assert "least to compute" in policy.reason(view, request, 0)
-    assert "worth a copy" in policy.reason(view, request, 1)
+    both = ClusterView(view, idle(1))
+    costs = policy.costs(both, Role.PREFILL, request)
+    assert costs == {"queue": [200, 0], "cached": [-10 * UNCACHED, 0]}
+    assert "least to compute" in policy.reason(both, Role.PREFILL, request, 0)
+    assert "worth a copy" in policy.reason(both, Role.PREFILL, request, 1)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +263,7 @@ def test_prefix_aware_stays_where_the_queue_is_no_longer_than_elsewhere() -> Non
         assert policy.place(ClusterView(view, idle(1)), request).prefills == ("w0",)
 
 
-@given(view=clusters)
+@given(view=alike)
 def test_prefix_aware_takes_a_rank_with_a_cached_prefix_unless_it_is_much_fuller(
     view: ClusterView,
 ) -> None:
@@ -246,6 +276,94 @@ def test_prefix_aware_takes_a_rank_with_a_cached_prefix_unless_it_is_much_fuller
     kept = [row for row in near if row in ranks.cached_tokens]
     assert not kept or chosen in kept
     assert ranks.fullness[chosen] == min(map(ranks.fullness.__getitem__, kept or near))
+
+
+@given(view=clusters, wanted=st.integers(1, 4))
+def test_prefix_aware_takes_the_pair_with_the_least_before_the_state_is_there(
+    view: ClusterView, wanted: int
+) -> None:
+    """Against every pair of the cheapest prefill workers and of ranks that are not much fuller."""
+    request = PlacementRequest(prompt_tokens=99, max_prefills=wanted)
+    placed = PrefixAware().place(view, request)
+    workers, ranks = view.prefill, view.decode
+    token_us = max(workers.prompt_token_us)
+
+    def cost(row: int) -> int:
+        return workers.queued_tokens[row] - UNCACHED * workers.cached_tokens.get(row, 0)
+
+    def total(row: int, rank: int) -> float:
+        return cost(row) + (view.late_s(row, rank, request) * 1e6 / token_us if token_us else 0)
+
+    order = sorted(workers.candidates, key=cost)
+    emptiest = min(map(ranks.fullness.__getitem__, ranks.candidates))
+    near = [row for row in ranks.candidates if ranks.fullness[row] < emptiest + AFFINITY]
+    row = list(workers.worker_ids).index(placed.prefills[0])
+    rank = list(ranks.worker_ids).index(placed.decode)
+    assert rank in near
+    assert cost(row) <= cost(order[:PAIRED][-1])
+    sure = [each for each in order if cost(each) < cost(order[:PAIRED][-1])]
+    for other in sure if len(order) > PAIRED else order:
+        assert total(row, rank) <= min(total(other, each) for each in near)
+    rest = [cost(list(workers.worker_ids).index(name)) for name in placed.prefills[1:]]
+    assert rest == sorted(cost(each) for each in order if each != row)[: wanted - 1]
+
+
+FAST, SLOW = 1e9, 1e7
+"""Bytes a second: with SLOW a hand-off of 1 MB takes 99 ms longer, as long as 990 tokens of
+100 us."""
+
+
+def with_links(
+    rates: Sequence[float], slow: Mapping[int, Mapping[str, float]], queued: Sequence[int]
+) -> ClusterView:
+    """Two prefill workers, w0 and w1, and two ranks of these names."""
+    table = LinkTable()
+    table.clear(2)
+    for row in range(2):
+        told = WorkerStatus(
+            link_bytes_per_s=rates[row], slow_links=slow.get(row, {}), state_bytes=1_000_000
+        )
+        table.set(row, told)
+    prefill = idle(2)._replace(
+        role=Role.PREFILL, queued_tokens=queued, prompt_token_us=[100.0, 100.0]
+    )
+    return ClusterView(prefill, idle(2), table.differing())
+
+
+@pytest.mark.parametrize(
+    ("rates", "slow", "queued", "pairs"),
+    [
+        ((FAST, FAST), {}, (0, 0), {"w0 w0", "w1 w1"}),  # in turn
+        ((FAST, 0.6 * FAST), {}, (0, 0), {"w0 w0", "w1 w1"}),  # much the same
+        ((FAST, 0), {}, (0, 0), {"w0 w0", "w1 w1"}),  # not known: it is used
+        ((FAST, SLOW), {}, (0, 0), {"w0 w0", "w0 w1"}),
+        ((FAST, SLOW), {}, (980, 0), {"w0 w0", "w0 w1"}),
+        ((FAST, SLOW), {}, (1000, 0), {"w1 w0", "w1 w1"}),  # sooner in spite of the link
+        ((FAST, FAST), {0: {"w0": SLOW}, 1: {"w0": SLOW}}, (0, 0), {"w0 w1", "w1 w1"}),
+        ((FAST, FAST), {0: {"w0": SLOW}, 1: {"w1": SLOW}}, (0, 0), {"w0 w1", "w1 w0"}),
+        ((FAST, FAST), {0: {"w0": SLOW, "w1": SLOW}}, (0, 900), {"w1 w0", "w1 w1"}),
+    ],
+)
+def test_prefix_aware_hands_over_by_fast_links(
+    rates: Sequence[float],
+    slow: Mapping[int, Mapping[str, float]],
+    queued: Sequence[int],
+    pairs: set[str],
+) -> None:
+    policy, view = PrefixAware(), with_links(rates, slow, queued)
+    request = PlacementRequest(prompt_tokens=100, max_prefills=1)
+    placed = [policy.place(view, request) for _ in range(4)]
+    assert {f"{each.prefills[0]} {each.decode}" for each in placed} == pairs
+
+
+def test_prefix_aware_takes_a_slow_link_where_the_other_rank_is_much_fuller() -> None:
+    slow = {row: {"w0": SLOW} for row in range(2)}
+    view = with_links((FAST, FAST), slow, (0, 0))
+    request = PlacementRequest(prompt_tokens=100, max_prefills=1)
+    ranks = view.decode._replace(fullness=[0.5, 0.5 + AFFINITY - 0.01])
+    assert PrefixAware().place(view._replace(decode=ranks), request).decode == "w1"
+    ranks = view.decode._replace(fullness=[0.5, 0.5 + AFFINITY])
+    assert PrefixAware().place(view._replace(decode=ranks), request).decode == "w0"
 
 
 def test_prefix_aware_gives_equals_their_turns() -> None:

@@ -25,8 +25,9 @@ from transfer.wires import (
 from baton.engine.memory.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
 from baton.transfer.channels import frames
 from baton.transfer.channels.ends import WriteOperation
+from baton.transfer.channels.link_rate import LinkRate
 from baton.transfer.errors import ChannelError, ChecksumError, TicketError
-from baton.transfer.memory.segments import Kind, Segment, cut_kv, cut_state
+from baton.transfer.memory.segments import Kind, Segment, cut_kv, cut_state, nbytes
 from baton.transfer.tickets import Claim, Received, Ticket
 
 pytestmark = pytest.mark.parametrize("channel", CHANNELS)
@@ -37,6 +38,10 @@ async def send(writing: WriteOperation, segments: Iterable[Segment]) -> Received
     for segment in segments:
         await writing.write(segment, SOURCE)
     return await writing.finish()
+
+
+def bytes_of(segment: Segment) -> int:
+    return nbytes(segment, PAGES)
 
 
 async def arrived(wire: Wire, ticket: Ticket) -> None:
@@ -221,6 +226,44 @@ async def test_the_sources_memory_may_change_once_flushed(channel: str) -> None:
         await arrived(wire, ticket)
         wire.source.states.storage[SOURCE.slot] = state
         assert equal_state(wire)
+
+
+class Counted(LinkRate):
+    """A measurement that also counts the writes under way, and all bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.under_way = self.bytes = 0
+
+    def begin(self) -> None:
+        super().begin()
+        self.under_way += 1
+
+    def end(self, size: int) -> None:
+        super().end(size)
+        self.under_way -= 1
+        self.bytes += size
+        assert self.under_way >= 0
+
+
+async def test_the_bandwidth_of_the_link_is_measured(
+    channel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connected(channel) as wire:
+        link = Counted()
+        monkeypatch.setattr(wire.connection, "link", link)
+        for _ in range(2):  # the first stretch connects
+            ticket = wire.grant()
+            await send(wire.open(ticket), ALL)
+            await arrived(wire, ticket)
+            await until(lambda: not link.under_way)
+        assert link.bytes_per_s > 0
+        assert 0 <= link.bytes - 2 * sum(bytes_of(each) for each in ALL) < 2 * 200 * len(ALL)
+        writing = wire.open(wire.grant())
+        await writing.write(ALL[0], SOURCE)
+        writing.cancel()
+        await writing.drained()
+        await until(lambda: not link.under_way)
 
 
 async def test_many_hand_offs_share_a_connection(channel: str) -> None:

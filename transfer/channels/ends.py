@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from baton.transfer.channels.link_rate import LinkRate
 from baton.transfer.memory.regions import Holder
 from baton.transfer.memory.segments import Kind, Segment
 from baton.transfer.tickets import Claim, Received
@@ -58,6 +59,11 @@ class WriteOperation(Protocol):
 
 class Sender(Protocol):
     """A connection to one peer's memory. It lives as long as the stream that joins the two."""
+
+    @property
+    def link(self) -> LinkRate:
+        """Return what was measured of the way to the peer."""
+        ...
 
     @property
     def segment_bytes(self) -> int:

@@ -6,6 +6,7 @@ from baton.proto.common_pb2 import WorkerIdentity
 from baton.transfer.channels import frames
 from baton.transfer.channels.base import Capabilities, Channel, ChannelContext
 from baton.transfer.channels.ends import OnMoving
+from baton.transfer.channels.link_rate import LinkRate
 from baton.transfer.channels.local_hub import Landing, LocalHub
 from baton.transfer.errors import ChannelError
 from baton.transfer.memory.regions import Holder
@@ -63,10 +64,11 @@ class LocalSender:
     def __init__(self, landing: Landing, context: ChannelContext) -> None:
         self._landing = landing
         self._context = context
+        self.link = LinkRate()
 
     def open(self, claim: Claim, target: Holder, on_moving: OnMoving) -> "LocalWriteOperation":
         """Begin a hand-off. `target` is not used: the ticket names it."""
-        return LocalWriteOperation(self._landing, claim, self._context)
+        return LocalWriteOperation(self._landing, claim, self._context, self.link)
 
     def heard(self) -> None:
         """Do nothing: the ticket fences every copy."""
@@ -82,10 +84,13 @@ class LocalSender:
 class LocalWriteOperation:
     """One hand-off. Each segment has arrived when its `write` returns."""
 
-    def __init__(self, landing: Landing, claim: Claim, context: ChannelContext) -> None:
+    def __init__(
+        self, landing: Landing, claim: Claim, context: ChannelContext, link: LinkRate
+    ) -> None:
         self._landing = landing
         self._claim = claim
         self._context = context
+        self._link = link
         self._admitted = self._cancelled = False
         self._sent = Received(0, 0, 0)
         self._copying: asyncio.Future[None] | None = None
@@ -97,12 +102,18 @@ class LocalWriteOperation:
             self._landing.tickets.admit(self._claim)
             self._admitted = True
         size = nbytes(segment, self._context.memory.pages)
-        if size <= INLINE_BYTES:
-            self._copy(segment, holder, size)
-        else:
-            copy = asyncio.to_thread(self._copy, segment, holder, size)
-            self._copying = asyncio.ensure_future(copy)
-            await asyncio.shield(self._copying)
+        arrived = 0
+        self._link.begin()
+        try:
+            if size <= INLINE_BYTES:
+                self._copy(segment, holder, size)
+            else:
+                copy = asyncio.to_thread(self._copy, segment, holder, size)
+                self._copying = asyncio.ensure_future(copy)
+                await asyncio.shield(self._copying)
+            arrived = size
+        finally:
+            self._link.end(arrived)
         self._sent = self._sent.plus(segment.kind, size)
         self._context.count_sent(segment.kind, size)
         self._landing.on_bytes(segment.kind, size)

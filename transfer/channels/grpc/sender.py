@@ -9,6 +9,7 @@ from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.ends import OnMoving
 from baton.transfer.channels.grpc.receiver import METHOD
 from baton.transfer.channels.grpc.write_operation import GrpcWriteOperation
+from baton.transfer.channels.link_rate import LinkRate
 from baton.transfer.memory.regions import Holder
 from baton.transfer.tickets import Claim
 
@@ -28,12 +29,13 @@ class GrpcSender:
     ) -> None:
         self._address = peer.address
         self._context = context
+        self.link = LinkRate()
         self._channel = credentials.dial_worker(peer, DATA_OPTIONS)
 
     def open(self, claim: Claim, target: Holder, on_moving: OnMoving) -> GrpcWriteOperation:
         """Begin a hand-off. `target` is not used: the receiver finds it by the ticket."""
         call = self._channel.stream_stream(METHOD)()
-        return GrpcWriteOperation(call, self._address, claim, self._context)
+        return GrpcWriteOperation(call, self._address, claim, self._context, self.link)
 
     def heard(self) -> None:
         """Do nothing: the receiver fences every write."""

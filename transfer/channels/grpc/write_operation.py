@@ -7,6 +7,7 @@ from grpc import aio
 
 from baton.transfer.channels import frames
 from baton.transfer.channels.base import ChannelContext
+from baton.transfer.channels.link_rate import LinkRate
 from baton.transfer.channels.watchdog import Watchdog
 from baton.transfer.errors import ChannelError
 from baton.transfer.memory.regions import Holder
@@ -24,10 +25,13 @@ class GrpcWriteOperation:
         address: str,
         claim: Claim,
         context: ChannelContext,
+        link: LinkRate,
     ) -> None:
         self._call = call
         self._address = address
         self._context = context
+        self._link = link
+        self._under_way: int | None = None  # bytes sent since the last rest; None: it rests
         self._waiting = deque([frames.encode_opening(claim)])
         self._more = asyncio.Event()  # a message waits, or none will follow
         self._taken = asyncio.Event()  # a message has left `_waiting`, or none will any more
@@ -84,6 +88,7 @@ class GrpcWriteOperation:
         """Wake the writer, which raises what went wrong. After a cancel nobody waits."""
         self._watchdog.stop()
         self._taken.set()
+        self._measured()
         if sending.cancelled() or sending.exception() is not None:
             self._reply.cancel()
             self._call.cancel()
@@ -108,6 +113,7 @@ class GrpcWriteOperation:
         while self._waiting or not self._last:
             if not self._waiting:
                 self._watchdog.rest()
+                self._measured()
                 self._more.clear()
                 await self._more.wait()
                 continue
@@ -116,10 +122,20 @@ class GrpcWriteOperation:
                 return await self._read_reply()
             message = self._waiting.popleft()
             self._taken.set()
+            if self._under_way is None:
+                self._under_way = 0
+                self._link.begin()
             await self._call.write(message)
+            self._under_way += len(message)
         self._watchdog.begin()
         await self._call.done_writing()
         return await self._read_reply()
+
+    def _measured(self) -> None:
+        """End the measurement that is under way, if one is."""
+        if self._under_way is not None:
+            self._link.end(self._under_way)
+            self._under_way = None
 
     async def _read_reply(self) -> Received:
         reply = await self._reply

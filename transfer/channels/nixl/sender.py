@@ -6,6 +6,7 @@ from collections import deque
 from baton.transfer.channels import frames
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.ends import OnMoving
+from baton.transfer.channels.link_rate import LinkRate
 from baton.transfer.channels.nixl.peer import NixlPeer
 from baton.transfer.channels.nixl.plan import segment_bytes
 from baton.transfer.channels.nixl.write_operation import NixlWriteOperation, Post
@@ -33,6 +34,7 @@ class NixlSender:
         self._error: ChannelError | None = None
         self._waiting: deque[Post] = deque()
         self._posted: dict[int, Post] = {}  # by the write's number; the poller's thread has it
+        self.link = LinkRate()  # so has it this one
 
     def open(self, claim: Claim, target: Holder, on_moving: OnMoving) -> NixlWriteOperation:
         pages = self._context.memory.pages
@@ -87,7 +89,9 @@ class NixlSender:
         done = [number for number in self._posted if peer.agent.done(number)]
         for number in done:
             peer.ended(number)
-            self._end(self._posted.pop(number), None)
+            post = self._posted.pop(number)
+            self.link.end(nbytes(post.segment, self._context.memory.pages))
+            self._end(post, None)
         return bool(done)
 
     def _post_next(self, peer: NixlPeer) -> None:
@@ -107,6 +111,7 @@ class NixlSender:
             self._end(post, error)
             raise
         self._posted[number] = post
+        self.link.begin()
         self._context.count_sent(segment.kind, peer.wire_bytes(segment) + len(note))
 
     def _end(self, post: Post, error: ChannelError | None) -> None:

@@ -1,0 +1,85 @@
+"""The bandwidths of the links from prefill workers to decode ranks."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from baton.proto.worker_pb2 import WorkerStatus
+
+ALIKE = 0.5
+"""Links with more than this part of the best bandwidth count as equal to it: what is measured
+depends on the sizes of the writes too, and turns among equals are worth more than such a
+difference."""
+
+
+class Links(NamedTuple):
+    """The bandwidths where they differ. One is made at each change of what workers report."""
+
+    best: float  # bytes a second of the best link of the cluster
+    rates: Sequence[float]  # bytes a second of each prefill worker's links but those in `slow`
+    slow: Mapping[int, Mapping[str, float]]  # by row of the prefill worker and id of the rank
+    state_bytes: int  # of a request's recurrent state
+    token_bytes: int  # of a token's KV
+
+    def extra_s(self, prefill: int, rank: str, tokens: int) -> float:
+        """Return the seconds by which a hand-off takes longer than over the best link.
+
+        prefill: the row of the worker. rank: a worker id. tokens: those whose KV the rank lacks.
+        """
+        slow = self.slow.get(prefill)
+        rate = slow.get(rank, self.rates[prefill]) if slow else self.rates[prefill]
+        if rate >= self.best:
+            return 0.0
+        return (self.state_bytes + tokens * self.token_bytes) * (1 / rate - 1 / self.best)
+
+
+class LinkTable:
+    """The bandwidths that prefill workers have reported, by row of the worker."""
+
+    def __init__(self) -> None:
+        self._rates: list[float] = []  # of each worker's fastest link; 0: not known
+        self._slow: dict[int, dict[str, float]] = {}
+        self._sizes = 0, 0
+        self._links: Links | None = None
+        self._changed = False
+
+    def clear(self, workers: int) -> None:
+        """Forget all; there are so many workers now."""
+        self._rates = [0.0] * workers
+        self._slow = {}
+        self._changed = True
+
+    def set(self, row: int, status: WorkerStatus) -> None:
+        """Follow a report. A worker says the same again unless a bandwidth has changed much."""
+        rate = max(0.0, status.link_bytes_per_s)
+        if rate != self._rates[row]:
+            self._rates[row] = rate
+            self._change(status)
+        told = status.slow_links
+        if not told and row not in self._slow:
+            return
+        slow = {rank: slow for rank, slow in told.items() if slow > 0}
+        if slow != self._slow.pop(row, {}):
+            self._change(status)
+        if slow:
+            self._slow[row] = slow
+
+    def _change(self, status: WorkerStatus) -> None:
+        self._sizes = status.state_bytes, status.token_bytes
+        self._changed = True
+
+    def differing(self) -> Links | None:
+        """Return the links; None if no bandwidth is known, or all are alike.
+
+        A worker that has measured none counts as the best: so its links are used and measured.
+        """
+        if self._changed:
+            self._changed = False
+            self._links = self._made()
+        return self._links
+
+    def _made(self) -> Links | None:
+        best = max(self._rates, default=0.0)
+        even = [best if not rate or rate > ALIKE * best else rate for rate in self._rates]
+        if not self._slow and (not best or min(even) == best):
+            return None
+        return Links(best, even, dict(self._slow), *self._sizes)

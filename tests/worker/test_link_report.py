@@ -1,0 +1,23 @@
+"""What a worker says of its links."""
+
+from baton.worker.link_report import LinkReport
+
+
+def test_only_links_below_half_of_the_fastest_are_named() -> None:
+    report = LinkReport()
+    assert report.update({}) == (0, {})
+    assert report.update({"d0": 1e9, "d1": 6e8, "d2": 4e8}) == (1e9, {"d2": 4e8})
+
+
+def test_it_says_the_same_until_a_bandwidth_has_changed_by_a_fifth() -> None:
+    report = LinkReport()
+    said = report.update({"d0": 1e9, "d1": 1e8})
+    assert report.update({"d0": 1.19e9, "d1": 0.81e8}) == said
+    assert report.update({"d0": 1.21e9, "d1": 0.81e8}) == (1.2e9, {"d1": 1e8})
+    assert report.update({"d0": 1.21e9, "d1": 0.79e8}) == (1.2e9, {"d1": 7.9e7})
+
+
+def test_a_rank_that_is_gone_is_forgotten() -> None:
+    report = LinkReport()
+    report.update({"d0": 1e9, "d1": 1e8})
+    assert report.update({"d1": 1e8}) == (1e8, {})
