@@ -1,4 +1,4 @@
-"""What a worker says of the bandwidths of its links."""
+"""The bandwidths of its links that a worker reports."""
 
 from collections.abc import Mapping
 

@@ -119,7 +119,9 @@ class Reporter:
     def _to_proto(self, status: EngineStatus, lag_s: float) -> worker_pb2.WorkerStatus:
         context = self._context
         config, plan = context.config.engine, context.engine.plan
-        fastest, slow = self._links.update(self._role.links())
+        links = self._role.links()
+        context.metrics.transfers.set_links(links)
+        fastest, slow = self._links.update(links)
         ranks = 1 + len(self._rank_pids)
         return worker_pb2.WorkerStatus(
             worker=context.hello.worker,

@@ -1,5 +1,7 @@
 """The metrics of hand-offs, and of the bytes that move between workers."""
 
+from collections.abc import Mapping
+
 from baton.core.role import Role
 from baton.transfer.handoff import ALLOWED, HandoffState
 from baton.transfer.memory.segments import Kind
@@ -43,6 +45,11 @@ class TransferMetrics:
             "handoff_writing",
             "On the rank, from a hand-off's first segment to its last verified byte.",
         )
+        self._links = make.gauge(
+            "link_bandwidth_bytes",
+            "Bytes a second that reach a rank while hand-offs to it write, of the last minute.",
+            "peer",
+        )
         self._begin()
 
     def _begin(self) -> None:
@@ -68,6 +75,12 @@ class TransferMetrics:
         """Record how long the bytes of a complete hand-off took. Only its rank does."""
         if self._incoming:
             self._writing.observe(seconds)
+
+    def set_links(self, measured: Mapping[str, float]) -> None:
+        """Export the bandwidth to each peer, in bytes a second, and no others."""
+        self._links.clear()
+        for peer, rate in measured.items():
+            self._links.labels(**self._labels, peer=peer).set(rate)
 
     def set_handoffs(self, state: HandoffState, count: int) -> None:
         self._states.labels(**self._labels, state=state.value).set(count)

@@ -27,6 +27,7 @@ def render(info: Mapping[str, Any]) -> RenderableType:
         router,
         _Workers([_cells(worker) for worker in workers]),
         *(_shortage_line(worker) for worker in workers if worker["shortages"]),
+        *(_slow_line(worker) for worker in workers if worker.get("slow_links")),
     )
 
 
@@ -62,6 +63,15 @@ def _shortage_line(worker: Mapping[str, Any]) -> Text:
     return Text(
         f"{worker['worker_id']}: the prefix cache is short of {pool} "
         f"({share:.0%} of recent evictions){divided}"
+    )
+
+
+def _slow_line(worker: Mapping[str, Any]) -> Text:
+    """Say to which ranks a prefill worker's state moves slowly."""
+    links = [f"{rate / 1e6:,.1f} to {rank}" for rank, rate in worker["slow_links"].items()]
+    return Text(
+        f"{worker['worker_id']}: slow links: MB/s {', '.join(links)}; "
+        f"{worker['link_bytes_per_s'] / 1e6:,.1f} to the others"
     )
 
 

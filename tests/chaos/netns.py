@@ -121,12 +121,19 @@ class SlowNetwork(Network):
         """The relay has made both ends."""
         _ip("link", "set", f"{ours}f", "netns", namespace)
         _ip("-n", namespace, "link", "set", f"{ours}f", "name", LINK)
-        limit = ("root", "tbf", "rate", self.rate, "burst", "64kb", "latency", "200ms")
-        _run("tc", "qdisc", "replace", "dev", ours, *limit)
-        _run("tc", "-n", namespace, "qdisc", "replace", "dev", LINK, *limit)
+        _run("tc", "qdisc", "replace", "dev", ours, *_tbf(self.rate))
+        _run("tc", "-n", namespace, "qdisc", "replace", "dev", LINK, *_tbf(self.rate))
+
+    def limit(self, worker: str, rate: str) -> None:
+        """Give what goes to a worker another rate."""
+        _run("tc", "qdisc", "replace", "dev", self._link(worker), *_tbf(rate, "8kb"))
 
     def _link(self, worker: str) -> str:
         return f"{self.bridge}{worker}"[-14:]  # the relay's other end has a letter more
+
+
+def _tbf(rate: str, burst: str = "64kb") -> tuple[str, ...]:
+    return ("root", "tbf", "rate", rate, "burst", burst, "latency", "200ms")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from chaos.served_hosts import ServedHosts, baton, client_of, serve_command, ser
 from deploy.tiny_worker import TINY, prompt, served
 
 from baton.bench.checkpoints import write_checkpoint
+from baton.bench.cluster.scrape import total
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"no hosts: {unavailable()}")
 
@@ -246,6 +247,38 @@ async def test_a_detached_cluster_waits_for_a_node_and_outlives_one(
             assert [await cluster.generate(ids, 24) for ids in prompts] == right
         stop = baton(hosts, "stop", "--cluster", "two")
         assert await asyncio.to_thread(subprocess.call, stop, env=env, timeout=DEADLINE_S) == 0
+
+
+@pytest.mark.chaos
+async def test_answers_go_to_the_rank_with_the_faster_link(
+    tiny: Path, short: Path, rng: random.Random
+) -> None:
+    """One request at a time, so that neither rank is ever much fuller than the other."""
+    prompts = [prompt(rng, rng.randrange(300, 400)) for _ in range(60)]
+    right = await expected(tiny, prompts, 4)
+    nodes = nodes_of("r", "p", "d0", "d1")
+    names = {"prefill-0", "decode-0", "decode-1"}
+    options = (*LABELS, "--prefill", "1", "--decode", "2", "--prefill-here", "off")
+    with slow_network(*nodes, delay_ms=1, rate="1gbit") as net, ray_hosts(
+        net, short, nodes
+    ) as hosts:  # fmt: skip
+        async with served_hosts(hosts, tiny, names, *options) as cluster:
+            await asyncio.to_thread(net.limit, await cluster.host_of("decode-1"), "4mbit")
+            placed = {}
+            for half in (slice(0, 30), slice(30, 60)):
+                before = await placements(cluster)
+                assert [await cluster.generate(ids, 4) for ids in prompts[half]] == right[half]
+                after = await placements(cluster)
+                placed[half.start] = after["decode-1"] - before["decode-1"]
+                await cluster.until(lambda now: "decode-1" in now["prefill-0"]["slow_links"])
+    assert placed[0] > 0 and placed[30] == 0
+
+
+async def placements(cluster: ServedHosts) -> dict[str, float]:
+    """Return the answers that each rank was given."""
+    pages = [(await cluster.http.get("/metrics")).text]
+    name = "baton_router_placements_total"
+    return {rank: total(pages, name, worker=rank) for rank in ("decode-0", "decode-1")}
 
 
 async def said(hosts: RayHosts, *words: str) -> None:

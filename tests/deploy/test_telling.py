@@ -289,6 +289,17 @@ def test_status_says_what_the_prefix_cache_is_short_of(
     assert lines == [f"decode-1: the prefix cache is {told}"]
 
 
+def test_status_names_slow_links() -> None:
+    info = _info(workers=2)
+    links = {"link_bytes_per_s": 2.5e9, "slow_links": {"decode-1": 3e6, "decode-7": 4.25e7}}
+    info["workers"][0] |= links
+    console, out = _console()
+    console.print(render(info))
+    lines = [line.rstrip() for line in out.getvalue().splitlines() if "links" in line]
+    told = "slow links: MB/s 3.0 to decode-1, 42.5 to decode-7; 2,500.0 to the others"
+    assert lines == [f"decode-0: {told}"]
+
+
 @pytest.mark.parametrize("columns", ["20", "500"])
 def test_status_in_a_pipe_is_as_wide_as_what_it_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str

@@ -1,4 +1,4 @@
-"""What a worker says of its links."""
+"""Reports of links: when they change, and which links they name."""
 
 from baton.worker.link_report import LinkReport
 

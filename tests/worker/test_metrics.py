@@ -68,6 +68,9 @@ def test_times_are_seconds() -> None:
         "step_seconds_count": 1,
     }
     assert effect(lambda m: m.set_lag(1.5)) == {"engine_lag_seconds": 1.5}
+    assert effect(lambda m: m.transfers.set_links({"d1": 5.0})) == {
+        "link_bandwidth_bytes{peer=d1}": 5.0
+    }
 
 
 def test_bytes_and_moves_count_where_they_went() -> None:
