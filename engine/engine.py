@@ -81,7 +81,7 @@ class Engine:
         # no_buffer gives a request's live slot to the cache, so no step may run ahead of its end.
         ahead = 1 if config.overlap and not self.plan.donates_live else 0
         self._stream = stream or forward_stream(device, overlap=bool(ahead))
-        drafter, guesser = drafting(config, model.config, proposers)
+        drafter, guesser = drafting(config, model, proposers)
         kept = kept_inputs(model, self.plan.step.kept_tokens, device)
         more = self._stream, config.layer_group_bytes, kept, guesser
         self._runner = ModelRunner(model, self.states, self.pages, tables, *more)
@@ -216,7 +216,8 @@ class Engine:
             batch, result = collected
             self._pools.complete(batch.sequence)
             prompts = sum(row.end - row.start for row in batch.prompts)
-            self._scheduler.speeds.add(batch.decode_rows, prompts, result.seconds)
+            if result.seconds is not None:
+                self._scheduler.speeds.add(batch.decode_rows, prompts, result.seconds)
             self._results.process(batch, result, self._outbox)
         return self._report()
 

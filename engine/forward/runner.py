@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.forward.layer_progress import LayerBytes, LayerProgress, OnLayers
 from baton.engine.forward.sampler import Sampled, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
+from baton.engine.forward.step_clock import StepTimer, step_clock
 from baton.engine.forward.step_result import Drawn, StepResult, WindowResult
 from baton.engine.forward.table_updates import apply_changes, pack_changes
 from baton.engine.forward.used_window import used_window
@@ -60,11 +60,13 @@ class Launched:
 
 @dataclass(frozen=True)
 class _Done:
-    """The results of a step on the device. seconds: that the stream's thread took."""
+    """The results of a step on the device."""
 
     sampled: Sampled
     verified: Verified | None
-    seconds: float
+    timer: StepTimer
+    window: int  # see `StepResult`
+    committed: bool
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class ModelRunner:
         self._last: _Prepared | None = None
         self._stream = stream
         self._device = pages.storage.device
+        self._clock = step_clock(self._device)
         self._layers = LayerBytes.of(states.layout, pages.layout)
         self._group_bytes = layer_group_bytes
         self._on_layers: OnLayers | None = None
@@ -194,7 +197,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _run(self, prepared: "_Prepared") -> _Done:
         """Run the forward, sample. Reads nothing back."""
-        began = perf_counter()
+        timer = self._clock.start()
         packed, forward, tables = prepared.packed, prepared.forward, self._tables
         if prepared.changes is not None:
             apply_changes(prepared.entries, prepared.changes, tables)
@@ -220,7 +223,10 @@ class ModelRunner:
             ends[: len(begun.alive)] *= begun.alive
         tables.append(rows, ends, sampled.token_ids)
         verified = None if verified is None else verified.to_host()
-        return _Done(sampled.to_host(), verified, perf_counter() - began)
+        computed = 1 if forward.window is None else forward.window.tokens
+        done = sampled.to_host(), verified, timer, computed, forward.window is not None
+        timer.stop()
+        return _Done(*done)
 
     def _progress(self, batch: Batch) -> LayerProgress | None:
         """Return the progress of a step that finishes a prompt to be handed over; None for
@@ -257,7 +263,10 @@ class ModelRunner:
             ]
             scores.append((*first, *rest))
         windows = () if done.verified is None else _windows(batch, done.verified)
-        return StepResult(tokens, tuple(logprobs), tuple(scores), done.seconds, windows)
+        kind = done.window, done.committed
+        return StepResult(
+            tokens, tuple(logprobs), tuple(scores), done.timer.seconds(), *kind, windows
+        )
 
 
 def _windows(batch: Batch, verified: Verified) -> tuple[WindowResult, ...]:

@@ -25,5 +25,7 @@ class StepResult:
     token_ids: Ints  # one a draw
     logprobs: tuple[TokenLogprob | None, ...]  # one a draw; None where not asked for
     scores: tuple[tuple[TokenLogprob, ...], ...]  # one a scored row; one entry a target
-    seconds: float  # of the forward and the draws, on the stream
+    seconds: float | None  # of the forward and the draws, on the stream; None: not known
+    window: int  # tokens that it computed of each row that decodes, padding included
+    committed: bool  # its recurrent layers computed tokens again, to write the states
     windows: tuple["WindowResult", ...] = ()  # of each row that decodes, where drafts are verified

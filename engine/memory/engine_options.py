@@ -8,7 +8,6 @@ from baton.engine.choices import (
     MOST_CAPACITY,
     WINDOWS,
     Beside,
-    SpeculativeAlgorithm,
 )
 from baton.engine.config import EngineConfig, ModelConfig
 
@@ -40,11 +39,6 @@ def check_options(
         raise ConfigError(
             "cached_snapshots and mamba_full_memory_ratio both size the slots for snapshots: "
             f"give one of them; got {config.cached_snapshots} and {ratio}"
-        )
-    if config.speculative_algorithm is SpeculativeAlgorithm.AUTO and config.device != "cpu":
-        raise ConfigError(
-            "speculative_algorithm auto is for CPUs, because it chooses by the measured time of "
-            f"steps; use speculative_algorithm ngram or off with device {config.device}"
         )
     if config.window > 1 and donates_live:
         raise ConfigError(

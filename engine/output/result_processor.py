@@ -63,8 +63,8 @@ class ResultProcessor:
     def process(self, batch: Batch, result: StepResult, outbox: list[Event]) -> None:
         """Append this step's events to `outbox`."""
         self.begin(batch)
-        if self._drafter is not None and not batch.prompts:
-            self._drafter.took(batch.decode_rows, batch.window, result.seconds)
+        if self._drafter is not None:
+            self._drafter.took(batch, result)
         token_ids = result.token_ids.tolist()
         rows, first = batch.rows, len(batch.plain)
         if self._canary is None:

@@ -38,7 +38,8 @@ class RowPlanner:
         self._scores_left = SCORED_TOKENS
         self._joining.clear()
         if self._drafter is not None:
-            self._drafter.begin(len(self.plain) + len(self.single))
+            for request in self._drafter.begin(len(self.plain) + len(self.single)):
+                self.leave_plain(request)
         return self.plain.ended()
 
     @property
@@ -135,6 +136,17 @@ class RowPlanner:
         if request.awaits_token:
             return True
         return self._drafter is not None and self._drafter.awaits_token(request)
+
+    def behind(self) -> int:
+        """Return how many requests that decode await their newest token for their drafts alone."""
+        drafter = self._drafter
+        if drafter is None:
+            return 0
+        return sum(
+            drafter.awaits_token(request)
+            for request in self.single.values()
+            if request.pending and request.decodes and not request.awaits_token
+        )
 
     def drafts(self, request: Request) -> Drafts:
         """Return the guesses that the next row of a request, which decodes, is to verify."""

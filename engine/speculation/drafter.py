@@ -1,8 +1,13 @@
 """The drafts of a row: a proposer's guesses, as far as the request may go on."""
 
+from collections.abc import Sequence
+
 from baton.core.drafts import DraftSource
 from baton.engine.choices import SpeculativeAlgorithm
-from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.config import EngineConfig
+from baton.engine.forward.step_result import StepResult
+from baton.engine.models.base import Model
+from baton.engine.schedule.batch import Batch
 from baton.engine.schedule.request import Request
 from baton.engine.speculation.device_ngram import DeviceNgram
 from baton.engine.speculation.draft_choice import DraftChoice
@@ -12,6 +17,7 @@ from baton.engine.speculation.prediction import PredictionSource
 from baton.engine.speculation.proposer import DeviceProposer, Proposers, TextSource
 from baton.engine.speculation.ruled_drafts import RuledDrafts
 from baton.engine.speculation.shared_source import SharedSource
+from baton.engine.speculation.window_gain import CUT, PLAIN
 
 
 class Drafter:
@@ -38,7 +44,7 @@ class Drafter:
         if not self._guessed(request):
             return True
         wanted = self._choice is None or self._choice.wants(request)
-        return wanted and self._repeats(request)
+        return wanted and bool(self._ahead(request, 1))
 
     def drafts(self, request: Request, most: int) -> Drafts:
         """Return at most `most` drafts for a request that does not await a token.
@@ -47,7 +53,7 @@ class Drafter:
         """
         most = min(most, self._most, request.stopper.limit - request.drawn - 1)
         if self._choice is not None:
-            most = min(most, self._choice.guesses(request, self._repeats))
+            most = min(most, self._choice.guesses(request, self._ahead))
         if most <= 0:
             return NO_DRAFTS
         proposed: tuple[int, ...] = ()
@@ -70,10 +76,11 @@ class Drafter:
         if self._choice is not None:
             self._choice.forget(request)
 
-    def begin(self, rows: int) -> None:
-        """Begin another step, of at most `rows` rows that decode."""
-        if self._choice is not None:
-            self._choice.begin(rows)
+    def begin(self, rows: int) -> list[Request]:
+        """Begin another step, of at most `rows` rows that decode. Return the requests that have
+        drafts from this step on.
+        """
+        return [] if self._choice is None else self._choice.begin(rows, self._ahead)
 
     def plain_until(self, request: Request) -> int:
         """Return the tokens up to which the rows of a request have no drafts."""
@@ -92,12 +99,18 @@ class Drafter:
             self._choice.verified(request, drafts, accepted)
         first = sources[0] if sources else DraftSource.NGRAM
         for text in self._texts:
-            text.verified(request, first, accepted)
+            text.verified(request, first, drafts, accepted)
 
-    def took(self, rows: int, window: int, seconds: float) -> None:
-        """Note the seconds of a step of `rows` rows that decode, of `window` tokens each."""
-        if self._choice is not None:
-            self._choice.took(rows, window, seconds)
+    def took(self, batch: Batch, result: StepResult) -> None:
+        """Note the seconds of a step, if it was of a kind that is chosen between."""
+        if self._choice is None or batch.prompts or result.seconds is None:
+            return
+        computed = result.window
+        if batch.window > PLAIN and computed == PLAIN:
+            if result.committed:  # neither plain nor cut: a row of it ended, or took a snapshot
+                return
+            computed = CUT
+        self._choice.took(batch.decode_rows, computed, result.seconds)
 
     def _in_texts(self, request: Request, most: int) -> tuple[DraftSource, tuple[int, ...]]:
         """Return what follows in the first text that has a request's newest tokens, and whose."""
@@ -107,13 +120,12 @@ class Drafter:
                 return text.name, tuple(found)
         return DraftSource.NGRAM, ()
 
-    def _repeats(self, request: Request) -> bool:
-        """Return true if a text beside a request's own has what is known of it, or its grammar says
-        what comes next.
+    def _ahead(self, request: Request, most: int) -> Sequence[int]:
+        """Return at most `most` tokens that follow in a text beside a request's own, or which its
+        grammar forces.
         """
-        if request.rules is not None and request.rules.forced():
-            return True
-        return bool(self._in_texts(request, 1)[1])
+        forced = () if request.rules is None else request.rules.forced()
+        return forced[:most] or self._in_texts(request, most)[1]
 
     def _guessed(self, request: Request) -> bool:
         """Return true if the device guesses: one mask holds behind all drafts."""
@@ -121,7 +133,7 @@ class Drafter:
 
 
 def drafting(
-    config: EngineConfig, model: ModelConfig, proposers: Proposers | None = None
+    config: EngineConfig, model: Model, proposers: Proposers | None = None
 ) -> tuple[Drafter | None, DeviceProposer | None]:
     """Return what the options call for: who drafts, and who guesses on the device. None where steps
     verify nothing.
@@ -132,8 +144,9 @@ def drafting(
         return None, None
     proposers = proposers or _proposers(config)
     auto = config.speculative_algorithm is SpeculativeAlgorithm.AUTO
-    choice = DraftChoice(config.window) if auto else None
-    return Drafter(proposers, config.window, model.vocab_size, choice), proposers.device
+    # Where the host may look, a step without guesses is cut; see `used_window`.
+    choice = DraftChoice(config.window, model.kernels.native is not None) if auto else None
+    return Drafter(proposers, config.window, model.config.vocab_size, choice), proposers.device
 
 
 def _proposers(config: EngineConfig) -> Proposers:

@@ -74,7 +74,7 @@ class PredictionSource:
         rest: list[int] = place.follow(request.output)[:most].tolist()
         return rest
 
-    def verified(self, request: Request, source: DraftSource, accepted: int) -> None:
+    def verified(self, request: Request, source: DraftSource, drafts: int, accepted: int) -> None:
         """See `TextSource`."""
 
     def forget(self, request: Request) -> None:

@@ -55,9 +55,9 @@ class TextSource(Protocol):
         """
         ...
 
-    def verified(self, request: Request, source: DraftSource, accepted: int) -> None:
-        """Note that a step has accepted so many drafts, the first of which was guessed by `source`,
-        maybe another one. NGRAM: the device was asked, and perhaps guessed none.
+    def verified(self, request: Request, source: DraftSource, drafts: int, accepted: int) -> None:
+        """Note that a step has accepted so many of its `drafts`, the first of which was guessed by
+        `source`, maybe another one. NGRAM: the device was asked, and perhaps guessed none.
         """
         ...
 

@@ -20,7 +20,7 @@ class SharedSource:
     def __init__(self, capacity: int) -> None:
         """capacity: tokens that are kept."""
         self.texts = SharedTexts(capacity)
-        self._guessed: set[int] = set()  # requests whose last guess on the device was right
+        self._guessed: set[int] = set()  # requests whose last guesses on the device were all right
         self._silent: dict[int, int] = {}  # by serial: tokens of an answer until it is asked again
 
     def guesses(self, request: Request, most: int) -> Sequence[int]:
@@ -33,11 +33,11 @@ class SharedSource:
         tail = request.known_ids[-LONGEST:]
         return self.texts.following(scope, tail, most) if len(tail) == LONGEST else ()
 
-    def verified(self, request: Request, source: DraftSource, accepted: int) -> None:
+    def verified(self, request: Request, source: DraftSource, drafts: int, accepted: int) -> None:
         """See `TextSource`."""
         if source is DraftSource.SHARED and not accepted:
             self._silent[request.serial] = len(request.output) + _PAUSE
-        if source is DraftSource.NGRAM and accepted:
+        if source is DraftSource.NGRAM and accepted and accepted == drafts:
             self._guessed.add(request.serial)
         else:
             self._guessed.discard(request.serial)

@@ -1,7 +1,11 @@
 """The measured seconds of steps, by how many rows decode and how many tokens each has."""
 
+import math
 from collections import deque
 from statistics import median
+
+from baton.engine.choices import WINDOWS
+from baton.engine.speculation.window_gain import CUT, PLAIN
 
 _LATEST = 8  # measurements of a kind of step that are kept
 _ENOUGH = 3  # of them before they count
@@ -31,7 +35,7 @@ class StepCosts:
         self._steps = 0
 
     def add(self, rows: int, window: int, seconds: float) -> None:
-        """Note a step of `rows` rows of `window` tokens."""
+        """Note a step of `rows` rows of `window` tokens, or CUT."""
         kind = self._kinds.setdefault((rows, window), _Kind())
         if not self._fresh(kind, window):
             kind.seconds.clear()
@@ -42,17 +46,33 @@ class StepCosts:
 
     def ratio(self, rows: int, window: int) -> float:
         """Return the cost of a step of `window` tokens a row, as a multiple of a plain one's: as
-        measured with the nearest number of rows where both are known, or a guess.
+        measured with the nearest number of rows where both are known. Where they are not, a guess
+        by what is known of other windows. Infinite where plain steps of so many rows are to be
+        measured yet.
         """
+        measured = self._measured(rows, window)
+        if measured is not None:
+            return measured
+        if window == CUT:
+            return 1.0
+        token = _GUESSED if self._known(rows, PLAIN) else math.inf  # the cost of one more
+        for other in sorted(WINDOWS[1:], key=lambda other: abs(other - window)):
+            measured = self._measured(rows, other)
+            if measured is not None:
+                token = max(measured - 1.0, 0.0) / (other - 1)
+                break
+        return 1.0 + token * (window - 1)
+
+    def _measured(self, rows: int, window: int) -> float | None:
         known = [
             count
             for count, size in self._kinds
-            if size == window and self._known(count, window) and self._known(count, 1)
+            if size == window and self._known(count, window) and self._known(count, PLAIN)
         ]
         if not known:
-            return 1.0 + _GUESSED * (window - 1)
+            return None
         nearest = min(known, key=lambda count: abs(count - rows))
-        costs = (median(self._kinds[nearest, size].seconds) for size in (window, 1))
+        costs = (median(self._kinds[nearest, size].seconds) for size in (window, PLAIN))
         return next(costs) / next(costs)
 
     def _known(self, rows: int, window: int) -> bool:
@@ -60,4 +80,4 @@ class StepCosts:
         return kind is not None and len(kind.seconds) >= _ENOUGH and self._fresh(kind, window)
 
     def _fresh(self, kind: _Kind, window: int) -> bool:
-        return window == 1 or self._steps - kind.last < _OLD
+        return window == PLAIN or self._steps - kind.last < _OLD

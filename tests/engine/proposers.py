@@ -1,7 +1,7 @@
 """Proposers of tests: sequences that are known, guessed right or wrong."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 
 import torch
@@ -11,6 +11,7 @@ from baton.core.drafts import DraftSource
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.schedule.request import Request
 from baton.engine.speculation.draft_choice import DraftChoice
+from baton.engine.speculation.guess_record import Ahead
 
 
 class Known:
@@ -81,7 +82,7 @@ class KnownText:
         has = self._known._rng.random() < 0.7
         return self._known.propose(request.serial, request.known_ids, most) if has else ()
 
-    def verified(self, request: Request, source: DraftSource, accepted: int) -> None:
+    def verified(self, request: Request, source: DraftSource, drafts: int, accepted: int) -> None:
         pass
 
     def ended(self, request: Request) -> None:
@@ -105,19 +106,20 @@ class RandomChoice(DraftChoice):
     are plain again, beside others that do not."""
 
     def __init__(self, most: int, rng: random.Random) -> None:
-        super().__init__(most)
+        super().__init__(most, cuts=False)
         self._most = most
         self._rng = rng
         self._until: dict[int, int] = {}
         self._now = 1
 
-    def begin(self, rows: int) -> None:
+    def begin(self, rows: int, ahead: Ahead) -> list[Request]:
         self._now = self._rng.choice([1, 2, self._most])
+        return []
 
     def wants(self, request: Request) -> bool:
         return True
 
-    def guesses(self, request: Request, repeats: Callable[[Request], bool]) -> int:
+    def guesses(self, request: Request, ahead: Ahead) -> int:
         if request.computed >= self._until.get(request.serial, 0):
             self._until[request.serial] = request.computed + self._rng.randrange(1, 12)
         return self._now - 1 if self._rng.random() < 0.6 else 0

@@ -1,28 +1,45 @@
-"""Drafts where they pay: costs of steps, and guesses that were right."""
+"""Drafts where they pay: costs of steps, guesses that were right, and the choice of a window."""
 
+import math
 import random
+from collections.abc import Callable
 
 import pytest
 
-from baton.engine.speculation.acceptance import Acceptance, guessed_right
+from baton.engine.speculation.acceptance import Chance, guessed_right
 from baton.engine.speculation.ngram import NgramProposer
 from baton.engine.speculation.step_costs import StepCosts
+from baton.engine.speculation.window_gain import CUT, PLAIN, Guessed, choose
+
+WINDOWS = (2, 4, 8)
+
+
+def costs(*each: float) -> Callable[[int], float]:
+    """Return the costs of windows that are cut, and of 2, 4 and 8 tokens."""
+    return dict(zip((CUT, *WINDOWS), each, strict=True)).__getitem__
 
 
 def test_costs_are_compared_where_both_are_known() -> None:
     costs = StepCosts()
+    assert costs.ratio(4, 2) == math.inf  # of what?
+    for _ in range(5):
+        costs.add(4, 1, 9.0)
     assert 1.0 < costs.ratio(4, 2) < costs.ratio(4, 8) < 2.0  # cheap enough to be tried
+    assert costs.ratio(4, CUT) == 1.0
     for turn in range(5):
         if turn < 2:  # the first steps of a kind touch memory
-            for rows, window in ((1, 1), (1, 4), (8, 1), (8, 4)):
+            for rows, window in ((1, 1), (1, 4), (8, 1), (8, 4), (8, CUT)):
                 costs.add(rows, window, 50.0 * window)
             continue
         costs.add(1, 1, 1.0)
         costs.add(1, 4, 1.5)
         costs.add(8, 1, 2.0)
         costs.add(8, 4, 6.0)
+        costs.add(8, CUT, 2.5)
     costs.add(6, 4, 90.0)
     assert [costs.ratio(rows, 4) for rows in (1, 2, 6, 8, 20)] == [1.5, 1.5, 3.0, 3.0, 3.0]
+    assert costs.ratio(8, CUT) == 1.25
+    assert (costs.ratio(8, 2), costs.ratio(8, 8)) == pytest.approx((5 / 3, 17 / 3))  # guessed
     for _ in range(8):  # the machine is another now
         costs.add(8, 4, 3.0)
     assert costs.ratio(8, 4) == 1.5
@@ -33,14 +50,14 @@ def test_costs_are_compared_where_both_are_known() -> None:
     assert 1.0 < costs.ratio(8, 4) < 1.5
 
 
-def test_old_guesses_fade() -> None:
-    acceptance = Acceptance()
-    assert acceptance.rate == 0
-    acceptance.add(16, 16)
-    assert acceptance.rate == 1
+def test_old_trials_fade() -> None:
+    chance = Chance(0.5, 1.0)
+    assert chance.rate == 0.5
+    chance.add(16, 16)
+    assert chance.rate == pytest.approx(1, abs=0.03)
     for _ in range(40):
-        acceptance.add(1, 4)
-    assert acceptance.rate == pytest.approx(0.25, abs=0.01)
+        chance.add(1, 4)
+    assert chance.rate == pytest.approx(0.25, abs=0.02)
 
 
 @pytest.mark.parametrize("kinds", [2, 5, 1000])
@@ -48,8 +65,40 @@ def test_guesses_of_the_past_are_those_of_the_proposer(seeded: random.Random, ki
     for count in (1, 2, 3, 9, 60):
         tokens = [seeded.randrange(kinds) for _ in range(count)]
         newest = seeded.randint(1, 16)
-        right = sum(
-            list(NgramProposer().propose(0, tokens[:end], 1)) == [tokens[end]]
-            for end in range(max(1, count - newest), count)
-        )
-        assert guessed_right(tokens, newest, 2048) == right
+        ends = range(max(1, count - newest), count)
+        guesses = [list(NgramProposer().propose(0, tokens[:end], 1)) for end in ends]
+        right = sum(guess == [tokens[end]] for guess, end in zip(guesses, ends, strict=True))
+        found = sum(map(bool, guesses))
+        assert guessed_right(tokens, newest, 2048) == (right, found)
+
+
+@pytest.mark.parametrize("cuts", [True, False])
+def test_rows_pay_for_the_windows_of_others(cuts: bool) -> None:
+    """Eight rows, of which some guess all and the others nothing."""
+    sure, at = Guessed(1.0, 1.0), costs(1.0, 1.4, 2.3, 4.4)
+    for count, window in ((8, 8), (5, 4), (3, PLAIN)):
+        found = choose([sure] * count, 8, WINDOWS, at, cuts)
+        assert (found.window, found.rows) == (window, count * (window > PLAIN))
+        tokens = 8 + count * (window - 1)
+        assert found.gain == pytest.approx(tokens / 8 / (at(window) if window > 1 else 1))
+    assert choose([], 8, WINDOWS, at, cuts).window == PLAIN
+
+
+def test_the_window_grows_with_the_part_that_is_right() -> None:
+    at = costs(1.0, 1.2, 1.6, 2.4)
+    rates = (0.05, 0.3, 0.5, 0.7, 0.95)
+    windows = [choose([Guessed(rate, 1.0)], 1, WINDOWS, at, False).window for rate in rates]
+    assert windows == [PLAIN, 2, 2, 4, 8]
+
+
+def test_rare_guesses_pay_where_steps_without_any_are_cut() -> None:
+    """A row that guesses in one of five steps, all of it right; one that guesses wrongly does not
+    join it."""
+    at = costs(1.01, 1.4, 2.3, 9.0)
+    rare, wrong = Guessed(1.0, 0.2), Guessed(0.2, 0.9)
+    cut = choose([rare, wrong], 2, WINDOWS, at, True)
+    assert (cut.window, cut.rows) == (4, 1)
+    assert cut.gain == pytest.approx(2.6 / 2 / (0.8 * 1.01 + 0.2 * 2.3))
+    assert choose([rare, wrong], 2, WINDOWS, at, False).window == PLAIN
+    dear = costs(1.4, 1.4, 2.3, 9.0)  # the search itself costs too much
+    assert choose([rare, wrong], 2, WINDOWS, dear, True).window == PLAIN

@@ -1,0 +1,61 @@
+"""What windows gain: tokens a second with drafts, as a multiple of plain decoding's."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+PLAIN = 1
+"""The window of a step without drafts."""
+CUT = 0
+"""Stands for the window of a step whose rows were to have drafts, where nothing was guessed: it was
+computed as a plain one."""
+
+Cost = Callable[[int], float]
+"""Returns what a step of a window costs, as a multiple of a plain one of as many rows."""
+
+
+class Guessed(NamedTuple):
+    """The guesses for one row: the probability that there are any, and that each is right if those
+    before it are."""
+
+    right: float
+    found: float
+
+    def tokens(self, window: int) -> float:
+        """Return the tokens that a step gives beside the newest one, on average."""
+        return self.found * sum(self.right**place for place in range(1, window))
+
+
+class Choice(NamedTuple):
+    """The window of the next steps, and how many rows have drafts: those whose guesses are most
+    often right."""
+
+    window: int
+    rows: int
+    gain: float
+
+
+def choose(
+    guesses: Sequence[Guessed], rows: int, windows: Sequence[int], cost: Cost, cuts: bool
+) -> Choice:
+    """Return the choice that gives the most tokens a second.
+
+    All rows of a step have the same window, so each row pays for the drafts of the others. A row
+    with few guesses must therefore raise the tokens by more than it raises the steps of the whole
+    window.
+
+    guesses: of the rows that may have drafts, those that are most often right first. rows: of a
+    step, those without guesses too. cuts: a step where nothing is guessed is computed as a plain
+    one.
+    """
+    best = Choice(PLAIN, 0, 1.0)
+    rows = max(rows, len(guesses))
+    for window in windows:
+        whole, short = cost(window), cost(CUT) if cuts else cost(window)
+        tokens, none = float(rows), 1.0
+        for count, guessed in enumerate(guesses, 1):
+            tokens += guessed.tokens(window)
+            none *= 1.0 - guessed.found
+            gain = tokens / rows / (none * short + (1.0 - none) * whole)
+            if gain > best.gain:
+                best = Choice(window, count, gain)
+    return best

@@ -1,0 +1,87 @@
+"""`auto` over whole answers, by steps whose seconds are set: as a 191M hybrid's on two cores, where
+a window of four costs 1.3 plain steps of one row and 2.4 of eight."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from engine.engines import greedy, make_engine, random_prompt, run, tokens_of
+from engine.test_speculation import assert_same_tokens
+
+from baton.core.cache_salt import make_salt
+from baton.engine.choices import SpeculativeAlgorithm
+from baton.engine.engine import Engine
+from baton.engine.forward.step_result import StepResult
+from baton.engine.output.events import Event
+from baton.engine.schedule.batch import Batch
+from baton.engine.schedule.request import RequestSpec
+from baton.engine.speculation.drafter import Drafter
+
+TOKENS = 64
+OURS = make_salt("ours")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of steps of rows that decode, as the engine is told them."""
+    seconds: list[float] = []
+    took = Drafter.took
+
+    def told(self: Drafter, batch: Batch, result: StepResult) -> None:
+        known = 0.013 + 0.0015 * batch.decode_rows * result.window
+        if not batch.prompts:
+            seconds.append(known)
+        took(self, batch, replace(result, seconds=known))
+
+    monkeypatch.setattr(Drafter, "took", told)
+    return seconds
+
+
+def engine_of(algorithm: SpeculativeAlgorithm) -> Engine:
+    return make_engine(
+        max_running=8, chunk=512, pages=400, speculative_algorithm=algorithm,
+        speculative_num_draft_tokens=4, speculative_ngram_capacity=1 << 14,
+    )  # fmt: skip
+
+
+def answer(engine: Engine, specs: Sequence[RequestSpec]) -> list[Event]:
+    for spec in specs:
+        engine.submit(spec)
+    return run(engine)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("kind", ["repeating", "predicted", "shared", "guessless", "misled"])
+def test_right_guesses_are_used_within_a_few_steps_and_others_cost_next_to_nothing(
+    seeded: random.Random, clock: list[float], kind: str, batch: int
+) -> None:
+    rules = {"allowed_token_ids": (5,)} if kind == "repeating" else {}
+    engine = engine_of(SpeculativeAlgorithm.AUTO)
+    gains = []
+    for turn in range(3):  # in the first, it learns what steps cost
+        specs = [
+            RequestSpec(f"{turn}-{row}", random_prompt(seeded, 40, 40), greedy(TOKENS, **rules))
+            for row in range(batch)
+        ]
+        plain = answer(make_engine(max_running=8, chunk=512, pages=400), specs)
+        if kind in ("predicted", "misled"):
+            answers = [tuple(tokens_of(plain, spec.request_id)) for spec in specs]
+            if kind == "misled":
+                answers = [random_prompt(seeded, TOKENS, TOKENS) for _ in specs]
+            specs = [
+                replace(spec, prediction_ids=told)
+                for spec, told in zip(specs, answers, strict=True)
+            ]
+        if kind == "shared":
+            specs = [replace(spec, draft_scope=OURS) for spec in specs]
+            answer(engine, specs)
+        clock.clear()
+        found = answer(engine, specs)
+        assert_same_tokens(specs, plain, found)
+        gains.append((TOKENS - 1) * (0.013 + 0.0015 * batch) / sum(clock))
+    best = {1: 3.05, 8: 1.64}[batch]  # of all drafts right from the first step on
+    if kind in ("guessless", "misled"):
+        assert gains[-1] > 0.97
+    else:
+        assert gains[-1] > 1 + 0.5 * (best - 1)
