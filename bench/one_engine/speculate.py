@@ -12,6 +12,7 @@ from torch import Tensor
 
 from baton.bench.contract import Report, json_option, seed_option, show
 from baton.bench.machine import cores
+from baton.bench.one_engine.paired import least_median, quartiles
 from baton.core.cache_salt import make_salt
 from baton.core.sampling_params import SamplingParams
 from baton.engine.choices import DRAFT_TOKENS, WINDOWS, SpeculativeAlgorithm
@@ -31,6 +32,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PROMPT = 64  # tokens
 _KEPT = 1 << 16  # tokens of other answers
 _PHRASE = 8  # tokens of what a repetitive prompt repeats
+_GUESSLESS = "guessless"
+_TEXTS = "ngram", _GUESSLESS, "prediction", "shared"
 
 
 @click.command("speculate")
@@ -46,6 +49,8 @@ _PHRASE = 8  # tokens of what a repetitive prompt repeats
 @click.option("--tokens", type=click.IntRange(16), default=96, show_default=True,
               help="Tokens of an answer.")  # fmt: skip
 @click.option("--turns", type=click.IntRange(3), default=10, show_default=True)
+@click.option("--only", default="", help="Comma-separated names of what is to be measured, as "
+              "0.5,ngram,auto_guessless; all by default.")  # fmt: skip
 @seed_option
 @json_option
 def speculate(
@@ -56,6 +61,7 @@ def speculate(
     window: str,
     tokens: int,
     turns: int,
+    only: str,
     seed: int | None,
     json_wanted: bool,
 ) -> None:
@@ -67,6 +73,8 @@ def speculate(
     gain_<batch>_guessless: n-grams at temperature 1, where little repeats. gain_<batch>_prediction:
     the client has sent the answer as its prediction. gain_<batch>_shared: the answer is known from
     the same request before. gain_<batch>_auto_…: the same with --speculative-algorithm auto.
+    loss_<batch>_…guessless: what nothing to guess costs, 1 less the gain; _upper: its upper bound
+    with 95 % confidence, from five turns on. These turns answer plain, drafts, drafts, plain.
     accepted_…: drafts that were right, of those verified;
     length_…: tokens a row with drafts and step.
     """
@@ -82,6 +90,7 @@ def speculate(
         prefix_caching=False,
     )
     shares = [float(share) for share in acceptance.split(",")]
+    wanted = _wanted(only, shares)
     weights = load_model(config)
     plain = Engine(config, weights, None)
     proposer = _Chosen()
@@ -102,6 +111,8 @@ def speculate(
         for size in sizes:
             rng = random.Random(f"{seed} {turn} {size}")
             for name, specs, source in _rivals(rng, shares, size, tokens, plain):
+                if name not in wanted:
+                    continue
                 before, answers = _seconds(plain, specs)
                 drafting = deciding if name.startswith("auto") else always
                 if drafting is always:
@@ -113,6 +124,9 @@ def speculate(
                 after, other = _seconds(drafting, specs)
                 if other != answers:
                     raise click.ClickException(f"answers differ at {name}, seed {seed}")
+                if name.endswith(_GUESSLESS):
+                    after += _seconds(drafting, specs)[0]
+                    before += _seconds(plain, specs)[0]
                 if turn < 0:
                     continue
                 rows, drafts = counters.draft_rows - rows, counters.draft_tokens - drafts
@@ -121,23 +135,35 @@ def speculate(
                 found.setdefault(f"gain_{key}", []).append(before / after)
                 found.setdefault(f"accepted_{key}", []).append(right / max(1, drafts))
                 found.setdefault(f"length_{key}", []).append(1 + right / max(1, rows))
+    results = quartiles(found, "gain")
+    for size in sizes:
+        for name in wanted:
+            if name.endswith(_GUESSLESS):
+                results |= _loss(f"{size}_{name}", found[f"gain_{size}_{name}"])
     settings = {
         "model": str(model), "dtype": dtype, "window": int(window), "tokens": tokens,
         "turns": turns, "seed": seed,
     }  # fmt: skip
-    show(Report("speculate", settings, quartiles(found, "gain")), json_wanted)
+    show(Report("speculate", settings, results), json_wanted)
 
 
-def quartiles(found: dict[str, list[float]], spread: str) -> dict[str, float]:
-    """Return the medians, and the quartiles of what begins with `spread`."""
-    results: dict[str, float] = {}
-    for key, values in found.items():
-        results[key] = median(values)
-        if key.startswith(spread):
-            ordered = sorted(values)
-            results[f"{key}_low"] = ordered[len(ordered) // 4]
-            results[f"{key}_high"] = ordered[-1 - len(ordered) // 4]
-    return results
+def _wanted(only: str, shares: list[float]) -> list[str]:
+    """Return the names of what is measured. Raises BadParameter."""
+    kinds = [f"{kind}{text}" for kind in ("", "auto_") for text in _TEXTS]
+    names = [*(f"{share:g}" for share in shares), *kinds]
+    wanted = only.split(",") if only else names
+    if unknown := sorted(set(wanted) - set(names)):
+        raise click.BadParameter(
+            f"{', '.join(unknown)} are not among {', '.join(names)}", param_hint="--only"
+        )
+    return wanted
+
+
+def _loss(key: str, gains: list[float]) -> dict[str, float]:
+    """Return what was lost, and its upper bound where there are turns enough."""
+    least = least_median(gains)
+    found = {f"loss_{key}": 1 - median(gains)}
+    return found if least is None else found | {f"loss_{key}_upper": 1 - least}
 
 
 def _rivals(
@@ -160,7 +186,7 @@ def _rivals(
         (f"{share:g}", requests(f"{share:g}", greedy, _PROMPT), None) for share in shares
     ]
     for kind in ("", "auto_"):
-        texts = (f"{kind}ngram", greedy, _PHRASE), (f"{kind}guessless", drawn, _PROMPT)
+        texts = (f"{kind}ngram", greedy, _PHRASE), (f"{kind}{_GUESSLESS}", drawn, _PROMPT)
         rivals += [(text[0], requests(*text), DeviceNgram()) for text in texts]
         names = f"{kind}prediction", f"{kind}shared"
         rivals += [(name, requests(name, greedy, _PROMPT), DeviceNgram()) for name in names]

@@ -12,7 +12,7 @@ import torch
 
 from baton.bench.contract import Report, json_option, seed_option, show
 from baton.bench.machine import cores
-from baton.bench.one_engine.speculate import quartiles
+from baton.bench.one_engine.paired import quartiles
 from baton.core.sampling_params import SamplingParams
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine

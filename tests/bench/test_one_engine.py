@@ -1,6 +1,8 @@
 """`baton bench decode` and `baton bench prefill`: their keys, and what their limits count."""
 
 import json
+import math
+import random
 from math import prod
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from click.testing import CliRunner
 
 from baton.bench.checkpoints import GRANITE_SMALL, HYBRID_191M, write_checkpoint
 from baton.bench.one_engine.decode import decode
+from baton.bench.one_engine.paired import least_median
 from baton.bench.one_engine.prefill import prefill
 from baton.bench.one_engine.roofline import Machine
 from baton.bench.one_engine.speculate import speculate
@@ -74,7 +77,8 @@ def test_tracking_measures_two_intervals_in_turns(folder) -> None:
 
 def test_speculate_reports_what_was_accepted_and_compares_answers(folder) -> None:
     arguments = ["--model", str(folder), "--batches", "2", "--acceptance", "0,1", "--turns", "3"]
-    done = CliRunner().invoke(speculate, [*arguments, "--tokens", "24", "--json"])
+    arguments += ["--tokens", "24", "--json"]
+    done = CliRunner().invoke(speculate, arguments)
     assert done.exit_code == 0, done.output
     results = json.loads(done.output.splitlines()[-1])["results"]
     assert results["accepted_2_0"] == 0 and results["length_2_0"] == 1
@@ -85,6 +89,24 @@ def test_speculate_reports_what_was_accepted_and_compares_answers(folder) -> Non
     for name in ("0", "1", *sources, *(f"auto_{source}" for source in sources)):
         gain, low, high = (results[f"gain_2_{name}{end}"] for end in ("", "_low", "_high"))
         assert 0 < low <= gain <= high
+    assert results["loss_2_auto_guessless"] == 1 - results["gain_2_auto_guessless"]
+    more = ["--turns", "5", "--only", "auto_guessless"]
+    done = CliRunner().invoke(speculate, [*arguments, *more])
+    results = json.loads(done.output.splitlines()[-1])["results"]
+    assert results["loss_2_auto_guessless_upper"] >= 1 - results["gain_2_auto_guessless_low"]
+    assert not any(key.startswith("gain_2_ngram") for key in results)
+    done = CliRunner().invoke(speculate, [*arguments, "--only", "ngram,auto_0"])
+    assert done.exit_code and "auto_0 are not among 0, 1, ngram, guessless" in done.output
+
+
+def test_the_least_median_holds_in_19_of_20_cases() -> None:
+    assert [least_median([1.0] * count) for count in (3, 4, 5)] == [None, None, 1.0]
+    ten = [0.9, 0.8, *[1.0] * 8]
+    assert (least_median(ten), least_median([*ten, 0.7, 0.6])) == (0.9, 0.8)
+    rng = random.Random(1)
+    turns = [[rng.expovariate(1.0) for _ in range(10)] for _ in range(2000)]
+    above = sum(float(least_median(each) or 0) > math.log(2) for each in turns)
+    assert 0 < above < 100
 
 
 def test_tp_compares_answers_of_several_ranks_with_those_of_one(folder) -> None:

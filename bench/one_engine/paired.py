@@ -1,0 +1,30 @@
+"""The results of turns that each compare two engines."""
+
+from math import comb
+from statistics import median
+
+_CONFIDENCE = 0.95
+
+
+def quartiles(found: dict[str, list[float]], spread: str) -> dict[str, float]:
+    """Return the medians, and the quartiles of what begins with `spread`."""
+    results: dict[str, float] = {}
+    for key, values in found.items():
+        results[key] = median(values)
+        if key.startswith(spread):
+            ordered = sorted(values)
+            results[f"{key}_low"] = ordered[len(ordered) // 4]
+            results[f"{key}_high"] = ordered[-1 - len(ordered) // 4]
+    return results
+
+
+def least_median(values: list[float]) -> float | None:
+    """Return what the median of such turns is at least, with 95 % confidence, by a one-sided sign
+    test: it supposes nothing of how turns are distributed. None for fewer than five turns.
+    """
+    count, lower = len(values), 0
+    chance = 0.5**count  # that at most `lower` of the turns are below the median
+    while chance <= 1 - _CONFIDENCE:
+        lower += 1
+        chance += comb(count, lower) * 0.5**count
+    return sorted(values)[lower - 1] if lower else None
