@@ -216,8 +216,7 @@ class Engine:
             batch, result = collected
             self._pools.complete(batch.sequence)
             prompts = sum(row.end - row.start for row in batch.prompts)
-            if result.seconds is not None:
-                self._scheduler.speeds.add(batch.decode_rows, prompts, result.seconds)
+            self._scheduler.speeds.add(batch.decode_rows, prompts, result.seconds)
             self._results.process(batch, result, self._outbox)
         return self._report()
 

@@ -16,12 +16,12 @@ from baton.engine.forward.forward_builder import (
     pack_forward,
     same_rows,
 )
+from baton.engine.forward.forward_clock import ForwardTimer, forward_clock
 from baton.engine.forward.forward_stream import ForwardStream, Pending
 from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.forward.layer_progress import LayerBytes, LayerProgress, OnLayers
 from baton.engine.forward.sampler import Sampled, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
-from baton.engine.forward.step_clock import StepTimer, step_clock
 from baton.engine.forward.step_result import Drawn, StepResult, WindowResult
 from baton.engine.forward.table_updates import apply_changes, pack_changes
 from baton.engine.forward.used_window import used_window
@@ -64,7 +64,7 @@ class _Done:
 
     sampled: Sampled
     verified: Verified | None
-    timer: StepTimer
+    timer: ForwardTimer
     window: int  # see `StepResult`
     committed: bool
 
@@ -116,7 +116,7 @@ class ModelRunner:
         self._last: _Prepared | None = None
         self._stream = stream
         self._device = pages.storage.device
-        self._clock = step_clock(self._device)
+        self._clock = forward_clock(self._device)
         self._layers = LayerBytes.of(states.layout, pages.layout)
         self._group_bytes = layer_group_bytes
         self._on_layers: OnLayers | None = None

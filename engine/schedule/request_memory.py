@@ -60,9 +60,9 @@ class RequestMemory:
         """Count the host's time for a guess."""
         self._counters.draft_seconds += seconds
 
-    def count_behind(self) -> None:
-        """Count a row that waits for its request's newest token."""
-        self._counters.rows_behind += 1
+    def count_behind(self, rows: int = 1) -> None:
+        """Count rows that wait for their requests' newest tokens."""
+        self._counters.rows_behind += rows
 
     def count_drafts(
         self, request: Request, sources: tuple[DraftSource, ...], accepted: int

@@ -14,6 +14,9 @@ from baton.engine.speculation.drafts import NO_DRAFTS, Drafts
 SCORED_TOKENS = 256
 """Most prompt tokens that are scored in one step: each needs a row of logits."""
 
+# Steps overlap while fewer than one of so many running requests await a token for their drafts.
+_OVERLAPS = 4
+
 
 class RowPlanner:
     """The maker of rows. A row fixes all that its results will be processed by.
@@ -137,16 +140,22 @@ class RowPlanner:
             return True
         return self._drafter is not None and self._drafter.awaits_token(request)
 
-    def behind(self) -> int:
-        """Return how many requests that decode await their newest token for their drafts alone."""
+    def waits(self, running: int) -> int:
+        """Return how many requests that decode await their newest tokens for their drafts, if the
+        next step is to wait for them. Without them it would cost nearly as much, and they would
+        have a row in every second step only.
+
+        running: requests that run.
+        """
         drafter = self._drafter
         if drafter is None:
             return 0
-        return sum(
+        behind = sum(
             drafter.awaits_token(request)
             for request in self.single.values()
             if request.pending and request.decodes and not request.awaits_token
         )
+        return behind if _OVERLAPS * behind >= running else 0
 
     def drafts(self, request: Request) -> Drafts:
         """Return the guesses that the next row of a request, which decodes, is to verify."""

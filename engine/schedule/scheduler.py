@@ -17,8 +17,6 @@ from baton.engine.schedule.row_planner import RowPlanner
 from baton.engine.schedule.step_speeds import StepSpeeds
 from baton.engine.schedule.waiting_queue import WaitingQueue
 
-# Steps overlap while fewer than one of so many running requests await a token for their drafts.
-_OVERLAPS = 4
 _RUNNING = RequestState.RUNNING  # the member: looking it up for each row would show
 
 
@@ -137,7 +135,8 @@ class Scheduler:
         """Plan the next step; None when nothing can run, or too many rows await the step in flight.
         Moves ids and lengths, touches no tensor.
         """
-        if self._waits():
+        if behind := self._planner.waits(len(self.running)):
+            self._memory.count_behind(behind)
             return None
         decode: list[Row] = []
         prefill: list[Row] = []
@@ -153,18 +152,6 @@ class Scheduler:
         rows = (*decode, *prefill)
         entries = self._entries(rows)
         return Batch(self._sequence, rows, len(plain) + len(decode), entries, plain)
-
-    def _waits(self) -> bool:
-        """Return true if the next step is planned when the one in flight is over, because many rows
-        await their newest tokens for their drafts. Without them the step would cost nearly as much,
-        and they would have a row in every second step only.
-        """
-        behind = self._planner.behind()
-        if not behind or _OVERLAPS * behind < len(self.running):
-            return False
-        for _ in range(behind):
-            self._memory.count_behind()
-        return True
 
     def _entries(self, rows: tuple[Row, ...]) -> TableEntries:
         """Take the changes of the request tables of this step's requests."""

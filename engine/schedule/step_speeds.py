@@ -39,11 +39,14 @@ class StepSpeeds:
         """Return the seconds that a prompt token adds to a step; 0: not known."""
         return self._prompt.value
 
-    def add(self, decode_rows: int, prompt_tokens: int, seconds: float) -> None:
+    def add(self, decode_rows: int, prompt_tokens: int, seconds: float | None) -> None:
         """Note a step of the forward stream. The first one counts for nothing: it touches memory.
+        None: nobody knows what it took.
 
         Prompt tokens beside rows that decode cost what the step takes longer than one without them.
         """
+        if seconds is None:
+            return
         if self._first:
             self._first = False
         elif not prompt_tokens:

@@ -1,4 +1,4 @@
-"""What is known of the guesses for one request: how often there are any, how many are right."""
+"""Estimates for one request: how often there are guesses, and how many of them are right."""
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile

@@ -1,4 +1,4 @@
-"""What windows gain: tokens a second with drafts, as a multiple of plain decoding's."""
+"""The gain of windows: tokens a second with drafts, as a multiple of plain decoding's."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -6,7 +6,7 @@ from engine.engines import greedy, make_engine, run
 
 from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.forward import runner
-from baton.engine.forward.step_clock import EventClock, HostClock, StepTimer, step_clock
+from baton.engine.forward.forward_clock import EventClock, ForwardTimer, HostClock, forward_clock
 from baton.engine.schedule.request import RequestSpec
 
 
@@ -74,8 +74,8 @@ def test_the_event_clock_measures_the_device_and_knows_nothing_before_it_is_ther
 
 
 def test_the_clock_is_that_of_the_device() -> None:
-    assert isinstance(step_clock(torch.device("cpu")), HostClock)
-    assert isinstance(step_clock(torch.device("cuda:1")), EventClock)
+    assert isinstance(forward_clock(torch.device("cpu")), HostClock)
+    assert isinstance(forward_clock(torch.device("cuda:1")), EventClock)
 
 
 @pytest.mark.parametrize("passes", [True, False])
@@ -83,16 +83,16 @@ def test_an_engine_learns_by_events_and_goes_on_without_them(
     monkeypatch: pytest.MonkeyPatch, passes: bool
 ) -> None:
     """Nobody waits for an event, although the device has passed none of them."""
-    device, timers = Device(), list[StepTimer]()
+    device, timers = Device(), list[ForwardTimer]()
 
     class Clock(EventClock):
-        def start(self) -> StepTimer:
+        def start(self) -> ForwardTimer:
             timers.append(super().start())
             if passes:
                 device.advance(1.0, events=len(device.waiting))
             return timers[-1]
 
-    monkeypatch.setattr(runner, "step_clock", lambda _: Clock(lambda: Event(device)))
+    monkeypatch.setattr(runner, "forward_clock", lambda _: Clock(lambda: Event(device)))
     engine = make_engine(speculative_algorithm=SpeculativeAlgorithm.AUTO)
     engine.submit(RequestSpec("r", (1, 2, 3), greedy(20)))
     run(engine)

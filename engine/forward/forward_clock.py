@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 
 
-class StepTimer(Protocol):
+class ForwardTimer(Protocol):
     """The measurement of one step."""
 
     def stop(self) -> None:
@@ -19,10 +19,10 @@ class StepTimer(Protocol):
         ...
 
 
-class StepClock(Protocol):
+class ForwardClock(Protocol):
     """A source of timers. `start` and `stop` are called inside the stream's work."""
 
-    def start(self) -> StepTimer:
+    def start(self) -> ForwardTimer:
         """Note the beginning of a step."""
         ...
 
@@ -34,7 +34,7 @@ class HostClock:
         self._now = now
 
     def start(self) -> "HostTimer":
-        """See `StepClock`."""
+        """See `ForwardClock`."""
         return HostTimer(self._now)
 
 
@@ -47,11 +47,11 @@ class HostTimer:
         self._seconds: float | None = None
 
     def stop(self) -> None:
-        """See `StepTimer`."""
+        """See `ForwardTimer`."""
         self._seconds = self._now() - self._began
 
     def seconds(self) -> float | None:
-        """See `StepTimer`."""
+        """See `ForwardTimer`."""
         return self._seconds
 
 
@@ -83,7 +83,7 @@ class EventClock:
         self._event = event
 
     def start(self) -> "EventTimer":
-        """See `StepClock`."""
+        """See `ForwardClock`."""
         return EventTimer(self._event(), self._event())
 
 
@@ -96,19 +96,19 @@ class EventTimer:
         first.record()
 
     def stop(self) -> None:
-        """See `StepTimer`."""
+        """See `ForwardTimer`."""
         self._last.record()
         self._stopped = True
 
     def seconds(self) -> float | None:
-        """See `StepTimer`."""
+        """See `ForwardTimer`."""
         # An event that was never recorded answers that the device has passed it.
         if not self._stopped or not self._last.query():
             return None
         return self._first.elapsed_time(self._last) / 1000.0
 
 
-def step_clock(device: torch.device) -> StepClock:
+def forward_clock(device: torch.device) -> ForwardClock:
     """Return the clock for steps on `device`."""
     if device.type != "cuda":
         return HostClock()
