@@ -1,4 +1,5 @@
-"""Verify and commit of recurrent mixers natively, in one call each; see baton.kernels.verify."""
+"""Verify natively, in one call a mixer, and commit, in one call for all mixers of a kind; see
+baton.kernels.verify."""
 
 import torch
 from torch import Tensor
@@ -9,11 +10,11 @@ from baton.kernels.native import signatures
 from baton.kernels.native.recorder import SMALL, Native
 from baton.kernels.verify import Accepted, kept_delta
 
-# The rows of a call, as the native operations have them.
-_Rows = dict[str, Tensor | float | None]
+# Some arguments of a native operation.
+_Fields = dict[str, Tensor | float | None]
 
 
-def _verifying(read_slots: Tensor, has_initial: Tensor | None, kept: Tensor) -> _Rows:
+def _verifying(read_slots: Tensor, has_initial: Tensor | None, kept: Tensor) -> _Fields:
     rows = read_slots.shape[0]
     return {
         "read_slots": read_slots,
@@ -26,10 +27,11 @@ def _verifying(read_slots: Tensor, has_initial: Tensor | None, kept: Tensor) -> 
         "kept_stride": kept.stride(0),
         "rows": rows,
         "tokens": kept.shape[0] // max(1, rows),
+        "layers": 1,
     }
 
 
-def _committing(accepted: Accepted, kept: Tensor) -> _Rows:
+def _committing(accepted: Accepted, kept: Tensor) -> _Fields:
     rows = accepted.read_slots.shape[0]
     return {
         "read_slots": accepted.read_slots,
@@ -41,7 +43,8 @@ def _committing(accepted: Accepted, kept: Tensor) -> _Rows:
         "kept": None,
         "kept_stride": 0,
         "rows": rows,
-        "tokens": kept.shape[0] // max(1, rows),
+        "tokens": kept.shape[1] // max(1, rows),
+        "layers": kept.shape[0],
     }
 
 
@@ -58,34 +61,6 @@ def gated_conv_verify_native(
     """Implement `Kernels.gated_conv_verify` for float32 bcx; the pool in float32 or bfloat16."""
     before, after, x = bcx.chunk(3, dim=-1)
     out = native.empty(bcx.shape[0], weight.shape[0])
-    rows = _verifying(read_slots, has_initial, kept)
-    _conv(native, x, before, after, weight, bias, conv_pool, out, rows)
-    return out
-
-
-def gated_conv_commit_native(
-    native: Native, kept: Tensor, width: int, conv_pools: Tensor, accepted: Accepted
-) -> None:
-    """Implement `Kernels.gated_conv_commit`; the pools in float32 or bfloat16."""
-    unwanted = native.empty(*kept.shape[1:])
-    taps = native.empty(kept.shape[2], width)  # of sums that nobody reads
-    rows = _committing(accepted, kept[0])
-    for layer in range(kept.shape[0]):
-        _conv(native, kept[layer], None, None, taps, None, conv_pools[layer], unwanted, rows)
-
-
-def _conv(
-    native: Native,
-    x: Tensor,
-    before: Tensor | None,
-    after: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    conv_pool: Tensor,
-    out: Tensor,
-    rows: _Rows,
-) -> None:
-    channels, width = weight.shape
     native.call(
         signatures.ConvTokensArguments(
             x=x,
@@ -93,18 +68,48 @@ def _conv(
             after=after,
             taps=weight,
             bias=bias,
-            pool=conv_pool,
             out=out,
-            channels=channels,
-            x_stride=x.stride(0),
-            width=width,
-            pool_stride=conv_pool.stride(0),
-            dtype=signatures.DTYPES[conv_pool.dtype],
             silu=0,
-            **rows,
+            **_windows(x[None], weight.shape[1], conv_pool[None]),
+            **_verifying(read_slots, has_initial, kept),
         ),
-        small=out.numel() * width < SMALL,
+        small=out.numel() * weight.shape[1] < SMALL,
     )
+    return out
+
+
+def gated_conv_commit_native(
+    native: Native, kept: Tensor, width: int, conv_pools: Tensor, accepted: Accepted
+) -> None:
+    """Implement `Kernels.gated_conv_commit`; the pools in float32 or bfloat16."""
+    native.call(
+        signatures.ConvTokensArguments(
+            x=kept,
+            before=None,
+            after=None,
+            taps=None,
+            bias=None,
+            out=None,
+            silu=0,
+            **_windows(kept, width, conv_pools),
+            **_committing(accepted, kept),
+        ),
+        small=kept.numel() * width < SMALL,
+    )
+
+
+def _windows(x: Tensor, width: int, conv_pools: Tensor) -> _Fields:
+    """x: [L, B Q, C]; conv_pools: [L, slots, C, width - 1]"""
+    return {
+        "pool": conv_pools,
+        "channels": x.shape[2],
+        "x_stride": x.stride(1),
+        "width": width,
+        "pool_stride": conv_pools.stride(1),
+        "dtype": signatures.DTYPES[conv_pools.dtype],
+        "x_layer": x.stride(0),
+        "pool_layer": conv_pools.stride(0),
+    }
 
 
 def mamba2_verify_native(
@@ -120,8 +125,9 @@ def mamba2_verify_native(
     """Implement `Kernels.mamba2_verify` for float32 zxbcdt; pools in float32 or bfloat16."""
     y = native.empty(zxbcdt.shape[0], weights.inner)
     rows = _verifying(read_slots, has_initial, kept)
-    inputs = zxbcdt[:, weights.inner :]
-    _mamba2(native, weights, inputs, zxbcdt, conv_pool, ssm_pool, y, rows)
+    inputs = zxbcdt[None, :, weights.inner :]
+    pools = conv_pool[None], ssm_pool[None]
+    _mamba2(native, weights, weights, inputs, zxbcdt, pools, y, rows)
     return y
 
 
@@ -134,50 +140,57 @@ def mamba2_commit_native(
     accepted: Accepted,
 ) -> None:
     """Implement `Kernels.mamba2_commit`; pools in float32 or bfloat16."""
-    rows = _committing(accepted, kept[0])
-    for layer, weights in enumerate(layers.each):
-        pools = conv_pools[layer], ssm_pools[layer]
-        _mamba2(native, weights, kept[layer], None, *pools, None, rows)
+    rows = _committing(accepted, kept)
+    _mamba2(native, layers.each[0], layers, kept, None, (conv_pools, ssm_pools), None, rows)
 
 
 def _mamba2(
     native: Native,
     weights: Mamba2Weights,
+    moving: Mamba2Weights | Mamba2Layers,
     inputs: Tensor,
     z: Tensor | None,
-    conv_pool: Tensor,
-    ssm_pool: Tensor,
+    pools: tuple[Tensor, Tensor],
     y: Tensor | None,
-    rows: _Rows,
+    rows: _Fields,
 ) -> None:
+    """Run the operation.
+
+    weights: of the first layer. moving: those that advance the states, of all L layers
+    inputs: [L, B Q, C + H]. pools: [L, slots, ...]
+    """
+    conv_pools, ssm_pools = pools
     channels, width = weights.conv_weight.shape
     low, high = weights.dt_limit
-    convolved = native.empty(inputs.shape[0], channels)
+    convolved = native.empty(*inputs.shape[:2], channels)
     native.call(
         signatures.Mamba2TokensArguments(
             inputs=inputs,
             z=z,
-            conv_weight=weights.conv_weight,
-            conv_bias=weights.conv_bias,
-            A=weights.A,
+            conv_weight=moving.conv_weight,
+            conv_bias=moving.conv_bias,
+            A=moving.A,
             D=weights.D,
-            dt_bias=weights.dt_bias,
+            dt_bias=moving.dt_bias,
             norm_weight=weights.norm_weight,
-            conv_pool=conv_pool,
-            ssm_pool=ssm_pool,
+            conv_pool=conv_pools,
+            ssm_pool=ssm_pools,
             convolved=convolved,
             y=y,
-            stride=inputs.stride(0),
+            stride=inputs.stride(1),
             heads=weights.heads,
             head_dim=weights.head_dim,
             groups=weights.groups,
             d_state=weights.d_state,
             width=width,
-            conv_stride=conv_pool.stride(0),
-            ssm_stride=ssm_pool.stride(0),
-            conv_dtype=signatures.DTYPES[conv_pool.dtype],
-            ssm_dtype=signatures.DTYPES[ssm_pool.dtype],
+            conv_stride=conv_pools.stride(1),
+            ssm_stride=ssm_pools.stride(1),
+            conv_dtype=signatures.DTYPES[conv_pools.dtype],
+            ssm_dtype=signatures.DTYPES[ssm_pools.dtype],
             gate_last=int(weights.gate_last),
+            input_layer=inputs.stride(0),
+            conv_layer=conv_pools.stride(0),
+            ssm_layer=ssm_pools.stride(0),
             dt_low=low,
             dt_high=min(high, LARGEST_STEP),
             eps=weights.eps,
@@ -199,8 +212,9 @@ def gated_delta_verify_native(
     """Implement `Kernels.gated_delta_verify` for float32 inputs; pools in float32 or bfloat16."""
     y = native.empty(inputs.qkv.shape[0], weights.heads * weights.value_dim)
     rows = _verifying(read_slots, has_initial, kept)
-    parts = inputs.qkv, inputs.b, inputs.a
-    _delta(native, weights, parts, inputs.z, conv_pool, state_pool, y, rows)
+    parts = inputs.qkv[None], inputs.b[None], inputs.a[None]
+    pools = conv_pool[None], state_pool[None]
+    _delta(native, weights, weights, parts, inputs.z, pools, y, rows)
     return y
 
 
@@ -213,56 +227,62 @@ def gated_delta_commit_native(
     accepted: Accepted,
 ) -> None:
     """Implement `Kernels.gated_delta_commit`; pools in float32 or bfloat16."""
-    rows = _committing(accepted, kept[0])
-    for layer, weights in enumerate(layers.each):
-        qkv, b, a = torch.split(kept[layer], kept_delta(weights), dim=-1)
-        pools = conv_pools[layer], state_pools[layer]
-        _delta(native, weights, (qkv, b, a), None, *pools, None, rows)
+    qkv, b, a = torch.split(kept, kept_delta(layers.each[0]), dim=-1)
+    rows, pools = _committing(accepted, kept), (conv_pools, state_pools)
+    _delta(native, layers.each[0], layers, (qkv, b, a), None, pools, None, rows)
 
 
 def _delta(
     native: Native,
     weights: DeltaWeights,
+    moving: DeltaWeights | DeltaLayers,
     parts: tuple[Tensor, Tensor, Tensor],
     z: Tensor | None,
-    conv_pool: Tensor,
-    state_pool: Tensor,
+    pools: tuple[Tensor, Tensor],
     y: Tensor | None,
-    rows: _Rows,
+    rows: _Fields,
 ) -> None:
-    """Run the operation. parts: qkv, b and a of DeltaInputs."""
+    """Run the operation.
+
+    weights: of the first layer. moving: those that advance the states, of all L layers
+    parts: qkv, b and a of DeltaInputs, [L, B Q, ...]. pools: [L, slots, ...]
+    """
     qkv, b, a = parts
+    conv_pools, state_pools = pools
     channels, width = weights.conv_weight.shape
-    convolved = native.empty(qkv.shape[0], channels)
+    convolved = native.empty(*qkv.shape[:2], channels)
     native.call(
         signatures.DeltaTokensArguments(
             qkv=qkv,
             z=z,
             b=b,
             a=a,
-            conv_weight=weights.conv_weight,
-            A=weights.A,
-            dt_bias=weights.dt_bias,
+            conv_weight=moving.conv_weight,
+            A=moving.A,
+            dt_bias=moving.dt_bias,
             norm_weight=weights.norm_weight,
-            conv_pool=conv_pool,
-            state_pool=state_pool,
+            conv_pool=conv_pools,
+            state_pool=state_pools,
             convolved=convolved,
             y=y,
-            qkv_stride=qkv.stride(0),
+            qkv_stride=qkv.stride(1),
             z_stride=0 if z is None else z.stride(0),
-            b_stride=b.stride(0),
-            a_stride=a.stride(0),
+            b_stride=b.stride(1),
+            a_stride=a.stride(1),
             key_heads=weights.key_heads,
             heads=weights.heads,
             key_dim=weights.key_dim,
             value_dim=weights.value_dim,
             width=width,
-            conv_stride=conv_pool.stride(0),
-            state_stride=state_pool.stride(0),
-            conv_dtype=signatures.DTYPES[conv_pool.dtype],
-            state_dtype=signatures.DTYPES[state_pool.dtype],
+            conv_stride=conv_pools.stride(1),
+            state_stride=state_pools.stride(1),
+            conv_dtype=signatures.DTYPES[conv_pools.dtype],
+            state_dtype=signatures.DTYPES[state_pools.dtype],
             channelwise=int(weights.dt_bias.shape[0] > weights.heads),
             silu_gate=int(weights.silu_gate),
+            input_layer=qkv.stride(0),
+            conv_layer=conv_pools.stride(0),
+            state_layer=state_pools.stride(0),
             eps=weights.eps,
             **rows,
         )

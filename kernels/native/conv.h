@@ -13,12 +13,32 @@ struct ConvStep {
   void* pool;                // [slots, channels, width - 1]: each row's last inputs, oldest first
   const int64_t *read_slots, *write_slots;  // [rows]
   const uint8_t* has_initial;               // [rows] or null: every row has one
-  float* out;                               // [rows, channels]
+  float* out;                               // [rows, channels]; null: only the windows move on
   int64_t rows, channels, x_stride, width, pool_stride, dtype;  // pool_stride in values
   int64_t silu;                                                 // of the sums
 };
 
 constexpr int64_t CONV_PART = 256;  // channels of one piece of work
+
+// The sums of channels first .. first + count, whose window is followed by x: [count].
+inline void convolve_window(const ConvStep& a, int64_t first, int64_t count, const float* window,
+                            const float* x, float* total) {
+  const int64_t lead = a.width - 1;
+  if (a.bias) memcpy(total, a.bias + first, count * sizeof(float));
+  const float* taps = a.taps + first * a.width;
+  if (lead == 3) {
+    for (int64_t c = 0; c < count; c++) {
+      total[c] += window[3 * c] * taps[4 * c] + window[3 * c + 1] * taps[4 * c + 1] +
+                  window[3 * c + 2] * taps[4 * c + 2] + x[c] * taps[4 * c + 3];
+    }
+    return;
+  }
+  for (int64_t c = 0; c < count; c++) {
+    const float* w = window + c * lead;
+    for (int64_t tap = 0; tap < lead; tap++) total[c] += w[tap] * taps[c * a.width + tap];
+    total[c] += x[c] * taps[c * a.width + lead];
+  }
+}
 
 // Channels first .. first + count of one token, convolved behind the window at `from` (null: zeros),
 // which moves on to `to`; both may be one place. Not inlined: one code, so the same bits whoever
@@ -44,28 +64,18 @@ __attribute__((noinline)) void convolve(const ConvStep& a, int64_t token, int64_
       store_run(window + i, load_run(from + i, n), n);
     });
   }
-  if (a.bias) memcpy(total, a.bias + first, count * sizeof(float));
-  const float* taps = a.taps + first * a.width;
-  if (lead == 3) {
-    for (int64_t c = 0; c < count; c++) {
-      total[c] += window[3 * c] * taps[4 * c] + window[3 * c + 1] * taps[4 * c + 1] +
-                  window[3 * c + 2] * taps[4 * c + 2] + x[c] * taps[4 * c + 3];
-    }
-    for (int64_t c = 0; c < count; c++) {
-      window[3 * c] = window[3 * c + 1];
-      window[3 * c + 1] = window[3 * c + 2];
-      window[3 * c + 2] = x[c];
-    }
-  } else {
-    for (int64_t c = 0; c < count; c++) {
-      float* w = window + c * lead;
-      for (int64_t tap = 0; tap < lead; tap++) total[c] += w[tap] * taps[c * a.width + tap];
-      total[c] += x[c] * taps[c * a.width + lead];
+  if (a.out) convolve_window(a, first, count, window, x, total);
+  for (int64_t c = 0; c < count; c++) {
+    float* w = window + c * lead;
+    if (lead == 3) {
+      w[0] = w[1], w[1] = w[2], w[2] = x[c];
+    } else {
       for (int64_t tap = 0; tap + 1 < lead; tap++) w[tap] = w[tap + 1];
       w[lead - 1] = x[c];
     }
   }
   runs(count * lead, [&](int64_t i, int64_t n) { store_run(to + i, load_run(window + i, n), n); });
+  if (!a.out) return;
   float* out = a.out + token * a.channels + first;
   runs(count, [&](int64_t i, int64_t n) {
     Vec sums = load_run(total + i, n);

@@ -1,5 +1,7 @@
 // One decode step of a gated-delta mixer.
 #pragma once
+#include <type_traits>
+
 #include "conv.h"
 #include "mamba2.h"
 #include "rows.h"
@@ -41,28 +43,34 @@ inline void scale_to(const float* x, int64_t size, float length, float* to) {
 
 // Columns first .. first + n of one head's state, up to 16 * V of them:
 // S' = decay S; S = S' + k correction^T with correction = beta (v - S'^T k); out = S^T q.
-template <class T, int V>
+// Without OUT neither q, kq nor out is read. A product and a sum that both come before a rounding are
+// told apart by hand, so that the state's bits do not depend on OUT.
+template <class T, int V, bool OUT>
 inline void delta_columns(const T* from, T* to, int64_t stride, int64_t n, bool empty, int64_t K,
                           const float* decay, const float* q, const float* k, float kq,
                           const float* v, float beta, float* out) {
   auto count = [&](int i) { return V > 1 ? LANES : n; };
   Vec by_key[V] = {}, by_query[V] = {};
   for (int64_t row = 0; row < K && !empty; row++) {
-    const Vec with_key = splat(k[row] * decay[row]), with_query = splat(q[row] * decay[row]);
+    const Vec with_key = splat(k[row] * decay[row]);
+    const Vec with_query = OUT ? splat(q[row] * decay[row]) : Vec{};
     UNROLL for (int i = 0; i < V; i++) {
       const Vec state = load_run(from + row * stride + i * LANES, count(i));
-      by_key[i] += state * with_key;
-      by_query[i] += state * with_query;
+      by_key[i] = multiply_add(state, with_key, by_key[i]);
+      if (OUT) by_query[i] = multiply_add(state, with_query, by_query[i]);
     }
   }
   UNROLL for (int i = 0; i < V; i++) {
     by_key[i] = (load_run(v + i * LANES, count(i)) - by_key[i]) * beta;  // the correction
-    store_run(out + i * LANES, by_query[i] + by_key[i] * kq, count(i));
+    if (OUT) store_run(out + i * LANES, by_query[i] + by_key[i] * kq, count(i));
   }
   for (int64_t row = 0; row < K; row++) {
     UNROLL for (int i = 0; i < V; i++) {
       Vec state = by_key[i] * k[row];
-      if (!empty) state += load_run(from + row * stride + i * LANES, count(i)) * decay[row];
+      if (!empty) {
+        const Vec before = load_run(from + row * stride + i * LANES, count(i));
+        state = multiply_add(before, splat(decay[row]), state);
+      }
       store_run(to + row * stride + i * LANES, state, count(i));
     }
   }
@@ -98,16 +106,20 @@ __attribute__((noinline)) void delta_head(const DeltaStep& a, int64_t row, int64
   runs(K, [&](int64_t i, int64_t n) { product += load_run(q + i, n) * load_run(k + i, n); });
   const float kq = sum(product), beta = 1.0f / (1.0f + expf(-a.b[row * a.b_stride + head]));
   const bool empty = !from;
-  int64_t first = 0;
-  for (; first + 4 * LANES <= V; first += 4 * LANES) {
-    delta_columns<T, 4>(from + first, to + first, V, LANES, empty, K, decay, q, k, kq, v + first,
-                        beta, y + first);
-  }
-  for (; first < V; first += LANES) {
-    delta_columns<T, 1>(from + first, to + first, V, V - first < LANES ? V - first : LANES, empty,
-                        K, decay, q, k, kq, v + first, beta, y + first);
-  }
-  if (!a.z) return;
+  auto columns = [&](auto wanted) {
+    constexpr bool OUT = decltype(wanted)::value;
+    int64_t first = 0;
+    for (; first + 4 * LANES <= V; first += 4 * LANES) {
+      delta_columns<T, 4, OUT>(from + first, to + first, V, LANES, empty, K, decay, q, k, kq,
+                               v + first, beta, y + first);
+    }
+    for (; first < V; first += LANES) {
+      delta_columns<T, 1, OUT>(from + first, to + first, V, V - first < LANES ? V - first : LANES,
+                               empty, K, decay, q, k, kq, v + first, beta, y + first);
+    }
+  };
+  if (!y) return columns(std::false_type{});
+  columns(std::true_type{});
   const float scale = 1.0f / sqrtf(mean_square(y, V) + static_cast<float>(a.eps));
   const float* z = a.z + row * a.z_stride + head * V;
   runs(V, [&](int64_t i, int64_t n) {

@@ -122,18 +122,19 @@ OPERATION(mamba2_prefill, Mamba2Prefill,
 OPERATION(conv_tokens, ConvTokens,
           x, before, after, taps, bias, pool, read_slots, write_slots, has_initial, counts,
           track_slots, track_counts, kept, out, rows, tokens, channels, x_stride, width,
-          pool_stride, kept_stride, dtype, silu)
+          pool_stride, kept_stride, dtype, silu, layers, x_layer, pool_layer)
 OPERATION(mamba2_tokens, Mamba2Tokens,
           inputs, z, conv_weight, conv_bias, A, D, dt_bias, norm_weight, conv_pool, ssm_pool,
           read_slots, write_slots, has_initial, counts, track_slots, track_counts, kept,
           convolved, y, rows, tokens, stride, kept_stride, heads, head_dim, groups, d_state, width,
-          conv_stride, ssm_stride, conv_dtype, ssm_dtype, gate_last, dt_low, dt_high, eps)
+          conv_stride, ssm_stride, conv_dtype, ssm_dtype, gate_last, layers, input_layer,
+          conv_layer, ssm_layer, dt_low, dt_high, eps)
 OPERATION(delta_tokens, DeltaTokens,
           qkv, z, b, a, conv_weight, A, dt_bias, norm_weight, conv_pool, state_pool, read_slots,
           write_slots, has_initial, counts, track_slots, track_counts, kept, convolved, y, rows,
           tokens, qkv_stride, z_stride, b_stride, a_stride, kept_stride, key_heads, heads,
           key_dim, value_dim, width, conv_stride, state_stride, conv_dtype, state_dtype,
-          channelwise, silu_gate, eps)
+          channelwise, silu_gate, layers, input_layer, conv_layer, state_layer, eps)
 
 OPERATION(all_reduce, AllReduce, x, shared, state, count, rank, ranks, capacity, parent, limit)
 OPERATION(gather_columns, GatherColumns,

@@ -41,35 +41,110 @@ inline float step_size(float raw, double low, double high) {
   return step < low ? static_cast<float>(low) : step > high ? static_cast<float>(high) : step;
 }
 
-// One head of one token: h = exp(dt A) h + dt x B^T; y = (h C + D x) silu(z), or not yet the gate,
-// nor where z is null. h lies at `from` (null: zeros) and goes to `to`; both may be one place. Not
-// inlined: one code, so the same bits whoever calls it.
-//
-// convolved: the token's [x | B | C]. raw: its dt, of this head.
+// One row's tokens, in order.
+struct RowTokens {
+  const float* convolved;  // [count, x B C], channels() apart
+  const float* raw;        // [count, heads], stride apart: dt before its bias
+  const float* z;          // [count, inner], stride apart; null: no gate
+  float* y;                // [count, inner]; null: no output is wanted
+  int64_t count, stride;
+};
+
+// Where one head's state lies. Several of these may be one place.
 template <class T>
-__attribute__((noinline)) void advance(const Mamba2Step& a, int64_t head, const float* convolved,
-                                       float raw, const float* z, const T* from, T* to, float* y) {
-  const int64_t P = a.head_dim, N = a.d_state;
-  const float* x = convolved + head * P;
-  const float* B = convolved + a.inner() + head / (a.heads / a.groups) * N;
-  const float* C = B + a.groups * N;
-  const float dt = step_size(raw + a.dt_bias[head], a.dt_low, a.dt_high);
-  const float decay = expf(dt * a.A[head]);
-  for (int64_t p = 0; p < P; p++) {
-    const float step = dt * x[p];
-    Vec total = {};
-    runs(N, [&](int64_t i, int64_t n) {
-      Vec state = from ? load_run(from + p * N + i, n) * decay : Vec{};
-      state += step * load_run(B + i, n);
-      store_run(to + p * N + i, state, n);
-      total += state * load_run(C + i, n);
-    });
-    y[p] = sum(total) + a.D[head] * x[p];
+struct HeadState {
+  const T* from;      // null: zeros
+  T* to;              // after the last token; null: it is not written
+  T* track;           // a copy after `tracked` tokens; null: none
+  int64_t tracked;
+};
+
+// The tokens of one head as its state meets them: steps of x, decays and the sums of y.
+struct HeadTokens {
+  const float *x, *B, *C;  // of the first token, the others channels() apart
+  const float *dt, *decay;
+  Vec* totals;  // [count]
+};
+
+// V vectors of a row of the state, from `i` on, through all tokens. They stay in registers, rounded
+// between two tokens as memory would round them. Products and sums are told apart by hand, so that
+// the bits do not depend on how many tokens or vectors there are, nor on whether sums are wanted.
+template <class T, int V, bool OUT>
+inline void advance_values(const RowTokens& row, int64_t channels, const HeadTokens& head, int64_t p,
+                           int64_t i, int64_t n, HeadState<T> at) {
+  Vec state[V];
+  UNROLL for (int v = 0; v < V; v++) {
+    state[v] = at.from ? load_run(at.from + i + v * LANES, n) : Vec{};
   }
-  if (a.gate_last || !z) return;
-  runs(P, [&](int64_t i, int64_t n) {
-    store_run(y + i, load_run(y + i, n) * silu(load_run(z + head * P + i, n)), n);
-  });
+  for (int64_t t = 0; t < row.count; t++) {
+    const Vec step = splat(head.dt[t] * head.x[t * channels + p]), decay = splat(head.decay[t]);
+    const float *B = head.B + t * channels + i, *C = head.C + t * channels + i;
+    Vec total = head.totals[t];
+    UNROLL for (int v = 0; v < V; v++) {
+      state[v] = multiply_add(step, load_run(B + v * LANES, n), state[v] * decay);
+      if (OUT) total = multiply_add(state[v], load_run(C + v * LANES, n), total);
+    }
+    if (OUT) head.totals[t] = total;
+    if (at.track && at.tracked == t + 1) {
+      UNROLL for (int v = 0; v < V; v++) store_run(at.track + i + v * LANES, state[v], n);
+    }
+    if (t + 1 < row.count) UNROLL for (int v = 0; v < V; v++) state[v] = rounded(T{}, state[v]);
+  }
+  if (!at.to) return;
+  UNROLL for (int v = 0; v < V; v++) store_run(at.to + i + v * LANES, state[v], n);
+}
+
+template <class T, bool OUT>
+void advance_head(const Mamba2Step& a, int64_t head, const RowTokens& row, const HeadTokens& tokens,
+                  HeadState<T> at) {
+  const int64_t P = a.head_dim, N = a.d_state, channels = a.channels();
+  for (int64_t p = 0; p < P; p++) {
+    for (int64_t t = 0; OUT && t < row.count; t++) tokens.totals[t] = Vec{};
+    int64_t i = 0;
+    for (; i + 8 * LANES <= N; i += 8 * LANES) {
+      advance_values<T, 8, OUT>(row, channels, tokens, p, i, LANES, at);
+    }
+    for (; i + 4 * LANES <= N; i += 4 * LANES) {
+      advance_values<T, 4, OUT>(row, channels, tokens, p, i, LANES, at);
+    }
+    for (; i < N; i += LANES) {
+      advance_values<T, 1, OUT>(row, channels, tokens, p, i, N - i < LANES ? N - i : LANES, at);
+    }
+    for (int64_t t = 0; OUT && t < row.count; t++) {
+      row.y[t * a.inner() + head * P + p] =
+          sum(tokens.totals[t]) + a.D[head] * tokens.x[t * channels + p];
+    }
+    at = {at.from ? at.from + N : nullptr, at.to ? at.to + N : nullptr,
+          at.track ? at.track + N : nullptr, at.tracked};
+  }
+}
+
+// One head of a row's tokens, one after another: h = exp(dt A) h + dt x B^T;
+// y = (h C + D x) silu(z), or not yet the gate.
+template <class T>
+__attribute__((noinline)) void advance(const Mamba2Step& a, int64_t head, const RowTokens& row, HeadState<T> at) {
+  struct Factors {};
+  struct Totals {};
+  const int64_t P = a.head_dim, N = a.d_state, channels = a.channels();
+  float* dt = scratch<float, Factors>(2 * row.count);
+  float* decay = dt + row.count;
+  for (int64_t t = 0; t < row.count; t++) {
+    dt[t] = step_size(row.raw[t * row.stride + head] + a.dt_bias[head], a.dt_low, a.dt_high);
+    decay[t] = expf(dt[t] * a.A[head]);
+  }
+  const float* B = row.convolved + a.inner() + head / (a.heads / a.groups) * N;
+  const HeadTokens tokens{row.convolved + head * P, B, B + a.groups * N, dt, decay,
+                          scratch<Vec, Totals>(row.count)};
+  if (!row.y) return advance_head<T, false>(a, head, row, tokens, at);
+  advance_head<T, true>(a, head, row, tokens, at);
+  if (a.gate_last || !row.z) return;
+  for (int64_t t = 0; t < row.count; t++) {
+    float* y = row.y + t * a.inner() + head * P;
+    const float* z = row.z + t * row.stride + head * P;
+    runs(P, [&](int64_t i, int64_t n) {
+      store_run(y + i, load_run(y + i, n) * silu(load_run(z + i, n)), n);
+    });
+  }
 }
 
 template <class T>
@@ -79,10 +154,11 @@ void advance_all(const Mamba2Step& a, Team& team) {
     const int64_t row = job / a.heads, head = job % a.heads;
     const float* projected = a.zxbcdt + row * a.stride;
     T* state = pool + head * a.head_dim * a.d_state;
-    advance<T>(a, head, a.convolved + row * a.channels(),
-               projected[a.inner() + a.channels() + head], projected,
-               a.starts_empty(row) ? nullptr : state + a.read_slots[row] * a.ssm_stride,
-               state + a.write_slots[row] * a.ssm_stride, a.y + row * a.inner() + head * a.head_dim);
+    const RowTokens token{a.convolved + row * a.channels(), projected + a.inner() + a.channels(),
+                          projected, a.y + row * a.inner(), 1, a.stride};
+    advance<T>(a, head, token,
+               {a.starts_empty(row) ? nullptr : state + a.read_slots[row] * a.ssm_stride,
+                state + a.write_slots[row] * a.ssm_stride, nullptr, 0});
   });
 }
 

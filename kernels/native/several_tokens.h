@@ -1,8 +1,11 @@
 // Several tokens a row through a recurrent mixer, each computed by the decode step's own functions.
 //
 // Verifying computes all tokens of each row and keeps their inputs; no state is written. Committing
-// computes the first counts[row] of them again and writes the state that they leave behind. Between
-// two tokens a state is rounded to the pool's dtype, as between two steps.
+// computes the first counts[row] of them again and writes the state that they leave behind, in all
+// layers of one kind and shape at once. Between two tokens a state is rounded to the pool's dtype, as
+// between two steps.
+//
+// What the layers have lies apart by *_layer values, their weights and scratch one after another.
 #pragma once
 #include "conv.h"
 #include "delta.h"
@@ -21,6 +24,15 @@ struct Rows {
   int64_t rows, tokens;
 
   int64_t count(int64_t row) const { return counts ? counts[row] : tokens; }
+
+  // Where one row's part of a state lies, in a pool from `pool` on.
+  template <class T>
+  HeadState<T> state(int64_t row, T* pool, int64_t stride) const {
+    const bool written = write_slots && count(row), tracks = written && track_slots[row];
+    return {has_initial && !has_initial[row] ? nullptr : pool + read_slots[row] * stride,
+            written ? pool + write_slots[row] * stride : nullptr,
+            tracks ? pool + track_slots[row] * stride : nullptr, tracks ? track_counts[row] : 0};
+  }
 };
 
 // One row's part of a state: `size` values of each slot of the pool, from `pool` on.
@@ -51,24 +63,30 @@ struct ConvTokens {
   const uint8_t* has_initial;
   const int64_t *counts, *track_slots, *track_counts;  // see Rows
   float* kept;  // [rows * tokens, channels], kept_stride apart: the inputs; null: not kept
-  float* out;   // [rows * tokens, channels]
+  float* out;   // [rows * tokens, channels]; null: only the windows move on
   int64_t rows, tokens, channels, x_stride, width, pool_stride, kept_stride, dtype, silu;
+  int64_t layers, x_layer, pool_layer;  // nothing is kept of several layers
 };
 
 template <class T>
 void conv_all_tokens(const ConvTokens& a, Team& team) {
-  const ConvStep conv{a.x,        a.before,      a.after,     a.taps, a.bias,     a.pool,
-                      nullptr,    nullptr,       nullptr,     a.out,  a.rows,     a.channels,
-                      a.x_stride, a.width,       a.pool_stride, a.dtype, a.silu};
   const Rows rows{a.read_slots,  a.write_slots,  a.has_initial, a.counts,
                   a.track_slots, a.track_counts, a.rows,        a.tokens};
   const int64_t parts = (a.channels + CONV_PART - 1) / CONV_PART, lead = a.width - 1;
-  team.each(a.rows * parts, [&](int64_t job) {
+  team.each(a.layers * a.rows * parts, [&](int64_t job) {
     struct Window {};
-    const int64_t row = job / parts, first = job % parts * CONV_PART;
+    const int64_t layer = job / parts / a.rows, row = job / parts % a.rows;
+    const int64_t first = job % parts * CONV_PART;
     const int64_t count = first + CONV_PART < a.channels ? CONV_PART : a.channels - first;
+    const float* bias = a.bias ? a.bias + layer * a.channels : nullptr;
+    float* out = a.out ? a.out + layer * a.rows * a.tokens * a.channels : nullptr;
+    T* pool = static_cast<T*>(a.pool) + layer * a.pool_layer;
+    const ConvStep conv{a.x + layer * a.x_layer, a.before, a.after,
+                        a.taps + layer * a.channels * a.width, bias, pool,
+                        nullptr, nullptr, nullptr, out, a.rows, a.channels,
+                        a.x_stride, a.width, a.pool_stride, a.dtype, a.silu};
     T* window = scratch<T, Window>(CONV_PART * lead);
-    walk<T>(rows, row, static_cast<T*>(a.pool) + first * lead, a.pool_stride, count * lead, window,
+    walk<T>(rows, row, pool + first * lead, a.pool_stride, count * lead, window,
             [&](int64_t token, const T* from, T* to) {
               convolve<T>(conv, token, first, count, from, to);
               if (!a.kept) return;
@@ -100,28 +118,29 @@ struct Mamba2Tokens {
   float* y;          // [rows * tokens, inner]; null where z is
   int64_t rows, tokens, stride, kept_stride, heads, head_dim, groups, d_state, width;
   int64_t conv_stride, ssm_stride, conv_dtype, ssm_dtype, gate_last;
+  int64_t layers, input_layer, conv_layer, ssm_layer;  // no output is wanted of several layers
   double dt_low, dt_high, eps;
 };
 
 template <class T>
-void mamba2_all_tokens(const Mamba2Tokens& a, const Mamba2Step& mixer, Team& team) {
+void mamba2_all_tokens(const Mamba2Tokens& a, const Mamba2Step& first, Team& team) {
   const Rows rows{a.read_slots,  a.write_slots,  a.has_initial, a.counts,
                   a.track_slots, a.track_counts, a.rows,        a.tokens};
-  const int64_t size = a.head_dim * a.d_state, channels = mixer.channels();
-  team.each(a.rows * a.heads, [&](int64_t job) {
-    struct State {};
-    struct Unwanted {};
-    const int64_t row = job / a.heads, head = job % a.heads;
-    T* state = scratch<T, State>(size);
-    float* unwanted = scratch<float, Unwanted>(a.head_dim);
-    walk<T>(rows, row, static_cast<T*>(a.ssm_pool) + head * size, a.ssm_stride, size, state,
-            [&](int64_t token, const T* from, T* to) {
-              const float raw = a.inputs[token * a.stride + channels + head];
-              advance<T>(mixer, head, a.convolved + token * channels, raw,
-                         a.z ? a.z + token * a.stride : nullptr, from, to,
-                         a.y ? a.y + token * mixer.inner() + head * a.head_dim : unwanted);
-              if (a.kept) a.kept[token * a.kept_stride + channels + head] = raw;
-            });
+  const int64_t size = a.head_dim * a.d_state, channels = first.channels();
+  team.each(a.layers * a.rows * a.heads, [&](int64_t job) {
+    const int64_t layer = job / a.heads / a.rows, row = job / a.heads % a.rows;
+    const int64_t head = job % a.heads, token = row * a.tokens;
+    Mamba2Step mixer = first;
+    mixer.A += layer * a.heads, mixer.dt_bias += layer * a.heads;
+    const float* raw = a.inputs + layer * a.input_layer + token * a.stride + channels;
+    const RowTokens tokens{a.convolved + (layer * a.rows * a.tokens + token) * channels, raw,
+                           a.z ? a.z + token * a.stride : nullptr,
+                           a.y ? a.y + token * mixer.inner() : nullptr, rows.count(row), a.stride};
+    T* pool = static_cast<T*>(a.ssm_pool) + layer * a.ssm_layer + head * size;
+    advance<T>(mixer, head, tokens, rows.state(row, pool, a.ssm_stride));
+    for (int64_t t = 0; a.kept && t < a.tokens; t++) {
+      a.kept[(token + t) * a.kept_stride + channels + head] = raw[t * a.stride + head];
+    }
   });
 }
 
@@ -135,7 +154,8 @@ void mamba2_tokens(const Mamba2Tokens& a, Team& team) {
                a.conv_pool,    a.read_slots,   a.write_slots, a.has_initial, a.counts,
                a.track_slots,  a.track_counts, a.kept,        a.convolved,   a.rows,
                a.tokens,       mixer.channels(), a.stride,    a.width,       a.conv_stride,
-               a.kept_stride,  a.conv_dtype,   /*silu=*/1},
+               a.kept_stride,  a.conv_dtype,   /*silu=*/1,    a.layers,      a.input_layer,
+               a.conv_layer},
               team);
   if (a.ssm_dtype == FLOAT32) {
     mamba2_all_tokens<float>(a, mixer, team);
@@ -160,25 +180,31 @@ struct DeltaTokens {
   int64_t rows, tokens, qkv_stride, z_stride, b_stride, a_stride, kept_stride;
   int64_t key_heads, heads, key_dim, value_dim, width;
   int64_t conv_stride, state_stride, conv_dtype, state_dtype, channelwise, silu_gate;
+  // Of several layers no output is wanted; their qkv, b and a lie equally far apart.
+  int64_t layers, input_layer, conv_layer, state_layer;
   double eps;
 };
 
 template <class T>
-void delta_all_tokens(const DeltaTokens& a, const DeltaStep& mixer, Team& team) {
+void delta_all_tokens(const DeltaTokens& a, const DeltaStep& first, Team& team) {
   const Rows rows{a.read_slots,  a.write_slots,  a.has_initial, a.counts,
                   a.track_slots, a.track_counts, a.rows,        a.tokens};
-  const int64_t size = a.key_dim * a.value_dim, channels = mixer.channels();
+  const int64_t size = a.key_dim * a.value_dim, channels = first.channels();
   const int64_t decays = a.channelwise ? a.key_dim : 1;
-  team.each(a.rows * a.heads, [&](int64_t job) {
+  team.each(a.layers * a.rows * a.heads, [&](int64_t job) {
     struct State {};
-    struct Unwanted {};
-    const int64_t row = job / a.heads, head = job % a.heads;
+    const int64_t layer = job / a.heads / a.rows, row = job / a.heads % a.rows;
+    const int64_t head = job % a.heads;
+    DeltaStep mixer = first;
+    mixer.b += layer * a.input_layer, mixer.a += layer * a.input_layer;
+    mixer.A += layer * a.heads, mixer.dt_bias += layer * a.heads * decays;
+    mixer.convolved += layer * a.rows * a.tokens * channels;
+    T* pool = static_cast<T*>(a.state_pool) + layer * a.state_layer + head * size;
     T* state = scratch<T, State>(size);
-    float* unwanted = scratch<float, Unwanted>(a.value_dim);
-    walk<T>(rows, row, static_cast<T*>(a.state_pool) + head * size, a.state_stride, size, state,
+    walk<T>(rows, row, pool, a.state_stride, size, state,
             [&](int64_t token, const T* from, T* to) {
               delta_head<T>(mixer, token, head, from, to,
-                            a.y ? a.y + token * mixer.inner() + head * a.value_dim : unwanted);
+                            a.y ? a.y + token * mixer.inner() + head * a.value_dim : nullptr);
               if (!a.kept) return;
               float* kept = a.kept + token * a.kept_stride + channels;
               kept[head] = a.b[token * a.b_stride + head];
@@ -201,7 +227,8 @@ void delta_tokens(const DeltaTokens& a, Team& team) {
                a.conv_pool,   a.read_slots,   a.write_slots, a.has_initial, a.counts,
                a.track_slots, a.track_counts, a.kept,        a.convolved,   a.rows,
                a.tokens,      mixer.channels(), a.qkv_stride, a.width,      a.conv_stride,
-               a.kept_stride, a.conv_dtype,   /*silu=*/1},
+               a.kept_stride, a.conv_dtype,   /*silu=*/1,     a.layers,      a.input_layer,
+               a.conv_layer},
               team);
   if (a.state_dtype == FLOAT32) {
     delta_all_tokens<float>(a, mixer, team);

@@ -324,10 +324,11 @@ _ROWS = "read_slots write_slots has_initial counts track_slots track_counts kept
 
 class ConvTokensArguments(Arguments):
     operation = "conv_tokens"
-    optional = _NOT_ALWAYS | {"before", "after", "bias"}
+    optional = _NOT_ALWAYS | {"before", "after", "taps", "bias", "out"}
     _fields_ = _fields(
         f"x before after taps bias pool {_ROWS} out",
-        "rows tokens channels x_stride width pool_stride kept_stride dtype silu",
+        "rows tokens channels x_stride width pool_stride kept_stride dtype silu "
+        "layers x_layer pool_layer",
     )
 
 
@@ -338,7 +339,8 @@ class Mamba2TokensArguments(Arguments):
         f"inputs z conv_weight conv_bias A D dt_bias norm_weight conv_pool ssm_pool {_ROWS} "
         "convolved y",
         "rows tokens stride kept_stride heads head_dim groups d_state width "
-        "conv_stride ssm_stride conv_dtype ssm_dtype gate_last",
+        "conv_stride ssm_stride conv_dtype ssm_dtype gate_last "
+        "layers input_layer conv_layer ssm_layer",
         "dt_low dt_high eps",
     )
 
@@ -350,7 +352,8 @@ class DeltaTokensArguments(Arguments):
         f"qkv z b a conv_weight A dt_bias norm_weight conv_pool state_pool {_ROWS} convolved y",
         "rows tokens qkv_stride z_stride b_stride a_stride kept_stride "
         "key_heads heads key_dim value_dim width "
-        "conv_stride state_stride conv_dtype state_dtype channelwise silu_gate",
+        "conv_stride state_stride conv_dtype state_dtype channelwise silu_gate "
+        "layers input_layer conv_layer state_layer",
         "eps",
     )
 

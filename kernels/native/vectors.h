@@ -70,12 +70,36 @@ inline Vec kept(Vec v) {
 }
 
 inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
-inline void store(Bf16* p, Vec v) {  // to the nearest, ties to even; a NaN stays one
-  BitVec bits = reinterpret_cast<BitVec>(v);
-  BitVec rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  BitVec nan = (bits & 0x7fffffff) > 0x7f800000;
-  rounded = (rounded & ~nan) | (nan & 0x7fc0);
-  *reinterpret_cast<HalfBits*>(p) = __builtin_convertvector(rounded, HalfBits);
+
+// v in bfloat16, in the upper half of each lane: to the nearest, ties to even; a NaN stays one.
+inline BitVec to_bf16(Vec v) {
+  const BitVec bits = reinterpret_cast<BitVec>(v);
+  const BitVec sums = bits + 0x7fff + ((bits >> 16) & 1);
+#ifdef __AVX512F__  // gcc would make a vector of the comparison
+  const __mmask16 number = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_ORD_Q);
+  const __m512i nan = _mm512_set1_epi32(0x7fc00000), upper = _mm512_set1_epi32(0xffff0000);
+  return (BitVec)_mm512_mask_and_epi32(nan, number, (__m512i)sums, upper);
+#else
+  const BitVec nan = (bits & 0x7fffffff) > 0x7f800000;
+  return (sums & 0xffff0000 & ~nan) | (nan & 0x7fc00000);
+#endif
+}
+inline void store(Bf16* p, Vec v) {
+  *reinterpret_cast<HalfBits*>(p) = __builtin_convertvector(to_bf16(v) >> 16, HalfBits);
+}
+
+// Values as they are after a store and a load.
+inline Vec rounded(float, Vec v) { return v; }
+inline Vec rounded(Bf16, Vec v) { return reinterpret_cast<Vec>(to_bf16(v)); }
+
+// a b + c, rounded once where the CPU can: not left to the compiler, which decides it by what is
+// near.
+inline Vec multiply_add(Vec a, Vec b, Vec c) {
+#ifdef __AVX512F__
+  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+  return a * b + c;
+#endif
 }
 
 inline float value(float v) { return v; }

@@ -79,7 +79,7 @@ def make(kind: str, kernels: Kernels, tokens: int, dtype: torch.dtype, rng: rand
             width,
         )
     if kind.startswith("mamba2"):
-        mixer = random_mixer(4, rng.choice([5, 16]), 2, rng.choice([7, 16, 40]), width, rng)
+        mixer = random_mixer(4, rng.choice([5, 16]), 2, rng.choice([7, 40, 72, 200]), width, rng)
         mixer = replace(mixer, gate_last=kind.endswith("last"))
         channels = mixer.conv_weight.shape[0]
         return Mixer(
