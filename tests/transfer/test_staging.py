@@ -1,4 +1,4 @@
-"""KV that a NIXL sender puts together for ranks that keep other heads."""
+"""KV that a NIXL sender puts together for ranks that keep other heads, or a reader takes apart."""
 
 import ctypes
 import random
@@ -11,18 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transfer.layouts import Pools
 from transfer.rank_pools import RankPools, divides, page_layouts
+from transfer.test_pull import joined
 from transfer.test_unequal_ranks import FROM, PAGES, SLOTS, check, engines
 from transfer.wires import SOURCE, TARGET, TOKENS, Wire, connected, until
 
 from baton.engine.memory.layout import PageLayout, SlotLayout
 from baton.transfer.channels.nixl import staging
 from baton.transfer.channels.nixl.agent import NixlAgent, Parts
-from baton.transfer.channels.nixl.runs import Gathering, runs_apart
+from baton.transfer.channels.nixl.gathering import Gathering
+from baton.transfer.channels.nixl.peer import NixlPeer
+from baton.transfer.channels.nixl.reader import NixlReader
+from baton.transfer.channels.nixl.runs import runs_apart
+from baton.transfer.channels.nixl.scattering import Scattering
 from baton.transfer.channels.nixl.sender import NixlSender
 from baton.transfer.channels.nixl.staging import Staging
 from baton.transfer.errors import ChannelError
 from baton.transfer.memory.rank_moves import RankMoves
-from baton.transfer.memory.segments import Kind, Segment, cut_kv, cut_state, nbytes
+from baton.transfer.memory.segments import Kind, Segment, cut_kv, cut_prefix, cut_state, nbytes
 
 RANKS = st.sampled_from([(1, 2), (2, 1), (2, 4), (4, 2), (1, 4), (3, 2), (2, 3), (6, 4)])
 NO_SLOTS = SlotLayout((), torch.bfloat16, torch.float32)
@@ -57,13 +62,56 @@ def test_a_buffer_brings_the_same_bytes_to_the_same_places_in_fewer_runs(
             assert len(runs[0]) == count * d * len(pages.components_of(layers))
         else:
             runs = runs_apart(moves, segment, (spans, SOURCE), there)
-        assert np.array_equal(runs[0][:, 1], runs[1][:, 1])
         disjoint(runs[1])
-        for (here, size, _), (into, *_) in zip(*(side.tolist() for side in runs), strict=True):
-            ctypes.memmove(into, here, size)
+        copied(*runs)
         found.append((target, int(runs[1][:, 1].sum())))
     assert found[0][1] == found[1][1] == moves.nbytes(segment)
     assert found[0][0].equals(found[1][0])
+
+
+@given(st.data())
+def test_a_read_into_a_buffer_brings_the_same_bytes_in_fewer_runs(data: st.DataObject) -> None:
+    pages = data.draw(page_layouts.filter(lambda layout: bool(layout.layers)))
+    p, d = data.draw(RANKS.filter(lambda ranks: all(divides(pages, size) for size in ranks)))
+    start = data.draw(st.integers(0, 4 * pages.page_size - 1))
+    end = data.draw(st.integers(start + 1, 4 * pages.page_size))
+    segment = Segment(Kind.KV, start, end, None)
+    source = RankPools(NO_SLOTS, pages, p)
+    randomise(source, pages)
+    moves = RankMoves(NO_SLOTS, pages, p, d)
+    there = source.memory.spans, SOURCE
+    apart, expected = RankPools(NO_SLOTS, pages, d, 0x5A), RankPools(NO_SLOTS, pages, d, 0x5A)
+    copied(*runs_apart(moves, segment, there, (expected.memory.spans, TARGET)))
+    size = data.draw(st.sampled_from([nbytes(segment, pages), 40, 0]))  # less: some lie apart
+    buffer = np.full(size, 0xEE, np.uint8)
+    scattering = Scattering(moves, apart.memory.spans, pages.page_size)
+    staged = scattering.staged(segment, TARGET, there, buffer)
+    disjoint(staged.ours)
+    copied(staged.theirs, staged.ours)
+    scattering.scatter(staged, buffer)
+    assert apart.equals(expected)
+    assert int(staged.ours[:, 1].sum()) <= moves.nbytes(segment)
+
+
+@pytest.mark.parametrize(("p", "d", "tensors"), [(1, 2, 4 + 2), (2, 1, 8 + 1), (2, 4, 12 + 4)])
+def test_a_read_has_one_run_a_page_of_each_tensor_that_a_source_rank_has(
+    p: int, d: int, tensors: int
+) -> None:
+    """Latents, and heads that are alone in a row on both sides, are read for each rank that keeps
+    them."""
+    source, target, _ = engines(p, d)
+    size = PAGES.page_size
+    segment = Segment(Kind.KV, size, 3 * size, None)
+    scattering = Scattering(RankMoves(SLOTS, PAGES, p, d), target.memory.spans, size)
+    buffer = np.empty(nbytes(segment, PAGES), np.uint8)
+    staged = scattering.staged(segment, TARGET, (source.memory.spans, SOURCE), buffer)
+    assert len(staged.ours) == len(staged.theirs) == 2 * tensors
+
+
+def copied(source: Parts, target: Parts) -> None:
+    for (here, size, _), (into, into_size, _) in zip(source.tolist(), target.tolist(), strict=True):
+        assert size == into_size
+        ctypes.memmove(into, here, size)
 
 
 def randomise(source: RankPools, pages: PageLayout) -> None:
@@ -94,6 +142,43 @@ def test_a_buffer_is_free_when_its_write_has_ended_and_no_sooner() -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "BUFFER_BYTES", SMALL)
     monkeypatch.setattr(staging, "BUFFERS", FEW)
+
+
+class SlowReads:
+    """Reads of which the reader learns some polls late, and what they have brought."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, polls: int) -> None:
+        self.posted: dict[tuple[int, int], Parts] = {}
+        self.ended: dict[tuple[int, int], tuple[int, bytes]] = {}
+        self.most = 0
+        self.overwritten = False
+        read, done = NixlAgent.read_parts, NixlAgent.done
+
+        def noted(agent: NixlAgent, target: Parts, *more: Any) -> int:
+            number = read(agent, target, *more)
+            self.posted[id(agent), number] = target
+            self.most = max(self.most, len(self.posted))
+            return number
+
+        def late(agent: NixlAgent, number: int) -> bool:
+            key = id(agent), number
+            if key not in self.posted:
+                return done(agent, number)  # the probe
+            brought = bytes_of(self.posted[key])
+            if key not in self.ended:
+                if done(agent, number):
+                    self.ended[key] = polls, bytes_of(self.posted[key])
+                return False
+            left, before = self.ended.pop(key)
+            self.overwritten |= brought != before
+            if left:
+                self.ended[key] = left - 1, before
+            else:
+                del self.posted[key]
+            return not left
+
+        monkeypatch.setattr(NixlAgent, "read_parts", noted)
+        monkeypatch.setattr(NixlAgent, "done", late)
 
 
 class SlowWrites:
@@ -180,8 +265,28 @@ async def test_a_cancelled_write_frees_its_buffers_once_nothing_reads_them(
         assert not wire.tickets.complete(ticket)
 
 
+@pytest.mark.parametrize(("p", "d"), [(1, 2), (2, 1), (2, 4), (4, 2)], ids=str)
+async def test_reads_into_small_buffers_never_overwrite_one_another(
+    p: int, d: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "BUFFER_BYTES", 3 * PAGES.token_bytes)
+    monkeypatch.setattr(staging, "BUFFERS", FEW)
+    source, target, end = engines(p, d)
+    async with joined("nixl", sides=(source, target)) as (*_, reader):
+        slow = SlowReads(monkeypatch, polls=3)
+        for _ in range(2):
+            await reader.read(cut_prefix(SLOTS, PAGES, FROM, TOKENS, 4 * SMALL), TARGET, SOURCE)
+        assert target.equals(end, but=frozenset({0}))
+        assert slow.most > 1 and not slow.overwritten and not slow.posted
+        assert isinstance(reader, NixlReader)
+        assert free_of(reader._peer) == FEW
+
+
 def free_buffers(wire: Wire) -> int:
     assert isinstance(wire.connection, NixlSender)
-    peer = wire.connection._peer
+    return free_of(wire.connection._peer)
+
+
+def free_of(peer: NixlPeer | None) -> int:
     assert peer is not None and peer._staging is not None
     return len(peer._staging._free)

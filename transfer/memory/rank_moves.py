@@ -53,6 +53,11 @@ class RankMoves:
         for _, moves in groupby(self.of(segment), _filled):
             yield list(moves)
 
+    def draining(self, segment: Segment) -> Iterator[list[SegmentMove]]:
+        """Yield the same moves, together those which need one tensor of a source's block."""
+        for _, moves in groupby(sorted(self.of(segment), key=_drained), _drained):
+            yield list(moves)
+
     def of(self, segment: Segment) -> Iterator[SegmentMove]:
         """Yield the moves that bring a segment's bytes to every rank that keeps them."""
         return self._of_kv(segment) if segment.kind is Kind.KV else self._of_state(segment)
@@ -98,6 +103,10 @@ class RankMoves:
 
 def _filled(move: SegmentMove) -> tuple[int, int, int]:
     return move.block, move.component, move.destination.rank
+
+
+def _drained(move: SegmentMove) -> tuple[int, int, int]:
+    return move.block, move.component, move.source.rank
 
 
 def _further(place: Place, nbytes: int) -> Place:

@@ -71,7 +71,7 @@ class NixlChannel(Channel):
         return NixlReceiver(ours, self.context)
 
     async def connect_sender(self, endpoint: bytes, peer: WorkerIdentity) -> NixlSender:
-        return NixlSender(await self._reach("w", endpoint, gathers=True), self.context)
+        return NixlSender(await self._reach("w", endpoint), self.context)
 
     async def connect_reader(self, endpoint: bytes) -> NixlReader:
         return NixlReader(await self._reach("q", endpoint), self.context)
@@ -79,10 +79,10 @@ class NixlChannel(Channel):
     def open_lender(self) -> NixlLender:
         return NixlLender(lambda: self._name("l"), self.context)
 
-    async def _reach(self, kind: str, endpoint: bytes, *, gathers: bool = False) -> NixlPeer:
+    async def _reach(self, kind: str, endpoint: bytes) -> NixlPeer:
         name, there = self._name(kind), decode_endpoint(endpoint)
         memory, devices = self.context.memory, self.context.network.devices
-        return await asyncio.to_thread(NixlPeer, name, memory, there, devices, gathers=gathers)
+        return await asyncio.to_thread(NixlPeer, name, memory, there, devices)
 
     def _name(self, kind: str) -> str:
         """Return the next agent's name, unique over workers and their restarts."""

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from baton.core.errors import ConfigError
 from baton.transfer.channels.nixl.agent import Parts
-from baton.transfer.channels.nixl.runs import POOLS_A_RANK, Gathering, runs_apart
+from baton.transfer.channels.nixl.gathering import Gathering
+from baton.transfer.channels.nixl.runs import POOLS_A_RANK, runs_apart
+from baton.transfer.channels.nixl.scattering import Scattering, StagedRead
 from baton.transfer.channels.nixl.staging import Bytes
 from baton.transfer.errors import ChannelError
 from baton.transfer.memory.rank_moves import RankMoves
@@ -24,6 +26,7 @@ class Crossing:
         self._reads = RankMoves(memory.slots, memory.pages, *reversed(ranks))
         self._page_size = memory.pages.page_size
         self._gathering: Gathering | None = None
+        self._scattering: Scattering | None = None
 
     def written(
         self, segment: Segment, source: Holder, target: Holder, buffer: Bytes | None
@@ -39,11 +42,25 @@ class Crossing:
             self._gathering = Gathering(self._writes, self._ours, self._page_size)
         return self._gathering.runs(segment, source, there, buffer)
 
-    def fetched(self, segment: Segment, into: Holder, source: Holder) -> tuple[Parts, Parts]:
-        """Return the runs of a read, in our `into` and in the peer's `source`."""
-        sides = (self._theirs, source), (self._ours, into)
-        theirs, ours = runs_apart(self._reads, segment, *sides)
-        return ours, theirs
+    def fetched(
+        self, segment: Segment, into: Holder, source: Holder, buffer: Bytes | None
+    ) -> StagedRead:
+        """Return the runs of a read, in our `into` and in the peer's `source`.
+
+        buffer: for what lies apart on one of the sides, see `Scattering`; None: nothing is copied
+        """
+        there = self._theirs, source
+        if buffer is None:
+            theirs, ours = runs_apart(self._reads, segment, there, (self._ours, into))
+            return StagedRead(ours, theirs)
+        if self._scattering is None:
+            self._scattering = Scattering(self._reads, self._ours, self._page_size)
+        return self._scattering.staged(segment, into, there, buffer)
+
+    def landed(self, staged: StagedRead, buffer: Bytes) -> None:
+        """Bring to our pools what a read that has ended has left in its buffer."""
+        if self._scattering is not None:
+            self._scattering.scatter(staged, buffer)
 
     def written_bytes(self, segment: Segment) -> int:
         """Return the bytes of a write: what several of the peer's ranks keep counts for each."""

@@ -1,7 +1,7 @@
 """An agent with its peer's pools: used to write to them and to read from them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -12,10 +12,11 @@ from baton.transfer.channels.nixl.crossing import Crossing, check_pools
 from baton.transfer.channels.nixl.endpoint import NixlEndpoint
 from baton.transfer.channels.nixl.plan import PAGES, SLOTS, Cut, cut, wire_bytes
 from baton.transfer.channels.nixl.runs import POOLS_A_RANK
+from baton.transfer.channels.nixl.scattering import StagedRead
 from baton.transfer.channels.nixl.staging import Bytes, Staging
 from baton.transfer.errors import ChannelError
 from baton.transfer.memory.regions import EngineMemory, Holder, Memory, Span
-from baton.transfer.memory.segments import Kind, Segment, nbytes
+from baton.transfer.memory.segments import Kind, Segment, cut_kv, nbytes
 
 PROBE_BYTES = 64
 PROBE_S = 5.0
@@ -25,29 +26,21 @@ class NixlPeer:
     """An agent that has reached its peer once, with the pools of both prepared."""
 
     def __init__(
-        self,
-        name: str,
-        memory: Memory,
-        there: NixlEndpoint,
-        devices: Sequence[str],
-        *,
-        gathers: bool = False,
+        self, name: str, memory: Memory, there: NixlEndpoint, devices: Sequence[str]
     ) -> None:
-        """Connect to `there` and write a probe. Blocks for up to PROBE_S. Raises ChannelError.
-
-        gathers: what is written is put together in the host's memory first, where it lies apart
-        """
+        """Connect to `there` and write a probe. Blocks for up to PROBE_S. Raises ChannelError."""
         check_pools(memory, there.spans, there.agent)
         self.ours = memory.spans
         self.theirs = there.spans
         self._memory = memory
         self._crossing = None
         self._staging = None
+        self._staged: dict[int, StagedRead] = {}  # of reads into buffers, by number
         spans = self.ours
         if len(self.ours) + len(self.theirs) > 2 * POOLS_A_RANK:
             self._crossing = Crossing(memory, there.spans)
             equal = len(self.ours) == len(self.theirs)
-            if gathers and not equal and all(span.device is None for span in spans):
+            if not equal and all(span.device is None for span in spans):
                 self._staging = Staging(staging.BUFFER_BYTES, staging.BUFFERS)
                 spans = (*spans, self._staging.span)
         self.agent = NixlAgent(name, spans, devices)
@@ -64,6 +57,14 @@ class NixlPeer:
     def full(self) -> bool:
         """True while nothing can be posted, because what was posted has not ended."""
         return self._staging is not None and self._staging.full
+
+    def parts(self, segment: Segment) -> Iterator[Segment]:
+        """Yield the parts in which a segment is read fastest."""
+        if self._staging is None or segment.kind is not Kind.KV:
+            yield segment
+            return
+        limit = self._staging.buffer_bytes
+        yield from cut_kv(self._memory.pages, segment.start, segment.end, limit, segment.layers)
 
     def segment_limit(self, limit: int) -> int:
         """Return the payload bytes of a segment, of at most `limit`, that is written fastest."""
@@ -97,16 +98,28 @@ class NixlPeer:
             note,
         )
 
-    def ended(self, write: int) -> None:
-        """Free what a write has used, once it has ended."""
-        if self._staging is not None:
-            self._staging.free(write)
+    def ended(self, post: int) -> None:
+        """Bring what a read has left in a buffer to its place, and free what a write or a read has
+        used, once it has ended."""
+        if self._staging is None:
+            return
+        staged, buffer = self._staged.pop(post, None), self._staging.held(post)
+        if staged is not None and buffer is not None and self._crossing is not None:
+            self._crossing.landed(staged, buffer)
+        self._staging.free(post)
 
     def fetch(self, segment: Segment, into: Holder, source: Holder) -> int:
-        """Post a read from the peer's `source` into our `into`. Returns its number."""
+        """Post a read from the peer's `source` into our `into`. Returns its number. The bytes are
+        in their place after `ended`."""
         agent = self.agent
         if self._crossing is not None:
-            return agent.read_parts(*self._crossing.fetched(segment, into, source), self._peer)
+            buffer = self._buffer(segment)
+            staged = self._crossing.fetched(segment, into, source, buffer)
+            read = agent.read_parts(staged.ours, staged.theirs, self._peer)
+            if self._staging is not None and buffer is not None:
+                self._staging.hold(read)
+                self._staged[read] = staged
+            return read
         part = self._cut(segment)
         pool = part.pool
         if part.blocks:

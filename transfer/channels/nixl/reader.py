@@ -49,9 +49,11 @@ class NixlReader:
         Nothing is written into `into` after this has returned or raised. Raises ChannelError. The
         reader is closed after an error, and when the caller is cancelled.
         """
-        if self.closed:
+        peer = self._peer
+        if self.closed or peer is None:
             raise ChannelError("the connection was closed")
-        reads = [_Read(s, into, source, self._loop.create_future()) for s in segments]
+        parts = (part for segment in segments for part in peer.parts(segment))
+        reads = [_Read(part, into, source, self._loop.create_future()) for part in parts]
         whole = False
         try:
             self._waiting.extend(reads)
@@ -84,9 +86,10 @@ class NixlReader:
             agent = self._peer.agent
             done = [number for number in self._posted if agent.done(number)]
             for number in done:
+                self._peer.ended(number)
                 self._end(self._posted.pop(number))
             moved = bool(done)
-            while self._waiting and len(self._posted) < READS:
+            while self._waiting and len(self._posted) < READS and not self._peer.full:
                 self._post_next(self._peer)
                 moved = True
         except ChannelError as error:

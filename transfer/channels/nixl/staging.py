@@ -1,4 +1,5 @@
-"""Host memory in which a writer puts KV together for a peer whose ranks keep other heads."""
+"""Host memory in which a writer puts KV together for a peer whose ranks keep other heads, and from
+which a reader takes it apart."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +16,15 @@ Bytes = NDArray[np.uint8]
 class Staging:
     """A few buffers of one size, used again and again: 16 MiB a connection.
 
-    A buffer belongs to one write from `hold` to the end of that write, because NIXL reads it until
-    then. Used by one thread at a time.
+    A buffer belongs to one write or read from `hold` to `free`, because NIXL uses it until that has
+    ended. Used by one thread at a time.
     """
 
     def __init__(self, buffer_bytes: int, buffers: int) -> None:
         self.buffer_bytes = buffer_bytes
         self._bytes = np.empty((buffers, buffer_bytes), np.uint8)
         self._free = list(range(buffers))
-        self._read: dict[int, int] = {}  # buffers under writes, by the write's number
+        self._held: dict[int, int] = {}  # buffers in use, by the number of the write or read
 
     @property
     def span(self) -> Span:
@@ -33,7 +34,7 @@ class Staging:
 
     @property
     def full(self) -> bool:
-        """True while every buffer is under a write."""
+        """True while every buffer is in use."""
         return not self._free
 
     @property
@@ -42,11 +43,16 @@ class Staging:
         buffer: Bytes = self._bytes[self._free[-1]]
         return buffer
 
-    def hold(self, write: int) -> None:
-        """Keep the buffer `next` for a write that reads it."""
-        self._read[write] = self._free.pop()
+    def hold(self, post: int) -> None:
+        """Keep the buffer `next` for a write or a read that uses it."""
+        self._held[post] = self._free.pop()
 
-    def free(self, write: int) -> None:
-        """Free the buffer of a write that has ended, if it had one."""
-        if (number := self._read.pop(write, None)) is not None:
+    def held(self, post: int) -> Bytes | None:
+        """Return the buffer of a write or a read, None where it has none."""
+        number = self._held.get(post)
+        return None if number is None else self._bytes[number]
+
+    def free(self, post: int) -> None:
+        """Free the buffer of a write or a read that has ended, if it had one."""
+        if (number := self._held.pop(post, None)) is not None:
             self._free.append(number)
