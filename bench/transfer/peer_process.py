@@ -6,6 +6,7 @@ It has a decode rank's receivers, and the other ends of raw NIXL and raw gRPC.
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from baton.rpc.credentials import Credentials
 from baton.transfer.channels import registry
 from baton.transfer.channels.base import Channel, ChannelContext
 from baton.transfer.channels.channel_set import ChannelSet, Receiver
+from baton.transfer.channels.ends import Lender
 from baton.transfer.channels.nixl.agent import NixlAgent
 from baton.transfer.channels.poller import Poller, Work
 from baton.transfer.memory.segments import Kind
@@ -56,14 +58,16 @@ class RawNixl:
 class Peer:
     """The receiver's side: it runs the commands that the writing process sends."""
 
-    def __init__(self, pipe: Connection, seed: int, certificate: Path) -> None:
-        """certificate: the folder with this process's."""
+    def __init__(self, pipe: Connection, seed: int, certificate: Path, ranks: int) -> None:
+        """certificate: the folder with this process's. ranks: those of its memory."""
         self._pipe = pipe
-        self._pools = Pools(seed)
+        self._pools = Pools(seed, ranks)
         self._credentials = Credentials(certificate)
         self._poller = Poller("transfers")
         self._tickets = TicketTable(self._pools.memory, 0, tell_on_loop())
         self._receivers: dict[str, Receiver] = {}
+        self._lender: Lender | None = None
+        self._loans = ExitStack()
         self._ticket: Ticket | None = None
         self._landed = asyncio.Event()
         self._applied = 0
@@ -91,6 +95,9 @@ class Peer:
             reply = await self._do(*word)
             if reply is not None:
                 self._pipe.send(reply)
+        self._loans.close()
+        if self._lender is not None:
+            await self._lender.close()
         for receiver in self._receivers.values():
             await receiver.close()
         await server.stop(None)
@@ -117,6 +124,11 @@ class Peer:
                 return await self._all(segments)
             case "raw", (on,):
                 self._raw.turn(on)
+            case "lend", (channel,):
+                lender = self._lender = self._channels[channel].open_lender()
+                endpoint = await lender.endpoint()
+                self._loans.enter_context(lender.lend())
+                return endpoint, lender.segment_bytes
         return None
 
     def _context(self) -> ChannelContext:
@@ -173,11 +185,11 @@ def _broken(ticket: Ticket, error: Exception) -> None:
     raise error
 
 
-def main(pipe: Connection, seed: int, certificate: Path) -> None:
+def main(pipe: Connection, seed: int, certificate: Path, ranks: int = 1) -> None:
     """Run the receiving process."""
     keep_freed_memory()
 
     async def serve() -> None:
-        await Peer(pipe, seed, certificate).run()
+        await Peer(pipe, seed, certificate, ranks).run()
 
     uvloop.run(serve())

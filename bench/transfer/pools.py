@@ -8,8 +8,10 @@ import torch
 
 from baton.engine.memory.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
 from baton.engine.memory.page_pool import PagePool
+from baton.engine.memory.rank_storage import RankStorage, RankStorages
 from baton.engine.memory.state_pool import StatePool
-from baton.transfer.memory.regions import EngineMemory, Holder
+from baton.transfer.memory.rank_memory import RankMemory
+from baton.transfer.memory.regions import EngineMemory, Holder, Memory
 from baton.transfer.memory.segments import Segment, cut_kv, cut_state
 
 PAGE_SIZE = 64
@@ -32,6 +34,12 @@ class TransferCase:
         state = sum(c.nbytes for c in slots.components if c.layer < self.layers)
         return state + self.tokens * PAGES.token_bytes
 
+    def kept_bytes(self, slots: SlotLayout, ranks: int) -> int:
+        """Return the bytes of payload that so many ranks keep, together."""
+        parts = [(slots.shard(r, ranks), PAGES.shard(r, ranks)) for r in range(ranks)]
+        state = sum(c.nbytes for s, _ in parts for c in s.components if c.layer < self.layers)
+        return state + sum(p.token_bytes for _, p in parts) * self.tokens
+
     def segments(self, slots: SlotLayout, limit: int) -> Iterator[Segment]:
         """Return the segments in the order in which a prefill worker sends them."""
         yield from cut_kv(PAGES, 0, self.tokens, limit)
@@ -53,16 +61,20 @@ TOKENS = max(case.tokens for case in CASES)
 class Pools:
     """One engine's memory without the engine. The request's pages lie anywhere in it."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, ranks: int = 1) -> None:
         cpu = torch.device("cpu")
         count = TOKENS // PAGE_SIZE
-        self.states = StatePool(SlotLayout((LAYER,) * LAYERS, torch.bfloat16, torch.float32), SLOTS,
-                                cpu)  # fmt: skip
-        self.pages = PagePool(PAGES, 1 + count, cpu)
+        whole = SlotLayout((LAYER,) * LAYERS, torch.bfloat16, torch.float32)
+        parts = [(whole.shard(r, ranks), PAGES.shard(r, ranks)) for r in range(ranks)]
+        pools = [(StatePool(s, SLOTS, cpu), PagePool(p, 1 + count, cpu)) for s, p in parts]
         generator = torch.Generator().manual_seed(seed)
-        for storage in (self.states.storage, self.pages.storage):
+        for storage in (pool.storage for pair in pools for pool in pair):
             storage.random_(0, 256, generator=generator)
-        self.memory = EngineMemory(self.states, self.pages)
+        self.states, self.pages = pools[0]  # of the first rank
+        self.memory: Memory = EngineMemory(self.states, self.pages)
+        if ranks > 1:
+            storages = tuple(RankStorage(s.storage, p.storage) for s, p in pools)
+            self.memory = RankMemory(RankStorages(whole, PAGES, storages))
         order = list(range(1, count + 1))
         random.Random(seed).shuffle(order)
         self.holder = Holder(SLOT, tuple(order))

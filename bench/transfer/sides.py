@@ -1,8 +1,10 @@
 """The writing process of `baton bench transfer`: our channels, raw NIXL and raw gRPC."""
 
 import asyncio
+import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -10,21 +12,46 @@ import numpy as np
 import torch
 from grpc import aio
 
-from baton.bench.transfer.peer_process import BENCHED, LEASE_S, RAW_SERVICE, RECEIVER
+from baton.bench.transfer.peer_process import BENCHED, LEASE_S, RAW_SERVICE, RECEIVER, main
 from baton.bench.transfer.pools import Pools, TransferCase
+from baton.deploy.certs.cluster_credentials import ClusterCredentials
 from baton.proto.common_pb2 import DECODE, WorkerIdentity
 from baton.rpc.channel_options import DATA_OPTIONS
 from baton.rpc.credentials import Credentials
+from baton.rpc.identity import ProcessRole
 from baton.transfer.channels import registry
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.channel_set import ChannelSet
-from baton.transfer.channels.ends import Sender
+from baton.transfer.channels.ends import Reader, Sender
 from baton.transfer.channels.nixl.agent import NixlAgent
 from baton.transfer.channels.nixl.plan import PAGES, SLOTS
 from baton.transfer.channels.poller import Poller
 from baton.transfer.memory.regions import Holder, Span
 from baton.transfer.memory.segments import MESSAGE_BYTES, Kind
 from baton.transfer.tickets import TicketTable
+
+JOIN_S = 30.0
+
+
+@asynccontextmanager
+async def joined(
+    seed: int, certificates: ClusterCredentials, here: int = 1, there: int = 1
+) -> AsyncIterator["Sides"]:
+    """Start the receiving process, of `there` ranks, and join it as the leader of `here`."""
+    writer = certificates.issue(ProcessRole.PREFILL, "bench-writer")
+    receiver = certificates.issue(ProcessRole.DECODE, RECEIVER)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=main, args=(theirs, seed, receiver, there), daemon=True)
+    child.start()
+    sides = Sides(ours, Pools(seed, here), Credentials(writer))
+    await sides.open()
+    try:
+        yield sides
+    finally:
+        await sides.close()
+        ours.send(None)
+        child.join(JOIN_S)
 
 
 class Sides:
@@ -36,9 +63,10 @@ class Sides:
         self.pools = pools
         self._poller = Poller("transfers")
         self._senders: dict[str, Sender] = {}
+        self._readers: dict[str, tuple[Reader, int]] = {}  # with the lender's segment size
         self._receiver: WorkerIdentity
         self._target: Holder
-        self._spans: tuple[Span, Span]
+        self._spans: tuple[Span, ...]
         self.moved = 0  # bytes of the last hand-off by a channel of ours, as its receiver counts
 
     async def open(self) -> None:
@@ -55,6 +83,8 @@ class Sides:
     async def close(self) -> None:
         for sender in self._senders.values():
             await sender.close()
+        for reader, _ in self._readers.values():
+            await reader.close()
         self._raw.close()
         await self._plain.close()
         await self._tls.close()
@@ -80,6 +110,23 @@ class Sides:
         landed: float
         self.moved, landed = await self._heard()
         return max(finished, landed) - began
+
+    async def read(self, channel: str, case: TransferCase) -> float:
+        """Measure reading what the other process lends, over one connection."""
+        if channel not in self._readers:
+            self._pipe.send(("lend", channel))
+            endpoint, limit = await self._heard()
+            mine = registry.find(channel)(self._context("bench-reader", verify=False))
+            self._readers[channel] = await mine.connect_reader(endpoint), limit
+        reader, limit = self._readers[channel]
+        segments = list(case.segments(self.pools.memory.slots, limit))
+        began = time.perf_counter()
+        await reader.read(segments, self.pools.holder, self._target)
+        return time.perf_counter() - began
+
+    def kept_bytes(self, case: TransferCase, ranks: int) -> int:
+        """Return the payload of a case that so many ranks keep, together."""
+        return case.kept_bytes(self.pools.memory.slots, ranks)
 
     async def raw_nixl(self, case: TransferCase) -> float:
         """Measure one write of one descriptor of the largest size, polled without a pause."""
@@ -123,10 +170,17 @@ class Sides:
         return time.perf_counter() - began
 
     async def _connect(self, channel: str, verify: bool) -> None:
-        name, memory = _name(channel, verify), self.pools.memory
+        name = _name(channel, verify)
         self._pipe.send(("open", name, channel))
         offers = await self._heard()
-        context = ChannelContext(
+        channels = ChannelSet([registry.find(channel)(self._context(name, verify=verify))])
+        chosen = await channels.connect(offers, self._receiver)
+        self._pipe.send(("chosen", name, channel))
+        self._senders[name] = chosen.sender
+
+    def _context(self, name: str, *, verify: bool) -> ChannelContext:
+        memory = self.pools.memory
+        return ChannelContext(
             worker=name,
             memory=memory,
             tickets=TicketTable(memory, 0),
@@ -137,10 +191,6 @@ class Sides:
             count_received=_uncounted,
             credentials=self._credentials,
         )
-        channels = ChannelSet([registry.find(channel)(context)])
-        chosen = await channels.connect(offers, self._receiver)
-        self._pipe.send(("chosen", name, channel))
-        self._senders[name] = chosen.sender
 
     async def _heard(self) -> Any:
         return await asyncio.to_thread(self._pipe.recv)

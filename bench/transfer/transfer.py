@@ -1,6 +1,5 @@
 """`baton bench transfer`: state between two processes, compared with raw NIXL, gRPC and a copy."""
 
-import multiprocessing
 import random
 from collections.abc import Mapping
 from statistics import median
@@ -10,16 +9,12 @@ import torch
 import uvloop
 
 from baton.bench.contract import Report, json_option, repeats_option, seed_option, show, summarise
-from baton.bench.transfer import handover, peer_process
-from baton.bench.transfer.pools import CASES, Pools, TransferCase
-from baton.bench.transfer.sides import Sides, names
+from baton.bench.transfer import handover, unequal
+from baton.bench.transfer.pools import CASES, TransferCase
+from baton.bench.transfer.sides import Sides, joined, names
 from baton.deploy.certs.cluster_credentials import ClusterCredentials, cluster_credentials
 from baton.deploy.process.malloc_tuning import keep_freed_memory
 from baton.engine.memory.layout import SlotLayout
-from baton.rpc.credentials import Credentials
-from baton.rpc.identity import ProcessRole
-
-JOIN_S = 30.0
 
 
 @click.command("transfer")
@@ -39,6 +34,9 @@ def transfer(
     limits, interleaved with ours: one NIXL write of one descriptor, a gRPC stream of 1 MiB messages
     that is dropped at once, with TLS as ours and without (_plain), and a copy within a process.
     bytes_ratio: bytes that arrived, with headers and padding, over those needed.
+
+    CHANNEL_p1_d2_…: between leaders of unequal numbers of ranks, without checksums: GB/s, and the
+    bytes over those that the target's ranks keep; _read: a prefix is read.
 
     prefill_to_decode_ms: from the last layer at a prefill worker to the launch of the first decode
     step on an idle rank; the message between the two counts as half of the fastest heartbeat's
@@ -64,24 +62,16 @@ def transfer(
 async def _measure(
     cases: list[TransferCase], repeats: int, seed: int, certificates: ClusterCredentials
 ) -> tuple[dict[str, float], dict[str, float]]:
-    writer = certificates.issue(ProcessRole.PREFILL, "bench-writer")
-    receiver = certificates.issue(ProcessRole.DECODE, peer_process.RECEIVER)
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    child = context.Process(target=peer_process.main, args=(there, seed, receiver), daemon=True)
-    child.start()
-    sides = Sides(here, Pools(seed), Credentials(writer))
-    await sides.open()
-    into = torch.ones(max(case.nbytes(_slots(sides)) for case in cases), dtype=torch.uint8)
     rounds = []
-    for number in range(repeats + 1):
-        measured = await _round(sides, cases, into)
-        if number:  # the first touches every page, and connects
-            rounds.append(measured)
-    await sides.close()
-    here.send(None)
-    child.join(JOIN_S)
-    return _summed([ours for ours, _ in rounds]), summarise([limit for _, limit in rounds])
+    async with joined(seed, certificates) as sides:
+        into = torch.ones(max(case.nbytes(_slots(sides)) for case in cases), dtype=torch.uint8)
+        for number in range(repeats + 1):
+            measured = await _round(sides, cases, into)
+            if number:  # the first touches every page, and connects
+                rounds.append(measured)
+    results = _summed([ours for ours, _ in rounds])
+    results |= await unequal.measure(cases, repeats, seed, certificates)
+    return results, summarise([limit for _, limit in rounds])
 
 
 def _slots(sides: Sides) -> SlotLayout:
