@@ -345,20 +345,22 @@ class Share(_message.Message):
     def __init__(self, number: _Optional[int] = ..., units: _Optional[int] = ...) -> None: ...
 
 class WorkerReport(_message.Message):
-    __slots__ = ("hello", "status", "leaving", "share", "routers", "cache")
+    __slots__ = ("hello", "status", "leaving", "share", "routers", "cache", "same_details")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
+    SAME_DETAILS_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     status: WorkerStatus
     leaving: bool
     share: Share
     routers: _containers.RepeatedScalarFieldContainer[str]
     cache: CacheReport
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ..., leaving: _Optional[bool] = ..., share: _Optional[_Union[Share, _Mapping]] = ..., routers: _Optional[_Iterable[str]] = ..., cache: _Optional[_Union[CacheReport, _Mapping]] = ...) -> None: ...
+    same_details: bool
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ..., leaving: _Optional[bool] = ..., share: _Optional[_Union[Share, _Mapping]] = ..., routers: _Optional[_Iterable[str]] = ..., cache: _Optional[_Union[CacheReport, _Mapping]] = ..., same_details: _Optional[bool] = ...) -> None: ...
 
 class CacheReport(_message.Message):
     __slots__ = ("sequence", "after", "whole", "made", "depths", "evicted")
@@ -377,7 +379,7 @@ class CacheReport(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., after: _Optional[int] = ..., whole: _Optional[bool] = ..., made: _Optional[_Iterable[int]] = ..., depths: _Optional[_Iterable[int]] = ..., evicted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RegistryReply(_message.Message):
-    __slots__ = ("router_id", "lease_ms", "error", "leaving", "demand", "cache_wanted", "returned")
+    __slots__ = ("router_id", "lease_ms", "error", "leaving", "demand", "cache_wanted", "returned", "keeps_details")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -385,6 +387,7 @@ class RegistryReply(_message.Message):
     DEMAND_FIELD_NUMBER: _ClassVar[int]
     CACHE_WANTED_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_DETAILS_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     lease_ms: int
     error: _common_pb2.Error
@@ -392,4 +395,5 @@ class RegistryReply(_message.Message):
     demand: Demand
     cache_wanted: bool
     returned: bool
-    def __init__(self, router_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., leaving: _Optional[bool] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., cache_wanted: _Optional[bool] = ..., returned: _Optional[bool] = ...) -> None: ...
+    keeps_details: bool
+    def __init__(self, router_id: _Optional[str] = ..., lease_ms: _Optional[int] = ..., error: _Optional[_Union[_common_pb2.Error, _Mapping]] = ..., leaving: _Optional[bool] = ..., demand: _Optional[_Union[Demand, _Mapping]] = ..., cache_wanted: _Optional[bool] = ..., returned: _Optional[bool] = ..., keeps_details: _Optional[bool] = ...) -> None: ...

@@ -18,7 +18,7 @@ def worker_info(
     heard_s: seconds since its last report.
     here: most tokens of a prompt that a decode rank would compute itself now; None: no rank.
     """
-    status = worker.status
+    status, details = worker.status, worker.details
     return {
         "worker_id": worker.worker_id,
         "incarnation": worker.identity.incarnation,
@@ -49,16 +49,16 @@ def worker_info(
         "page_size": status.page_size,
         "handoffs": dict(sorted(status.handoffs.items())),
         "shortages": {pool: round(share, 3) for pool, share in sorted(status.shortages.items())},
-        "memory_plan": {part.name: part.text for part in status.memory_plan},
+        "memory_plan": {part.name: part.text for part in details.memory_plan},
         "uptime_s": status.uptime_s,
         "heard_s": round(heard_s, 3),
         "lag_ms": status.lag_us / 1000,
         "pid": status.pid,
         "rank_pids": [status.pid, *status.rank_pids],
         "metrics_path": metrics_path(worker.worker_id),
-        "peers": [peer.worker_id for peer in status.peers],
-        "channels": dict(sorted(status.channels.items())),
-        "settings": {name: json.loads(value) for name, value in sorted(status.settings.items())},
+        "peers": [peer.worker_id for peer in details.peers],
+        "channels": dict(sorted(details.channels.items())),
+        "settings": {name: json.loads(value) for name, value in sorted(details.settings.items())},
         "fingerprint": dict(worker.fingerprint),
     }
 
@@ -70,7 +70,7 @@ def engine_settings(ranks: Sequence[Worker]) -> dict[str, object]:
     are also at the top level, where clients of a single SGLang server look for them.
     """
     settings = [
-        {name: json.loads(value) for name, value in rank.status.settings.items()}
+        {name: json.loads(value) for name, value in rank.details.settings.items()}
         for rank in sorted(ranks, key=lambda rank: rank.rank)
     ]
     names = [

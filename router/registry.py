@@ -76,7 +76,8 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
             before = self._table.find(worker.worker_id)
             self._renew(worker, report)
             if not known:
-                await stream.send(demand=self._demand_of(self._table.worker(worker.worker_id), 0))
+                demand = self._demand_of(self._table.worker(worker.worker_id), 0)
+                await stream.send(demand=demand, keeps_details=True)
             if report.HasField("share") and report.share.number != stream.share:
                 stream.share = report.share.number
                 self._room_changed()
@@ -126,7 +127,14 @@ class RegistryServicer(worker_pb2_grpc.RegistryServicer):
     def _renew(self, worker: Worker, report: WorkerReport) -> None:
         status = report.status if report.HasField("status") else None
         share = report.share.units if report.HasField("share") else None
-        if not self._table.report(worker, status, report.leaving, share, report.routers):
+        if not self._table.report(
+            worker,
+            status,
+            report.leaving,
+            share,
+            report.routers,
+            same_details=report.same_details,
+        ):
             raise PeerLostError(
                 f"the registration of {worker.worker_id} had ended: its lease ran out, or a newer "
                 "one took its place; register again"

@@ -35,6 +35,8 @@ class Worker:
     share: int | None = None  # what this router may have there; None: all, it is the only one
     routers: tuple[str, ...] = ()  # names of those with which it is registered, in order
     worker_id: str = ""  # the identity's, which protobuf makes anew at each access
+    # The last status that had memory_plan, peers, settings and channels: most have none of them.
+    details: WorkerStatus = field(default_factory=WorkerStatus)
 
     def __post_init__(self) -> None:
         if not self.worker_id:
@@ -63,7 +65,7 @@ class Worker:
     @cached_property
     def prefill_chunk(self) -> int:
         """Return the prompt tokens that a step of the worker computes at most."""
-        given = self.status.settings.get("chunked_prefill_size")
+        given = self.details.settings.get("chunked_prefill_size")
         return DEFAULT_CHUNK if given is None else _number(given)
 
     @cached_property
@@ -71,7 +73,7 @@ class Worker:
         """Return the tokens between the depths at which prompts leave states in the worker's prefix
         cache; 0 where they leave none there, and before the worker has reported it.
         """
-        settings = self.status.settings
+        settings = self.details.settings
         if settings.get("mamba_scheduler_strategy") != '"extra_buffer"':
             return 0
         if settings.get("disable_radix_cache") != "false":
@@ -204,10 +206,12 @@ class WorkerTable:
         leaving: bool,
         share: int | None = None,
         routers: Sequence[str] = (),
+        *,
+        same_details: bool = False,
     ) -> bool:
         """Renew the lease. Returns False if this registration is no longer the valid one.
 
-        share, routers: see `Worker`.
+        share, routers: see `Worker`. same_details: the status has none.
         """
         current = self._current(worker)
         if current is None:
@@ -222,6 +226,7 @@ class WorkerTable:
             share,
             tuple(routers),
             current.worker_id,
+            current.details if status is None or same_details else status,
         )
         self._workers[worker.worker_id] = after
         self._renew(after)

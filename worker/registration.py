@@ -55,6 +55,7 @@ class Registration:
         self._returned = asyncio.Event()
         self._renewal = asyncio.Event()
         self._told: int | None = None  # of the cache, to this connection; None: nothing
+        self._keeps_details = False  # the router remembers what does not change
 
     async def run(self) -> None:
         """Stay registered until cancelled."""
@@ -111,11 +112,11 @@ class Registration:
             call = worker_pb2_grpc.RegistryStub(channel).Register()
             try:
                 async with asyncio.timeout(self._deadline_s):
-                    number = await self._greet(call)
+                    number, details = await self._greet(call)
                 self._check_name(named)
                 await first_of(
                     self._listen(call),
-                    self._report(call, number),
+                    self._report(call, number, details),
                     self._tell_shares(call),
                     self._renewed(),
                 )
@@ -129,24 +130,27 @@ class Registration:
                 self._leave_shares()
                 call.cancel()
 
-    async def _greet(self, call: aio.StreamStreamCall) -> int:
-        """Send the first report and read the reply. Return the report's number."""
-        number, report = await self._reporter.next_report(0)
+    async def _greet(self, call: aio.StreamStreamCall) -> tuple[int, int]:
+        """Send the first report and read the reply. Return the numbers of the report and of its
+        details."""
+        number, details, report = await self._reporter.next_report(0)
         report.hello.CopyFrom(self._hello)
         self._told = None
         await self._write(call, report)
         reply = await self._hear(call)
+        self._keeps_details = reply.keeps_details
         self._compare_lease(reply.lease_ms)
         if reply.HasField("demand"):
             name = reply.router_id.split("/")[0]
             self._share = self._shares.join(name, _demand(reply.demand))
         log.info("registered", extra={"router": self._router, "router_id": self.router_id})
         self._backoff_s = FIRST_BACKOFF_S
-        return number
+        return number, details
 
-    async def _report(self, call: aio.StreamStreamCall, number: int) -> None:
+    async def _report(self, call: aio.StreamStreamCall, number: int, details: int) -> None:
         while True:
-            number, report = await self._reporter.next_report(number)
+            known = details if self._keeps_details else 0
+            number, details, report = await self._reporter.next_report(number, known)
             await self._write(call, report)
 
     async def _tell_shares(self, call: aio.StreamStreamCall) -> None:

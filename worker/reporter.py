@@ -54,6 +54,8 @@ class Reporter:
         self._fresh = asyncio.Condition()
         self._reports = 0
         self._latest = worker_pb2.WorkerStatus()
+        self._details = worker_pb2.WorkerStatus()
+        self._details_number = 0
         self.leaving = False
 
     def load_changed(self) -> None:
@@ -71,23 +73,37 @@ class Reporter:
             finally:
                 look.cancel()
             self._latest = look.result()
+            self._renew_details()
             await self._report()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._period_s):
                     await self._changed.wait()
             await asyncio.sleep(began + LEAST_S - time.monotonic())
 
-    async def next_report(self, after: int) -> tuple[int, worker_pb2.WorkerReport]:
-        """Wait for the first report with a number above `after`. Return the number, from 1, and the
-        report.
+    async def next_report(
+        self, after: int, known: int = 0
+    ) -> tuple[int, int, worker_pb2.WorkerReport]:
+        """Wait for the first report with a number above `after`. Return its number, from 1, that of
+        its details, and the report.
+
+        known: the number of the details that the router has; 0: none. It is not sent them again.
         """
         async with self._fresh:
             await self._fresh.wait_for(lambda: self._reports > after)
             report = worker_pb2.WorkerReport(status=self._latest, leaving=self.leaving)
-            return self._reports, report
+            report.same_details = known == self._details_number
+            if not report.same_details:
+                report.status.MergeFrom(self._details)
+            return self._reports, self._details_number, report
+
+    async def full_status(self) -> worker_pb2.WorkerStatus:
+        """Return the current status with its details. Waits for the step under way."""
+        status = await self.status()
+        status.MergeFrom(self._new_details())
+        return status
 
     async def status(self) -> worker_pb2.WorkerStatus:
-        """Return the current status. Waits for the step under way."""
+        """Return the current status without its details. Waits for the step under way."""
         asked = time.monotonic()
         found, counters, changes = await self._context.port.call(self._look)
         self.snapshots.add(changes)
@@ -116,6 +132,24 @@ class Reporter:
             self._reports += 1
             self._fresh.notify_all()
 
+    def _renew_details(self) -> None:
+        details = self._new_details()
+        if not self._details_number or details != self._details:
+            self._details = details
+            self._details_number += 1
+
+    def _new_details(self) -> worker_pb2.WorkerStatus:
+        """Return what seldom changes, and is longer than all the rest where workers are many."""
+        return worker_pb2.WorkerStatus(
+            memory_plan=(
+                worker_pb2.PlanPart(name=name, text=text)
+                for name, text in self._memory_plan.items()
+            ),
+            peers=self._role.peers(),
+            channels=self._role.channels(),
+            settings=self._settings,
+        )
+
     def _to_proto(self, status: EngineStatus, lag_s: float) -> worker_pb2.WorkerStatus:
         context = self._context
         config, plan = context.config.engine, context.engine.plan
@@ -135,16 +169,9 @@ class Reporter:
             pages=_owners(status.pages),
             page_size=config.page_size,
             uptime_s=time.monotonic() - self._began,
-            memory_plan=(
-                worker_pb2.PlanPart(name=name, text=text)
-                for name, text in self._memory_plan.items()
-            ),
             handoffs=context.handoffs.counts,
             pid=os.getpid(),
             rank_pids=self._rank_pids,
-            peers=self._role.peers(),
-            channels=self._role.channels(),
-            settings=self._settings,
             lag_us=round(lag_s * 1e6),
             shortages=_shortages(status.shortages),
             decode_step_us=status.decode_step_s * 1e6,

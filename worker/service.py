@@ -21,7 +21,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     async def Status(
         self, request: worker_pb2.StatusRequest, context: aio.ServicerContext
     ) -> worker_pb2.WorkerStatus:
-        return await self._reporter.status()
+        return await self._reporter.full_status()
 
     async def FlushCache(
         self, request: worker_pb2.FlushCacheRequest, context: aio.ServicerContext

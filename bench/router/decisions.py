@@ -7,9 +7,10 @@ from collections import deque
 
 from baton.bench.contract import percentile
 from baton.bench.sessions.mix import draw_mix
+from baton.engine.memory.owners import Owner
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
-from baton.proto.worker_pb2 import CacheReport, WorkerReport, WorkerStatus
+from baton.proto.worker_pb2 import CacheReport, OwnerCount, WorkerReport, WorkerStatus
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placer import Placer
 from baton.router.state_index import MOST_PREFIXES, StateIndex
@@ -25,6 +26,10 @@ UNDER_WAY = 2
 """Requests of each worker that have no first token yet."""
 EVENTS_S = 20
 """Snapshots that a worker makes and evicts in a second: those of ten prompts or answers."""
+STATUSES = 32
+"""Different statuses that workers report."""
+REPORTS_S = 10
+"""Reports of a worker in a second, one for each of these."""
 _SETTINGS = {"mamba_scheduler_strategy": '"extra_buffer"', "disable_radix_cache": "false",
              "mamba_checkpoint_grid": str(GRID), "chunked_prefill_size": "8192"}  # fmt: skip
 
@@ -48,14 +53,18 @@ class Decisions:
             made = self._caches[each.worker_id]
             report = CacheReport(sequence=1, whole=True, made=made, depths=self._depths(len(made)))
             self.states.report(each, report)
+        self._told = [
+            WorkerReport(status=self._status(), same_details=True).SerializeToString()
+            for _ in range(STATUSES)
+        ]
         self._sequence = dict.fromkeys(self._caches, 1)
         self._under_way: deque[InFlight] = deque()
 
     def measure(self) -> dict[str, float]:
-        """Return the CPU time of a decision, hashing the prompt included, and of a snapshot that is
-        made or evicted, in microseconds.
+        """Return the CPU time of a decision, hashing the prompt included, of a snapshot that is
+        made or evicted, and of a worker's status, in microseconds.
         """
-        decisions, events_s, events = [], 0.0, 0
+        decisions, events_s, events, status_s = [], 0.0, 0, 0.0
         for lengths in draw_mix(None, DECISIONS, self._rng):
             prompt = array("I", self._rng.randbytes(4 * lengths.prompt))
             for number, worker in enumerate(self._rng.sample(self._workers, REPORTS)):
@@ -64,7 +73,11 @@ class Decisions:
                 self.states.report(worker, WorkerReport.FromString(report).cache)
                 events_s += time.thread_time() - began
                 events += 2
-                self._table.report(worker, self._status(), leaving=False)
+                told = self._rng.choice(self._told)
+                began = time.thread_time()
+                status = WorkerReport.FromString(told).status
+                self._table.report(worker, status, leaving=False, same_details=True)
+                status_s += time.thread_time() - began
             began = time.thread_time()
             assignment = self._placer.place(PromptPrefixes(prompt))
             if assignment is None:
@@ -80,6 +93,8 @@ class Decisions:
             "decision_us_p99": percentile(decisions, 0.99),
             "event_us": 1e6 * events_s / events,
             "events_core_pct": 100 * events_s / events * EVENTS_S * len(self._workers),
+            "status_us": 2e6 * status_s / events,
+            "statuses_core_pct": 200 * status_s / events * REPORTS_S * len(self._workers),
         }
 
     def _join(self, number: int) -> Worker:
@@ -90,13 +105,17 @@ class Decisions:
         )  # fmt: skip
         hello = Hello(protocol_major=PROTOCOL_MAJOR, protocol_minor=PROTOCOL_MINOR, worker=identity)
         worker = self._table.register(hello)
-        self._table.report(worker, self._status(), leaving=False)
+        details = self._status()
+        details.settings.update(_SETTINGS)
+        self._table.report(worker, details, leaving=False)
         return worker
 
     def _status(self) -> WorkerStatus:
+        owned = [OwnerCount(owner=owner, count=self._rng.randrange(9999)) for owner in Owner]
         return WorkerStatus(
-            max_running=64, running=self._rng.randrange(48),
-            queued_tokens=self._rng.randrange(20_000), settings=_SETTINGS,
+            max_running=64, running=self._rng.randrange(48), model="model", page_size=64,
+            queued_tokens=self._rng.randrange(20_000), uptime_s=1.0, prompt_token_us=30.0,
+            decode_step_us=9e3, link_bytes_per_s=1e10, slots=owned, pages=owned,
         )  # fmt: skip
 
     def _changes(self, worker: Worker, prompt: "array[int] | None") -> bytes:

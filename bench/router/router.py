@@ -75,7 +75,8 @@ def router(
     decision_us_N: CPU time of a placement among N workers, hashing the prompt included, with a
     million cached prefixes and prompts as long as those of a conversation trace, 12,000 tokens in
     the mean. events_core_pct_N: of a core for what N workers report of their prefix caches, ten
-    snapshots made and ten evicted a second each.
+    snapshots made and ten evicted a second each; statuses_core_pct_N: for the rest of their
+    reports, ten a second each.
     """
     seed = random.randrange(2**31) if seed is None else seed
     click.echo(f"seed {seed}")

@@ -55,5 +55,5 @@ def test_decisions_are_measured_with_every_report_applied() -> None:
     assert len(placed.states) == 600, "each report makes one and evicts one"
     assert {bench._numbered(key, 64) for key in measured} == {
         "decision_us_64", "decision_us_64_p50", "decision_us_64_p99", "event_us_64",
-        "events_core_pct_64",
+        "events_core_pct_64", "status_us_64", "statuses_core_pct_64",
     }  # fmt: skip

@@ -85,7 +85,7 @@ async def first_turn(
     prompt = random_prompt(seeded, 30, 50)
     _, answer = await router.start(prompt, greedy(COUNT), [worker], cache_salt=salt)
     finished = await answer.end()
-    assert answer.token_ids == expected_tokens(HashModel(), prompt, COUNT)
+    assert answer.token_ids == expected_tokens(HashModel(), prompt, COUNT), finished
     # The last token was sampled, and never computed.
     assert finished.state_tokens == (len(prompt) + COUNT - 1) // GRID * GRID > len(prompt)
     return (*prompt, *answer.token_ids, *random_prompt(seeded, 5, 30)), finished.state_tokens

@@ -192,6 +192,23 @@ def test_leaving_is_told_once_and_so_is_its_end(watched: Watched) -> None:
     assert len(watched.changes) == 3
 
 
+def test_details_are_those_of_the_last_status_that_had_them(watched: Watched) -> None:
+    table = watched.table
+    worker = table.register(hello())
+
+    def settings(status: WorkerStatus | None, *, same: bool) -> dict[str, str]:
+        table.report(worker, status, leaving=False, same_details=same)
+        return dict(table.workers()[0].details.settings)
+
+    first = WorkerStatus(running=1, settings={"chunked_prefill_size": "64"})
+    assert settings(first, same=False) == {"chunked_prefill_size": "64"}
+    assert settings(WorkerStatus(running=2), same=True) == {"chunked_prefill_size": "64"}
+    assert table.workers()[0].status.running == 2
+    assert table.workers()[0].prefill_chunk == 64
+    assert settings(None, same=False) == {"chunked_prefill_size": "64"}
+    assert settings(WorkerStatus(settings={"a": "1"}), same=False) == {"a": "1"}
+
+
 def test_a_rank_has_left_while_it_leaves_and_after(watched: Watched) -> None:
     worker = watched.table.register(hello())
     for leaving in (False, True, False, True):

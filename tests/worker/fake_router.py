@@ -24,6 +24,7 @@ class FakeRouter(worker_pb2_grpc.RegistryServicer):
         self.demand = demand
         self.refuse = refuse
         self.router_id = router_id
+        self.keeps_details = False  # as one of a release that remembers no details
         self.takes_back = True  # False: a router of a release that knows of no returns
         self.streams: list[list[worker_pb2.WorkerReport]] = []  # reports of each, oldest first
         self.ended = 0  # streams
@@ -44,6 +45,7 @@ class FakeRouter(worker_pb2_grpc.RegistryServicer):
                     lease_ms=self.LEASE_MS,
                     error=self.refuse,
                     demand=self.demand,
+                    keeps_details=self.keeps_details,
                 )
             elif self.demand is not None and report.HasField("share"):
                 self.demand.share = report.share.number

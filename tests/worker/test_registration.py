@@ -42,6 +42,45 @@ async def test_the_first_report_says_who_and_what_the_worker_is() -> None:
     assert first.status.max_running == 4
 
 
+def details_of(status: worker_pb2.WorkerStatus) -> list[int]:
+    return list(map(len, (status.memory_plan, status.peers, status.channels, status.settings)))
+
+
+async def test_a_router_that_keeps_details_is_told_them_when_they_change() -> None:
+    """The peers of a rank are known at its first hand-off, and its channel to them later."""
+    router = FakeRouter()
+    router.keeps_details = True
+    async with serving(router) as address:
+        prefill, decode = prefill_worker(), told(decode_worker(), address)
+        async with running(prefill, decode), session(decode) as client:
+            await router.until(lambda r: r.streams and len(r.streams[0]) >= 3)
+            first, *others = router.streams[0]
+            _, answer = await client.start((1, 2, 3), greedy(4), [prefill])
+            await answer.end()
+            await router.until(lambda r: any(each.status.channels for each in r.streams[0]))
+            number = len(router.streams[0])
+            await router.until(lambda r: len(r.streams[0]) > number + 2)
+            last = router.streams[0][-1]
+    plan, peers, channels, settings = details_of(first.status)
+    assert plan and settings and not peers and not channels
+    for report in others:
+        assert report.same_details and details_of(report.status) == [0, 0, 0, 0]
+        assert report.status.max_running == 4
+    news = [each for each in router.streams[0] if not each.same_details]
+    assert details_of(news[-1].status) == [plan, 1, 1, settings]
+    assert len(news) <= 3, "first, peer, channel"
+    assert last.same_details
+
+
+async def test_a_router_that_keeps_none_is_told_details_every_time() -> None:
+    router = FakeRouter()
+    async with serving(router) as address:
+        async with running(told(decode_worker(), address)):
+            await router.until(lambda r: r.streams and len(r.streams[0]) >= 3)
+    for report in router.streams[0]:
+        assert not report.same_details and report.status.settings and report.status.memory_plan
+
+
 @pytest.mark.parametrize("lease_ms", [FakeRouter.LEASE_MS, FakeRouter.LEASE_MS + 1])
 async def test_a_router_with_another_lease_is_warned_of(
     lease_ms: int, caplog: pytest.LogCaptureFixture
