@@ -93,6 +93,7 @@ _QWEN3_5_MOE: dict[str, Any] = {
     "moe_intermediate_size": 1024,
     "shared_expert_intermediate_size": 1024,
 }
+# Its published 122.11e9 weights are those of these numbers of heads, and of no others.
 QWEN3_5_122B: dict[str, Any] = {
     **_QWEN3_5_MOE,
     "hidden_size": 3072,

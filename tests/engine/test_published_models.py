@@ -98,6 +98,14 @@ def test_each_number_of_devices_fits_or_is_refused_with_the_reason(
             MemoryPlan(config, part.config, part.weight_bytes, DEVICE_BYTES)
 
 
+def test_qwen3_5_122b_has_as_many_weights_as_published(tmp_path: Path) -> None:
+    """So its numbers of heads are right: with four KV heads there would be 122.15 billion."""
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["Qwen3.5-122B-A10B"]))
+    model = read_config(tmp_path, torch.float32, torch.float32)
+    whole = divided_model(model, 1)
+    assert whole.weight_bytes / torch.float32.itemsize / 1e9 == pytest.approx(122.11, abs=0.005)
+
+
 # MB that a verified token keeps of a request, and MB of the request's recurrent state.
 KEPT = {
     "Nemotron-Nano-9B-v2": (0.67, 143.6),
