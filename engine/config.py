@@ -105,6 +105,8 @@ class EngineConfig:
     memory_fraction: float = MEMORY_FRACTION  # of what the machine has free at start
     workers_on_host: int = 1  # the budget, on a CPU, is divided by them and their ranks
     tickets: int = 0  # hand-offs that may be under way into this engine
+    # Of the budget, for buffers in which transfers bring KV of other numbers of ranks together.
+    staging_bytes: int = 0
     # Of the pool, that hand-offs without a destination may hold.
     held_fraction: float = HELD_FRACTION
     # The layers of a hand-off's last chunk are reported in groups of at least this many bytes: a

@@ -21,6 +21,8 @@ from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.router_ports import RouterPorts, settle_routers, wanted_ports
 from baton.router.config import RouterConfig
 from baton.rpc.identity import ProcessRole
+from baton.transfer.channels.names import AUTO, NIXL
+from baton.transfer.channels.nixl.staging import STAGING_BYTES
 from baton.worker.config import WorkerConfig
 from baton.worker.state_options import StateReturn
 
@@ -111,6 +113,7 @@ class Wiring:
                 threads=self.threads,
                 workers_on_host=len(self.config.members),
                 tickets=min(engine.max_running, MOST_TICKETS) if takes_in else 0,
+                staging_bytes=self._staging_bytes(member.role),
             ),
             dp_group=self.config.group_of(member.number) if decodes else 0,
             routers=self._registries,
@@ -124,6 +127,17 @@ class Wiring:
             profile_folder=self.config.profile_folder,
             telemetry=self.config.router.telemetry,
         )
+
+    def _staging_bytes(self, role: Role) -> int:
+        """Return the most that a worker's buffers for peers of other numbers of ranks take, of
+        those that the cluster starts with."""
+        config = self.config
+        equal = config.prefill_tp == config.decode_tp
+        if equal or config.engine.device != "cpu" or config.channel not in (AUTO, NIXL):
+            return 0
+        peers = sum(member.role is not role for member in config.members)
+        returns = role is Role.PREFILL and config.state_return is not StateReturn.OFF
+        return peers * (1 + returns) * STAGING_BYTES
 
     @property
     def listening(self) -> list[tuple[str, int]]:

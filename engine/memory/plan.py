@@ -133,8 +133,8 @@ class MemoryPlan:
     @property
     def pool_bytes(self) -> int:
         """The bytes that the pools may take."""
-        left = self.budget_bytes - self.weight_bytes - self.texts_bytes
-        return left - self.step_bytes - self.tables.nbytes
+        beside = self.texts_bytes + self.config.staging_bytes
+        return self.budget_bytes - self.weight_bytes - self.step_bytes - self.tables.nbytes - beside
 
     @property
     def texts_bytes(self) -> int:
@@ -278,6 +278,11 @@ class MemoryPlan:
             },
             "request tables": f"{self.tables.rows} rows = {readable(self.tables.nbytes)}",
             **({"shared texts": f"up to {readable(self.texts_bytes)}"} if self.texts_bytes else {}),
+            **(
+                {"transfer buffers": f"up to {readable(self.config.staging_bytes)}"}
+                if self.config.staging_bytes
+                else {}
+            ),
             "state slots": (
                 f"{self.slots} of {readable(slot_bytes)} = {readable(self.slots * slot_bytes)} "
                 f"(1 padding, {self.live_slots} live, {self.track_slots} track, "

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from deploy.several_routers import DEADLINE_S, Load, greedy
+from deploy.wired import wired
 from e2e.books import settled_findings
 from e2e.clients import assert_same_where_it_went_on
 from oracle.reference import Oracle
@@ -23,6 +24,8 @@ from baton.deploy.errors import StartError
 from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.config import EngineConfig
 from baton.router.config import RouterConfig
+from baton.transfer.channels.nixl import staging
+from baton.worker.config import StateReturn
 
 LEADER, FOLLOWER = 0, 1
 STREAMS = 16
@@ -186,6 +189,25 @@ def test_numbers_of_ranks_that_cannot_be_are_refused(
     engine = replace(engine, device=options.pop("device", "cpu"))
     with pytest.raises(StartError, match=message):
         ClusterConfig(engine, **options)
+
+
+def test_the_plan_has_the_buffers_for_peers_of_other_numbers_of_ranks(
+    engine: EngineConfig,
+) -> None:
+    router = RouterConfig(engine.model)
+    options = {"prefill": 2, "decode_dp": 3, "state_return": StateReturn.OFF}
+
+    def buffers(**more: Any) -> list[int]:
+        """Bytes of each worker, the two of prefill first."""
+        config = ClusterConfig(engine, router, **(options | more))
+        wiring = wired(config)
+        return [wiring.worker(member).engine.staging_bytes for member in config.members]
+
+    each = staging.STAGING_BYTES
+    assert buffers(decode_tp=2) == [3 * each] * 2 + [2 * each] * 3
+    back = {"decode_tp": 2, "state_return": StateReturn.DEMAND}
+    assert buffers(**back) == [6 * each] * 2 + [2 * each] * 3
+    assert not any(buffers(decode_tp=2, prefill_tp=2) + buffers(decode_tp=2, channel="grpc"))
 
 
 def test_a_model_that_cannot_be_divided_is_refused_before_the_start(oracle: Oracle) -> None:

@@ -273,3 +273,11 @@ def test_a_gpu_captures_windows_for_drafts() -> None:
     captured = [plan(config, *sizes).step.graphs for config in each]
     assert captured[0] < captured[1] <= 3 * captured[0]  # windows of 2 and 4 tokens
     assert captured[1] == captured[2]
+
+
+def test_buffers_of_transfers_are_taken_from_the_pools() -> None:
+    config = replace(CONFIG, memory_bytes=20_000 * MIB)
+    without, buffers = plan(config), plan(replace(config, staging_bytes=512 * MIB))
+    assert without.pool_bytes - buffers.pool_bytes == 512 * MIB
+    assert total(buffers) + 512 * MIB <= buffers.budget_bytes
+    assert buffers.describe()["transfer buffers"] == "up to 512 MiB"

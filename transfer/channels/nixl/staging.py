@@ -9,6 +9,8 @@ from baton.transfer.memory.regions import Span
 BUFFER_BYTES = 4 << 20
 """The KV of one segment. Half of it was slower by a third, because each post has a fixed cost."""
 BUFFERS = 4
+STAGING_BYTES = BUFFERS * BUFFER_BYTES
+"""Bytes of one connection."""
 
 Bytes = NDArray[np.uint8]
 
