@@ -66,6 +66,10 @@ struct HeadTokens {
   Vec* totals;  // [count]
 };
 
+// Values of a state that are asked for before they are needed: the work of several tokens is too long
+// for the CPU to look past it by itself.
+constexpr int64_t PREFETCHED = 1024;
+
 // V vectors of a row of the state, from `i` on, through all tokens. They stay in registers, rounded
 // between two tokens as memory would round them. Products and sums are told apart by hand, so that
 // the bits do not depend on how many tokens or vectors there are, nor on whether sums are wanted.
@@ -74,7 +78,9 @@ inline void advance_values(const RowTokens& row, int64_t channels, const HeadTok
                            int64_t i, int64_t n, HeadState<T> at) {
   Vec state[V];
   UNROLL for (int v = 0; v < V; v++) {
-    state[v] = at.from ? load_run(at.from + i + v * LANES, n) : Vec{};
+    const T* from = at.from ? at.from + i + v * LANES : nullptr;
+    state[v] = from ? load_run(from, n) : Vec{};
+    if (from) __builtin_prefetch(from + PREFETCHED);
   }
   for (int64_t t = 0; t < row.count; t++) {
     const Vec step = splat(head.dt[t] * head.x[t * channels + p]), decay = splat(head.decay[t]);
