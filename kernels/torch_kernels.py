@@ -31,6 +31,7 @@ from baton.kernels.moe import (
     route_softmax_grouped,
     route_softmax_topk,
 )
+from baton.kernels.ngrams import guess_ngrams
 from baton.kernels.norm import norm_by_sums, rms_norm, square_sums
 from baton.kernels.rope import apply_rope
 from baton.kernels.sampling import add_token_counts, apply_penalties, sample_tokens
@@ -84,6 +85,7 @@ class TorchKernels(Kernels):
     gated_delta_step = staticmethod(gated_delta_step)
     plan_delta_prefill = staticmethod(plan_delta_prefill)
 
+    guess_ngrams = staticmethod(guess_ngrams)
     gated_conv_verify = staticmethod(gated_conv_verify)
     gated_conv_commit = staticmethod(gated_conv_commit)
     mamba2_verify = staticmethod(mamba2_verify)

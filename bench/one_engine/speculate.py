@@ -93,7 +93,8 @@ def speculate(
     wanted = _wanted(only, shares)
     weights = load_model(config)
     plain = Engine(config, weights, None)
-    proposer = _Chosen()
+    guesser = DeviceNgram(weights.kernels)
+    proposer = _Chosen(guesser)
     ngram, auto = (
         replace(
             config,
@@ -110,7 +111,7 @@ def speculate(
     for turn in range(-1, turns):  # the first touches memory and records steps
         for size in sizes:
             rng = random.Random(f"{seed} {turn} {size}")
-            for name, specs, source in _rivals(rng, shares, size, tokens, plain):
+            for name, specs, source in _rivals(rng, shares, size, tokens, plain, guesser):
                 if name not in wanted:
                     continue
                 before, answers = _seconds(plain, specs)
@@ -167,7 +168,12 @@ def _loss(key: str, gains: list[float]) -> dict[str, float]:
 
 
 def _rivals(
-    rng: random.Random, shares: list[float], size: int, tokens: int, engine: Engine
+    rng: random.Random,
+    shares: list[float],
+    size: int,
+    tokens: int,
+    engine: Engine,
+    guesser: DeviceProposer,
 ) -> list[tuple[str, list[RequestSpec], DeviceProposer | None]]:
     """Return (name, requests, proposer); no proposer: that of the name's acceptance."""
     vocab = engine.model_config.vocab_size
@@ -187,9 +193,9 @@ def _rivals(
     ]
     for kind in ("", "auto_"):
         texts = (f"{kind}ngram", greedy, _PHRASE), (f"{kind}{_GUESSLESS}", drawn, _PROMPT)
-        rivals += [(text[0], requests(*text), DeviceNgram()) for text in texts]
+        rivals += [(text[0], requests(*text), guesser) for text in texts]
         names = f"{kind}prediction", f"{kind}shared"
-        rivals += [(name, requests(name, greedy, _PROMPT), DeviceNgram()) for name in names]
+        rivals += [(name, requests(name, greedy, _PROMPT), guesser) for name in names]
     return rivals
 
 
@@ -225,8 +231,8 @@ def _seconds(engine: Engine, specs: list[RequestSpec]) -> tuple[float, dict[str,
 class _Chosen:
     """The proposer of the engine with drafts, which changes between answers."""
 
-    def __init__(self) -> None:
-        self.source: DeviceProposer = DeviceNgram()
+    def __init__(self, source: DeviceProposer) -> None:
+        self.source = source
 
     def propose(
         self, tables: RequestTables, rows: Tensor, ends: Tensor, most: int

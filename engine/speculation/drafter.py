@@ -18,6 +18,7 @@ from baton.engine.speculation.proposer import DeviceProposer, Proposers, TextSou
 from baton.engine.speculation.ruled_drafts import RuledDrafts
 from baton.engine.speculation.shared_source import SharedSource
 from baton.engine.speculation.window_gain import CUT, PLAIN
+from baton.kernels.base import Kernels
 
 
 class Drafter:
@@ -142,15 +143,15 @@ def drafting(
     """
     if config.window == 1:
         return None, None
-    proposers = proposers or _proposers(config)
+    proposers = proposers or _proposers(config, model.kernels)
     auto = config.speculative_algorithm is SpeculativeAlgorithm.AUTO
     # Where the host may look, a step without guesses is cut; see `used_window`.
     choice = DraftChoice(config.window, model.kernels.native is not None) if auto else None
     return Drafter(proposers, config.window, model.config.vocab_size, choice), proposers.device
 
 
-def _proposers(config: EngineConfig) -> Proposers:
+def _proposers(config: EngineConfig, kernels: Kernels) -> Proposers:
     texts: list[TextSource] = [PredictionSource()]
     if config.speculative_ngram_capacity:
         texts.append(SharedSource(config.speculative_ngram_capacity))
-    return Proposers(NgramProposer(), DeviceNgram(), tuple(texts))
+    return Proposers(NgramProposer(), DeviceNgram(kernels), tuple(texts))

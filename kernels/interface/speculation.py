@@ -21,6 +21,29 @@ class SpeculationKernels(ABC):
     """
 
     @abstractmethod
+    def guess_ngrams(
+        self,
+        tokens: Tensor,
+        rows: Tensor,
+        ends: Tensor,
+        searched: int,
+        sizes: tuple[int, int],
+        most: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Guess how B sequences go on: as they did where their newest n-gram occurred last, the
+        longest that has occurred before.
+
+        tokens:   [N, length] int32, a sequence a row; past its end anything
+        rows:     [B] int64 into N
+        ends:     [B] int64, tokens of the sequences, 1 to length
+        searched: tokens of a sequence, its newest ones, that are looked at
+        sizes:    of the shortest and the longest n-gram
+        most:     tokens to guess
+        returns   tokens [B, most] int64, zeros where none are guessed; how many of each row are
+                  guessed [B] int64, `most` or 0
+        """
+
+    @abstractmethod
     def gated_conv_verify(
         self,
         bcx: Tensor,

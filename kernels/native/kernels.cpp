@@ -27,6 +27,7 @@
 #include "mla.h"
 #include "mla_prompts.h"
 #include "moe.h"
+#include "ngrams.h"
 #include "packed.h"
 #include "past_cache.h"
 #include "rows.h"
@@ -119,6 +120,8 @@ OPERATION(mamba2_prefill, Mamba2Prefill,
           chunks, chunk, stride, heads, head_dim, groups, d_state, width, conv_stride, ssm_stride,
           conv_dtype, ssm_dtype, gate_last, dt_low, dt_high, eps)
 
+OPERATION(guess_ngrams, GuessNgrams,
+          tokens, rows, ends, guesses, found, count, stride, searched, shortest, longest, most)
 OPERATION(conv_tokens, ConvTokens,
           x, before, after, taps, bias, pool, read_slots, write_slots, has_initial, counts,
           track_slots, track_counts, kept, out, rows, tokens, channels, x_stride, width,

@@ -59,6 +59,7 @@ from baton.kernels.moe import (
     route_softmax_topk_native,
 )
 from baton.kernels.native.recorder import Native
+from baton.kernels.ngrams import guess_ngrams_native
 from baton.kernels.norm import norm_by_sums_native, rms_norm_native, square_sums_native
 from baton.kernels.rope import apply_rope_native
 from baton.kernels.sampling import sample_tokens_native
@@ -372,6 +373,17 @@ class NativeKernels(Kernels):
         return plan_delta_prefill_native(
             self._native, cu_seqlens_host, prefix_lens_host, width, snapshots
         )
+
+    def guess_ngrams(
+        self,
+        tokens: Tensor,
+        rows: Tensor,
+        ends: Tensor,
+        searched: int,
+        sizes: tuple[int, int],
+        most: int,
+    ) -> tuple[Tensor, Tensor]:
+        return guess_ngrams_native(self._native, tokens, rows, ends, searched, sizes, most)
 
     def gated_conv_verify(
         self,

@@ -322,6 +322,13 @@ _NOT_ALWAYS = frozenset(
 _ROWS = "read_slots write_slots has_initial counts track_slots track_counts kept"
 
 
+class GuessNgramsArguments(Arguments):
+    operation = "guess_ngrams"
+    _fields_ = _fields(
+        "tokens rows ends guesses found", "count stride searched shortest longest most"
+    )
+
+
 class ConvTokensArguments(Arguments):
     operation = "conv_tokens"
     optional = _NOT_ALWAYS | {"before", "after", "taps", "bias", "out"}
@@ -406,6 +413,7 @@ OPERATIONS: tuple[type[Arguments], ...] = (
     DeltaPrefillArguments,
     Mamba2StepArguments,
     Mamba2PrefillArguments,
+    GuessNgramsArguments,
     ConvTokensArguments,
     Mamba2TokensArguments,
     DeltaTokensArguments,

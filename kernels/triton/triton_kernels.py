@@ -39,7 +39,7 @@ class TritonKernels(Kernels):
     LEFT_TO_TORCH = frozenset(
         {
             "embedding", "linear", "add_scaled", "scaled", "concat", "select_rows",
-            "square_sums", "norm_by_sums",
+            "square_sums", "norm_by_sums", "guess_ngrams",
             "mla_query", "from_latent",
         }
     )  # fmt: skip
@@ -84,6 +84,7 @@ class TritonKernels(Kernels):
     gated_delta_step = staticmethod(gated_delta_step)
     plan_delta_prefill = staticmethod(plan_delta_prefill)
 
+    guess_ngrams = staticmethod(TorchKernels.guess_ngrams)
     gated_conv_verify = staticmethod(gated_conv_verify)
     gated_conv_commit = staticmethod(gated_conv_commit)
     mamba2_verify = staticmethod(mamba2_verify)

@@ -9,6 +9,9 @@ from baton.engine.memory.request_tables import RequestTables, TableSizes
 from baton.engine.speculation import device_ngram
 from baton.engine.speculation.device_ngram import DeviceNgram
 from baton.engine.speculation.ngram import NgramProposer
+from baton.kernels.base import Kernels
+from baton.kernels.dispatch import select
+from baton.kernels.kernel_choice import KernelChoice
 
 LENGTH = 64
 
@@ -22,10 +25,19 @@ def tables_of(sequences: list[list[int]], rng: random.Random) -> RequestTables:
     return tables
 
 
+@pytest.fixture(params=[KernelChoice.TORCH, KernelChoice.AUTO])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return select(torch.device("cpu"), torch.float32, request.param)
+
+
 @pytest.mark.parametrize("most", [1, 3, 7])
 @pytest.mark.parametrize("searched", [LENGTH, 4096, 20])
 def test_guesses_are_those_of_the_host(
-    seeded: random.Random, monkeypatch: pytest.MonkeyPatch, searched: int, most: int
+    seeded: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+    searched: int,
+    most: int,
+    kernels: Kernels,
 ) -> None:
     monkeypatch.setattr(device_ngram, "SEARCHED", searched)
     sequences = [
@@ -35,11 +47,12 @@ def test_guesses_are_those_of_the_host(
     rows = torch.randperm(len(sequences)) + 1
     ends = torch.tensor([len(tokens) for tokens in sequences])[rows - 1]
     tables = tables_of(sequences, seeded)
-    drafts, counts = DeviceNgram().propose(tables, rows, ends, most)
+    drafts, counts = DeviceNgram(kernels).propose(tables, rows, ends, most)
     found = 0
     for place, row in enumerate(rows.tolist()):
         seen = sequences[row - 1][-searched:]
         expected = list(NgramProposer().propose(0, seen, most))
         assert drafts[place, : counts[place]].tolist() == expected
+        assert drafts.shape[1] == most and not drafts[place, counts[place] :].any()
         found += bool(expected)
     assert 0 < found < len(sequences)
