@@ -4,19 +4,27 @@ a window of four costs 1.3 plain steps of one row and 2.4 of eight."""
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
+import numpy as np
 import pytest
 from engine.engines import greedy, make_engine, random_prompt, run, tokens_of
 from engine.test_speculation import assert_same_tokens
 
 from baton.core.cache_salt import make_salt
+from baton.core.sampling_params import SamplingParams
 from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.engine import Engine
 from baton.engine.forward.step_result import StepResult
 from baton.engine.output.events import Event
-from baton.engine.schedule.batch import Batch
+from baton.engine.schedule.batch import Batch, Row
+from baton.engine.schedule.draw import Draw
 from baton.engine.schedule.request import RequestSpec
+from baton.engine.speculation.draft_choice import DraftChoice
 from baton.engine.speculation.drafter import Drafter
+from baton.engine.speculation.ngram import NgramProposer
+from baton.engine.speculation.proposer import Proposers
+from baton.engine.speculation.window_gain import CUT, PLAIN
 
 TOKENS = 64
 OURS = make_salt("ours")
@@ -36,6 +44,39 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr(Drafter, "took", told)
     return seconds
+
+
+class Costs:
+    """The steps that a choice is told of."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int, float]] = []
+
+    def took(self, rows: int, window: int, seconds: float) -> None:
+        self.told.append((rows, window, seconds))
+
+
+def test_each_kind_of_step_is_measured_for_itself() -> None:
+    """Plain, cut because nothing was guessed, and of a window; no others."""
+    draw = Draw(SamplingParams(), short=False, allowed=None)
+    plain = Row(1, 1, 5, 6, 1, 1, 1, True, draw, None)
+    guessing, prompt = plain._replace(guesses=3, end=9), plain._replace(start=0, draw=None)
+    costs = Costs()
+    drafter = Drafter(Proposers(NgramProposer()), 4, 97, cast(DraftChoice, costs))
+    each: list[tuple[tuple[Row, ...], int, float | None, int, bool]] = [
+        ((plain, plain), 2, 1.0, 1, False),
+        ((plain, guessing), 2, 2.0, 1, False),
+        ((plain, guessing), 2, 3.0, 4, True),
+        ((guessing,), 1, 4.0, 2, True),
+        ((guessing,), 1, 5.0, 1, True),  # commits one token
+        ((guessing, prompt), 1, 6.0, 4, True),
+        ((plain, prompt), 1, 7.0, 1, False),
+        ((plain,), 1, None, 1, False),
+    ]
+    for rows, decode, seconds, window, committed in each:
+        result = StepResult(np.zeros(1, np.int64), (), (), seconds, window, committed)
+        drafter.took(Batch(1, rows, decode), result)
+    assert costs.told == [(2, PLAIN, 1.0), (2, CUT, 2.0), (2, 4, 3.0), (1, 2, 4.0)]
 
 
 def engine_of(algorithm: SpeculativeAlgorithm) -> Engine:

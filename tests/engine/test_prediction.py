@@ -7,11 +7,12 @@ import pytest
 from engine.engines import finish_of, greedy, hand_over, make_engine, random_prompt, run, tokens_of
 from engine.hash_model import VOCAB
 from engine.test_equivalence import random_specs
-from engine.test_speculation import answers, assert_same
+from engine.test_speculation import answers, assert_same, assert_same_tokens
 
 from baton.core.drafts import DraftSource
 from baton.core.errors import RequestError
 from baton.engine.choices import SpeculativeAlgorithm
+from baton.engine.output.events import Event, RequestFinished
 from baton.engine.schedule.request import RequestSpec
 from baton.engine.speculation.ngram import LONGEST
 from baton.engine.speculation.prediction import SEARCHED, PredictionSource, _Place
@@ -83,6 +84,25 @@ def test_an_answer_that_is_as_predicted_takes_few_steps(
     assert drafts.verify_steps < 20
     assert engine.counters.draft_rows == drafts.verify_steps
     assert engine.counters.rows_behind  # it waits for its newest token, and that is counted
+
+
+def test_a_step_waits_for_rows_that_await_a_token_for_their_drafts(seeded: random.Random) -> None:
+    """Beside a plain row, a predicted one has a row in each step, not in every second one."""
+    specs = [RequestSpec(f"r{row}", random_prompt(seeded, 20, 20), greedy(80)) for row in range(2)]
+    plain, _ = answers(specs)
+    told = replace(specs[0], prediction_ids=tuple(tokens_of(plain, "r0")))
+    engine = make_engine(
+        speculative_algorithm=SpeculativeAlgorithm.NGRAM, speculative_num_draft_tokens=4
+    )
+    for spec in (told, specs[1]):
+        engine.submit(spec)
+    events: list[Event] = []
+    while not any(isinstance(event, RequestFinished) for event in events):
+        events += engine.step()
+    assert engine.counters.steps < 80 / 4 + 10
+    events += run(engine)
+    assert_same_tokens(specs, plain, events)
+    assert engine.counters.rows_behind
 
 
 def test_a_prediction_with_a_gap_is_found_again(seeded: random.Random) -> None:

@@ -155,6 +155,21 @@ def test_wrong_guesses_are_not_asked_for_at_once_again(seeded: random.Random) ->
     assert engine.counters.rows_behind < 20  # one in eight tokens
 
 
+def test_a_text_is_asked_again_where_the_device_was_right_in_part_only(seeded) -> None:
+    engine = sharing()
+    prompt = random_prompt(seeded, 20, 20)
+    engine.submit(RequestSpec("r", prompt, greedy(60), draft_scope=OURS))
+    while not (request := engine._requests.named("r")).output:
+        engine.step()
+    (source,) = [s for s in engine._results._drafter._texts if s.name is SHARED]  # type: ignore[union-attr]
+    source.texts.add(OURS, (*request.known_ids, 1, 2, 3))
+    for drafts, accepted, asked in ((3, 3, False), (3, 1, True), (2, 2, False), (0, 0, True)):
+        source.verified(request, DraftSource.NGRAM, drafts, accepted)
+        assert list(source.guesses(request, 3)) == [1, 2, 3] * asked
+    source.verified(request, SHARED, 3, 0)
+    assert not source.guesses(request, 3)
+
+
 def test_bad_options_and_scopes_are_refused() -> None:
     with pytest.raises(ConfigError, match="speculative_algorithm off"):
         make_engine(speculative_ngram_capacity=5000)
