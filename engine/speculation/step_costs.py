@@ -10,9 +10,9 @@ from baton.engine.speculation.window_gain import CUT, PLAIN
 _LATEST = 8  # measurements of a kind of step that are kept
 _ENOUGH = 3  # of them before they count
 _FIRST = 2  # measurements that are dropped: the first steps of a kind touch memory and record
-# Steps after which the cost of a window that is not used is forgotten, so that it is tried again:
-# the machine may have been busy.
-_OLD = 512
+# Steps after which measurements are forgotten, of plain steps and others, so that they are made
+# again: the machine may have been busy, or be so now.
+_OLD_PLAIN, _OLD = 256, 128
 # What a token more in the window is taken to cost, as a part of a plain step, until it is measured:
 # little, so that it is tried.
 _GUESSED = 0.1
@@ -36,7 +36,7 @@ class StepCosts:
 
     def add(self, rows: int, window: int, seconds: float) -> None:
         """Note a step of `rows` rows of `window` tokens, or CUT."""
-        kind = self._kinds.setdefault((rows, window), _Kind())
+        kind = self._kinds.setdefault((_about(rows), window), _Kind())
         if not self._fresh(kind, window):
             kind.seconds.clear()
         self._steps += 1
@@ -50,6 +50,7 @@ class StepCosts:
         by what is known of other windows. Infinite where plain steps of so many rows are to be
         measured yet.
         """
+        rows = _about(rows)
         measured = self._measured(rows, window)
         if measured is not None:
             return measured
@@ -80,4 +81,10 @@ class StepCosts:
         return kind is not None and len(kind.seconds) >= _ENOUGH and self._fresh(kind, window)
 
     def _fresh(self, kind: _Kind, window: int) -> bool:
-        return window == PLAIN or self._steps - kind.last < _OLD
+        return self._steps - kind.last < (_OLD_PLAIN if window == PLAIN else _OLD)
+
+
+def _about(rows: int) -> int:
+    """Return the next of 1, 2, 3, 4, 6, 8, 12, 16 …: steps of so many rows cost nearly the same."""
+    power = 1 << max(rows - 1, 1).bit_length()
+    return rows if rows < 3 else power * 3 // 4 if rows <= power * 3 // 4 else power

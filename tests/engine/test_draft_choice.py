@@ -8,7 +8,7 @@ import pytest
 
 from baton.engine.speculation.acceptance import Chance, guessed_right
 from baton.engine.speculation.ngram import NgramProposer
-from baton.engine.speculation.step_costs import StepCosts
+from baton.engine.speculation.step_costs import StepCosts, _about
 from baton.engine.speculation.window_gain import CUT, PLAIN, Guessed, choose
 
 WINDOWS = (2, 4, 8)
@@ -43,11 +43,31 @@ def test_costs_are_compared_where_both_are_known() -> None:
     for _ in range(8):  # the machine is another now
         costs.add(8, 4, 3.0)
     assert costs.ratio(8, 4) == 1.5
-    for _ in range(600):  # what has long not been used is to be tried again
+    for _ in range(130):  # what has long not been used is to be tried again
         costs.add(8, 1, 2.0)
     assert 1.0 < costs.ratio(8, 4) < 1.5
     costs.add(8, 4, 5.0)
     assert 1.0 < costs.ratio(8, 4) < 1.5
+    for _ in range(200):
+        costs.add(8, 4, 5.0)
+    assert costs.ratio(8, 4) == 2.5
+    for _ in range(60):
+        costs.add(8, 4, 5.0)
+    assert costs.ratio(8, 4) == math.inf  # so that plain steps are measured again
+    for _ in range(3):
+        costs.add(8, 1, 4.0)
+    assert costs.ratio(8, 4) == 1.25
+
+
+def test_about_as_many_rows_cost_the_same() -> None:
+    costs = StepCosts()
+    for rows in range(17, 25):
+        costs.add(rows, 1, 1.0)
+        costs.add(rows, 2, 1.5)
+    assert costs.ratio(24, 2) == 1.5
+    kinds = sorted({_about(rows) for rows in range(1, 25)})
+    assert kinds == [1, 2, 3, 4, 6, 8, 12, 16, 24]
+    assert all(rows <= _about(rows) <= 1.5 * rows for rows in range(1, 1000))
 
 
 def test_old_trials_fade() -> None:

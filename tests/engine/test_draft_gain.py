@@ -16,7 +16,7 @@ from baton.core.sampling_params import SamplingParams
 from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.engine import Engine
 from baton.engine.forward.step_result import StepResult
-from baton.engine.output.events import Event
+from baton.engine.output.events import Event, RequestFinished
 from baton.engine.schedule.batch import Batch, Row
 from baton.engine.schedule.draw import Draw
 from baton.engine.schedule.request import RequestSpec
@@ -79,10 +79,10 @@ def test_each_kind_of_step_is_measured_for_itself() -> None:
     assert costs.told == [(2, PLAIN, 1.0), (2, CUT, 2.0), (2, 4, 3.0), (1, 2, 4.0)]
 
 
-def engine_of(algorithm: SpeculativeAlgorithm) -> Engine:
+def engine_of(**more: int) -> Engine:
     return make_engine(
-        max_running=8, chunk=512, pages=400, speculative_algorithm=algorithm,
-        speculative_num_draft_tokens=4, speculative_ngram_capacity=1 << 14,
+        max_running=8, chunk=512, pages=400, speculative_algorithm=SpeculativeAlgorithm.AUTO,
+        speculative_num_draft_tokens=4, speculative_ngram_capacity=1 << 14, **more,
     )  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def test_right_guesses_are_used_within_a_few_steps_and_others_cost_next_to_nothi
     seeded: random.Random, clock: list[float], kind: str, batch: int
 ) -> None:
     rules = {"allowed_token_ids": (5,)} if kind == "repeating" else {}
-    engine = engine_of(SpeculativeAlgorithm.AUTO)
+    engine = engine_of()
     gains = []
     for turn in range(3):  # in the first, it learns what steps cost
         specs = [
@@ -126,3 +126,25 @@ def test_right_guesses_are_used_within_a_few_steps_and_others_cost_next_to_nothi
         assert gains[-1] > 0.97
     else:
         assert gains[-1] > 1 + 0.5 * (best - 1)
+
+
+def test_a_row_has_drafts_as_soon_as_they_pay(seeded: random.Random, clock: list[float]) -> None:
+    """Beside seven others it decodes plainly; when they have ended it is not looked at for long."""
+    specs = [
+        RequestSpec(f"r{row}", random_prompt(seeded, 40, 40), greedy(100 if row else 200))
+        for row in range(8)
+    ]
+    plain = answer(make_engine(max_running=8, chunk=512, pages=400), specs)
+    # Nothing else ends the plain rows: no full page, no snapshot.
+    engine = engine_of(page_size=256, mamba_track_interval=256)
+    told = replace(specs[0], prediction_ids=tuple(tokens_of(plain, "r0")))
+    for spec in (told, *specs[1:]):
+        engine.submit(spec)
+    events: list[Event] = []
+    while sum(isinstance(event, RequestFinished) for event in events) < 7:
+        events += engine.step()
+    assert not engine.counters.draft_tokens
+    steps = engine.counters.steps
+    events += run(engine)
+    assert_same_tokens(specs, plain, events)
+    assert engine.counters.steps - steps < 40

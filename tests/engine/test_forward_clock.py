@@ -96,5 +96,5 @@ def test_an_engine_learns_by_events_and_goes_on_without_them(
     engine = make_engine(speculative_algorithm=SpeculativeAlgorithm.AUTO)
     engine.submit(RequestSpec("r", (1, 2, 3), greedy(20)))
     run(engine)
-    assert len(timers) == engine.counters.steps > 10
+    assert len(timers) == engine.counters.steps > 3
     assert bool(engine._scheduler.speeds.decode_step_s) is passes
