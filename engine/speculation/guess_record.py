@@ -12,6 +12,7 @@ Ahead = Callable[[Request, int], Sequence[int]]
 forces; none where there are none."""
 
 _SHORTEST_GAP, _LONGEST_GAP = 4, 64  # tokens between two looks at a row without drafts
+_WEIGHT = 0.5  # of the estimates without a trial: the first four tokens suffice to begin
 _COMPARED = 16  # tokens, the newest ones, that a look compares with guesses
 _SEARCHED = 2048  # tokens in which n-grams are looked up for that
 
@@ -27,8 +28,8 @@ class GuessRecord:
     def __init__(self, request: Request, ahead: Ahead) -> None:
         self.request = request
         self.drafting = False  # set by who chooses
-        self.right = Chance(0.5, 1.0)
-        self.found = Chance(0.0, 1.0)
+        self.right = Chance(0.5, _WEIGHT)
+        self.found = Chance(0.0, _WEIGHT)
         self._plain_from = request.computed
         self._text: tuple[int, ...] = ()  # that may follow, of a text beside the request's own
         self._seen = 0  # tokens of the answer that were compared

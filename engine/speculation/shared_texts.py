@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from baton.engine.choices import WINDOWS
 from baton.engine.speculation.ngram import LONGEST
 
 MOST_TOKENS = 8192
@@ -12,6 +13,7 @@ MOST_TOKENS = 8192
 TOKEN_BYTES = 24
 """Memory for each token that is kept, at most."""
 
+_FOLLOWING = WINDOWS[-1] - 1  # tokens, at most, that a request asks for
 _END = 0xFFFFFFFF  # stands behind each text; no token
 _NOBODY = 0  # the number of places without a text
 _FACTOR = 0x9E3779B97F4A7C15  # odd, so that all bits of a key reach the highest ones
@@ -22,8 +24,8 @@ class SharedTexts:
     """The newest texts, up to `capacity` tokens, each of one scope: a text is found by requests of
     its scope alone. A new text takes the place of the oldest.
 
-    An n-gram is looked up in a table by its hash, where the newest of the same hash is. What is
-    found is compared with the tokens and the scope that are asked for.
+    An n-gram is looked up in a table by its hash, where the newest of the same hash is that a whole
+    window follows. What is found is compared with the tokens and the scope that are asked for.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -56,12 +58,14 @@ class SharedTexts:
         number = self._take(scope, self._numbers[places], len(text))
         self._tokens[places], self._numbers[places] = text, number
         ends = np.arange(LONGEST, len(text) - 1)
+        # In a text that repeats itself an earlier place is better than one that little follows.
+        ends = np.concatenate((ends[-_FOLLOWING:], ends[:-_FOLLOWING]))
         grams = (text[ends - LONGEST + place].astype(np.uint64) for place in range(LONGEST))
         keys = np.full(len(ends), number, np.uint64)
         for gram in grams:
             keys = keys * np.uint64(_FACTOR) + gram
         slots = (keys * np.uint64(_FACTOR)) >> np.uint64(self._shift)
-        self._places[slots] = places[ends]  # the newest of the same hash
+        self._places[slots] = places[ends]  # the last of the same hash
 
     def following(self, scope: bytes, tail: Sequence[int], most: int) -> Sequence[int]:
         """Return at most `most` tokens that followed `tail` in a text of `scope`.

@@ -64,6 +64,18 @@ def test_what_is_found_is_in_a_text_of_the_scope(seeded: random.Random, capacity
         assert (texts._numbers == number).sum() == tokens > 0
 
 
+def test_a_text_that_repeats_itself_is_followed_as_far_as_is_asked() -> None:
+    texts = SharedTexts(100)
+    loop = [5, 6, 7, 8, 9] * 6
+    texts.add(OURS, [1, 2, 3, 4, *loop])
+    for tail in (loop[:4], loop[2:6]):
+        found = list(texts.following(OURS, tail, 7))
+        assert found == loop[loop.index(tail[0]) + 4 :][:7]
+    assert list(texts.following(OURS, [1, 2, 3, 4], 7)) == loop[:7]
+    texts.add(THEIRS, [1, 2, 3, 4, 5, 6, 7])  # of which little follows each
+    assert list(texts.following(THEIRS, [2, 3, 4, 5], 7)) == [6, 7]
+
+
 def test_a_scope_whose_texts_are_overwritten_is_forgotten(seeded: random.Random) -> None:
     """Every request may have a salt of its own: that costs nothing in the long run."""
     texts = SharedTexts(64)
