@@ -134,7 +134,12 @@ async def test_a_rank_that_dies_costs_no_answer(engine: EngineConfig, oracle: Or
 
 
 def drafting(engine: EngineConfig) -> EngineConfig:
-    return replace(engine, speculative_algorithm=SpeculativeAlgorithm.NGRAM)
+    """The prompts come again and again, so that the texts of answers have right drafts."""
+    return replace(
+        engine,
+        speculative_algorithm=SpeculativeAlgorithm.NGRAM,
+        speculative_ngram_capacity=1 << 14,
+    )
 
 
 def accepted_drafts(cluster: Cluster) -> float:
