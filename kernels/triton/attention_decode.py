@@ -191,5 +191,5 @@ def merge_parts(
         total = total * faded + tl.sum(weight * share, axis=0)
         mean = mean * faded + tl.sum(value * share[:, None], axis=0)
         best = better
-    mean = mean / tl.where(total > 0.0, total, 1.0)
+    mean = narrow(mean / tl.where(total > 0.0, total, 1.0), out.dtype.element_ty)
     tl.store(out + (row * heads + head) * WIDTH + d, mean, mask=in_d)

@@ -132,4 +132,5 @@ def _attend(
             best = better
         mean = mean / tl.where(inside, total, 1.0)[:, None]
         target = out + (token[:, None] * heads + head) * WIDTH + d[None, :]
+        mean = narrow(mean, out.dtype.element_ty)
         tl.store(target, mean, mask=inside[:, None] & in_d[None, :])

@@ -121,6 +121,7 @@ def _conv_update(
         total = total * sigmoid(total)
     if after is not None:
         total *= tl.load(after + row * x_stride + channel, mask=inside, other=0.0).to(tl.float32)
+    total = narrow(total, y.dtype.element_ty)
     tl.store(y + row * channels + channel, total, mask=inside)
 
 
@@ -339,6 +340,7 @@ def _convolve(
     if after is not None:
         own = after + token[:, None] * x_stride + channel[None, :]
         total *= tl.load(own, mask=inside, other=0.0).to(tl.float32)
+    total = narrow(total, y.dtype.element_ty)
     tl.store(y + token[:, None] * channels + channel[None, :], total, mask=inside)
 
 

@@ -373,8 +373,10 @@ def _pass_states(
         state += dot(tl.trans(narrow(key, lost.dtype)), narrow(made, lost.dtype))
         slot = tl.load(slots + chunk)
         if slot > 0:
-            tl.store(pool + slot * slot_stride + part, state, mask=whole)
-    tl.store(pool + tl.load(write_slots + row) * slot_stride + part, state, mask=whole)
+            rounded = narrow(state, pool.dtype.element_ty)
+            tl.store(pool + slot * slot_stride + part, rounded, mask=whole)
+    rounded = narrow(state, pool.dtype.element_ty)
+    tl.store(pool + tl.load(write_slots + row) * slot_stride + part, rounded, mask=whole)
 
 
 @triton.jit

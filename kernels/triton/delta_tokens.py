@@ -126,6 +126,7 @@ def _verify_deltas(
         log = decay_of(g + at * g_stride, A, dt_bias, head, i, in_k, K, CHANNELS)
         state = advance(state, key, value, log, rate, CHANNELS)
         read = tl.sum(state * query[:, None], axis=0)
+        read = narrow(read, out.dtype.element_ty)
         tl.store(out + (at * heads + head) * V + j, read, mask=in_v)
         state = narrow(state, pool.dtype.element_ty).to(tl.float32)
 

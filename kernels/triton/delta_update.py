@@ -144,4 +144,5 @@ def _delta_update(
     target = pool + tl.load(write_slots + row) * slot_stride
     tl.store(target + place, narrow(state, pool.dtype.element_ty), mask=inside)
     read = tl.sum(state * query[:, None], axis=0)
+    read = narrow(read, out.dtype.element_ty)
     tl.store(out + (row * heads + head) * V + j, read, mask=in_v)

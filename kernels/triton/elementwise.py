@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.triton.arithmetic import sigmoid
+from baton.kernels.triton.arithmetic import narrow, sigmoid
 from baton.kernels.triton.shapes import packed
 
 _BLOCK = 1024  # values of one program
@@ -56,7 +56,7 @@ def _activate(x, out, stride, width, ACTIVATION: tl.constexpr, BLOCK: tl.constex
         else:
             value = value * sigmoid(value)
         value *= tl.load(x + row * stride + width + c, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + c, value, mask=inside)
+    tl.store(out + row * width + c, narrow(value, out.dtype.element_ty), mask=inside)
 
 
 def sigmoid_gated(x: Tensor, gate: Tensor) -> Tensor:
@@ -83,4 +83,5 @@ def _gate(x, gate, out, x_stride, gate_stride, width, WHOLE: tl.constexpr, BLOCK
     else:
         share = tl.load(share + c, mask=inside, other=0.0).to(tl.float32)
     value = tl.load(x + row * x_stride + c, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + c, value * sigmoid(share), mask=inside)
+    value = narrow(value * sigmoid(share), out.dtype.element_ty)
+    tl.store(out + row * width + c, value, mask=inside)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.triton.arithmetic import sigmoid
+from baton.kernels.triton.arithmetic import narrow, sigmoid
 from baton.kernels.triton.shapes import block, packed
 
 
@@ -76,7 +76,7 @@ def _rms_norm(
     value = tl.load(x + row * x_stride + place * width + c, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(weight + (place % weights) * width + c, mask=inside, other=0.0).to(tl.float32)
     mean = tl.sum(value * value, axis=0) / width
-    normed = value * tl.rsqrt(mean + eps) * scale
+    normed = narrow(value * tl.rsqrt(mean + eps) * scale, out.dtype.element_ty)
     tl.store(out + (row * per_row + place) * width + c, normed, mask=inside)
 
 
@@ -112,4 +112,4 @@ def _gated_norm(
         value *= tl.rsqrt(mean + eps) * scale.to(tl.float32)
     if BEFORE:
         value *= gate
-    tl.store(out + row * channels + c, value, mask=inside)
+    tl.store(out + row * channels + c, narrow(value, out.dtype.element_ty), mask=inside)

@@ -203,8 +203,10 @@ def _pass_states(
         state = state * tl.load(decays + chunk * H + head) + built
         slot = tl.load(slots + chunk)
         if slot > 0:
-            tl.store(pool + slot * slot_stride + part, state, mask=inside)
-    tl.store(pool + tl.load(write_slots + row) * slot_stride + part, state, mask=inside)
+            rounded = narrow(state, pool.dtype.element_ty)
+            tl.store(pool + slot * slot_stride + part, rounded, mask=inside)
+    rounded = narrow(state, pool.dtype.element_ty)
+    tl.store(pool + tl.load(write_slots + row) * slot_stride + part, rounded, mask=inside)
 
 
 @triton.jit
@@ -272,5 +274,5 @@ def _outputs(
         own = x + token[:, None] * x_stride + head * P + p[None, :]
         stored = inside[:, None] & in_p[None, :]
         skip = tl.load(own, mask=stored, other=0.0).to(tl.float32)
-        out += skip * tl.load(D + head)
+        out = narrow(out + skip * tl.load(D + head), y.dtype.element_ty)
         tl.store(y + (token[:, None] * H + head) * P + p[None, :], out, mask=stored)

@@ -120,7 +120,8 @@ def _verify_states(
         c = tl.load(C + at * conv_stride + group + n, mask=in_n, other=0.0).to(tl.float32)
         value = tl.load(x + at * conv_stride + head * P + p, mask=in_p, other=0.0).to(tl.float32)
         state = advance(state, value, raw, b, decay, bias, low, high)
-        tl.store(y + (at * H + head) * P + p, read_out(state, value, c, skip), mask=in_p)
+        out = narrow(read_out(state, value, c, skip), y.dtype.element_ty)
+        tl.store(y + (at * H + head) * P + p, out, mask=in_p)
         state = narrow(state, pool.dtype.element_ty).to(tl.float32)
 
 

@@ -137,4 +137,5 @@ def _state_update(
     target = pool + tl.load(write_slots + row) * slot_stride
     tl.store(target + place, narrow(state, pool.dtype.element_ty), mask=inside)
     out = read_out(state, value, c, tl.load(D + head))
+    out = narrow(out, y.dtype.element_ty)
     tl.store(y + (row * H + head) * P + p, out, mask=in_p)

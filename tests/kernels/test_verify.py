@@ -182,7 +182,8 @@ def bits(tensor: Tensor) -> Tensor:
 def verified(case: Case) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
     """Outputs [B, Q, n], pools and what is kept, after a verification."""
     pools = case.mixer.clone()
-    kept = torch.full((ROWS * case.tokens, case.mixer.kept_width), torch.nan)
+    size = ROWS * case.tokens, case.mixer.kept_width
+    kept = torch.full(size, torch.nan, dtype=case.mixer.x.dtype)
     y = case.mixer.verify(case.mixer.x, pools, case.read, case.has_initial, kept)
     return y.view(ROWS, case.tokens, -1), pools, kept
 

@@ -37,7 +37,7 @@ def test_filtered_tokens_are_torchs(seed, likely, places, monkeypatch):
     ties, too many for their places."""
     monkeypatch.setattr(sampling, "_LIKELY", likely)
     monkeypatch.setattr(sampling, "_PLACES", places)
-    monkeypatch.setattr(sampling, "_TOKENS", 128)
+    monkeypatch.setattr(sampling, "_TOKENS", 256)
     seeded(seed)
     logits = (torch.randn(ROWS, VOCAB) * 4).round() / 2 if seed % 2 else torch.randn(ROWS, VOCAB)
     logits[:, 7:20] = -torch.inf  # ruled out before

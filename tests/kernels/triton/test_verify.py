@@ -3,7 +3,9 @@
 Under the interpreter they are the same bits. A GPU's compiler may contract the same sums otherwise.
 """
 
+import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,8 +19,9 @@ from kernels.test_verify import (
     verified,
 )
 from torch import Tensor
-from triton_device import BOUND, DEVICE, assert_near, assert_pools_near
+from triton_device import BOUND, DEVICE, ROUNDING, assert_near, assert_pools_near
 
+from baton.kernels.torch_kernels import TORCH
 from baton.kernels.triton.triton_kernels import TritonKernels
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -69,3 +72,25 @@ def test_every_number_of_accepted_tokens_leaves_the_state_of_single_steps(kind, 
 def test_layers_that_commit_together_get_the_states_that_each_gets_alone(kind, rng):
     for together, apart in committed_layers(kind, KERNELS, rng.choice(DTYPES), rng):
         assert torch.equal(bits(together), bits(apart))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "last" not in kind])
+def test_bfloat16_activations_give_what_torchs_do_within_a_rounding(kind, rng):
+    seed, dtype, results = rng.randrange(1 << 30), rng.choice(DTYPES), []
+    print(f"{dtype}")
+    wish = Wish([3, 0, 2], [2, 0, 3], in_place=True)
+    for kernels in (KERNELS, TORCH):
+        seeded = random.Random(seed)
+        torch.manual_seed(seed)
+        case = random_case(kind, kernels, 3, dtype, seeded)
+        case = replace(case, mixer=replace(case.mixer, x=case.mixer.x.bfloat16()))
+        y, _, kept = verified(case)
+        assert y.dtype == kept.dtype == torch.bfloat16
+        results.append((y, kept, committed(case, wish)))
+    (y, kept, (pools, steps)), (expected, wanted, (theirs, _)) = results
+    assert torch.equal(kept, wanted)
+    # Torch rounds the short convolution before the gate, too.
+    assert_near(y, expected, ROUNDING * (2 if kind == "short conv" else 1))
+    for pool, own, other in zip(pools, steps, theirs, strict=True):
+        assert_same_pools(pool, own)
+        assert_pools_near(pool, other, ROUNDING)

@@ -32,7 +32,7 @@ def test_prompts_and_captured_decode_steps_say_what_torchs_say(name: str, tmp_pa
     ours = build_model(config, DummyWeights(), DEVICE, kernels=TritonKernels())
     capture = CudaCapture() if DEVICE.type == "cuda" else RerunCapture()
     driver = StepDriver(GraphedModel(ours, 4, capture), device=DEVICE)
-    prompts = [[rng.randrange(3, 320) for _ in range(length)] for length in (10, 1, 3)]
+    prompts = [[rng.randrange(3, 320) for _ in range(length)] for length in (6, 1, 3)]
     rows, others = ([d.start(prompt) for prompt in prompts] for d in (reference, driver))
     logits = torch.cat(reference.step(prefill=[(row, len(row.tokens)) for row in rows]))
     own = torch.cat(driver.step(prefill=[(row, len(row.tokens)) for row in others]))
