@@ -19,6 +19,7 @@ CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 COMPILER = "g++"
 LEAST_CAPABILITY = (8, 0)
 """bfloat16 matrices, which every kernel uses, came with this compute capability (Ampere)."""
+_NAMED_PAIRS = 3
 LEAST_MEMORY = 2 << 30
 """Bytes: torch, Ray and a tiny model in four processes take as much."""
 
@@ -37,6 +38,8 @@ def check_torch() -> Iterator[Finding]:
         )  # fmt: skip
         return
     yield gpu_finding(found, driver=DRIVER.exists())
+    if len(found["devices"]) > 1:
+        yield ranks_finding(found)
     yield memory_finding(found["memory"])
     if found["cuda"] is not None:
         yield triton_finding(requirements("torch"), installed("triton"))
@@ -76,6 +79,46 @@ def _devices_finding(devices: Sequence[Mapping[str, Any]]) -> Finding:
         "kernels use bfloat16 matrices, which need 8.0 (Ampere)",
         "use a newer GPU, or hide this one with CUDA_VISIBLE_DEVICES",
     )  # fmt: skip
+
+
+def ranks_finding(found: Mapping[str, Any]) -> Finding:
+    """Judge what the ranks of one worker (--tp), a GPU each, need of several GPUs. found: what the
+    torch probe printed.
+    """
+    devices = found["devices"]
+    together = f"{len(devices)} GPUs"
+    if not found["nccl"]:
+        return Finding(
+            "GPUs together", Level.PROBLEM, f"{together}, but torch {found['version']} has no NCCL",
+            "--tp is refused on GPUs: NCCL adds up what the ranks of a worker compute",
+            "pip install --force-reinstall torch, from PyPI, which has NCCL for Linux",
+        )  # fmt: skip
+    if len({device["name"] for device in devices}) > 1:
+        return Finding(
+            "GPUs together", Level.WARNING, f"{together} of different kinds",
+            "with --tp, the ranks of a worker wait for the slowest, and each takes only as much "
+            "memory as the one that has least",
+            "give each worker GPUs of one kind: CUDA_VISIBLE_DEVICES, or labels of Ray's nodes",
+        )  # fmt: skip
+    apart = [
+        f"{rank} and {peer}"
+        for rank, device in enumerate(devices)
+        for peer in range(rank + 1, len(devices))
+        if peer not in device["peers"]
+    ]
+    if apart:
+        told = ", ".join(apart[:_NAMED_PAIRS])
+        if len(apart) > _NAMED_PAIRS:
+            told += f" and {len(apart) - _NAMED_PAIRS} more pairs"
+        return Finding(
+            "GPUs together", Level.WARNING,
+            f"{together}; no access to each other's memory: {told}",
+            "with --tp, what the ranks of a worker add up goes through the host's memory, at each "
+            "layer of each step",
+            "`nvidia-smi topo -p2p r` says why; on PCIe, switch ACS off in the BIOS or start a "
+            "virtual machine with peer access; or use GPUs with NVLink between them",
+        )  # fmt: skip
+    return ok("GPUs together", f"{together}, each reaches the others' memory; NCCL is there")
 
 
 def memory_finding(available: int) -> Finding:

@@ -3,18 +3,21 @@
 import json
 
 import torch
+from torch.distributed import is_nccl_available
 
 from baton.engine.memory.available import available_memory
 
 
 def describe() -> dict[str, object]:
-    """Return JSON values: version, cuda (what it was built for, or None), devices, memory.
+    """Return JSON values: version, cuda (what it was built for, or None), nccl, devices, memory.
 
-    devices: name, compute capability, and bytes free and in all, of each GPU. memory: bytes that
-    CPU workers could take now.
+    nccl: torch has it. devices: name, compute capability, bytes free and in all, and peers, the
+    numbers of those whose memory it can reach, of each GPU. memory: bytes that CPU workers could
+    take now.
     """
     devices = []
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for index in range(count):
         free, total = torch.cuda.mem_get_info(index)
         major, minor = torch.cuda.get_device_capability(index)
         devices.append(
@@ -23,11 +26,17 @@ def describe() -> dict[str, object]:
                 "capability": f"{major}.{minor}",
                 "free": free,
                 "total": total,
+                "peers": [
+                    peer
+                    for peer in range(count)
+                    if peer != index and torch.cuda.can_device_access_peer(index, peer)
+                ],
             }
         )
     return {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
+        "nccl": is_nccl_available(),
         "devices": devices,
         "memory": available_memory(torch.device("cpu")),
     }

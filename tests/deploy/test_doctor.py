@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from packaging.requirements import Requirement
+from torch.distributed import is_nccl_available
 
 from baton.deploy.doctor.compute import (
     check_cores,
     check_huge_pages,
     gpu_finding,
     memory_finding,
+    ranks_finding,
     triton_finding,
 )
 from baton.deploy.doctor.finding import Finding, Level
@@ -132,6 +135,46 @@ def test_the_gpu(
 ) -> None:
     found = {"version": "2.13.0", "cuda": cuda, "devices": devices}
     assert gpu_finding(found, driver=driver).level is level
+
+
+def four(**others: dict[str, Any]) -> list[dict[str, Any]]:
+    """Four GPUs that reach one another; others: what differs, by a number, as `gpu3`."""
+    made = [H200 | {"peers": [peer for peer in range(4) if peer != rank]} for rank in range(4)]
+    return [gpu | others.get(f"gpu{rank}", {}) for rank, gpu in enumerate(made)]
+
+
+@pytest.mark.parametrize(
+    ("nccl", "devices", "level", "told"),
+    [
+        (True, four(), Level.OK, "4 GPUs, each reaches the others' memory; NCCL is there"),
+        (False, four(), Level.PROBLEM, "4 GPUs, but torch 2.13.0 has no NCCL"),
+        (True, four(gpu3={"name": "H100"}), Level.WARNING, "4 GPUs of different kinds"),
+        (
+            True,
+            four(gpu1={"peers": [0, 2]}, gpu3={"peers": [0, 2]}),
+            Level.WARNING,
+            "4 GPUs; no access to each other's memory: 1 and 3",
+        ),
+        (
+            True,
+            [each | {"peers": []} for each in four()],
+            Level.WARNING,
+            "4 GPUs; no access to each other's memory: 0 and 1, 0 and 2, 0 and 3 and 3 more pairs",
+        ),
+    ],
+    ids=["all", "no NCCL", "kinds", "one pair", "none"],
+)
+def test_gpus_of_one_worker(
+    nccl: bool, devices: list[dict[str, Any]], level: Level, told: str
+) -> None:
+    found = ranks_finding({"version": "2.13.0", "nccl": nccl, "devices": devices})
+    assert (found.level, found.found) == (level, told)
+
+
+def test_the_probe_says_what_torch_knows() -> None:
+    found = run_probe("baton.deploy.doctor.torch_probe")
+    assert found["nccl"] is is_nccl_available()
+    assert len(found["devices"]) == torch.cuda.device_count()
 
 
 def test_a_triton_that_torch_does_not_ask_for() -> None:
