@@ -22,14 +22,26 @@ from baton.engine.schedule.request import RequestSpec
 
 PROMPT = 128  # tokens of each sequence before its timed steps
 _WARM = 8  # steps that are not timed
+_RANK_BYTES = 16 << 30  # of each GPU: two engines follow each other in one process
 
 
 class GpuEngine:
     """An engine of random weights. On a CPU it has a small model of the same architecture."""
 
-    def __init__(self, config: dict[str, Any], device: torch.device, max_running: int) -> None:
+    def __init__(
+        self,
+        config: dict[str, Any],
+        device: torch.device,
+        max_running: int,
+        *,
+        ranks: int | None = None,
+        small: bool = False,
+    ) -> None:
+        """ranks: of the replica; weights then are the same for any number of them, which takes
+        longer to make. small: a small model in float32 on a GPU too.
+        """
         self._device = device
-        small = device.type == "cpu"
+        small = small or device.type == "cpu"
         with TemporaryDirectory() as folder:
             path = write_config(Path(folder) / "model", config, small)
             options = EngineConfig(
@@ -42,11 +54,15 @@ class GpuEngine:
                 chunked_prefill_size=256 if small else 4096,
                 page_size=16 if small else 64,
                 prefix_caching=False,
-                memory_bytes=1 << 28 if small else None,
+                memory_bytes=1 << 28 if small else None if ranks is None else _RANK_BYTES,
+                tp=ranks or 1,
             )
             model = read_config(path, options.dtype, options.ssm_dtype)
-            source = DeviceWeights(device, options.dtype)
-            self._engine = Engine(options, ready_model(model, source, options), None)
+            if ranks is None:
+                source = DeviceWeights(device, options.dtype)
+                self._engine = Engine(options, ready_model(model, source, options), None)
+            else:
+                self._engine = Engine.load(options)
         self.model = model
         self.bytes = StepBytes.of(model)
         self._prompt = 20 if small else PROMPT
@@ -64,6 +80,16 @@ class GpuEngine:
                 self._engine.step()
             self._wait()
             return (time.perf_counter() - began) / steps
+
+    def answers(self, requests: int, tokens: int) -> list[tuple[int, ...]]:
+        """Return the greedy answers to the first prompts, which are the same in every engine."""
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        prompts = [self._tokens(self._prompt + 3 * number) for number in range(requests)]
+        return [tuple(each.token_ids) for each in self._engine.generate(prompts, sampling)]
+
+    def close(self) -> None:
+        """End the processes of other ranks."""
+        self._engine.close()
 
     def prefill_seconds(self, tokens: int) -> float:
         """Return the seconds to the first token of a prompt of `tokens`.

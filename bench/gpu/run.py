@@ -3,11 +3,12 @@
     PYTHONPATH=.types python -m baton.bench.gpu > bench/results/gpu.txt
 
 Parity tests of the Triton kernels; steps of an engine in which a wait for the device is an error;
-decode of 9B-class hybrids with random weights; kernels against the bandwidth and the arithmetic
-that are measured in the same run, and against peers that are installed. It needs torch, triton,
-safetensors, tokenizers and, for the parity tests, pytest, and takes under ten minutes. --only runs
-some of the parts. Each part has a process of its own: if one fails, hangs or loses the device, the
-others still run, and the table is printed in any case.
+two ranks beside one, where there are two GPUs; decode of 9B-class hybrids with random weights;
+kernels against the bandwidth and the arithmetic that are measured in the same run, and against
+peers that are installed. It needs torch, triton, safetensors, tokenizers and, for the parity tests,
+pytest, and takes under ten minutes. --only runs some of the parts. Each part has a process of its
+own: if one fails, hangs or loses the device, the others still run, and the table is printed in any
+case.
 
 --dry-run needs no GPU. Kernels are compiled for a Hopper at their real sizes, or, where
 TRITON_INTERPRET=1 is set, interpreted at tiny ones; engines run small models on the CPU.
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +43,7 @@ from baton.bench.gpu.sizes import MODELS, TINY, TINY_CHANNELS, Sizes
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET_S = 570.0  # for all parts: with a margin, ten minutes
 _COPIED = 4 << 30  # bytes
+RANKS = 2
 _PARITY = "tests/kernels/triton"
 _LEAST_ROW_S = 5.0  # least time left to begin a row
 
@@ -105,6 +108,34 @@ def decode(name: str, part: Part) -> None:
     seconds = engine.prefill_seconds(tokens)
     part.add(f"{name} first token of {tokens}", f"{seconds * 1e3:.1f} ms",
              beside=f"{tokens / seconds:.0f} tok/s")  # fmt: skip
+
+
+def ranks(config: dict[str, Any], part: Part) -> None:
+    """Compare two ranks, a GPU each, with one: their answers in float32, and a step's time."""
+    seen = torch.cuda.device_count()
+    if not part.dry and seen < RANKS:
+        part.add("two ranks", "not run", beside=f"this machine has {seen} GPU")
+        return
+    name = config["model_type"]
+    answers = [_answers_of_ranks(config, part, count) for count in (1, RANKS)]
+    alike = answers[0] == answers[1]
+    part.add(f"two ranks, answers: {name}", "alike" if alike else "DIFFERENT", failed=not alike)
+    if part.dry:
+        return
+    for rows in (1, 64):
+        seconds = [_step_of_ranks(config, part, count, rows) for count in (1, RANKS)]
+        part.add(f"two ranks, {rows} rows, a step: {name}", f"{seconds[1] * 1e3:.2f} ms",
+                 beside=f"one rank {seconds[0] * 1e3:.2f} ms")  # fmt: skip
+
+
+def _answers_of_ranks(config: dict[str, Any], part: Part, count: int) -> list[tuple[int, ...]]:
+    with closing(GpuEngine(config, part.device, 8, ranks=count, small=True)) as engine:
+        return engine.answers(5, 12)
+
+
+def _step_of_ranks(config: dict[str, Any], part: Part, count: int, rows: int) -> float:
+    with closing(GpuEngine(config, part.device, rows, ranks=count)) as engine:
+        return engine.decode_seconds(rows, 32)
 
 
 def checked_kernels(part: Part) -> None:
@@ -182,6 +213,7 @@ def tasks(dry: bool) -> list[Task]:
         Task("limits", limits, 60.0),
         Task("parity", parity, 200.0),
         *(Task(f"guard {c['model_type']}", partial(guard, c), 60.0) for c in FEW_LAYERS),
+        Task("ranks", partial(ranks, FEW_LAYERS[0]), 120.0),
         *(Task(f"decode {name}", partial(decode, name), 90.0) for name in ENGINE_MODELS),
         *([Task("kernels", checked_kernels, BUDGET_S)] if dry else timed),
     ]
@@ -190,7 +222,7 @@ def tasks(dry: bool) -> list[Task]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Everything that only a GPU can show.")
     parser.add_argument("--dry-run", action="store_true", help="without a GPU: up to the launch")
-    kinds = ("limits", "parity", "guard", "decode", "kernels")
+    kinds = ("limits", "parity", "guard", "ranks", "decode", "kernels")
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, metavar="PART",
                         help=f"some of {', '.join(kinds)}; limits are always measured")  # fmt: skip
     args = parser.parse_args()
