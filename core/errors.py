@@ -36,6 +36,7 @@ BatonError                     INTERNAL
 │   ├── ScaleError             INVALID_REQUEST    a cluster that cannot change as was asked
 │   ├── ControlError           INVALID_REQUEST    a request that a cluster cannot take
 │   ├── NotRunning             UNAVAILABLE        no cluster answers where one was looked for
+│   │   └── RouterRefused      UNAVAILABLE        a router answers with an error
 │   └── ProbeError             INTERNAL           a part of the machine fails when it is tried
 ├── BuildError                 INTERNAL           native kernels cannot be compiled [kernels]
 ├── LayoutError                INTERNAL           structs differ from the native library's [kernels]

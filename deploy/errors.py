@@ -42,5 +42,15 @@ class NotRunning(DeployError):
     code = ErrorCode.UNAVAILABLE
 
 
+class RouterRefused(NotRunning):
+    """A router that answers with an error."""
+
+    def __init__(self, message: str, http_status: int = 0, reason: str = "") -> None:
+        """reason: what the router says."""
+        super().__init__(message)
+        self.http_status = http_status
+        self.reason = reason
+
+
 class ProbeError(DeployError):
     """A probe of `baton doctor` that raised, ended or did not answer; the message says which."""

@@ -73,8 +73,8 @@ class RouterBackend:
         self.changed = Notifier()
         """Notified when placement or health may differ, and at each request's end while closing."""
         self._ranks = RankSessions(table, options, self._workers_changed)
-        self.states = StateIndex(table, clock=options.clock)
-        self.explanations = Explanations(self._router_id, self._live, self.states.evictions)
+        self.states = states = StateIndex(table, clock=options.clock)
+        self.explanations = Explanations(self._router_id, self._live, states.evictions, self._clock)
         self._placer = Placer(
             table,
             self.states,

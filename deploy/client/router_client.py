@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from baton.deploy.client.api_key import key_header
 from baton.deploy.client.trust import Trust
-from baton.deploy.errors import NotRunning
+from baton.deploy.errors import NotRunning, RouterRefused
 
 DEADLINE_S = 10.0
 
@@ -28,25 +28,32 @@ class RouterClient:
 
     def server_info(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
         """Return the router's `/server_info`. Raises NotRunning."""
-        body = self._call("/server_info", deadline_s=deadline_s)
-        try:
-            info: dict[str, Any] = json.loads(body)
-        except ValueError as err:
-            raise NotRunning(f"what answers at {self.url} is no router: {err}") from err
-        return info
+        return self._object("/server_info", deadline_s)
 
     def metrics(self, worker_id: str = "") -> str:
         """Return the metrics of a worker, or the router's own. Raises NotRunning."""
         return self._call(f"/workers/{worker_id}/metrics" if worker_id else "/metrics").decode()
 
     def explain(self, request_id: str) -> dict[str, Any]:
-        """Return why a request was placed as it was. Raises NotRunning, also if it is unknown."""
-        found: dict[str, Any] = json.loads(self._call(f"/explain/{quote(request_id, safe='')}"))
-        return found
+        """Return why a request was placed as it was. Raises NotRunning, RouterRefused if the router
+        knows no such request.
+        """
+        return self._object(f"/explain/{quote(request_id, safe='')}")
 
     def flush_cache(self) -> None:
         """Empty every worker's prefix cache once it is idle. Raises NotRunning on failure."""
         self._call("/flush_cache", method="POST")
+
+    def _object(self, path: str, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
+        """Return the JSON object at a path. Raises NotRunning, also for anything else there."""
+        body = self._call(path, deadline_s=deadline_s)
+        try:
+            found = json.loads(body)
+        except ValueError as err:
+            raise NotRunning(f"what answers at {self.url} is no router: {err}") from err
+        if not isinstance(found, dict):
+            raise NotRunning(f"what answers at {self.url} is no router: {path} is no JSON object")
+        return found
 
     def _call(self, path: str, method: str = "GET", deadline_s: float = DEADLINE_S) -> bytes:
         if not self.url:
@@ -57,8 +64,10 @@ class RouterClient:
             with urllib.request.urlopen(request, timeout=deadline_s, context=context) as reply:
                 body: bytes = reply.read()
         except urllib.error.HTTPError as err:
-            detail = _reason(err.read())
-            raise NotRunning(f"{self.url}{path} answers {err.code}: {detail}") from err
+            reason = _reason(err.read())
+            raise RouterRefused(
+                f"{self.url}{path} answers {err.code}: {reason}", err.code, reason
+            ) from err
         except (OSError, http.client.HTTPException) as err:  # the router may die while it answers
             raise NotRunning(f"no router answers at {self.url}: {err}") from err
         return body

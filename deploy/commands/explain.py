@@ -1,6 +1,7 @@
 """`baton explain`."""
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import click
 
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterAddress, router_options, routers_from
-from baton.deploy.errors import DeployError, NotRunning
+from baton.deploy.errors import DeployError, NotRunning, RouterRefused
 from baton.deploy.terminal.explanation_text import explanation_lines
 
 MOST_CANDIDATES = 8
@@ -34,7 +35,7 @@ def explain(
 
     ID is that of the reply (chatcmpl-...), the request's own in workers' logs, the X-Request-Id, or
     the client's rid. A router knows what runs, and its last 256 requests. All routers of a cluster
-    are asked; --url asks one.
+    are asked, and the newest request of that ID is told; --url asks one.
     """
     found = _ask(routers_from(url, api_key, cacert, cluster), request_id)
     if json_wanted:
@@ -45,12 +46,34 @@ def explain(
         click.echo(line)
 
 
-def _ask(routers: list[RouterAddress], request_id: str) -> dict[str, Any]:
-    """Return the first explanation that a router has. Raises DeployError with what all said."""
-    said: dict[str, None] = {}
+def _ask(routers: Sequence[RouterAddress], request_id: str) -> dict[str, Any]:
+    """Return the explanation of the newest request that a router knows by this id.
+
+    A client that tries again may reach another router with the same id. Raises DeployError with
+    what all said, if none knows it.
+    """
+    found: list[dict[str, Any]] = []
+    failed: list[NotRunning] = []
     for router in routers:
         try:
-            return RouterClient(router.url, router.api_key, router.trust).explain(request_id)
+            found.append(RouterClient(router.url, router.api_key, router.trust).explain(request_id))
         except NotRunning as err:
-            said[str(err)] = None
-    raise DeployError("\n".join(said))
+            failed.append(err)
+    if not found:
+        raise DeployError("\n".join(_told(failed)))
+    newest, *others = sorted(found, key=lambda each: each["age_s"])
+    for other in others:
+        newest["same_name"] += [other["request_id"], *other["same_name"]]
+    return newest
+
+
+def _told(failed: Iterable[NotRunning]) -> list[str]:
+    """Return what routers said, and what several said alike once."""
+    alike: dict[object, list[NotRunning]] = {}
+    for err in failed:
+        same = (err.http_status, err.reason) if isinstance(err, RouterRefused) else str(err)
+        alike.setdefault(same, []).append(err)
+    return [
+        f"{first} ({1 + len(more)} routers say so)" if more else str(first)
+        for first, *more in alike.values()
+    ]

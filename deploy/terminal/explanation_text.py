@@ -29,7 +29,8 @@ def explanation_lines(found: Mapping[str, Any], most: int | None) -> Iterator[st
 
 def _head(found: Mapping[str, Any]) -> Iterator[str]:
     outcome = f": {found['outcome']}" if found["outcome"] else ""
-    yield f"request {found['request_id']}, {found['router']}, {found['status']}{outcome}"
+    ago = f", arrived {found['age_s']:.1f} s ago" if "age_s" in found else ""
+    yield f"request {found['request_id']}, {found['router']}, {found['status']}{outcome}{ago}"
     yield f"{found['prompt_tokens']} prompt tokens, {found['output_tokens']} written"
     timings = found["timings"]
     if timings is None or not timings["ttft_us"]:

@@ -3,6 +3,7 @@ ended."""
 
 import re
 from collections import deque
+from collections.abc import Callable
 
 from baton.api.errors import shorten
 from baton.core.error_codes import ErrorCode
@@ -26,12 +27,15 @@ class Explanations:
         router_id: str,
         live: LiveRequests,
         evictions: EvictionLog,
+        clock: Callable[[], float],
         most_requests: int = MOST_REQUESTS,
         most_tokens: int = MOST_TOKENS,
     ) -> None:
+        """clock: monotonic, in seconds, that of the requests' times."""
         self._router_id = router_id
         self._live = live
         self._evictions = evictions
+        self._clock = clock
         self._most_requests = most_requests
         self._most_tokens = most_tokens
         self._ended: deque[RequestHistory] = deque()
@@ -66,6 +70,7 @@ class Explanations:
             raise self._unknown(name)
         newest = max(meant, key=lambda each: each.arrived_s)
         found = self._explain(newest)
+        found["age_s"] = round(self._clock() - newest.arrived_s, 3)
         found["same_name"] = [each.request_id for each in meant if each is not newest]
         return found
 
@@ -77,7 +82,7 @@ class Explanations:
             ErrorCode.NOT_FOUND,
             f"no request {shorten(repr(name))} is known here: a router keeps what runs, and the "
             f"last {self._most_requests} requests that ended, fewer where their prompts have more "
-            f"than {self._most_tokens:,} tokens together; where there are several routers, ask the "
-            "one that was sent the request",
+            f"than {self._most_tokens:,} tokens together; of several routers, each knows its own "
+            "requests alone",
             param="request_id",
         )

@@ -88,7 +88,8 @@ def ended(prompt: Sequence[int], number: int = 0, owner: str | None = None) -> L
 
 def test_the_newest_requests_are_kept_within_both_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Explanations, "_explain", lambda self, found: {"id": found.request_id})
-    kept = Explanations("r", LiveRequests(), EvictionLog(lambda: 0.0), 4, most_tokens=20)
+    log = EvictionLog(lambda: 0.0)
+    kept = Explanations("r", LiveRequests(), log, lambda: 9.5, 4, most_tokens=20)
     never_placed = ended([1], 99)
     kept.keep(never_placed)
     for number in range(1, 8):
@@ -101,12 +102,12 @@ def test_the_newest_requests_are_kept_within_both_bounds(monkeypatch: pytest.Mon
         assert error.value.status.http == 404
     assert kept.find(f"cmpl-{4:032x}", None)["id"] == f"{4:032x}"
     assert kept.find("mine", None) == {
-        "id": f"{7:032x}", "same_name": [f"{number:032x}" for number in (4, 5, 6)],
+        "id": f"{7:032x}", "age_s": 2.5, "same_name": [f"{number:032x}" for number in (4, 5, 6)],
     }  # fmt: skip
     long = ended([1] * 20, 8)
     long.placed = [object()]  # type: ignore[list-item]
     kept.keep(long)
-    assert kept.find("mine", None) == {"id": f"{8:032x}", "same_name": []}
+    assert kept.find("mine", None) == {"id": f"{8:032x}", "age_s": 1.5, "same_name": []}
 
 
 # What is said, through the whole router.
@@ -166,7 +167,9 @@ async def test_what_was_cached_what_was_lost_and_what_it_cost(
         await known(http, 2)
         reply = await ask(http, prompt, rid="me")
         found = await explained(http, reply["id"])
-        assert {**found, "same_name": []} == {**await explained(http, "me"), "same_name": []}
+        again = await explained(http, "me")
+        assert again["age_s"] >= found["age_s"] >= 0
+        assert {**again, "age_s": found["age_s"]} == found
         lines = list(explanation_lines(found, None))
     assert (found["status"], found["outcome"]) == ("ended", "length")
     assert (found["prompt_tokens"], found["output_tokens"]) == (40, 1)
@@ -213,7 +216,7 @@ async def test_every_protocol_gives_the_explanation_that_is_asked_for(tmp_path: 
         first = whole["explanations"][0]
         assert f"cmpl-{first['request_id']}" == whole["id"]
         later = await explained(http, whole["id"])
-        assert later.pop("same_name") == [] and later == first
+        assert later.pop("same_name") == [] and later.pop("age_s") >= 0 and later == first
         assert "explanations" not in await ask(http, [10, 11])
 
         chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "explain": True}
