@@ -5,6 +5,7 @@ Most of the memory is never touched, and so never taken on a CPU.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 from triton_device import DEVICE, here
 
 from baton.kernels.chunks import RaggedRows, SnapshotPlan
+from baton.kernels.delta_mixer import DeltaLayers, DeltaWeights
+from baton.kernels.mamba2 import Mamba2Layers, Mamba2Weights
 from baton.kernels.triton.attention_decode import paged_attn_decode
 from baton.kernels.triton.attention_prefill import paged_attn_prefill
 from baton.kernels.triton.conv1d import (
@@ -28,6 +31,8 @@ from baton.kernels.triton.mla_prefill import mla_prefill
 from baton.kernels.triton.prompt_chunks import prompt_chunks
 from baton.kernels.triton.ssd import ssd_prompts
 from baton.kernels.triton.state_update import selective_state_update
+from baton.kernels.triton.verify import gated_conv_commit, gated_delta_commit, mamba2_commit
+from baton.kernels.verify import Accepted
 
 SLOTS, STRIDE = 3, (1 << 30) + 64  # the last slot begins past 2^31, though no stride reaches it
 HEADS, K, TOKENS = 2, 16, 5
@@ -111,6 +116,40 @@ def conv_prompt(seed: int, pool: Tensor) -> Tensor:
     return causal_conv1d_prompts(x, weight, None, pool, tiles)
 
 
+def accepted() -> Accepted:
+    """Two of two tokens of one row, whose slot is the last, and a snapshot after one in slot 1."""
+    return Accepted(ints(2), ints(2), None, ints(2), ints(1), ints(1))
+
+
+def ssm_commit(seed: int, pool: Tensor) -> Tensor:
+    seeded(seed)
+    wide, pools = partial(torch.rand, device=DEVICE), floats(1, SLOTS, 4 * K, 3)
+    weights = Mamba2Weights(
+        wide(4 * K, 4), None, -wide(HEADS), wide(HEADS), wide(HEADS), None, K, 1, K, 1e-5, (0, 1)
+    )
+    kept = floats(1, 2, 4 * K + HEADS)
+    mamba2_commit(Mamba2Layers.of([weights]), kept, pools, pool[None], accepted())
+    return pools
+
+
+def delta_commit(seed: int, pool: Tensor) -> Tensor:
+    seeded(seed)
+    wide, pools = partial(torch.rand, device=DEVICE), floats(1, SLOTS, 3 * HEADS * K, 3)
+    weights = DeltaWeights(
+        wide(3 * HEADS * K, 4), -wide(HEADS), wide(HEADS), wide(K), HEADS, K, 1e-5, True
+    )
+    kept = floats(1, 2, 3 * HEADS * K + 2 * HEADS)
+    gated_delta_commit(DeltaLayers.of([weights]), kept, pools, pool[None], accepted())
+    return pools
+
+
+def conv_commit(seed: int, pool: Tensor) -> Tensor:
+    seeded(seed)
+    kept = floats(1, 2, pool.shape[1])
+    gated_conv_commit(kept, 4, pool[None], accepted())
+    return kept
+
+
 def attention(seed: int, pool: Tensor) -> Tensor:
     """A token is written to page 2, and both pages are read, as a decode row and as a prompt."""
     seeded(seed)
@@ -145,6 +184,9 @@ def latents(seed: int, pool: Tensor) -> Tensor:
         (delta_prompt, (HEADS, K, K)),
         (conv_step, (20, 3)),
         (conv_prompt, (20, 3)),
+        (ssm_commit, (HEADS, K, K)),
+        (delta_commit, (HEADS, K, K)),
+        (conv_commit, (20, 3)),
         (attention, (4, 1, K)),
         (latents, (4, 20)),
     ],
