@@ -2,7 +2,6 @@
 
 import math
 from collections import deque
-from statistics import median
 
 from baton.engine.choices import WINDOWS
 from baton.engine.speculation.window_gain import CUT, PLAIN
@@ -25,6 +24,11 @@ class _Kind:
         self.seconds: deque[float] = deque(maxlen=_LATEST)
         self.seen = 0  # steps, those included that were dropped
         self.last = 0  # number of the newest, among all steps
+
+    @property
+    def usual(self) -> float:
+        """The lower quartile: whatever else the machine does can only make a step longer."""
+        return sorted(self.seconds)[len(self.seconds) // 4]
 
 
 class StepCosts:
@@ -73,8 +77,8 @@ class StepCosts:
         if not known:
             return None
         nearest = min(known, key=lambda count: abs(count - rows))
-        costs = (median(self._kinds[nearest, size].seconds) for size in (window, PLAIN))
-        return next(costs) / next(costs)
+        cost = self._kinds[nearest, window].usual / self._kinds[nearest, PLAIN].usual
+        return max(1.0, cost)  # less is what others on the machine have made of it
 
     def _known(self, rows: int, window: int) -> bool:
         kind = self._kinds.get((rows, window))

@@ -59,6 +59,15 @@ def test_costs_are_compared_where_both_are_known() -> None:
     assert costs.ratio(8, 4) == 1.25
 
 
+def test_steps_that_others_have_disturbed_count_little() -> None:
+    costs = StepCosts()
+    for second in (1.0, 1.0, 1.0, 1.0, 1.0, 9.0, 9.0, 9.0, 9.0, 1.0):
+        costs.add(2, 1, 1.0)
+        costs.add(2, 4, 1.5 * second)
+        costs.add(2, 2, 0.8)
+    assert (costs.ratio(2, 4), costs.ratio(2, 2)) == (1.5, 1.0)
+
+
 def test_about_as_many_rows_cost_the_same() -> None:
     costs = StepCosts()
     for rows in range(17, 25):
