@@ -123,6 +123,9 @@ class RouterSession:
             match message.WhichOneof("kind"):
                 case "start":
                     self._start(message.start)
+                case "starts":
+                    for start in message.starts.requests:
+                        self._start(start)
                 case "cancel":
                     self._cancel(message.cancel)
                 case "recall":

@@ -8,20 +8,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RouterMessage(_message.Message):
-    __slots__ = ("hello", "start", "cancel", "heartbeat", "prefills", "recall")
+    __slots__ = ("hello", "start", "cancel", "heartbeat", "prefills", "recall", "starts")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     PREFILLS_FIELD_NUMBER: _ClassVar[int]
     RECALL_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     start: StartRequest
     cancel: CancelRequest
     heartbeat: _common_pb2.Heartbeat
     prefills: Prefills
     recall: Recall
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., start: _Optional[_Union[StartRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., prefills: _Optional[_Union[Prefills, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ...) -> None: ...
+    starts: StartRequests
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., start: _Optional[_Union[StartRequest, _Mapping]] = ..., cancel: _Optional[_Union[CancelRequest, _Mapping]] = ..., heartbeat: _Optional[_Union[_common_pb2.Heartbeat, _Mapping]] = ..., prefills: _Optional[_Union[Prefills, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., starts: _Optional[_Union[StartRequests, _Mapping]] = ...) -> None: ...
+
+class StartRequests(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[StartRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[StartRequest, _Mapping]]] = ...) -> None: ...
 
 class Recall(_message.Message):
     __slots__ = ("request_id", "attempt", "computed")

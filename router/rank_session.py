@@ -24,6 +24,7 @@ from baton.proto.worker_pb2 import (
 )
 from baton.router.admission.step_times import DecodeStepTimes, StepClock
 from baton.router.answer_stream import AnswerStream
+from baton.router.joined_starts import JOINS_MINOR, join_starts
 from baton.router.worker_table import Worker
 from baton.rpc.channel_options import SESSION_OPTIONS
 from baton.rpc.credentials import Credentials
@@ -152,8 +153,9 @@ class RankSession:
             call = worker_pb2_grpc.RankStub(channel).Session()
             try:
                 async with asyncio.timeout(self._options.lease_s):
-                    await self._exchange_hello(call)
-                await self._serve(call)
+                    rank = await self._exchange_hello(call)
+                both = min(PROTOCOL_MINOR, rank.protocol_minor)
+                await self._serve(call, joins=both >= JOINS_MINOR)
             except grpc.aio.AioRpcError as error:
                 raise PeerLostError(
                     f"its stream broke: {error.code().name} {error.details()}"
@@ -165,7 +167,8 @@ class RankSession:
             finally:
                 call.cancel()
 
-    async def _serve(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _serve(self, call: grpc.aio.StreamStreamCall, *, joins: bool) -> None:
+        """joins: the rank reads several requests from one message."""
         self._outbox = Outbox()
         self._steps = StepClock(self._options.step_times)
         lease = Lease(f"decode rank {self.worker.worker_id}", self._options.lease_s)
@@ -175,14 +178,15 @@ class RankSession:
         beats = itertools.count(1)
         await first_of(
             self._read(call, lease),
-            self._outbox.drain(call.write),
+            self._outbox.drain(call.write, join_starts if joins else None),
             lease.watch(lambda: self._beat(next(beats))),
         )
 
     def _beat(self, sequence: int) -> None:
         self._outbox.put(RouterMessage(heartbeat=Heartbeat(sequence=sequence)))
 
-    async def _exchange_hello(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _exchange_hello(self, call: grpc.aio.StreamStreamCall) -> Hello:
+        """Return the rank's Hello. Raises BatonError."""
         ours = Hello(
             protocol_major=PROTOCOL_MAJOR,
             protocol_minor=PROTOCOL_MINOR,
@@ -193,7 +197,9 @@ class RankSession:
         if message is grpc.aio.EOF or not message.HasField("hello"):
             raise PeerLostError("it did not begin with Hello")
         check_version(message.hello, "this router")
-        check_identity(self.worker.identity, message.hello.worker)
+        greeting: Hello = message.hello
+        check_identity(self.worker.identity, greeting.worker)
+        return greeting
 
     async def _read(self, call: grpc.aio.StreamStreamCall, lease: Lease) -> None:
         streams = self._streams

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Generic, TypeVar
 
 M = TypeVar("M")
@@ -18,10 +18,23 @@ class Outbox(Generic[M]):
         """Append a message."""
         self._queue.put_nowait(message)
 
-    async def drain(self, write: Callable[[M], Awaitable[None]]) -> None:
-        """Write messages in order, until cancelled."""
+    async def drain(
+        self,
+        write: Callable[[M], Awaitable[None]],
+        join: Callable[[list[M]], Iterable[M]] | None = None,
+    ) -> None:
+        """Write messages in order, until cancelled.
+
+        join: makes fewer messages of those that wait together, two or more; None: each is written
+        by itself.
+        """
         while True:
-            await write(await self._queue.get())
+            waiting = [await self._queue.get()]
+            if join is not None:
+                while not self._queue.empty():
+                    waiting.append(self._queue.get_nowait())
+            for message in waiting if join is None or len(waiting) == 1 else join(waiting):
+                await write(message)
 
 
 async def first_of(*parts: Coroutine[Any, Any, None]) -> None:

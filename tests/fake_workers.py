@@ -66,6 +66,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
         self.incarnation = incarnation
         self.number = int(worker_id[1:]) if worker_id[1:].isdigit() else 0
         self.fingerprint = {"model": "toy", **fingerprint}
+        self.protocol_minor = PROTOCOL_MINOR
         self.flushes: list[int] = []
         """The timeouts it was given, ms."""
         self.flush_error: Error | None = None
@@ -127,7 +128,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer, AbstractAsyncContextManager["Fa
     def hello(self) -> Hello:
         return Hello(
             protocol_major=PROTOCOL_MAJOR,
-            protocol_minor=PROTOCOL_MINOR,
+            protocol_minor=self.protocol_minor,
             worker=self.identity,
             fingerprint=self.fingerprint,
         )
@@ -223,6 +224,8 @@ class FakeRank(FakeWorker):
         super().__init__(worker_id, incarnation, **fingerprint)
         self.answer = answer
         self.starts: asyncio.Queue[StartRequest] = asyncio.Queue()
+        self.sent_together: list[int] = []
+        """Requests of each message that started some."""
         self.cancels: asyncio.Queue[CancelRequest] = asyncio.Queue()
         self.recalls: asyncio.Queue[Recall] = asyncio.Queue()
         self.hellos: asyncio.Queue[Hello] = asyncio.Queue()
@@ -280,10 +283,18 @@ class FakeRank(FakeWorker):
             elif kind == "prefills":
                 self.introduced.put_nowait([each.worker_id for each in message.prefills.workers])
             elif kind == "start":
-                self.starts.put_nowait(message.start)
-                if self.answer is not None:
-                    for tokens in self.answer(message.start):
-                        queue.put_nowait(RankMessage(requests=[tokens]))
+                self.sent_together.append(1)
+                self._start(message.start, queue)
+            elif kind == "starts":
+                self.sent_together.append(len(message.starts.requests))
+                for start in message.starts.requests:
+                    self._start(start, queue)
+
+    def _start(self, start: StartRequest, queue: "asyncio.Queue[RankMessage | None]") -> None:
+        self.starts.put_nowait(start)
+        if self.answer is not None:
+            for tokens in self.answer(start):
+                queue.put_nowait(RankMessage(requests=[tokens]))
 
 
 def tokens_of(

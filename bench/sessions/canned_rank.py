@@ -88,16 +88,21 @@ class CannedRank(worker_pb2_grpc.RankServicer):
         pending = worker_pb2.RankMessage()
         due = asyncio.Event()
 
+        def begin(start: worker_pb2.StartRequest) -> None:
+            request = _Running(start, len(start.output_ids))
+            if not self.eager or not request.add_to(pending):
+                running[start.request_id] = request
+            if self.eager:
+                due.set()
+
         async def read() -> None:
             async for message in messages:
                 match message.WhichOneof("kind"):
                     case "start":
-                        start = message.start
-                        request = _Running(start, len(start.output_ids))
-                        if not self.eager or not request.add_to(pending):
-                            running[start.request_id] = request
-                        if self.eager:
-                            due.set()
+                        begin(message.start)
+                    case "starts":
+                        for start in message.starts.requests:
+                            begin(start)
                     case "cancel":
                         running.pop(message.cancel.request_id, None)
                     case "heartbeat":

@@ -47,6 +47,17 @@ def never(start: worker_pb2.StartRequest, session: RouterSession) -> object:
     raise AssertionError("no request was started")
 
 
+class Begun:
+    """A request that does nothing."""
+
+    def __init__(self, start: worker_pb2.StartRequest) -> None:
+        self.request_id, self.attempt = start.request_id, start.attempt
+
+    def begin(self) -> None: ...
+
+    def cancel(self, reason: str) -> None: ...
+
+
 def step(session: RouterSession, names: list[str], index: int) -> None:
     """Add one step's output to the session: a token of each request."""
     for name in names:
@@ -85,6 +96,26 @@ async def test_a_steps_tokens_are_one_message_and_a_slow_router_gets_several_ste
     assert second.heartbeat.sequence == 5
     wire.to_rank.put_nowait(None)
     await asyncio.wait_for(serving, DEADLINE_S)
+
+
+async def test_requests_of_one_message_begin_in_their_order(names: list[str]) -> None:
+    begun: list[str] = []
+
+    def begin(start: worker_pb2.StartRequest, session: RouterSession) -> Begun:
+        begun.append(start.request_id)
+        return Begun(start)
+
+    wire = Wire()
+    session = RouterSession("r", 600.0, begin, print)  # type: ignore[arg-type]
+    requests = [worker_pb2.StartRequest(request_id=name, attempt=1) for name in names]
+    alone, *together = requests
+    wire.to_rank.put_nowait(worker_pb2.RouterMessage(start=alone))
+    both = worker_pb2.StartRequests(requests=[*together, alone])  # one is sent again
+    wire.to_rank.put_nowait(worker_pb2.RouterMessage(starts=both))
+    wire.to_rank.put_nowait(None)
+    serving = session.serve(wire.messages(), wire)  # type: ignore[arg-type]
+    await asyncio.wait_for(serving, DEADLINE_S)
+    assert begun == names
 
 
 async def test_plain_tokens_are_columns_in_the_order_in_which_they_came(names: list[str]) -> None:

@@ -46,6 +46,32 @@ async def test_who_reads_a_call_that_another_part_has_cancelled_does_not_hide_wh
         await first_of(reads(lost), asyncio.sleep(DEADLINE_S))
 
 
+async def test_messages_that_wait_together_are_joined_and_one_alone_is_not() -> None:
+    outbox, written, joined = Outbox[int](), [], []
+    free = asyncio.Event()
+
+    async def write(number: int) -> None:
+        written.append(number)
+        await free.wait()
+
+    def join(numbers: list[int]) -> list[int]:
+        joined.append(numbers)
+        return [sum(numbers), -1]
+
+    draining = asyncio.ensure_future(outbox.drain(write, join))
+    async with asyncio.timeout(DEADLINE_S):
+        outbox.put(7)
+        while not written:
+            await asyncio.sleep(0)
+        for number in (1, 2, 3):  # while the first is being written
+            outbox.put(number)
+        free.set()
+        while len(written) < 3:
+            await asyncio.sleep(0)
+    assert joined == [[1, 2, 3]] and written == [7, 6, -1]
+    draining.cancel()
+
+
 async def test_an_outbox_keeps_its_order() -> None:
     outbox, written = Outbox[int](), []
     for number in range(5):
