@@ -2,12 +2,12 @@
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from dataclasses import asdict
 from typing import Any
 
 from baton.api.answers import AnswerDelta
 from baton.api.backend import GenerateRequest
 from baton.api.native_schema import LogprobsWanted
+from baton.api.replies import timings_json
 from baton.core.drafts import DraftUsage
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
@@ -121,7 +121,7 @@ def _ending(finished: Finished) -> dict[str, Any]:
         "completion_tokens": finished.usage.completion_tokens,
         "cached_tokens": finished.usage.cached_tokens,
         "e2e_latency": finished.timings.e2e_us / 1e6,
-        "timings": asdict(finished.timings),
+        "timings": timings_json(finished),
         **_drafts(finished.usage.drafts),
         **({} if explained is None else {"explanation": explained}),
     }

@@ -1,7 +1,6 @@
 """JSON replies that all endpoints share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -82,4 +81,4 @@ def ending(finished: Finished | None, reason: str | None = None) -> dict[str, An
 
 def timings_json(finished: Finished) -> Mapping[str, int]:
     """Return the first answer's durations in microseconds. An extension of OpenAI's API."""
-    return asdict(finished.timings)
+    return dict(vars(finished.timings))  # flat; `asdict` would copy each value, in 20 us
