@@ -21,18 +21,18 @@ from baton.engine.forward.runner import STEP_DEADLINE_S, ModelRunner
 from baton.engine.forward.step_pipeline import StepPipeline
 from baton.engine.handoff.prefix_share import PrefixShare
 from baton.engine.handoff.reservations import Reservations
-from baton.engine.memory.available import available_memory
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.plan import MemoryPlan
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
-from baton.engine.models.loader import check_memory, ending_ranks, load_model
+from baton.engine.models.loader import available_to_ranks, check_memory, ending_ranks, load_model
 from baton.engine.output.events import Event
 from baton.engine.output.output import Output, OutputCollector, PromptIds
 from baton.engine.output.result_processor import ResultProcessor
 from baton.engine.output.stop_checker import Stop
 from baton.engine.ranks.followers import Followers
+from baton.engine.ranks.leading_model import LeadingModel
 from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.schedule.admission_check import AdmissionCheck
 from baton.engine.schedule.donations import Donations
@@ -72,7 +72,7 @@ class Engine:
         device = torch.device(config.device)
         self.config = config
         self.model_config = model.config
-        free = available_memory(device) if config.memory_bytes is None else 0
+        free = available_to_ranks(config) if config.memory_bytes is None else 0
         self.plan = MemoryPlan(config, model.config, model.weight_bytes, free + model.weight_bytes)
         self.states = StatePool(self.plan.slot_layout, self.plan.slots, device)
         self.pages = PagePool(self.plan.page_layout, self.plan.pages, device)
@@ -86,7 +86,7 @@ class Engine:
         more = self._stream, config.layer_group_bytes, kept, guesser
         self._runner = ModelRunner(model, self.states, self.pages, tables, *more)
         self._steps = StepPipeline(self._runner, ahead)
-        if isinstance(model, GraphedModel):
+        if isinstance(model, GraphedModel | LeadingModel):
             known = self.states, self.pages, tables.pages, windows(kept, config.window)
             self._stream.submit(partial(model.capture, *known)).result(STEP_DEADLINE_S)
         self._pools = CachedPools(

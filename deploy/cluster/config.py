@@ -78,6 +78,12 @@ class ClusterConfig:
             check_ranks(replace(engine, tp=ranks))
         except ConfigError as err:
             raise StartError(f"--{role}-tp: {err}") from err
+        gpus = self.placement.gpus_on(engine.device, ranks)
+        if engine.device != "cpu" and ranks > 1 and gpus < ranks:
+            raise StartError(
+                f"--gpus-per-worker {gpus:g}: each of the {ranks} ranks of a {role} worker has a "
+                f"GPU of its own; expected {ranks} or more"
+            )
 
     @property
     def routers_move(self) -> bool:

@@ -16,7 +16,7 @@ _OWN = (CPU, GPU, "memory", "object_store_memory")
 
 @dataclass(frozen=True)
 class Demand:
-    """Resources and labels of one node. A replica of several ranks will ask for as many."""
+    """Resources and labels of one node."""
 
     cpus: float = 0.0  # logical
     gpus: float = 0.0
@@ -50,21 +50,23 @@ class RoleDemand:
 class NodePlacement:
     """The rules by which Ray places the workers of a cluster on its nodes."""
 
-    gpus: float | None = None  # of each worker; None: one on CUDA, none on a CPU
+    gpus: float | None = None  # of each worker; None: one a rank on CUDA, none on a CPU
     prefill: RoleDemand = RoleDemand()
     decode: RoleDemand = RoleDemand()
     await_nodes: bool = False  # wait for nodes that an autoscaler adds
 
-    def gpus_on(self, device: str) -> float:
-        """Return the GPUs that a worker on this device asks for."""
+    def gpus_on(self, device: str, ranks: int) -> float:
+        """Return the GPUs that a worker with so many ranks on this device asks for. Ray gives it
+        all of them on one node.
+        """
         if self.gpus is not None:
             return self.gpus
-        return 1.0 if device.startswith("cuda") else 0.0
+        return float(ranks) if device.startswith("cuda") else 0.0
 
-    def demand(self, role: Role, cpus: float, device: str) -> Demand:
+    def demand(self, role: Role, cpus: float, device: str, ranks: int) -> Demand:
         """Return what a worker of this role asks for."""
         of_role = self.prefill if role is Role.PREFILL else self.decode
-        return Demand(cpus, self.gpus_on(device), of_role.custom, of_role.labels)
+        return Demand(cpus, self.gpus_on(device, ranks), of_role.custom, of_role.labels)
 
 
 def labels_from(option: str, words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

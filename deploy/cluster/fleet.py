@@ -208,7 +208,7 @@ class Fleet:
 
     def _sharing(self, engine: EngineConfig, beside: int) -> EngineConfig:
         """Return the engine's config for a node with `beside` workers that start together."""
-        gpus = self._wiring.config.placement.gpus_on(engine.device)
+        gpus = self._wiring.config.placement.gpus_on(engine.device, engine.tp)
         part = min(1.0, gpus) if engine.device != "cpu" else 1.0  # of one GPU's memory
         return replace(
             engine, workers_on_host=beside, memory_fraction=engine.memory_fraction * part
@@ -220,7 +220,7 @@ class Fleet:
         # Our own Ray has CPUs for the first members only; a joined Ray counts its own.
         counted = first or config.ray_address is not None
         cpus = self._wiring.threads if counted else 0
-        return config.placement.demand(role, cpus, config.engine.device)
+        return config.placement.demand(role, cpus, config.engine.device, config.tp_of(role))
 
     def _arrival(self, config: WorkerConfig) -> Arrival:
         cluster = self._wiring.config

@@ -52,7 +52,9 @@ def _fits(config: ClusterConfig, nodes: Sequence[RayNode], threads: int) -> bool
     wishes = [
         Wish(
             member.worker_id,
-            config.placement.demand(member.role, threads, config.engine.device),
+            config.placement.demand(
+                member.role, threads, config.engine.device, config.tp_of(member.role)
+            ),
             member.role,
         )
         for member in config.members

@@ -83,6 +83,9 @@ def _check_texts(config: EngineConfig) -> None:
 
 
 def check_ranks(config: EngineConfig) -> None:
-    """Raise ConfigError for options that a replica of several ranks does not have yet."""
-    if config.tp > 1 and config.device != "cpu":
-        raise ConfigError(f"a replica of {config.tp} ranks runs on CPUs only; or use tp 1")
+    """Raise ConfigError for options that a replica of several ranks does not have."""
+    if config.tp > 1 and config.device not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"device is {config.device}, one device, and the replica has {config.tp} ranks: use "
+            "cuda, of which ranks take the first that CUDA_VISIBLE_DEVICES names, or tp 1"
+        )

@@ -27,6 +27,7 @@ from baton.engine.models.scope import Scope
 from baton.engine.ranks.comm import Comm, Shard, SingleComm
 from baton.engine.ranks.followers import Followers
 from baton.engine.ranks.leading_model import LeadingModel
+from baton.engine.ranks.rank_device import check_gpus, rank_device
 from baton.engine.replay.graphed_model import CudaCapture, GraphedModel
 from baton.engine.replay.replayed_model import ReplayedModel
 from baton.kernels.base import Kernels
@@ -43,13 +44,15 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
     if config.tp == 1:
         return load_part(config, Shard(), SingleComm(), progress)
     check_ranks(config)
+    check_gpus(config)
     whole = read_config(config.model, config.dtype, config.ssm_dtype)
     divided_model(whole, config.tp)
     threads = max(1, torch.get_num_threads() // config.tp)
     torch.set_num_threads(threads)
     followers = Followers(config, threads)
     try:
-        part = load_part(config, Shard(0, config.tp), followers.comm, progress)
+        of_leader = replace(config, device=str(followers.device))
+        part = load_part(of_leader, Shard(0, config.tp), followers.comm, progress)
         return LeadingModel(whole, part, followers.comm, followers)
     except BaseException:
         followers.close()
@@ -97,7 +100,7 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
     device = torch.device(config.device)
     model = read_config(config.model, config.dtype, config.ssm_dtype)
     part = divided_model(model, config.tp, weight_format=config.weight_format)
-    free = available_memory(device)
+    free = available_to_ranks(config)
     plan = MemoryPlan(config, part.config, part.weight_bytes, free)
     if device.type != "cpu" and plan.budget_bytes > free:
         raise ConfigError(
@@ -106,6 +109,12 @@ def planned_memory(config: EngineConfig) -> MemoryPlan:
             f"{config.memory_fraction:.0%} of what is free"
         )
     return plan
+
+
+def available_to_ranks(config: EngineConfig) -> int:
+    """Return the bytes that could be taken now on the device of the rank that has least."""
+    ranks = range(1 if config.device == "cpu" else config.tp)
+    return min(available_memory(rank_device(config, rank)) for rank in ranks)
 
 
 def check_memory(config: EngineConfig) -> None:

@@ -32,9 +32,9 @@ class Shard:
         return len(self.held(block))
 
 
-def meet(comm: "Comm") -> None:
-    """Wait until all ranks have come here."""
-    comm.all_reduce(torch.zeros(1))
+def meet(comm: "Comm", device: torch.device) -> None:
+    """Wait until all ranks have come here; on a GPU, its stream does."""
+    comm.all_reduce(torch.zeros(1, device=device))
 
 
 class Comm(Protocol):
@@ -59,6 +59,14 @@ class Comm(Protocol):
 
     def check(self) -> None:
         """Raise the error of a collective that could not raise it itself. Called after a step."""
+        ...
+
+
+class RankComm(Comm, Protocol):
+    """The collectives by which a replica's ranks keep together, and those of layers."""
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Fill `x`, contiguous, with rank 0's, in place, and return it."""
         ...
 
 

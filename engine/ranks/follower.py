@@ -6,8 +6,8 @@ It never schedules and never samples. It ends when the leader does.
 import os
 import signal
 import sys
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
 
 import torch
 
@@ -15,13 +15,16 @@ from baton.core.errors import BatonError, InvariantError
 from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.models.base import Model
 from baton.engine.models.loader import load_part
-from baton.engine.ranks.comm import Comm, meet
+from baton.engine.ranks.comm import RankComm, meet
 from baton.engine.ranks.commit_message import CommitMessage
-from baton.engine.ranks.gloo_comm import GlooComm
+from baton.engine.ranks.device_pools import opened_pools
 from baton.engine.ranks.rank_books import RankBooks
+from baton.engine.ranks.rank_comm import rank_comm
+from baton.engine.ranks.rank_device import rank_device
 from baton.engine.ranks.rank_messages import (
     Begin,
     BooksWanted,
+    CaptureSteps,
     Failed,
     Joined,
     Loaded,
@@ -30,7 +33,8 @@ from baton.engine.ranks.rank_messages import (
 from baton.engine.ranks.shared_memory import SharedMemory
 from baton.engine.ranks.shared_pools import mapped_pools
 from baton.engine.ranks.step_message import StepMessage
-from baton.engine.speculation.kept_inputs import kept_inputs
+from baton.engine.replay.graphed_model import GraphedModel
+from baton.engine.speculation.kept_inputs import kept_inputs, windows
 
 
 def main() -> None:
@@ -56,42 +60,51 @@ def follow(leader: Connection) -> None:
     limit_s = begin.config.rank_timeout_s
     memory = SharedMemory(begin.memory, begin.shard, os.getppid(), limit_s)
     os.close(begin.memory)
-    comm = GlooComm(begin.folder, begin.shard, limit_s, memory)
-    model = load_part(begin.config, begin.shard, comm)
+    comm = rank_comm(begin.config, begin.folder, begin.shard, memory)
+    device = rank_device(begin.config, begin.shard.rank)
+    model = load_part(replace(begin.config, device=str(device)), begin.shard, comm)
     leader.send(Loaded(model.weight_bytes))
-    run_steps(leader, model, comm, memory, leader.recv())
+    run_steps(leader, model, comm, memory, leader.recv(), device)
 
 
 def run_steps(
-    leader: Connection, model: Model, comm: Comm, memory: SharedMemory, pools: RankPools
+    leader: Connection,
+    model: Model,
+    comm: RankComm,
+    memory: SharedMemory,
+    pools: RankPools,
+    device: torch.device,
 ) -> None:
     """Run the leader's steps in their order. Raises EOFError when the leader has left."""
-    descriptors = recv_handle(leader), recv_handle(leader)
-    states, pages = mapped_pools(model.config, pools, descriptors)
-    for descriptor in descriptors:
-        os.close(descriptor)
-    tables = torch.zeros((pools.table_rows, pools.table_width), dtype=torch.int32)
-    kept = kept_inputs(model, pools.kept_tokens, tables.device)
+    if device.type == "cpu":
+        states, pages = mapped_pools(model.config, pools, leader)
+    else:
+        states, pages = opened_pools(model.config, pools, leader, device)
+    shape = pools.table_rows, pools.table_width
+    tables = torch.zeros(shape, dtype=torch.int32, device=device)
+    kept = kept_inputs(model, pools.kept_tokens, device)
     batch: ForwardBatch | None = None  # the last that ran
     books = RankBooks()
     with torch.inference_mode():
         while True:
-            message: StepMessage | CommitMessage | BooksWanted = leader.recv()
+            message: StepMessage | CommitMessage | BooksWanted | CaptureSteps = leader.recv()
             if isinstance(message, BooksWanted):
                 leader.send(books.books())
+            elif isinstance(message, CaptureSteps) and isinstance(model, GraphedModel):
+                model.capture(states, pages, tables, windows(kept, message.window))
             elif isinstance(message, StepMessage):
                 check_meetings(memory.meetings, message.met)
-                batch = message.batch(model, tables, kept)
+                batch = message.batch(model, tables, kept, comm)
                 books.ran(batch)
                 logits = model.forward(batch, states, pages)
                 if not logits.shape[0]:
-                    meet(comm)
+                    meet(comm, device)
             elif isinstance(message, CommitMessage) and batch is not None:
                 check_meetings(memory.meetings, message.met)
-                accepted = message.accepted()
+                accepted = message.accepted(comm, device)
                 books.committed(accepted)
                 model.commit(batch, states, accepted)
-                meet(comm)
+                meet(comm, device)
             else:
                 raise InvariantError(
                     f"the leader sent {type(message).__name__}, not a step or the commit of one"

@@ -8,16 +8,17 @@ import sys
 import tempfile
 import threading
 from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any, TypeVar
 
-from baton.core.errors import RankError
+from baton.core.errors import ConfigError, RankError
 from baton.engine.config import EngineConfig
 from baton.engine.memory.rank_storage import RankStorages
 from baton.engine.ranks.comm import Shard
-from baton.engine.ranks.gloo_comm import JOIN_S, GlooComm
+from baton.engine.ranks.group_comm import JOIN_S
 from baton.engine.ranks.rank_books import Books
+from baton.engine.ranks.rank_comm import rank_comm
+from baton.engine.ranks.rank_device import rank_device
 from baton.engine.ranks.rank_messages import (
     Begin,
     BooksWanted,
@@ -28,7 +29,7 @@ from baton.engine.ranks.rank_messages import (
     connected,
 )
 from baton.engine.ranks.shared_memory import SharedMemory
-from baton.engine.ranks.shared_pools import SharedPools
+from baton.engine.ranks.shared_pools import Pools
 
 _LOAD_S = 3600.0  # until weights have been read from a slow disk
 _REASON_S = 1.0  # until a rank that has failed has said why
@@ -77,6 +78,7 @@ class Followers:
         # Where the ranks meet. The others may still read it when rank 0 has met them.
         self._folder = folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
         size = config.tp
+        self.device = rank_device(config, 0)
         memory = SharedMemory.create(size)
         self._memory = SharedMemory(memory, Shard(0, size), 0, config.rank_timeout_s)
         self._followers = [Follower(rank, config.rank_timeout_s, memory) for rank in range(1, size)]
@@ -88,11 +90,14 @@ class Followers:
                 shard = Shard(each.rank, size)
                 self._send(each, Begin(config, shard, folder, threads, memory))
             self._reports(Joined, JOIN_S, "start")
-            self.comm = GlooComm(folder, Shard(0, size), config.rank_timeout_s, self._memory)
+            self.comm = rank_comm(config, folder, Shard(0, size), self._memory)
         except RankError:
             self.close()
             raise
-        except RuntimeError as error:  # of gloo
+        except ConfigError:
+            self.close()
+            raise
+        except RuntimeError as error:  # of gloo or NCCL
             failure = self.failure(error)
             self.close()
             raise failure from error
@@ -134,17 +139,16 @@ class Followers:
         """The number of ranks, the leader among them."""
         return 1 + len(self._followers)
 
-    def begin(self, pools: RankPools, shared: SharedPools) -> None:
+    def begin(self, sizes: RankPools, pools: Pools) -> None:
         """Give the ranks their pools, before the first step. Raises RankError."""
-        self.send(pools)
-        for each, descriptors in zip(self._followers, shared.descriptors, strict=True):
-            for descriptor in descriptors:
-                try:
-                    send_handle(each.connection, descriptor, each.process.pid)
-                except OSError as error:
-                    raise self.failure(error) from error
-        shared.close()
-        self.storages = shared.storages
+        self.send(sizes)
+        for each in self._followers:
+            try:
+                pools.send(each.rank, each.connection, each.process.pid)
+            except OSError as error:
+                raise self.failure(error) from error
+        pools.close()
+        self.storages = pools.storages
 
     def send(self, message: Any) -> None:
         """Send a message to every rank. Raises RankError."""

@@ -1,30 +1,38 @@
 """The model of a replica with several ranks, as its engine sees it: rank 0's part, which tells the
 other ranks what to run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from baton.core.errors import RankError
 from baton.engine.config import ModelConfig
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
+from baton.engine.forward.forward_batch import ForwardBatch, HostLengths, Window
 from baton.engine.forward.recurrent_index import RecurrentIndex
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.rank_storage import RankStorage
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.base import Model
-from baton.engine.ranks.comm import Comm, meet
-from baton.engine.ranks.commit_message import CommitMessage
+from baton.engine.ranks.comm import RankComm, meet
+from baton.engine.ranks.commit_message import CommitMessage, packed
+from baton.engine.ranks.device_pools import DevicePools
 from baton.engine.ranks.followers import Followers
 from baton.engine.ranks.rank_books import RankBooks
-from baton.engine.ranks.rank_messages import RankPools
+from baton.engine.ranks.rank_messages import CaptureSteps, RankPools
 from baton.engine.ranks.shared_pools import SharedPools
 from baton.engine.ranks.step_message import StepWriter
+from baton.engine.replay.graphed_model import GraphedModel
 from baton.kernels.base import Kernels
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.verify import Accepted
+
+
+def unread(device: torch.device) -> bool:
+    """Return True if the host does not know what lies on the device: to read it would wait."""
+    return device.type != "cpu"
 
 
 class LeadingModel:
@@ -36,14 +44,18 @@ class LeadingModel:
     with RankError.
     """
 
-    def __init__(self, whole: ModelConfig, part: Model, comm: Comm, followers: Followers) -> None:
+    def __init__(
+        self, whole: ModelConfig, part: Model, comm: RankComm, followers: Followers
+    ) -> None:
         """whole: the undivided model. part: that of rank 0. comm: its collectives."""
         self.followers = followers
         self._whole = whole
         self.weight_bytes = max(part.weight_bytes, followers.weight_bytes())
         self._part = part
         self._comm = comm
-        self._writer = StepWriter()
+        self._device = followers.device
+        self._on_device = unread(self._device)
+        self._writer = StepWriter(on_device=self._on_device)
         self._books = RankBooks()
 
     @property
@@ -67,7 +79,18 @@ class LeadingModel:
         sizes = states.ids.size, pages.ids.size, pages.layout.page_size
         pools = RankPools(*sizes, rows, width, kept_tokens)
         own = RankStorage(states.storage, pages.storage)
-        self.followers.begin(pools, SharedPools(self._whole, pools, own, self.followers.ranks))
+        kind = SharedPools if self._device.type == "cpu" else DevicePools
+        self.followers.begin(pools, kind(self._whole, pools, own, self.followers.ranks))
+
+    def capture(
+        self, states: StatePool, pages: PagePool, tables: Tensor, windows: Sequence[Window]
+    ) -> None:
+        """Capture the decode steps on all ranks, in one order: they hold collectives. Raises
+        RankError."""
+        if isinstance(self._part, GraphedModel):
+            with self._ending_all():
+                self.followers.send(CaptureSteps(max((w.tokens for w in windows), default=1)))
+                self._part.capture(states, pages, tables, windows)
 
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
@@ -79,10 +102,11 @@ class LeadingModel:
         """Run one step on all ranks; see `baton.engine.models.base.Model`. Raises RankError."""
         with self._ending_all():
             self.followers.send(self._writer.message(batch, self.followers.meetings))
+            self._writer.broadcast(batch, self._comm)
             self._books.ran(batch)
             logits = self._part.forward(batch, states, pages)
             if not logits.shape[0]:
-                meet(self._comm)
+                meet(self._comm, self._device)
             self._comm.check()
             return logits
 
@@ -90,10 +114,13 @@ class LeadingModel:
         """Write the states after accepted tokens, on all ranks, before this returns; see
         `baton.engine.models.base.Model`. Raises RankError."""
         with self._ending_all():
-            self.followers.send(CommitMessage.of(accepted, self.followers.meetings))
+            met, on_device = self.followers.meetings, self._on_device
+            self.followers.send(CommitMessage.of(accepted, met, on_device=on_device))
+            if on_device:
+                self._comm.broadcast(packed(accepted))
             self._books.committed(accepted)
             self._part.commit(batch, states, accepted)
-            meet(self._comm)
+            meet(self._comm, self._device)
             self._comm.check()
 
     def findings(self) -> list[str]:

@@ -34,7 +34,8 @@ class Books:
 
 
 class RankBooks:
-    """The books of this rank."""
+    """The books of this rank. On a GPU they stay empty: to read a step's places would hold up the
+    stream, and what the others run is a copy, which the leader's device sends."""
 
     def __init__(self) -> None:
         self._slots = self._pages = 0
@@ -42,6 +43,8 @@ class RankBooks:
 
     def ran(self, batch: ForwardBatch) -> None:
         """Note a step."""
+        if batch.write_slots.device.type != "cpu":
+            return
         self._slots = _plus(self._slots, batch.write_slots)
         if batch.snapshots is not None:
             self._slots = zlib.crc32(array("q", batch.snapshots.slots), self._slots)
@@ -50,6 +53,8 @@ class RankBooks:
 
     def committed(self, accepted: Accepted) -> None:
         """Note a commit."""
+        if accepted.counts.device.type != "cpu":
+            return
         self._slots = _plus(
             self._slots, accepted.write_slots, accepted.counts, accepted.track_slots
         )

@@ -38,6 +38,13 @@ class RankPools:
 
 
 @dataclass(frozen=True)
+class CaptureSteps:
+    """The ranks capture their decode steps now. window: the most tokens that steps verify."""
+
+    window: int
+
+
+@dataclass(frozen=True)
 class Joined:
     """A rank has begun, and meets the others next."""
 

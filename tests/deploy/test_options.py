@@ -326,12 +326,13 @@ def test_where_workers_run_is_asked_of_ray() -> None:
              "--decode-label", "pool=!a", "--decode-label", "zone=z",
              "--decode-resource", "rdma=2")  # fmt: skip
     placement = parse_cluster(*words).placement
-    prefill, decode = (placement.demand(r, 3, "cuda") for r in (Role.PREFILL, Role.DECODE))
+    prefill, decode = (placement.demand(r, 3, "cuda", 1) for r in (Role.PREFILL, Role.DECODE))
     assert prefill == Demand(3, 1.0, (), (("pool", "in(a,b)"),))
     assert decode == Demand(3, 1.0, (("rdma", 2.0),), (("pool", "!a"), ("zone", "z")))
-    assert NodePlacement().demand(Role.DECODE, 2, "cpu").resources == {"CPU": 2}
+    assert NodePlacement().demand(Role.DECODE, 2, "cpu", 4).resources == {"CPU": 2}
     shared = parse_cluster("--gpus-per-worker", "0.5").placement
-    assert shared.demand(Role.DECODE, 1, "cuda").gpus == 0.5
+    assert shared.demand(Role.DECODE, 1, "cuda", 1).gpus == 0.5
+    assert NodePlacement().demand(Role.DECODE, 1, "cuda", 4).gpus == 4
 
 
 @pytest.mark.usefixtures("starts_nothing")

@@ -20,13 +20,13 @@ from oracle.reference import Oracle
 from oracle.specs import SPECS
 
 from baton.core.errors import ConfigError, RankError
+from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.loop import EngineLoop
-from baton.engine.memory.engine_options import check_ranks
 from baton.engine.models.loader import load_model
-from baton.engine.ranks import followers
+from baton.engine.ranks import followers, leading_model
 from baton.engine.ranks.rank_messages import BooksWanted
 from baton.engine.ranks.step_message import StepMessage, StepWriter
 from baton.engine.schedule.request import RequestSpec
@@ -190,8 +190,7 @@ def test_the_loop_of_an_idle_engine_ends_when_a_rank_fails(lost: Engine) -> None
 
 def test_a_rank_that_reports_twice_ends_the_replica(lost: Engine) -> None:
     assert lost.followers is not None and not lost.audit()
-    for _ in range(2):
-        lost.followers.send(BooksWanted())
+    lost.followers.send(BooksWanted())  # the audit has asked once
     deadline = time.monotonic() + DEADLINE_S
     while lost.followers.lost is None:
         assert time.monotonic() < deadline, "nobody has noticed"
@@ -294,9 +293,34 @@ def running(process: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def test_what_several_ranks_cannot_do_yet_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="2 ranks runs on CPUs only"):
-        check_ranks(options(folder, device="cuda"))
+def test_what_lies_on_devices_is_broadcast(
+    folder: Path, seeded: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on GPUs, whose tensors the host does not know; here over gloo. With drafts, whose commits
+    are broadcast too."""
+    prompts = [prompt(seeded, length) for length in LENGTHS]
+    plain = Engine.load(replace(options(folder), tp=1))
+    expected = [output.token_ids for output in plain.generate(prompts, greedy(STEPS))]
+    plain.close()
+    told: list[StepMessage] = []
+    message = StepWriter.message
+
+    def noted(self: StepWriter, batch: ForwardBatch, met: int) -> StepMessage:
+        told.append(message(self, batch, met))
+        return told[-1]
+
+    monkeypatch.setattr(StepWriter, "message", noted)
+    monkeypatch.setattr(leading_model, "unread", lambda device: True)
+    engine = Engine.load(options(folder, speculative_algorithm=SpeculativeAlgorithm.NGRAM))
+    try:
+        for _ in range(2):  # the second time from what is cached
+            outputs = engine.generate(prompts, greedy(STEPS))
+            assert [output.token_ids for output in outputs] == expected
+        assert_clean(engine)
+    finally:
+        engine.close()
+    assert {each.numbers for each in told} == {None}, "nothing was read on the host"
+    assert any(each.window is not None for each in told), "no step had drafts"
 
 
 def test_an_engine_refuses_what_its_ranks_cannot_do_before_it_starts_them(
@@ -305,5 +329,5 @@ def test_an_engine_refuses_what_its_ranks_cannot_do_before_it_starts_them(
     monkeypatch.setattr(followers, "Follower", lambda *_: pytest.fail("a rank was started"))
     with pytest.raises(ConfigError, match="bamba_odd runs on 1 rank"):
         Engine.load(options(oracle.checkpoint("bamba_odd")))
-    with pytest.raises(ConfigError, match="runs on CPUs only"):
-        load_model(options(oracle.checkpoint(NAME), device="cuda"))
+    with pytest.raises(ConfigError, match="device is cuda:1, one device"):
+        load_model(options(oracle.checkpoint(NAME), device="cuda:1"))

@@ -1,0 +1,49 @@
+"""The collectives of ranks that are GPUs of one host, over NCCL."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from baton.core.errors import ConfigError
+from baton.engine.ranks.comm import Comm, Shard
+from baton.engine.ranks.group_comm import JOIN_S, GroupComm, meeting_place
+from baton.kernels.base import Kernels
+
+
+class NcclComm(GroupComm):
+    """A `Comm` for ranks on GPUs. CUDA graphs can hold its collectives.
+
+    A collective is enqueued on the current stream. One for which another rank does not come holds
+    up the stream: the step's deadline notices. NCCL chooses its algorithm by the size of a call and
+    the topology, which are the same on all ranks, and each element is added up once and passed on,
+    so that all ranks get the same bits.
+    """
+
+    def __init__(self, folder: Path, shard: Shard, timeout_s: float, device: torch.device) -> None:
+        """Wait for the other ranks, at most JOIN_S, and connect. folder: see `meeting_place`.
+        device: the calling thread's current one. Raises ConfigError where torch has no NCCL.
+        """
+        try:
+            from torch._C._distributed_c10d import (
+                ProcessGroupNCCL,
+            )
+        except ImportError as error:
+            raise ConfigError(
+                f"tp {shard.size} on GPUs needs NCCL, and torch {torch.__version__} is built "
+                "without it: install a torch that was built for CUDA, or use --device cpu"
+            ) from error
+        options = ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=max(JOIN_S, timeout_s))
+        store = meeting_place(folder, shard)
+        group = ProcessGroupNCCL(store, shard.rank, shard.size, options)
+        super().__init__(group, shard, timeout_s)
+        self.all_reduce(torch.zeros(1, device=device))  # connects, which a capture must not
+        torch.cuda.synchronize(device)
+
+    def on(self, kernels: Kernels) -> Comm:
+        """See `Comm`."""
+        return self
+
+    def check(self) -> None:
+        """Do nothing: the stream waits, and whoever waits for the stream has a deadline."""

@@ -1,0 +1,100 @@
+"""What ranks on GPUs need, as far as it can be seen without one; and with two, their tokens."""
+
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from engine.engines import assert_clean, greedy
+from oracle.reference import Oracle
+from torch.distributed import is_nccl_available
+
+from baton.core.errors import ConfigError
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.memory.engine_options import check_ranks
+from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.memory.rank_storage import RankStorage
+from baton.engine.models.family_table import read_config
+from baton.engine.models.loader import divided_model, load_model
+from baton.engine.ranks.comm import Shard
+from baton.engine.ranks.device_pools import DevicePools, opened_pools
+from baton.engine.ranks.nccl_comm import NcclComm
+from baton.engine.ranks.rank_device import rank_device
+from baton.engine.ranks.rank_messages import RankPools
+
+GPUS = torch.cuda.device_count()
+
+
+@pytest.fixture(scope="module")
+def folder(oracle: Oracle) -> Path:
+    return oracle.checkpoint("granite_moe_nope")
+
+
+def options(folder: Path, device: str = "cuda") -> EngineConfig:
+    return EngineConfig(
+        model=folder,
+        page_size=16,
+        max_running=8,
+        chunked_prefill_size=64,
+        mamba_track_interval=16,
+        memory_bytes=1 << 28,
+        device=device,
+        tp=2,
+    )
+
+
+def test_one_named_gpu_is_refused_for_several_ranks(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="device is cuda:1, one device, and the replica has 2"):
+        check_ranks(options(folder, "cuda:1"))
+
+
+@pytest.mark.skipif(GPUS > 1, reason="there are two GPUs")
+def test_fewer_gpus_than_ranks_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tp 2 needs as many GPUs on one host, and [01] are"):
+        load_model(options(folder))
+
+
+@pytest.mark.skipif(is_nccl_available(), reason="this torch has NCCL")
+def test_a_torch_without_nccl_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="built without it: install a torch that was built for"):
+        NcclComm(tmp_path, Shard(0, 2), 1.0, torch.device("cuda", 0))
+
+
+def test_each_rank_has_a_device_of_its_own(folder: Path) -> None:
+    devices = [str(rank_device(options(folder), rank)) for rank in range(2)]
+    assert devices == ["cuda:0", "cuda:1"]
+    assert str(rank_device(options(folder, "cpu"), 1)) == "cpu"
+    assert str(rank_device(replace(options(folder, "cuda:3"), tp=1), 0)) == "cuda:3"
+
+
+def test_pools_that_another_process_opens_are_the_same_memory(folder: Path) -> None:
+    """By torch's handles between processes, as on GPUs; here of the host's memory."""
+    whole = read_config(folder, torch.float32, torch.float32)
+    sizes = RankPools(slots=3, pages=4, page_size=8, table_rows=1, table_width=1, kept_tokens=0)
+    part = divided_model(whole, 2).config
+    slots = SlotLayout(part.recurrent, part.conv_dtype, part.ssm_dtype)
+    pages = PageLayout(part.attention, 8, part.dtype)
+    own = RankStorage(torch.zeros(3, slots.slot_bytes), torch.zeros(4, pages.page_bytes))
+    pools = DevicePools(whole, sizes, own, 2)
+    ours, theirs = multiprocessing.Pipe()
+    pools.send(1, ours, 0)
+    states, kv = opened_pools(part, sizes, theirs, torch.device("cpu"))
+    made = pools.storages.ranks[1]
+    made.states.fill_(7)
+    kv.storage.fill_(9)
+    assert (states.storage == 7).all() and (made.pages == 9).all()
+
+
+@pytest.mark.skipif(GPUS < 2, reason="two GPUs are needed")
+def test_two_gpus_give_the_tokens_of_transformers(oracle: Oracle, folder: Path) -> None:
+    prompts = [tuple(range(3, 3 + length)) for length in (2, 16, 53)]
+    engine = Engine.load(options(folder))
+    try:
+        for _ in range(2):  # the second time from what is cached
+            outputs = engine.generate(prompts, greedy(24))
+            oracle.assert_all_greedy(folder, prompts, [o.token_ids for o in outputs], 24)
+        assert_clean(engine)
+    finally:
+        engine.close()
