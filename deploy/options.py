@@ -158,7 +158,7 @@ _CLUSTER = (
                  help="Number of ranks (workers) in each decode group; requests may name a rank."),
     click.option("--tp", type=click.IntRange(1), default=1, show_default=True,
                  help="Tensor-parallel ranks of each worker, a process each, which share its "
-                 "threads; on CPUs."),
+                 "threads, or have a GPU each."),
     click.option("--prefill-tp", type=click.IntRange(1), default=None,
                  help="Ranks of each prefill worker; as many as --tp when left out."),
     click.option("--decode-tp", type=click.IntRange(1), default=None,

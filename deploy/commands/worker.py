@@ -76,8 +76,8 @@ from baton.engine.choices import RANK_TIMEOUT_S
 @click.option("--threads", type=click.IntRange(1), default=None,
               help="Compute threads; every core when left out.")  # fmt: skip
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True,
-              help="Tensor-parallel ranks, a process each, which share the threads; on "
-              "CPUs.")  # fmt: skip
+              help="Tensor-parallel ranks, a process each, which share the threads, or "
+              "have a GPU each.")  # fmt: skip
 @click.option("--rank-timeout", type=Seconds(1), default=RANK_TIMEOUT_S, show_default=True,
               help="Seconds that a rank waits for the others in a step; then the worker's engine "
               "ends.")  # fmt: skip
