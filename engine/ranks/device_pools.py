@@ -20,7 +20,7 @@ from baton.engine.ranks.rank_messages import RankPools
 
 
 class DevicePools:
-    """The pools of all ranks; see `baton.engine.ranks.shared_pools.Pools`."""
+    """The pools of all ranks; see `baton.engine.ranks.shared_pools.AllPools`."""
 
     def __init__(self, whole: ModelConfig, pools: RankPools, own: RankStorage, size: int) -> None:
         """Make the pools of all ranks but the first, whose are `own`. whole: the undivided

@@ -29,7 +29,7 @@ from baton.engine.ranks.rank_messages import (
     connected,
 )
 from baton.engine.ranks.shared_memory import SharedMemory
-from baton.engine.ranks.shared_pools import Pools
+from baton.engine.ranks.shared_pools import AllPools
 
 _LOAD_S = 3600.0  # until weights have been read from a slow disk
 _REASON_S = 1.0  # until a rank that has failed has said why
@@ -139,7 +139,7 @@ class Followers:
         """The number of ranks, the leader among them."""
         return 1 + len(self._followers)
 
-    def begin(self, sizes: RankPools, pools: Pools) -> None:
+    def begin(self, sizes: RankPools, pools: AllPools) -> None:
         """Give the ranks their pools, before the first step. Raises RankError."""
         self.send(sizes)
         for each in self._followers:

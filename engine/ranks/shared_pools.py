@@ -20,7 +20,7 @@ from baton.engine.ranks.rank_messages import RankPools
 from baton.kernels import huge_pages
 
 
-class Pools(Protocol):
+class AllPools(Protocol):
     """The pools of all ranks, which their leader has made."""
 
     storages: RankStorages
@@ -54,7 +54,7 @@ class SharedPools:
         self.storages = RankStorages(slots, pages, tuple(storages))
 
     def send(self, rank: int, connection: Connection, process: int) -> None:
-        """See `Pools`."""
+        """See `AllPools`."""
         for descriptor in self._descriptors[rank - 1]:
             send_handle(connection, descriptor, process)
 
