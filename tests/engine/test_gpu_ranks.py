@@ -1,4 +1,4 @@
-"""What ranks on GPUs need, as far as it can be seen without one; and with two, their tokens."""
+"""Ranks on GPUs, as far as can be seen without one; and with two, their tokens."""
 
 import multiprocessing
 from dataclasses import replace
@@ -70,7 +70,7 @@ def test_each_rank_has_a_device_of_its_own(folder: Path) -> None:
 
 
 def test_pools_that_another_process_opens_are_the_same_memory(folder: Path) -> None:
-    """By torch's handles between processes, as on GPUs; here of the host's memory."""
+    """The handles are torch's, as on GPUs; the memory is the host's here."""
     whole = read_config(folder, torch.float32, torch.float32)
     sizes = RankPools(slots=3, pages=4, page_size=8, table_rows=1, table_width=1, kept_tokens=0)
     part = divided_model(whole, 2).config

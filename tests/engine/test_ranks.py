@@ -296,8 +296,8 @@ def running(process: int) -> bool:
 def test_what_lies_on_devices_is_broadcast(
     folder: Path, seeded: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on GPUs, whose tensors the host does not know; here over gloo. With drafts, whose commits
-    are broadcast too."""
+    """Ranks on GPUs work so, whose tensors the host does not know; these are broadcast over gloo.
+    Drafts are among them, whose commits are broadcast too."""
     prompts = [prompt(seeded, length) for length in LENGTHS]
     plain = Engine.load(replace(options(folder), tp=1))
     expected = [output.token_ids for output in plain.generate(prompts, greedy(STEPS))]
