@@ -175,12 +175,10 @@ def _candidate(
     """Describe one worker as it was. Its `excluded` says why it could not be chosen."""
     worker = view.worker_ids[row]
     known = view.cached_tokens.get(row, 0)
-    excluded = None
-    if row not in view.candidates:
-        excluded = "leaving" if view.leaving[row] else _OUT[view.role]
+    excluded = decision.excluded(view.role, row)
     found: JsonObject = {
         "worker": worker,
-        "excluded": excluded,
+        "excluded": None if excluded is None else excluded.value,
         "fullness": round(view.fullness[row], 3),
         "state_tokens": known,
         "state_to_come": known > decision.reported.get(worker, 0),
@@ -195,12 +193,6 @@ def _candidate(
     found["cost"] = round(sum(parts.values()), 3) if parts else None
     found["parts"] = parts
     return found
-
-
-_OUT = {
-    Role.PREFILL: "this router's share of it is used up, or the request was taken back from it",
-    Role.DECODE: "no free place, no session, another rank is asked for, or it lost the request",
-}
 
 
 def _here(decision: Decision, here: bool) -> JsonObject:

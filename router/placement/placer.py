@@ -14,7 +14,7 @@ from baton.router.admission.room import Room
 from baton.router.expected_states import leaves
 from baton.router.placement.assignment import Assignment
 from baton.router.placement.columns import Columns, prompt_tokens
-from baton.router.placement.decision import Decision
+from baton.router.placement.decision import Decision, WantedWorkers
 from baton.router.placement.in_flight import InFlight
 from baton.router.placement.placed_load import PlacedLoad
 from baton.router.placement.prefill_here import PrefillHere, PromptAt
@@ -142,6 +142,7 @@ class Placer:
                 self._prefill_here,
                 at_prefill,
                 at_rank,
+                WantedWorkers(only_rank, ranks.numbers, self._lost_ids(lost_on), avoid),
             ),
         )
 
@@ -269,6 +270,10 @@ class Placer:
         if not lost_on:
             return rows
         return [row for row in rows if ranks[row].registration not in lost_on] or rows
+
+    def _lost_ids(self, lost_on: Collection[int]) -> list[str]:
+        ranks = self._ranks.workers if lost_on else ()
+        return [rank.worker_id for rank in ranks if rank.registration in lost_on]
 
     def _startable_rows(self) -> list[int]:
         """Return the rows of the decode ranks on which requests can be started."""

@@ -3,6 +3,7 @@
 import math
 import random
 from array import array
+from typing import Any
 
 import pytest
 
@@ -538,3 +539,42 @@ def test_what_a_request_was_placed_by_stays_as_it_was() -> None:
     assert seen.prefill.cached_tokens == {} and seen.decode.cached_tokens == {1: 2}
     assert (placed.decision.there.queued, placed.decision.there.tokens) == (10, len(PROMPT))
     assert placed.decision.request.prompt_tokens == len(PROMPT)
+
+
+def test_a_decision_knows_why_each_of_the_others_could_not_be_chosen() -> None:
+    setup = Setup(prefills=4, ranks=4)
+    setup.report("p2", leaving=True)
+    setup.report("d2", leaving=True)
+    setup.cut("d3")
+    lost_on = {setup.workers["d0"].registration}
+
+    def excluded(**wish: Any) -> dict[str, str]:
+        placement = setup.placer.place(PromptPrefixes(PROMPT), **wish)
+        assert placement is not None
+        decision = placement.decision
+        return {
+            name: reason.value
+            for role in (Role.PREFILL, Role.DECODE)
+            for row, name in enumerate(decision.view.of(role).worker_ids)
+            if (reason := decision.excluded(role, row)) is not None
+        }
+
+    always = {"p2": "leaving", "d2": "leaving"}
+    cut = {"d3": "no free place, or no connection to it"}
+    other = "another rank is asked for"
+    assert excluded() == {**always, **cut}
+    assert excluded(lost_on=lost_on) == {**always, **cut, "d0": "it lost the request"}
+    assert excluded(avoid="p0") == {**always, **cut, "p0": "the request was taken back from it"}
+    assert excluded(only_rank=1) == {**always, "d0": other, "d3": other}
+    assert excluded(only_rank=2) == {**always, **cut}, "it leaves: any will do"
+    setup.cut("d1")
+    assert excluded(lost_on=lost_on) == {**always, **cut, "d1": cut["d3"]}, "d0 has no other beside"
+    status = WorkerStatus(max_running=4)
+    setup.table.report(setup.workers["p1"], status, False, 3)
+    for _ in range(2):  # one of them on p1
+        placement = setup.placer.place(PromptPrefixes(PROMPT), avoid="p0")
+        assert placement is not None
+        setup.placer.track(placement)
+    found = excluded(avoid="p0")
+    assert found["p1"] == "this router's share of it is used up"
+    assert found["p0"] == "the request was taken back from it"
