@@ -240,11 +240,16 @@ class ModelRunner:
             rows, self._layers, mark, tell, self._group_bytes, several_ranks=several
         )
 
+    def _result(self, done: Pending[_Done]) -> _Done:
+        if isinstance(self._model, LeadingModel):
+            return self._model.result(done, STEP_DEADLINE_S)
+        return done.result(STEP_DEADLINE_S)
+
     def collect(self, launched: Launched) -> StepResult:
         """Wait for the step and bring its results to the host."""
         batch = launched.batch
         try:
-            done = launched.done.result(STEP_DEADLINE_S)
+            done = self._result(launched.done)
         except TimeoutError as error:
             raise InvariantError(
                 f"step {batch.sequence} took over {STEP_DEADLINE_S:g} s"

@@ -69,6 +69,10 @@ class RankComm(Comm, Protocol):
         """Fill `x`, contiguous, with rank 0's, in place, and return it."""
         ...
 
+    def end(self) -> None:
+        """End what waits for other ranks, on the device too. No collective can follow."""
+        ...
+
 
 class SingleComm:
     """The collectives of a single rank, which has nothing to add up."""

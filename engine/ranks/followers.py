@@ -73,7 +73,7 @@ class Followers:
         self._changed = threading.Condition()
         self._lost: RankError | None = None
         self._closed = False
-        self._timeout_s = config.rank_timeout_s
+        self.timeout_s = config.rank_timeout_s
         self.storages: RankStorages | None = None  # the pools of all ranks, once they have any
         # Where the ranks meet. The others may still read it when rank 0 has met them.
         self._folder = folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
@@ -132,7 +132,7 @@ class Followers:
             for each in self._followers:
                 each.reports.pop(Books, None)
         self.send(BooksWanted())
-        return self._reports(Books, self._timeout_s, "report what it has written")
+        return self._reports(Books, self.timeout_s, "report what it has written")
 
     @property
     def ranks(self) -> int:
@@ -164,7 +164,7 @@ class Followers:
         with self._changed:
             self._changed.wait_for(lambda: self._lost is not None, _REASON_S)
         self._lose(
-            f"a step has failed on rank 0, which waits for the others at most {self._timeout_s:g} "
+            f"a step has failed on rank 0, which waits for the others at most {self.timeout_s:g} "
             f"s: {type(error).__name__}: {error}"
         )
         assert self._lost is not None

@@ -37,17 +37,19 @@ class GroupComm:
         self._broadcast = BroadcastOptions()
         self._reduce.timeout = self._gather.timeout = self._broadcast.timeout = limit
         self._gather.rootRank = self._broadcast.rootRank = 0
+        # NCCL would put the others on a stream of its own, with two events for each.
+        self._reduce.asyncOp = self._gather.asyncOp = self._broadcast.asyncOp = False
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See `Comm`. In place where `x` is contiguous."""
         x = x.contiguous()
-        self._group.allreduce([x], self._reduce).wait()
+        _wait(self._group.allreduce([x], self._reduce))
         return x
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Fill `x` with rank 0's, in place, and return it. x: contiguous"""
         if x.numel():
-            self._group.broadcast([x], self._broadcast).wait()
+            _wait(self._group.broadcast([x], self._broadcast))
         return x
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
@@ -58,10 +60,20 @@ class GroupComm:
         widest = max(widths)
         own = F.pad(x, (0, widest - x.shape[1])).contiguous()  # groups gather equal shapes alone
         found = [torch.empty_like(own) for _ in widths] if root else []
-        self._group.gather([found] if root else [], [own], self._gather).wait()
+        _wait(self._group.gather([found] if root else [], [own], self._gather))
         if not root:
             return x
         return torch.cat([part[:, :n] for part, n in zip(found, widths, strict=True)], dim=1)
+
+    def end(self) -> None:
+        """End what waits for other ranks, on the device too. No collective can follow."""
+        self._group.abort()
+
+
+def _wait(work: Any) -> None:
+    """Wait for a collective of the host. What is in its place on the stream has no work."""
+    if work is not None:
+        work.wait()
 
 
 def meeting_place(folder: Path, shard: Shard) -> FileStore:

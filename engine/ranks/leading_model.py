@@ -1,8 +1,10 @@
 """The model of a replica with several ranks, as its engine sees it: rank 0's part, which tells the
 other ranks what to run."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch import Tensor
 from baton.core.errors import RankError
 from baton.engine.config import ModelConfig
 from baton.engine.forward.forward_batch import ForwardBatch, HostLengths, Window
+from baton.engine.forward.forward_stream import Pending
 from baton.engine.forward.recurrent_index import RecurrentIndex
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.rank_storage import RankStorage
@@ -28,6 +31,10 @@ from baton.kernels.base import Kernels
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.verify import Accepted
+
+_ASK_S = 0.2  # between two looks whether all ranks live, while their devices run a step
+
+T = TypeVar("T")
 
 
 def unread(device: torch.device) -> bool:
@@ -122,6 +129,26 @@ class LeadingModel:
             self._part.commit(batch, states, accepted)
             meet(self._comm, self._device)
             self._comm.check()
+
+    def result(self, step: Pending[T], limit_s: float) -> T:
+        """Wait for a step; see `Pending`. On GPUs nothing but this notices, at the latest after the
+        ranks' timeout, that a rank does not come to a collective: RankError.
+        """
+        if not self._on_device:
+            return step.result(limit_s)
+        limit_s = self.followers.timeout_s
+        ends = time.monotonic() + limit_s
+        while True:
+            try:
+                return step.result(_ASK_S)
+            except TimeoutError:
+                lost = self.followers.lost
+                if lost is None and time.monotonic() < ends:
+                    continue
+            late = TimeoutError(f"the ranks' devices have not finished a step in {limit_s:g} s")
+            reason = lost or self.followers.failure(late)
+            self._comm.end()
+            raise reason
 
     def findings(self) -> list[str]:
         """Describe each difference between the books of the ranks, between two steps. Raises

@@ -15,9 +15,9 @@ class NcclComm(GroupComm):
     """A `Comm` for ranks on GPUs. CUDA graphs can hold its collectives.
 
     A collective is enqueued on the current stream. One for which another rank does not come holds
-    up the stream: the step's deadline notices. NCCL chooses its algorithm by the size of a call and
-    the topology, which are the same on all ranks, and each element is added up once and passed on,
-    so that all ranks get the same bits.
+    up the stream until `end`: who waits for the step calls it. NCCL chooses its algorithm by the
+    size of a call and the topology, which are the same on all ranks, and each element is added up
+    once and passed on, so that all ranks get the same bits (github.com/NVIDIA/nccl/issues/855).
     """
 
     def __init__(self, folder: Path, shard: Shard, timeout_s: float, device: torch.device) -> None:
@@ -34,7 +34,8 @@ class NcclComm(GroupComm):
                 "without it: install a torch that was built for CUDA, or use --device cpu"
             ) from error
         options = ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=max(JOIN_S, timeout_s))
+        # NCCL's watchdog ends the process without our reason: it comes after our own deadlines.
+        options._timeout = timedelta(seconds=JOIN_S + 2 * timeout_s)
         store = meeting_place(folder, shard)
         group = ProcessGroupNCCL(store, shard.rank, shard.size, options)
         super().__init__(group, shard, timeout_s)
