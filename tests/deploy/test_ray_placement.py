@@ -24,7 +24,7 @@ from baton.deploy.cluster.actors import RouterHandle, WorkerHandle
 from baton.deploy.cluster.arrival import Arrival, Travel
 from baton.deploy.cluster.control import ask, listening
 from baton.deploy.cluster.control_relay import start_relay
-from baton.deploy.cluster.demand import Demand
+from baton.deploy.cluster.demand import Demand, NodePlacement
 from baton.deploy.cluster.lives import lives_of
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.cluster.renewal import renewing
@@ -118,6 +118,18 @@ def test_each_worker_gets_a_gpu_of_its_own_and_a_third_is_told_what_is_missing(
     assert told.startswith("decode-2 asks for 1 CPU, 1 GPU, and no node has that: ")
     assert f"node {HEAD} has 2 GPU, 0 free" in told
     assert f"node {OTHER} has 0 GPU, 0 free" in told
+
+
+def test_a_worker_gets_a_gpu_for_each_of_its_ranks_on_one_node(made: Maker) -> None:
+    placement = NodePlacement()
+    worker = made("decode-0", placement.demand(Role.DECODE, 1, "cuda", 2))
+    gpus = found(worker).gpus
+    assert gpus is not None and set(gpus.split(",")) == {"0", "1"}
+    too_many = made("decode-1", placement.demand(Role.DECODE, 1, "cuda", 4))
+    assert too_many.node_id is None
+    told = too_many.lacks()
+    assert told.startswith("decode-1 asks for 1 CPU, 4 GPU, and no node has that: ")
+    assert f"node {HEAD} has 2 GPU, 0 free" in told
 
 
 def test_parts_of_a_gpu_are_shared(made: Maker) -> None:
