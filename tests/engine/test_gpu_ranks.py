@@ -87,6 +87,7 @@ def test_pools_that_another_process_opens_are_the_same_memory(folder: Path) -> N
     assert (states.storage == 7).all() and (made.pages == 9).all()
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(GPUS < 2, reason="two GPUs are needed")
 def test_two_gpus_give_the_tokens_of_transformers(oracle: Oracle, folder: Path) -> None:
     prompts = [tuple(range(3, 3 + length)) for length in (2, 16, 53)]
