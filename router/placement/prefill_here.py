@@ -78,8 +78,7 @@ class PrefillHere:
             return Verdict.UNKNOWN
         if here_s > MOST_S:
             return Verdict.BOUND
-        there_s = (there.queued + there.tokens) * speed_s + there.link_s
-        sooner = here_s < GAIN * there_s
+        sooner = here_s < GAIN * (there.queued + there.tokens) * speed_s + GAIN * there.link_s
         return Verdict.HERE if sooner else Verdict.NO_GAIN
 
     def threshold(self, prefill: PromptAt | None, rank: PromptAt) -> int:

@@ -29,7 +29,8 @@ def test_a_workers_fields_come_in_one_order_however_they_were_reported() -> None
         channels=dict.fromkeys(names, "grpc"),
         settings=dict.fromkeys(names, "1"),
     )
-    info = worker_info(replace(worker, status=status), ready=True, placed=0, heard_s=0.0, here=None)
+    told = replace(worker, status=status, details=status)
+    info = worker_info(told, ready=True, placed=0, heard_s=0.0, here=None)
     for part in ("handoffs", "channels", "settings"):
         found = info[part]
         assert isinstance(found, dict) and list(found) == sorted(names), part

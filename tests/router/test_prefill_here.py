@@ -27,6 +27,11 @@ def test_a_rank_that_decodes_takes_what_would_wait_long_enough() -> None:
     assert not LEARNT.wanted(THERE._replace(queued=24), IDLE)
 
 
+def test_a_slow_link_counts_as_time_of_the_prefill_worker() -> None:
+    for link_s, wanted in ((0.002, False), (0.003, True)):  # 10 ms here, 10 ms and these there
+        assert LEARNT.wanted(THERE._replace(link_s=link_s), IDLE) is wanted
+
+
 def test_a_rank_without_a_free_place_or_with_another_prompt_takes_none() -> None:
     there = THERE._replace(queued=10_000)
     assert LEARNT.wanted(there, DECODING)

@@ -17,6 +17,7 @@ from baton.transfer.channels import frames
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.grpc.receiver import METHOD
 from baton.transfer.channels.grpc.write_operation import GrpcWriteOperation
+from baton.transfer.channels.link_rate import LinkRate
 from baton.transfer.errors import ChannelError, ChecksumError, FrameError, TicketError
 from baton.transfer.memory.regions import DeviceRegion, EngineMemory
 from baton.transfer.memory.segments import Kind, Segment, cut_state
@@ -116,7 +117,7 @@ def unverified(pools: Pools, lease_s: float) -> ChannelContext:
 async def test_a_message_leaves_before_the_next_one_is_made() -> None:
     source, wire = Pools(), SilentCall()
     writing = GrpcWriteOperation(
-        wire, "d0", Claim(1, 1, 5, 6), unverified(source, DEADLINE_S)
+        wire, "d0", Claim(1, 1, 5, 6), unverified(source, DEADLINE_S), LinkRate()
     )  # fmt: skip
     for sent, segment in enumerate(cut_state(SLOTS, 100), start=1):
         await writing.write(segment, SOURCE)
@@ -150,7 +151,7 @@ async def test_a_peer_that_takes_nothing_is_an_error_within_the_deadline() -> No
             await asyncio.get_running_loop().create_future()
 
     writing = GrpcWriteOperation(
-        Stuck(), "d0", Claim(1, 1, 5, 6), unverified(Pools(), 0.05)
+        Stuck(), "d0", Claim(1, 1, 5, 6), unverified(Pools(), 0.05), LinkRate()
     )  # fmt: skip
     async with asyncio.timeout(DEADLINE_S):
         with pytest.raises(ChannelError, match=r"d0 took no bytes for 0\.05 s"):
@@ -175,7 +176,7 @@ async def test_nothing_more_is_sent_to_a_receiver_that_has_refused() -> None:
 
     source, wire = Pools(), Refusing()
     writing = GrpcWriteOperation(
-        wire, "d0", Claim(1, 1, 5, 6), unverified(source, DEADLINE_S)
+        wire, "d0", Claim(1, 1, 5, 6), unverified(source, DEADLINE_S), LinkRate()
     )  # fmt: skip
     with pytest.raises(TicketError, match="the ticket is closed"):
         for segment in cut_state(SLOTS, 10):
