@@ -17,6 +17,7 @@ from baton.kernels.conv1d import (
 from baton.kernels.elementwise import sigmoid
 from baton.kernels.gated_delta import CHUNK, gated_delta_prefill, gated_delta_update
 from baton.kernels.host_plan import HostPlan
+from baton.kernels.layer_stack import layer_stack
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import Native
 from baton.kernels.norm import rms_norm
@@ -97,9 +98,9 @@ class DeltaLayers:
     @staticmethod
     def of(each: Sequence[DeltaWeights]) -> "DeltaLayers":
         """Copy the weights into one tensor a kind."""
-        taps = torch.stack([weights.conv_weight for weights in each])
-        A = torch.stack([weights.A for weights in each])
-        steps = torch.stack([weights.dt_bias for weights in each])
+        taps = layer_stack([weights.conv_weight for weights in each])
+        A = layer_stack([weights.A for weights in each])
+        steps = layer_stack([weights.dt_bias for weights in each])
         views = tuple(
             replace(weights, conv_weight=taps[layer], A=A[layer], dt_bias=steps[layer])
             for layer, weights in enumerate(each)

@@ -17,6 +17,7 @@ from baton.kernels.conv1d import (
     conv_index,
 )
 from baton.kernels.host_plan import HostPlan
+from baton.kernels.layer_stack import layer_stack
 from baton.kernels.native import signatures
 from baton.kernels.native.recorder import Native
 from baton.kernels.norm import gated_rms_norm
@@ -104,11 +105,11 @@ class Mamba2Layers:
     @staticmethod
     def of(each: Sequence[Mamba2Weights]) -> "Mamba2Layers":
         """Copy the weights into one tensor a kind."""
-        taps = torch.stack([weights.conv_weight for weights in each])
+        taps = layer_stack([weights.conv_weight for weights in each])
         biases = [weights.conv_bias for weights in each if weights.conv_bias is not None]
-        bias = torch.stack(biases) if biases else None
-        A = torch.stack([weights.A for weights in each])
-        steps = torch.stack([weights.dt_bias for weights in each])
+        bias = layer_stack(biases) if biases else None
+        A = layer_stack([weights.A for weights in each])
+        steps = layer_stack([weights.dt_bias for weights in each])
         views = tuple(
             replace(
                 weights,
