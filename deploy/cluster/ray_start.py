@@ -204,6 +204,8 @@ def _end_children(before: set[psutil.Process]) -> str:
         if child in before:
             continue
         with contextlib.suppress(psutil.NoSuchProcess):  # it may be gone by now
+            if any("resource_tracker" in word for word in child.cmdline()):
+                continue  # this Python's own: shared memory and forks of any kind need it
             told.append(f"{child.name()} ({child.status()})")
             child.kill()
     return f"; its processes were {', '.join(told)}" if told else ""

@@ -20,6 +20,7 @@ from oracle.reference import Oracle
 from baton.bench.cluster.scrape import total
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
+from baton.deploy.cluster.demand import NodePlacement
 from baton.deploy.errors import StartError
 from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.config import EngineConfig
@@ -185,7 +186,14 @@ async def take_many(served: Served) -> None:
     ("options", "message"),
     [
         ({"prefill_tp": 0}, "--prefill-tp is 0; a worker has at least one rank"),
-        ({"decode_tp": 2, "device": "cuda"}, "--decode-tp: a replica of 2 ranks runs on CPUs only"),
+        (
+            {"decode_tp": 2, "device": "cuda:1"},
+            "--decode-tp: device is cuda:1, one device",
+        ),
+        (
+            {"decode_tp": 2, "device": "cuda", "placement": NodePlacement(gpus=1)},
+            "--gpus-per-worker 1: each of the 2 ranks of a decode worker has a GPU of its own",
+        ),
     ],
 )
 def test_numbers_of_ranks_that_cannot_be_are_refused(

@@ -82,7 +82,7 @@ def test_a_worker_that_stands_alone_joins_no_router(tiny: Path) -> None:
 
 
 def test_what_several_ranks_cannot_do_is_one_line(tiny: Path) -> None:
-    options = ["--tp", "2", "--speculative-algorithm", "ngram"]
+    options = ["--tp", "7"]
     done = subprocess.run(
         [*COMMAND, "--model", str(tiny), "--page-size", str(GRID), *options],
         capture_output=True,
@@ -90,7 +90,7 @@ def test_what_several_ranks_cannot_do_is_one_line(tiny: Path) -> None:
         timeout=DEADLINE_S,
     )
     assert done.returncode == 1
-    assert "2 ranks cannot verify draft tokens" in done.stderr.replace("\n", " ")
+    assert " runs on 1 or " in done.stderr.replace("\n", " ")
     assert "Traceback" not in done.stderr
 
 
