@@ -60,3 +60,13 @@ def test_every_change_of_workers_and_load_reaches_its_row_and_no_other() -> None
             for field in FIELDS:
                 assert getattr(columns, field) == getattr(anew, field), (step, field)
             assert columns.links.differing() == anew.links.differing(), step
+
+
+def test_a_worker_is_as_full_as_its_memory_or_its_places() -> None:
+    table, load = WorkerTable(1.0, lambda: 0.0), PlacedLoad()
+    columns = Columns(table, Role.DECODE, load)
+    worker = table.register(hello("d0", 1))
+    for held, full in ((0.1, 0.25), (0.9, 0.9)):
+        status = WorkerStatus(running=2, max_running=8, memory_held=held)
+        table.report(worker, status, leaving=False)
+        assert columns.fullness == [full]
