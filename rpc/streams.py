@@ -1,7 +1,6 @@
 """The parts that every long-lived stream between two processes is made of."""
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Generic, TypeVar
 
@@ -55,6 +54,6 @@ async def first_of(*parts: Coroutine[Any, Any, None]) -> None:
     finally:
         for task in tasks:
             task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
+        # Not `await task` with CancelledError suppressed: that would suppress the cancellation of
+        # the caller too, and it would go on as if nobody had ended it.
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,7 +1,6 @@
 """Profiles of one worker's engine: one at a time, bounded, each in a file of its own."""
 
 import asyncio
-import contextlib
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -111,8 +110,7 @@ class Profiler:
             self._timer.cancel()
         if self._writing is not None:
             self._writing.cancel()
-            with contextlib.suppress(asyncio.CancelledError, OSError):
-                await self._writing
+            await asyncio.gather(self._writing, return_exceptions=True)
 
     def _finish(self, ending: EngineProfile) -> None:
         """Write a profile that runs, on a task. Does nothing for one that has ended before."""

@@ -1,6 +1,7 @@
 """The parts that streams are made of."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -44,6 +45,35 @@ async def test_who_reads_a_call_that_another_part_has_cancelled_does_not_hide_wh
             await first_of(reads(lost), late(lost))
     with pytest.raises(asyncio.InvalidStateError, match="cancelled"):
         await first_of(reads(lost), asyncio.sleep(DEADLINE_S))
+
+
+async def test_who_is_cancelled_while_the_other_parts_end_stays_cancelled() -> None:
+    """Its caller would otherwise connect again, for ever, while somebody waits for its end."""
+    ending, ended = asyncio.Event(), asyncio.Event()
+
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await ended.wait()
+
+    async def lost() -> None:
+        raise ConnectionError
+
+    async def attends() -> None:
+        for _ in range(3):
+            with contextlib.suppress(ConnectionError):
+                await first_of(slow_to_end(), lost())
+
+    attending = asyncio.ensure_future(attends())
+    async with asyncio.timeout(DEADLINE_S):
+        await ending.wait()
+        attending.cancel()
+        await asyncio.sleep(0)
+        ended.set()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.shield(attending)
 
 
 async def test_messages_that_wait_together_are_joined_and_one_alone_is_not() -> None:
