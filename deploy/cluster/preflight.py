@@ -55,10 +55,6 @@ def check_device(config: EngineConfig, *, here: bool) -> None:
     count = torch.cuda.device_count() if here and device.type == "cuda" else None
     if count == 0 or (count is not None and (device.index or 0) >= count):
         raise StartError(f"--device {config.device}: this machine has {count} CUDA devices")
-    if count is not None and count < config.tp:
-        raise StartError(
-            f"--tp {config.tp}: each rank has a GPU of its own, and this machine has {count}"
-        )
 
 
 def check_fits(worker: str, config: EngineConfig) -> int:
