@@ -84,6 +84,8 @@ class Engine:
         drafter, guesser = drafting(config, model, proposers)
         kept = kept_inputs(model, self.plan.step.kept_tokens, device)
         more = self._stream, config.layer_group_bytes, kept, guesser
+        if isinstance(model, LeadingModel):
+            model.begin(self.states, self.pages, tables.pages, self.plan.step)
         self._runner = ModelRunner(model, self.states, self.pages, tables, *more)
         self._steps = StepPipeline(self._runner, ahead)
         if isinstance(model, GraphedModel | LeadingModel):
@@ -312,8 +314,7 @@ class Engine:
         return engine_status(self._scheduler, self._pools, self.plan)
 
     def audit(self) -> list[str]:
-        """Describe every slot and page that is not free or owned exactly once, and what ranks have
-        written elsewhere than the first. [] when all is well."""
+        """Describe the slots and pages not free or owned exactly once, and ranks that differ."""
         findings = self._runner.rank_findings() + self._scheduler.check(self._steps.batches)
         return findings + audit(
             self.states.ids,
@@ -338,8 +339,7 @@ class Engine:
         prompts: Sequence[PromptIds],
         sampling: SamplingParams | Sequence[SamplingParams],
     ) -> list[Output]:
-        """Submit all prompts, step until all are done, and return their outputs in order. Blocking;
-        for scripts.
+        """Submit all prompts, step until all are done, and return the outputs in order. Blocking.
 
         Raises RequestError when any prompt is refused; then none is generated.
         """

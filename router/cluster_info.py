@@ -55,6 +55,7 @@ def worker_info(
         "lag_ms": status.lag_us / 1000,
         "pid": status.pid,
         "rank_pids": [status.pid, *status.rank_pids],
+        "rank_devices": list(details.rank_devices),
         "metrics_path": metrics_path(worker.worker_id),
         "peers": [peer.worker_id for peer in details.peers],
         "channels": dict(sorted(details.channels.items())),

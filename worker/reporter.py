@@ -11,6 +11,7 @@ from baton.engine.cache.eviction_causes import Shortages
 from baton.engine.counters import Counters
 from baton.engine.engine import Engine
 from baton.engine.memory.owners import Owner
+from baton.engine.ranks.rank_device import device_name, rank_device
 from baton.engine.status import EngineStatus
 from baton.proto import worker_pb2
 from baton.text.model_folder import model_name
@@ -48,6 +49,8 @@ class Reporter:
         followers = context.engine.followers
         self._links = LinkReport()
         self._rank_pids = () if followers is None else tuple(followers.processes)
+        own = device_name(rank_device(context.config.engine, 0))
+        self._rank_devices = (own, *(() if followers is None else followers.devices))
         self._began = time.monotonic()
         self._period_s = report_period_s(context.config.lease_ms)
         self._changed = asyncio.Event()
@@ -148,6 +151,7 @@ class Reporter:
             peers=self._role.peers(),
             channels=self._role.channels(),
             settings=self._settings,
+            rank_devices=self._rank_devices,
         )
 
     def _to_proto(self, status: EngineStatus, lag_s: float) -> worker_pb2.WorkerStatus:

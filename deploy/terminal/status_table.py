@@ -14,9 +14,12 @@ from rich.text import Text
 _SILENT_S = 2.0
 """The time without a report from which the table shows it. There is at least one a second."""
 _QUIET = ("complete", "active", "failed", "cancelled", "expired")  # hand-offs that are over
-_NAMES = ("worker", "role", "group", "state")
+_NAMES = ("worker", "role", "device", "group", "state")
 _NUMBERS = ("lag", "run", "wait", "prefills")
 _COUNTS = ("slots", "pages", "hand-offs", "channel", "life")
+# A worker in lines: what stands in the first one, and in the others.
+_HEADING = ("worker", "role", "state")
+_LINES = ("group", *_NUMBERS, "channel", "life"), ("device",), *((name,) for name in _COUNTS[:3])
 _BOUNDLESS = 100_000  # columns, for a table's natural width
 
 
@@ -87,8 +90,13 @@ class _Workers:
             yield table
             return
         for cells in self.workers:
-            yield Text("  ").join(cells[name] for name in _NAMES if name != "group")
-            for line in (("group", *_NUMBERS, "channel", "life"), *((n,) for n in _COUNTS[:3])):
+            yield Text("  ").join(cells[name] for name in _HEADING)
+            lines = (
+                ("group", *_NUMBERS, "channel", "life"),
+                ("device",),
+                *((n,) for n in _COUNTS[:3]),
+            )
+            for line in lines:
                 named = [_named(name, cells[name]) for name in line if cells[name].plain]
                 yield Padding(Text("  ").join(named), (0, 0, 0, 2))
 
@@ -119,6 +127,7 @@ def _cells(worker: Mapping[str, Any]) -> dict[str, Text]:
     return {
         "worker": Text(worker["worker_id"]),
         "role": _role(worker),
+        "device": _devices(worker),
         "group": Text("" if worker["dp_group"] is None else str(worker["dp_group"])),
         "state": _state(worker),
         "lag": _lag(worker),
@@ -137,6 +146,12 @@ def _role(worker: Mapping[str, Any]) -> Text:
     """Return the role, and the number of ranks where there are several."""
     ranks = len(worker.get("rank_pids", ()))  # which a router of the last release does not say
     return Text(f"{worker['role']}, {ranks} ranks" if ranks > 1 else worker["role"])
+
+
+def _devices(worker: Mapping[str, Any]) -> Text:
+    """Return the devices of all ranks, by rank, a line each; once, where they share one."""
+    devices = worker.get("rank_devices", ())  # which a router of the release before does not say
+    return Text("\n".join(dict.fromkeys(devices)))
 
 
 def _prefill_here(worker: Mapping[str, Any]) -> str:

@@ -120,8 +120,6 @@ class ModelRunner:
         self._layers = LayerBytes.of(states.layout, pages.layout)
         self._group_bytes = layer_group_bytes
         self._on_layers: OnLayers | None = None
-        if isinstance(model, LeadingModel):
-            model.begin(states, pages, tables.pages, len(kept[0]) if kept else 0)
 
     @property
     def followers(self) -> Followers | None:

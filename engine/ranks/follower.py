@@ -20,16 +20,18 @@ from baton.engine.ranks.commit_message import CommitMessage
 from baton.engine.ranks.device_pools import opened_pools
 from baton.engine.ranks.rank_books import RankBooks
 from baton.engine.ranks.rank_comm import rank_comm
-from baton.engine.ranks.rank_device import rank_device
+from baton.engine.ranks.rank_device import device_name, rank_device
 from baton.engine.ranks.rank_messages import (
     Begin,
     BooksWanted,
     CaptureSteps,
     Failed,
+    HasRoom,
     Joined,
     Loaded,
     RankPools,
 )
+from baton.engine.ranks.rank_room import check_room
 from baton.engine.ranks.shared_memory import SharedMemory
 from baton.engine.ranks.shared_pools import mapped_pools
 from baton.engine.ranks.step_message import StepMessage
@@ -63,7 +65,7 @@ def follow(leader: Connection) -> None:
     comm = rank_comm(begin.config, begin.folder, begin.shard, memory)
     device = rank_device(begin.config, begin.shard.rank)
     model = load_part(replace(begin.config, device=str(device)), begin.shard, comm)
-    leader.send(Loaded(model.weight_bytes))
+    leader.send(Loaded(model.weight_bytes, device_name(device)))
     run_steps(leader, model, comm, memory, leader.recv(), device)
 
 
@@ -76,6 +78,8 @@ def run_steps(
     device: torch.device,
 ) -> None:
     """Run the leader's steps in their order. Raises EOFError when the leader has left."""
+    check_room(model.config, pools, device)
+    leader.send(HasRoom())
     if device.type == "cpu":
         states, pages = mapped_pools(model.config, pools, leader)
     else:

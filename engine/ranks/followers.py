@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from baton.engine.ranks.rank_messages import (
     Begin,
     BooksWanted,
     Failed,
+    HasRoom,
     Joined,
     Loaded,
     RankPools,
@@ -34,9 +36,9 @@ from baton.engine.ranks.shared_pools import AllPools
 _LOAD_S = 3600.0  # until weights have been read from a slow disk
 _REASON_S = 1.0  # until a rank that has failed has said why
 
-R = TypeVar("R", Joined, Loaded, Books)
+R = TypeVar("R", Joined, Loaded, HasRoom, Books)
 
-Report = Joined | Loaded | Books
+Report = Joined | Loaded | HasRoom | Books
 """A rank's answer: one where the leader has asked once."""
 
 
@@ -74,6 +76,7 @@ class Followers:
         self._lost: RankError | None = None
         self._closed = False
         self.timeout_s = config.rank_timeout_s
+        self.devices: list[str] = []  # of the ranks without the leader; see `device_name`
         self.storages: RankStorages | None = None  # the pools of all ranks, once they have any
         # Where the ranks meet. The others may still read it when rank 0 has met them.
         self._folder = folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
@@ -123,25 +126,24 @@ class Followers:
         """
         loaded = self._reports(Loaded, _LOAD_S, "load its weights")
         shutil.rmtree(self._folder, ignore_errors=True)
+        self.devices = [each.device for each in loaded]
         return max(each.weight_bytes for each in loaded)
 
     def books(self) -> list[Books]:
         """Return the books of each rank but the first, behind the steps so far. Raises
         RankError."""
-        with self._changed:
-            for each in self._followers:
-                each.reports.pop(Books, None)
-        self.send(BooksWanted())
-        return self._reports(Books, self.timeout_s, "report what it has written")
+        return self._asked(BooksWanted(), Books, "report what it has written")
 
     @property
     def ranks(self) -> int:
         """The number of ranks, the leader among them."""
         return 1 + len(self._followers)
 
-    def begin(self, sizes: RankPools, pools: AllPools) -> None:
-        """Give the ranks their pools, before the first step. Raises RankError."""
-        self.send(sizes)
+    def begin(self, sizes: RankPools, make: Callable[[], AllPools]) -> None:
+        """Make the ranks' pools once all have room for them, and give them, before the first step.
+        Raises RankError."""
+        self._asked(sizes, HasRoom, "say whether it has room for its pools")
+        pools = make()
         for each in self._followers:
             try:
                 pools.send(each.rank, each.connection, each.process.pid)
@@ -192,6 +194,14 @@ class Followers:
         except OSError as error:
             raise self.failure(error) from error
 
+    def _asked(self, question: BooksWanted | RankPools, kind: type[R], what: str) -> list[R]:
+        """Return each rank's report of this kind on a question. Raises RankError."""
+        with self._changed:
+            for each in self._followers:
+                each.reports.pop(kind, None)
+        self.send(question)
+        return self._reports(kind, self.timeout_s, what)
+
     def _reports(self, kind: type[R], limit_s: float, what: str) -> list[R]:
         """Wait until each rank has made a report of this kind, and return them. Raises RankError
         when a rank is lost, or after `limit_s`.
@@ -207,8 +217,10 @@ class Followers:
         with self._changed:
             in_time = self._changed.wait_for(done, limit_s)
             reports = found()
+            late = [str(each.rank) for each in self._followers if kind not in each.reports]
         if not in_time:
-            self._lose(f"a rank did not {what} within {limit_s:g} s")
+            ranks = f"rank{'s' if len(late) > 1 else ''} {', '.join(late)}"
+            self._lose(f"{ranks} did not {what} within {limit_s:g} s")
         if self._lost is not None:
             raise self._lost
         return reports

@@ -4,6 +4,7 @@ other ranks what to run."""
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from baton.engine.forward.recurrent_index import RecurrentIndex
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.rank_storage import RankStorage
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.memory.step_memory import StepMemory
 from baton.engine.models.base import Model
 from baton.engine.ranks.comm import RankComm, meet
 from baton.engine.ranks.commit_message import CommitMessage, packed
@@ -78,16 +80,17 @@ class LeadingModel:
         return self._part.needs_cpu_seq_lens
 
     def begin(
-        self, states: StatePool, pages: PagePool, block_tables: Tensor, kept_tokens: int
+        self, states: StatePool, pages: PagePool, block_tables: Tensor, step: StepMemory
     ) -> None:
-        """Give the other ranks pools like these, before the first step. kept_tokens: those that
-        `Window.kept` has room for. Raises RankError."""
+        """Give the other ranks pools like these, before the first step. step: the largest. Raises
+        RankError."""
         rows, width = block_tables.shape
         sizes = states.ids.size, pages.ids.size, pages.layout.page_size
-        pools = RankPools(*sizes, rows, width, kept_tokens)
+        pools = RankPools(*sizes, rows, width, step.kept_tokens, step.total)
         own = RankStorage(states.storage, pages.storage)
         kind = SharedPools if self._device.type == "cpu" else DevicePools
-        self.followers.begin(pools, kind(self._whole, pools, own, self.followers.ranks))
+        make = partial(kind, self._whole, pools, own, self.followers.ranks)
+        self.followers.begin(pools, make)
 
     def capture(
         self, states: StatePool, pages: PagePool, tables: Tensor, windows: Sequence[Window]

@@ -26,7 +26,7 @@ class Begin:
 class RankPools:
     """The sizes of a rank's pools, which are those of the leader's, and of its block tables.
 
-    kept_tokens: see `kept_inputs`
+    kept_tokens: see `kept_inputs`. step_bytes: of the largest step, the kept inputs among them
     """
 
     slots: int
@@ -35,6 +35,7 @@ class RankPools:
     table_rows: int
     table_width: int
     kept_tokens: int
+    step_bytes: int
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,15 @@ class Joined:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A rank has its weights."""
+    """A rank has its weights. device: see `device_name`"""
 
     weight_bytes: int
+    device: str
+
+
+@dataclass(frozen=True)
+class HasRoom:
+    """A rank's device has room for its pools and its steps."""
 
 
 @dataclass(frozen=True)

@@ -220,6 +220,17 @@ def test_the_status_table_counts_ranks_where_there_are_several() -> None:
     assert out.getvalue().count("decode, 2 ranks") == out.getvalue().count("ranks") == 1
 
 
+@pytest.mark.parametrize("width", [200, 40])
+def test_the_status_names_the_devices_of_all_ranks(width: int) -> None:
+    info = _info(3)
+    devices = ["cuda:0 (GPU 4)", "cuda:1 (GPU 5)"]
+    info["workers"][0] |= {"rank_devices": devices, "rank_pids": [7, 8]}
+    info["workers"][1] |= {"rank_devices": ["cpu", "cpu"], "rank_pids": [9, 10]}
+    out = io.StringIO()
+    Console(file=out, width=width).print(render(info))
+    assert [out.getvalue().count(name) for name in (*devices, "cpu")] == [1, 1, 1]
+
+
 def test_the_status_table_names_owners_that_own_something() -> None:
     console, out = _console()
     console.print(render(_info()))
@@ -309,7 +320,7 @@ def test_status_in_a_pipe_is_as_wide_as_what_it_says(
     assert status.callback is not None
     status.callback(watch=False, **STATUS)
     head, *rows = capsys.readouterr().out.splitlines()[1:]
-    assert head.split()[:4] == ["worker", "role", "group", "state"]
+    assert head.split()[:5] == ["worker", "role", "device", "group", "state"]
     assert {len(row) for row in rows} == {len(head)}
     assert [row.split()[0] for row in rows if "3/16" in row] == ["decode-0", "decode-1"]
 

@@ -128,6 +128,8 @@ async def test_a_rank_that_dies_costs_no_answer(engine: EngineConfig, oracle: Or
         served = Served(cluster, engine, oracle)
         ranks = {name: len(each["rank_pids"]) for name, each in served.workers().items()}
         assert ranks == {"prefill-0": 1, "decode-0": 2, "decode-1": 2}
+        devices = {name: each["rank_devices"] for name, each in served.workers().items()}
+        assert devices == {name: ["cpu"] * count for name, count in ranks.items()}
         served.start()
         await served.take("decode-0", FOLLOWER, signal.SIGKILL)
         await served.stop()

@@ -3,6 +3,8 @@
 import multiprocessing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,13 +20,17 @@ from baton.engine.memory.layout import PageLayout, SlotLayout
 from baton.engine.memory.rank_storage import RankStorage
 from baton.engine.models.family_table import read_config
 from baton.engine.models.loader import divided_model, load_model
+from baton.engine.ranks import rank_room
 from baton.engine.ranks.comm import Shard
 from baton.engine.ranks.device_pools import DevicePools, opened_pools
+from baton.engine.ranks.follower import run_steps
 from baton.engine.ranks.nccl_comm import NcclComm
-from baton.engine.ranks.rank_device import rank_device
+from baton.engine.ranks.rank_device import check_gpus, device_name, rank_device
 from baton.engine.ranks.rank_messages import RankPools
+from baton.engine.ranks.rank_room import check_room
 
 GPUS = torch.cuda.device_count()
+SIZES = RankPools(3, 4, 8, table_rows=2, table_width=5, kept_tokens=0, step_bytes=1 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -69,18 +75,73 @@ def test_each_rank_has_a_device_of_its_own(folder: Path) -> None:
     assert str(rank_device(replace(options(folder, "cuda:3"), tp=1), 0)) == "cuda:3"
 
 
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("4,5", ["cuda:0 (GPU 4)", "cuda:1 (GPU 5)"]),
+        ("GPU-8a6b, GPU-77c1", ["cuda:0 (GPU-8a6b)", "cuda:1 (GPU-77c1)"]),
+        ("", ["cuda:0 (GPU-uuid-0)", "cuda:1 (GPU-uuid-1)"]),
+    ],
+)
+def test_a_device_has_the_name_that_its_operator_knows(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, visible: str, names: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=f"uuid-{number}")
+    )
+    config = options(folder)
+    assert [device_name(rank_device(config, rank)) for rank in range(2)] == names
+    assert device_name(torch.device("cuda")) == names[0]
+    assert device_name(torch.device("cpu")) == "cpu"
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_memory_that_processes_cannot_share_is_refused(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, name: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for good in ("", "max_split_size_mb:64", "expandable_segments:False"):
+        monkeypatch.setenv(name, good)
+        check_gpus(options(folder))
+    monkeypatch.setenv(name, "max_split_size_mb:64, expandable_segments:True")
+    with pytest.raises(ConfigError, match=f"{name} has expandable_segments:True, and tp > 1 on"):
+        load_model(options(folder))
+
+
+def test_a_rank_whose_gpu_lacks_room_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    """Before any pool is made; `Followers` names the rank beside what it says."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    model = divided_model(read_config(folder, torch.float32, torch.float32), 2)
+    slots = SlotLayout(model.config.recurrent, torch.float32, torch.float32)
+    pages = PageLayout(model.config.attention, 8, torch.float32)
+    needed = 3 * slots.slot_bytes + 4 * pages.page_bytes + 2 * 5 * 4 + (1 << 20)
+    free = {torch.device("cuda", 1): needed}
+    monkeypatch.setattr(rank_room, "available_memory", free.__getitem__)
+    device = torch.device("cuda", 1)
+    check_room(model.config, SIZES, device)
+    free[device] -= 1
+    said: Any = SimpleNamespace(send=lambda report: pytest.fail("it has no room"))
+    unused: Any = None
+    with pytest.raises(
+        ConfigError, match=r"cuda:1 \(GPU 5\) has 1\..* MiB free, .* need 1\..* MiB"
+    ):
+        run_steps(said, model, unused, unused, SIZES, device)
+
+
 def test_pools_that_another_process_opens_are_the_same_memory(folder: Path) -> None:
     """The handles are torch's, as on GPUs; the memory is the host's here."""
     whole = read_config(folder, torch.float32, torch.float32)
-    sizes = RankPools(slots=3, pages=4, page_size=8, table_rows=1, table_width=1, kept_tokens=0)
     part = divided_model(whole, 2).config
     slots = SlotLayout(part.recurrent, part.conv_dtype, part.ssm_dtype)
     pages = PageLayout(part.attention, 8, part.dtype)
     own = RankStorage(torch.zeros(3, slots.slot_bytes), torch.zeros(4, pages.page_bytes))
-    pools = DevicePools(whole, sizes, own, 2)
+    pools = DevicePools(whole, SIZES, own, 2)
     ours, theirs = multiprocessing.Pipe()
     pools.send(1, ours, 0)
-    states, kv = opened_pools(part, sizes, theirs, torch.device("cpu"))
+    states, kv = opened_pools(part, SIZES, theirs, torch.device("cpu"))
     made = pools.storages.ranks[1]
     made.states.fill_(7)
     kv.storage.fill_(9)

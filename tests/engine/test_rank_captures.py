@@ -49,7 +49,7 @@ def test_followers_capture_what_the_leader_does(most: int, monkeypatch: pytest.M
         except StopIteration:
             raise EOFError from None
 
-    connection: Any = SimpleNamespace(recv=recv)
+    connection: Any = SimpleNamespace(recv=recv, send=lambda report: None)
     with pytest.raises(EOFError):
         follower.run_steps(connection, theirs, comm, unused, sizes, CPU)
     expected = [tokens for tokens in (2, 4, 8) if tokens <= most]

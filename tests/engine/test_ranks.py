@@ -27,7 +27,7 @@ from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.loop import EngineLoop
 from baton.engine.models.loader import load_model
 from baton.engine.ranks import followers, leading_model
-from baton.engine.ranks.rank_messages import BooksWanted
+from baton.engine.ranks.rank_messages import BooksWanted, RankPools
 from baton.engine.ranks.step_message import StepMessage, StepWriter
 from baton.engine.schedule.request import RequestSpec
 
@@ -197,6 +197,15 @@ def test_a_rank_that_reports_twice_ends_the_replica(lost: Engine) -> None:
         time.sleep(0.01)
     (finding,) = lost.audit()
     assert finding.startswith("rank 1 has reported twice: Books(")
+
+
+def test_pools_are_made_once_all_ranks_have_room_for_them(lost: Engine) -> None:
+    """A rank that fails when it is asked, as one without room does, ends the start with its
+    reason."""
+    assert lost.followers is not None
+    sizes = RankPools(1, 1, 16, table_rows=1, table_width=1, kept_tokens=0, step_bytes=0)
+    with pytest.raises(RankError, match="rank 1 has failed: the leader sent RankPools"):
+        lost.followers.begin(sizes, lambda: pytest.fail("the rank has not said that it has room"))
 
 
 def test_so_does_one_that_meets_the_leader_twice_for_one_step(
