@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-SLOW = 0.5
-"""Links with less than this part of the fastest one's bandwidth are told by name. The others count
-as equal to it: what is measured depends on the sizes of the writes too."""
+from baton.core.links import ALIKE
+
 NEWS = 0.2
 """The part by which a measurement must differ from what was said last to be said."""
 
@@ -27,7 +26,7 @@ class LinkReport:
             for peer, rate in measured.items()
         }
         fastest = max(self._said.values(), default=0.0)
-        return fastest, {peer: rate for peer, rate in self._said.items() if rate < SLOW * fastest}
+        return fastest, {peer: rate for peer, rate in self._said.items() if rate <= ALIKE * fastest}
 
 
 def _same(said: float, rate: float) -> bool:

@@ -3,12 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from baton.core.links import ALIKE
 from baton.proto.worker_pb2 import WorkerStatus
-
-ALIKE = 0.5
-"""Links with more than this part of the best bandwidth count as equal to it: what is measured
-depends on the sizes of the writes too, and turns among equals are worth more than such a
-difference."""
 
 
 class Links(NamedTuple):
@@ -25,11 +21,20 @@ class Links(NamedTuple):
 
         prefill: the row of the worker. rank: a worker id. tokens: those whose KV the rank lacks.
         """
-        slow = self.slow.get(prefill)
-        rate = slow.get(rank, self.rates[prefill]) if slow else self.rates[prefill]
-        if rate >= self.best:
-            return 0.0
-        return (self.state_bytes + tokens * self.token_bytes) * (1 / rate - 1 / self.best)
+        return self.extras_s(prefill, [rank], tokens)[0]
+
+    def extras_s(self, prefill: int, ranks: Sequence[str], tokens: int) -> list[float]:
+        """Return the same of several ranks, which lack as many tokens each."""
+        size = self.state_bytes + tokens * self.token_bytes
+        least = 1 / self.best
+
+        def extra_s(rate: float) -> float:
+            return max(0.0, size * (1 / rate - least))
+
+        common, slow = extra_s(self.rates[prefill]), self.slow.get(prefill)
+        if not slow:
+            return [common] * len(ranks)
+        return [common if rate is None else extra_s(rate) for rate in map(slow.get, ranks)]
 
 
 class LinkTable:
@@ -80,6 +85,6 @@ class LinkTable:
     def _made(self) -> Links | None:
         best = max(self._rates, default=0.0)
         even = [best if not rate or rate > ALIKE * best else rate for rate in self._rates]
-        if not self._slow and (not best or min(even) == best):
+        if not best or (not self._slow and min(even) == best):
             return None
         return Links(best, even, dict(self._slow), *self._sizes)

@@ -71,10 +71,21 @@ class ClusterView(NamedTuple):
         """Return the seconds by which a hand-off from one row to another takes longer than over the
         best link.
         """
-        if self.links is None:
-            return 0.0
-        lacks = request.prompt_tokens - self.decode.cached_tokens.get(rank, 0)
-        return self.links.extra_s(prefill, self.decode.worker_ids[rank], lacks)
+        return self.lates_s(prefill, [rank], request)[0]
+
+    def lates_s(self, prefill: int, ranks: Sequence[int], request: PlacementRequest) -> list[float]:
+        """Return the same of several ranks."""
+        links, decode = self.links, self.decode
+        if links is None:
+            return [0.0] * len(ranks)
+        ids, cached = decode.worker_ids, decode.cached_tokens
+        late = links.extras_s(prefill, [ids[row] for row in ranks], request.prompt_tokens)
+        if cached:
+            for place, row in enumerate(ranks):
+                if row in cached:
+                    lacks = request.prompt_tokens - cached[row]
+                    late[place] = links.extra_s(prefill, ids[row], lacks)
+        return late
 
 
 class Placement(NamedTuple):

@@ -111,7 +111,7 @@ class PrefixAware(Policy):
         equals = self._rotation.next(workers, lowest(cost))
         least, worker, late = math.inf, equals[0], [0.0] * len(near)
         for row in cheapest(workers, cost, equals, PAIRED):
-            seconds = [view.late_s(row, rank, request) for rank in near]
+            seconds = view.lates_s(row, near, request)
             total = cost[row] + min(seconds) * 1e6 / token_us
             if total < least:
                 least, worker, late = total, row, seconds

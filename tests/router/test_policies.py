@@ -282,7 +282,7 @@ def test_prefix_aware_takes_a_rank_with_a_cached_prefix_unless_it_is_much_fuller
 def test_prefix_aware_takes_the_pair_with_the_least_before_the_state_is_there(
     view: ClusterView, wanted: int
 ) -> None:
-    """Against every pair of the cheapest prefill workers and of ranks that are not much fuller."""
+    """No pair of the cheapest prefill workers and of ranks that are not much fuller is better."""
     request = PlacementRequest(prompt_tokens=99, max_prefills=wanted)
     placed = PrefixAware().place(view, request)
     workers, ranks = view.prefill, view.decode

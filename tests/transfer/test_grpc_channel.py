@@ -1,6 +1,7 @@
 """Tests of the gRPC channel alone: invalid frames, error codes, an absent peer."""
 
 import asyncio
+import itertools
 import random
 
 import grpc
@@ -167,6 +168,36 @@ async def test_what_lands_is_told_at_once_on_the_loops_thread_and_soon_from_anot
     await asyncio.to_thread(tell, heard.set)
     async with asyncio.timeout(DEADLINE_S):
         await heard.wait()
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_a_write_that_fails_measures_no_bandwidth(given_up: bool) -> None:
+    """Few bytes in the whole time until it failed: the link would count as a very slow one."""
+
+    class Stuck(SilentCall):
+        async def write(self, message: bytes) -> None:
+            if self.taken:
+                stuck.set()
+                await asyncio.get_running_loop().create_future()
+            await super().write(message)
+            await asyncio.sleep(0)  # the segment is there then: no rest before it
+
+    now_s, stuck = itertools.count(1.0), asyncio.Event()
+    link = LinkRate(lambda: next(now_s))
+    for _ in range(3):  # the first stretch is not measured
+        wire, context = Stuck(), unverified(Pools(), 0.05 if given_up else DEADLINE_S)
+        writing = GrpcWriteOperation(wire, "d0", Claim(1, 1, 5, 6), context, link)
+        segment = asyncio.ensure_future(writing.write(next(cut_state(SLOTS, 100)), SOURCE))
+        stuck.clear()
+        async with asyncio.timeout(DEADLINE_S):
+            await stuck.wait()
+            if not given_up:
+                writing.cancel()
+            with pytest.raises(ChannelError):
+                await writing.finish()
+        assert len(wire.taken) == 1, "the opening"
+        segment.cancel()
+    assert link.bytes_per_s == 0
 
 
 async def test_nothing_more_is_sent_to_a_receiver_that_has_refused() -> None:

@@ -88,10 +88,11 @@ class GrpcWriteOperation:
         """Wake the writer, which raises what went wrong. After a cancel nobody waits."""
         self._watchdog.stop()
         self._taken.set()
-        self._measured()
-        if sending.cancelled() or sending.exception() is not None:
+        failed = sending.cancelled() or sending.exception() is not None
+        if failed:
             self._reply.cancel()
             self._call.cancel()
+        self._measured(arrived=not failed)
 
     async def _send_all(self) -> Received:
         """Send every message, then read the reply. Raises what the receiver refused with, or
@@ -113,7 +114,7 @@ class GrpcWriteOperation:
         while self._waiting or not self._last:
             if not self._waiting:
                 self._watchdog.rest()
-                self._measured()
+                self._measured(arrived=True)
                 self._more.clear()
                 await self._more.wait()
                 continue
@@ -131,10 +132,10 @@ class GrpcWriteOperation:
         await self._call.done_writing()
         return await self._read_reply()
 
-    def _measured(self) -> None:
-        """End the measurement that is under way, if one is."""
+    def _measured(self, arrived: bool) -> None:
+        """End the measurement that is under way, if one is. arrived: what was sent has."""
         if self._under_way is not None:
-            self._link.end(self._under_way)
+            self._link.end(self._under_way if arrived else 0)
             self._under_way = None
 
     async def _read_reply(self) -> Received:
