@@ -36,7 +36,9 @@ class ClientLimits:
 
     header_s: float = 10.0  # from a connection, or a request's first byte, to the whole header
     body_s: float = 60.0  # from the header to the last byte of the body
-    idle_s: float = 5.0  # an HTTP connection without a request is kept open so long
+    # An HTTP connection without a request is kept open so long: longer than by clients (httpx: 5 s)
+    # and proxies (usually 60 s), whose next request would meet its end.
+    idle_s: float = 75.0
     grpc_idle_s: float = 300.0  # a gRPC connection without a call is kept open so long
     write_s: float = 30.0  # a client may leave what was sent to it unread so long
     header_bytes: int = 32 << 10  # request line and headers; over gRPC, the metadata

@@ -21,7 +21,8 @@ _LIMITS = (
                  help="Most seconds from a request's header to the end of its body; then 408."),
     click.option("--idle-timeout", type=Seconds(0, min_open=True), default=_DEFAULTS.idle_s,
                  show_default=True,
-                 help="Seconds that an HTTP connection without a request is kept open."),
+                 help="Seconds that an HTTP connection without a request is kept open. Longer than "
+                 "clients and proxies keep it, else requests meet its end."),
     click.option("--grpc-idle-timeout", type=Seconds(0, min_open=True),
                  default=_DEFAULTS.grpc_idle_s, show_default=True,
                  help="Seconds that a gRPC connection without a call is kept open."),

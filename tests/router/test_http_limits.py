@@ -2,10 +2,11 @@
 
 import asyncio
 
+import httpx
 import pytest
 from router.attacked_http import DEADLINE_S, GET, POST, SHORT_S, error_of, serving, until
 
-from baton.api.client_limits import Refusal
+from baton.api.client_limits import ClientLimits, Refusal
 
 
 @pytest.mark.parametrize("parts", [(b"GET /hea",), (GET[:-2],), (b"\r\n", b"\r\n")])
@@ -43,6 +44,12 @@ async def test_the_second_request_of_a_connection_has_its_own_deadline() -> None
     async with serving(header_s=SHORT_S) as server:
         reply = await server.says(GET, GET[:9])
         assert reply.startswith(b"HTTP/1.1 200 OK\r\n") and b"HTTP/1.1 408 " in reply
+
+
+def test_an_idle_connection_outlives_those_of_clients() -> None:
+    """A request over one that the server is about to close fails without an answer."""
+    expiry = httpx.Limits().keepalive_expiry
+    assert expiry is not None and expiry < ClientLimits().idle_s
 
 
 async def test_empty_lines_do_not_keep_an_idle_connection_open() -> None:
