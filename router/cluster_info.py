@@ -18,7 +18,7 @@ def worker_info(
     heard_s: seconds since its last report.
     here: most tokens of a prompt that a decode rank would compute itself now; None: no rank.
     """
-    status, details = worker.status, worker.details
+    status, details = worker.status, worker.details.status
     return {
         "worker_id": worker.worker_id,
         "incarnation": worker.identity.incarnation,
@@ -71,7 +71,7 @@ def engine_settings(ranks: Sequence[Worker]) -> dict[str, object]:
     are also at the top level, where clients of a single SGLang server look for them.
     """
     settings = [
-        {name: json.loads(value) for name, value in rank.details.settings.items()}
+        {name: json.loads(value) for name, value in rank.details.status.settings.items()}
         for rank in sorted(ranks, key=lambda rank: rank.rank)
     ]
     names = [

@@ -48,9 +48,10 @@ class ExpectedStates:
     it, and finds it.
     """
 
-    def __init__(self, table: WorkerTable) -> None:
+    def __init__(self, table: WorkerTable, lengths: PrefixLengths) -> None:
+        """lengths: those of expected prefixes are added to it; it may have others too."""
         self._by_digest: dict[int, dict[_Start, int]] = {}
-        self._lengths = PrefixLengths()
+        self._lengths = lengths
         self._settling: dict[_Start, list[Expected]] = {}  # until the next report
         table.subscribe(self._on_change)
 
@@ -74,12 +75,12 @@ class ExpectedStates:
         """Return the length of the longest expected prefix that leaves a token to compute, by
         worker id and incarnation.
         """
-        lengths = self._lengths.below(len(prompt))
+        size = len(prompt)
+        expected = self._by_digest
         found: dict[_Start, int] = {}
-        expected = map(self._by_digest.get, prompt.digests(lengths))
-        for length, starts in zip(lengths, expected, strict=True):
-            if starts is not None:
-                found |= dict.fromkeys(starts, length)
+        for length, digest in prompt.among(self._lengths.below(size), expected.keys()):
+            if length < size:
+                found |= dict.fromkeys(expected[digest], length)
         return found
 
     def heard(self, worker: Worker) -> None:

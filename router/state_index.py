@@ -43,7 +43,8 @@ class StateIndex:
         most: int = MOST_PREFIXES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.expected = ExpectedStates(table)
+        self._lengths = PrefixLengths()  # of what is here, and of what is expected
+        self.expected = ExpectedStates(table, self._lengths)
         self.evictions = EvictionLog(clock)
         """The states that workers have lost."""
         self._table = table
@@ -53,7 +54,6 @@ class StateIndex:
         # By digest, slots of 32 bits each. The collector passes over a dict of ints and bytes,
         # which takes it no time however many entries there are.
         self._holders: dict[int, bytes] = {}
-        self._lengths = PrefixLengths()
         self._entries = 0
         table.subscribe(self._on_change)
 
@@ -95,13 +95,12 @@ class StateIndex:
         """Return the length of the longest prefix that leaves a token to compute, by the id of each
         worker that stays and holds the state after one.
         """
-        lengths = self._lengths.below(len(prompt))
+        size = len(prompt)
         holders, slots = self._holders, self._slots
         found: dict[int, int] = {}
-        held = map(holders.get, prompt.digests(lengths))
-        for length, names in zip(lengths, held, strict=True):
-            if names is not None:
-                found |= dict.fromkeys(memoryview(names).cast("I"), length)
+        for length, digest in prompt.among(self._lengths.below(size), holders.keys()):
+            if length < size:
+                found |= dict.fromkeys(memoryview(holders[digest]).cast("I"), length)
         return {
             cache.worker_id: length
             for slot, length in found.items()

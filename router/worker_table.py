@@ -22,6 +22,35 @@ DEFAULT_CHUNK = 8192
 _ROLES = {PREFILL: Role.PREFILL, DECODE: Role.DECODE}
 
 
+class Details:
+    """The part of a status that a worker tells when it changes: plan, peers, settings, channels."""
+
+    def __init__(self, status: WorkerStatus) -> None:
+        """status: the last one that had them."""
+        self.status = status
+
+    @cached_property
+    def prefill_chunk(self) -> int:
+        """Return the prompt tokens that a step of the worker computes at most."""
+        given = self.status.settings.get("chunked_prefill_size")
+        return DEFAULT_CHUNK if given is None else _number(given)
+
+    @cached_property
+    def state_grid(self) -> int:
+        """Return the tokens between the depths at which prompts leave states in the worker's prefix
+        cache; 0 where they leave none there, and before the worker has reported it.
+        """
+        settings = self.status.settings
+        if settings.get("mamba_scheduler_strategy") != '"extra_buffer"':
+            return 0
+        if settings.get("disable_radix_cache") != "false":
+            return 0
+        return _number(settings.get("mamba_checkpoint_grid", "0"))
+
+
+_UNTOLD = Details(WorkerStatus())
+
+
 @dataclass(frozen=True)
 class Worker:
     """One worker as it last reported. Its messages are never written to."""
@@ -35,8 +64,7 @@ class Worker:
     share: int | None = None  # what this router may have there; None: all, it is the only one
     routers: tuple[str, ...] = ()  # names of those with which it is registered, in order
     worker_id: str = ""  # the identity's, which protobuf makes anew at each access
-    # The last status that had memory_plan, peers, settings and channels: most have none of them.
-    details: WorkerStatus = field(default_factory=WorkerStatus)
+    details: Details = _UNTOLD
 
     def __post_init__(self) -> None:
         if not self.worker_id:
@@ -61,24 +89,6 @@ class Worker:
     def capacity(self) -> int:
         """Return the requests that the worker runs at once; 1 before it has reported that."""
         return max(self.status.max_running, 1)
-
-    @cached_property
-    def prefill_chunk(self) -> int:
-        """Return the prompt tokens that a step of the worker computes at most."""
-        given = self.details.settings.get("chunked_prefill_size")
-        return DEFAULT_CHUNK if given is None else _number(given)
-
-    @cached_property
-    def state_grid(self) -> int:
-        """Return the tokens between the depths at which prompts leave states in the worker's prefix
-        cache; 0 where they leave none there, and before the worker has reported it.
-        """
-        settings = self.details.settings
-        if settings.get("mamba_scheduler_strategy") != '"extra_buffer"':
-            return 0
-        if settings.get("disable_radix_cache") != "false":
-            return 0
-        return _number(settings.get("mamba_checkpoint_grid", "0"))
 
 
 @lru_cache(maxsize=1024)
@@ -226,7 +236,7 @@ class WorkerTable:
             share,
             tuple(routers),
             current.worker_id,
-            current.details if status is None or same_details else status,
+            current.details if status is None or same_details else Details(status),
         )
         self._workers[worker.worker_id] = after
         self._renew(after)

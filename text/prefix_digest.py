@@ -5,7 +5,7 @@ have the same one (64 bits), so whoever acts on a digest must be right without i
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 
 import xxhash
 
@@ -34,6 +34,8 @@ class PromptPrefixes:
         self.salt = salt
         self._view = memoryview(self.token_ids)
         self._known: dict[int, int] = {}  # by length
+        self._lengths: dict[int, int] = {}  # by digest
+        self._wanted: Sequence[int] = ()  # lengths of which all digests are known
         self._state = xxhash.xxh3_64(salt)
         self._hashed = 0  # tokens in `_state`
 
@@ -53,6 +55,17 @@ class PromptPrefixes:
             self._hash([length for length in lengths if length not in known])
             return [*map(known.__getitem__, lengths)]
 
+    def among(self, lengths: Sequence[int], digests: KeysView[int]) -> list[tuple[int, int]]:
+        """Return (length, digest) of those prefixes that are in `digests`, rising.
+
+        lengths: those that `digests` has prefixes of, as in `digests`.
+        """
+        if lengths != self._wanted:
+            self.digests(lengths)
+            self._wanted = lengths
+        of = self._lengths
+        return sorted([(of[digest], digest) for digest in of.keys() & digests])
+
     def _hash(self, lengths: Sequence[int]) -> list[int]:
         """Hash these prefixes, of which none is known."""
         if lengths and lengths[0] < self._hashed:  # anew: less work than a state for each length
@@ -65,4 +78,5 @@ class PromptPrefixes:
             at = length
         self._hashed = at
         self._known.update(zip(lengths, found, strict=True))
+        self._lengths.update(zip(found, lengths, strict=True))
         return found

@@ -1,8 +1,11 @@
 """The workers of one role in columns, which are kept up to date in place."""
 
+from collections.abc import Mapping, Sequence
+
 from baton.core.role import Role
 from baton.router.placement.links import LinkTable
 from baton.router.placement.placed_load import PlacedLoad
+from baton.router.placement.view import RoleView
 from baton.router.worker_table import Change, Worker, WorkerTable
 
 CHUNKS_AHEAD = 2
@@ -26,11 +29,12 @@ class Columns:
         self.reported: list[int] = []
         self.placed: list[int] = []
         self.capacity: list[int] = []
-        self.memory_held: list[float] = []
         self.fullness: list[float] = []
         self.queued_tokens: list[int] = []
         self.prompt_token_us: list[float] = []
         self.leaving: list[bool] = []
+        self.full: set[int] = set()
+        """The rows of the decode ranks on which this router has `most` requests, or more."""
         self.links = LinkTable()
         self.most: list[int] = []
         """The most that the router may have there: requests on a rank, or tokens of prompts.
@@ -44,7 +48,14 @@ class Columns:
         table.subscribe(self._on_change)
         table.subscribe_reports(self._on_report)
         load.subscribe(self._on_load)
+        self._shown: tuple[object, ...] = ()  # what a view shows, but for its last two fields
         self._fill()
+
+    def view(self, candidates: Sequence[int], cached: Mapping[str, int]) -> RoleView:
+        """Return a view of the columns as they are. cached: tokens by worker id."""
+        rows = self.rows
+        held = {rows[name]: tokens for name, tokens in cached.items() if name in rows}
+        return RoleView._make((*self._shown, held, candidates))
 
     def _on_load(self, worker_id: str) -> None:
         """Follow a change of the load that this router puts on a worker."""
@@ -71,14 +82,16 @@ class Columns:
         self.numbers = [worker.rank for worker in self.workers]
         for column in (self.reported, self.placed, self.capacity, self.queued_tokens, self.most):
             column[:] = [0] * len(self.workers)
+        self.full.clear()
         self.links.clear(len(self.workers))
-        self.memory_held, self.fullness, self.prompt_token_us = (
-            [0.0] * len(self.workers) for _ in range(3)
-        )
+        self.fullness, self.prompt_token_us = ([0.0] * len(self.workers) for _ in range(2))
         for row, worker in enumerate(self.workers):
             self.shared += worker.share is not None
             self._set(row, worker)
         self.leaving = [worker.leaving for worker in self.workers]
+        self._shown = (self._role, self.ids, self.reported, self.placed, self.capacity,
+                       self.fullness, self.queued_tokens, self.prompt_token_us,
+                       self.leaving)  # fmt: skip
         self.staying = [row for row, leaving in enumerate(self.leaving) if not leaving]
 
     def _set(self, row: int, worker: Worker) -> None:
@@ -87,22 +100,25 @@ class Columns:
         self.capacity[row] = worker.capacity
         self.prompt_token_us[row] = worker.status.prompt_token_us
         self.links.set(row, worker.status)
-        self.memory_held[row] = worker.status.memory_held
-        self.most[row] = self._all(worker) if worker.share is None else worker.share
+        most = worker.share
+        if most is None:
+            most = prompt_tokens(worker) if self._role is Role.PREFILL else worker.capacity
+        self.most[row] = most
         self._set_load(row, worker)
-
-    def _all(self, worker: Worker) -> int:
-        return prompt_tokens(worker) if self._role is Role.PREFILL else worker.capacity
 
     def _set_load(self, row: int, worker: Worker) -> None:
         name, reported = worker.worker_id, self.reported[row]
         placed = self.placed[row] = self._load.requests[name]
         full = (reported if reported > placed else placed) / self.capacity[row]
-        held = self.memory_held[row]
+        held = worker.status.memory_held
         self.fullness[row] = full if full > held else held
+        if placed < self.most[row]:
+            self.full.discard(row)
+        elif self._role is Role.DECODE:
+            self.full.add(row)
         self.queued_tokens[row] = max(worker.status.queued_tokens, self._load.prompt_tokens[name])
 
 
 def prompt_tokens(prefill: Worker) -> int:
     """Return the prompt tokens that all routers together may have on a prefill worker."""
-    return CHUNKS_AHEAD * prefill.prefill_chunk
+    return CHUNKS_AHEAD * prefill.details.prefill_chunk

@@ -99,8 +99,8 @@ class Placer:
         cached = self._states.find(prompt)
         to_come = self._to_come(prompt, cached)
         view = ClusterView(
-            _role_view(Role.PREFILL, prefills, prefill_rows, to_come),
-            _role_view(Role.DECODE, ranks, decode_rows, cached),
+            prefills.view(prefill_rows, to_come),
+            ranks.view(decode_rows, cached),
             prefills.links.differing(),
         )
         deepest = max(view.prefill.cached_tokens.values(), default=0)
@@ -110,21 +110,24 @@ class Placer:
         placement = self._policy.place(view, wanted)
         if avoid and len(placement.prefills) < self._max_prefills:
             placement = _with_last(placement, avoid, prefills.workers)
-        at_prefill = self._prompt_at(prefills, view.prefill, placement.prefills[0], size)
+        first, rank = prefills.rows[placement.prefills[0]], ranks.rows[placement.decode]
+        at_prefill = self._at(prefills, first, size - view.prefill.cached_tokens.get(first, 0))
         if view.links is not None:
-            pair = prefills.rows[placement.prefills[0]], ranks.rows[placement.decode]
-            at_prefill = at_prefill._replace(link_s=view.late_s(*pair, wanted))
-        at_rank = self._prompt_at(ranks, view.decode, placement.decode, size)
+            at_prefill = at_prefill._replace(link_s=view.late_s(first, rank, wanted))
+        at_rank = self._at(ranks, rank, size - view.decode.cached_tokens.get(rank, 0))
         here = self._prefill_here.wanted(at_prefill, at_rank)
-        first = self._table.worker(placement.decode if here else placement.prefills[0])
-        cached_there, grid = to_come.get(first.worker_id, 0), first.state_grid
+        if here:
+            computing, cached_there = ranks.workers[rank], to_come.get(placement.decode, 0)
+        else:
+            computing, cached_there = prefills.workers[first], size - at_prefill.tokens
+        grid = computing.details.state_grid
         junctions = self._queued.junctions(prompt, grid, cached_there)
         if deepest > cached_there and grid and deepest % grid == 0:  # a copy has it as well
             junctions.append(deepest)
         will_leave = leaves(prompt, grid, junctions)
         return Assignment(
-            tuple(map(self._table.worker, placement.prefills)),
-            self._table.worker(placement.decode),
+            tuple([prefills.workers[prefills.rows[name]] for name in placement.prefills]),
+            ranks.workers[rank],
             self._state_at(view.decode),
             here,
             size - cached_there,
@@ -158,10 +161,6 @@ class Placer:
             for row, name in enumerate(ranks.ids)
         }
 
-    def _prompt_at(self, columns: Columns, view: RoleView, worker_id: str, size: int) -> PromptAt:
-        row = columns.rows[worker_id]
-        return self._at(columns, row, size - view.cached_tokens.get(row, 0))
-
     def _at(self, columns: Columns, row: int, tokens: int) -> PromptAt:
         """Count prompts that wait at the router as queued for prefill workers, evenly: one that a
         rank computes makes room for them.
@@ -177,7 +176,7 @@ class Placer:
         after what they have in common with it.
         """
         prefills = self._prefills.workers
-        return self._queued.waiting(prompt, prefills[0].state_grid if prefills else 0)
+        return self._queued.waiting(prompt, prefills[0].details.state_grid if prefills else 0)
 
     def track(self, assignment: Assignment) -> InFlight:
         """Count a request in the load of its workers until it is released."""
@@ -287,8 +286,10 @@ class Placer:
         """Return the rows of the ranks with a free place, else of those that are given one ahead,
         else all: where the request names a rank, or a place was lost since its turn came.
         """
-        placed, most = ranks.placed, ranks.most
-        if free := [row for row in rows if placed[row] < most[row]]:
+        placed, full = ranks.placed, ranks.full
+        if not full:
+            return rows
+        if free := [row for row in rows if row not in full]:
             return free
         ahead, workers = _ahead(prefills, len(ranks.workers)), ranks.workers
         return [row for row in rows if placed[row] < _most(workers[row], ahead)] or rows
@@ -326,7 +327,7 @@ class Placer:
         if not cached:
             return None
         deepest = max(cached.values())
-        row = min(row for row, tokens in cached.items() if tokens == deepest)
+        row = min([row for row, tokens in cached.items() if tokens == deepest])
         holder = self._ranks.workers[row]
         return StateAt(worker=holder.identity, tokens=deepest)
 
@@ -344,26 +345,6 @@ class Placer:
                 expected=f"one of {valid}",
                 actual=rank,
             )
-
-
-def _role_view(
-    role: Role, columns: Columns, candidates: Sequence[int], cached: Mapping[str, int]
-) -> RoleView:
-    """Return a view of the columns as they are. cached: tokens by worker id."""
-    rows = columns.rows
-    return RoleView(
-        role=role,
-        worker_ids=columns.ids,
-        reported=columns.reported,
-        placed=columns.placed,
-        capacity=columns.capacity,
-        fullness=columns.fullness,
-        queued_tokens=columns.queued_tokens,
-        prompt_token_us=columns.prompt_token_us,
-        leaving=columns.leaving,
-        cached_tokens={rows[name]: cached[name] for name in cached if name in rows},
-        candidates=candidates,
-    )
 
 
 def _with_last(placement: Placement, avoid: str, prefills: Sequence[Worker]) -> Placement:

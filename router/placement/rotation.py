@@ -16,6 +16,7 @@ class Rotation:
 
     def __init__(self) -> None:
         self._last = dict.fromkeys(Role, "")
+        self._row = dict.fromkeys(Role, 0)  # of the same worker, then
 
     def next(self, workers: RoleView, rows: Sequence[int]) -> list[int]:
         """Return `rows`, which ascend, rotated to begin behind the last turn's worker.
@@ -24,12 +25,14 @@ class Rotation:
         """
         if not rows:
             return []
-        ids = workers.worker_ids
-        if len(rows) == 1:
-            self._last[workers.role] = ids[rows[0]]
-            return [*rows]
-        last = id_order(self._last[workers.role])
-        start = bisect_right(rows, last, key=lambda row: id_order(ids[row]))
-        rotated = [*rows[start:], *rows[:start]]
-        self._last[workers.role] = ids[rotated[0]]
-        return rotated
+        ids, role = workers.worker_ids, workers.role
+        rotated = rows
+        if len(rows) > 1:
+            last, row = self._last[role], self._row[role]
+            if row < len(ids) and ids[row] == last:
+                start = bisect_right(rows, row)
+            else:  # workers have come or gone since
+                start = bisect_right(rows, id_order(last), key=lambda row: id_order(ids[row]))
+            rotated = [*rows[start:], *rows[:start]]
+        self._row[role], self._last[role] = rotated[0], ids[rotated[0]]
+        return [*rotated]

@@ -45,13 +45,13 @@ class PrefixAware(Policy):
         self._waits = PrefixWaits()
 
     def place(self, view: ClusterView, request: PlacementRequest) -> Placement:
-        cost = self._costs(view.prefill, request)
+        cost, equals = self._costs(view.prefill, request)
+        first = self._rotation.next(view.prefill, equals)
         token_us = 0.0 if view.links is None else mean_us(view.prefill)
         if not token_us:
-            first = self._rotation.next(view.prefill, lowest(cost))
             near = self._near(view.decode)
         else:
-            first, near = self._pair(view, request, cost, token_us)
+            first, near = self._pair(view, request, cost, first, token_us)
         prefills = cheapest(view.prefill, cost, first, request.max_prefills)
         return Placement(
             tuple([view.prefill.worker_ids[row] for row in prefills]),
@@ -84,31 +84,43 @@ class PrefixAware(Policy):
             return f"the link to the rank is faster than those of the {PAIRED} with less to compute"
         return "the shortest queue: so many prompts waited for this prefix that it is worth a copy"
 
-    def _costs(self, workers: RoleView, request: PlacementRequest) -> list[float]:
-        """Return each candidate's cost, and infinity for the others. What is cached counts like a
-        shorter queue.
+    def _costs(self, workers: RoleView, request: PlacementRequest) -> tuple[list[float], list[int]]:
+        """Return each candidate's cost, and infinity for the others; and the rows with the least.
+        What is cached counts like a shorter queue.
         """
         holders = workers.cached_tokens
         queues = workers.of_candidates(waits(workers, request.prompt_tokens))
-        cost = list(queues)
-        for row in holders:
-            cost[row] -= UNCACHED * holders[row]
-        if holders and self._copies(holders, queues, request.prefix, cost.index(min(cost))):
-            cost = queues
-        return cost
+        of_holders = {row: queues[row] - UNCACHED * tokens for row, tokens in holders.items()}
+        shortest = min(queues)
+        least = min(of_holders.values(), default=math.inf)
+        cost = queues
+        if of_holders:
+            cost = [*queues]
+            for row, each in of_holders.items():
+                cost[row] = each
+        if least < shortest:
+            equals = sorted([row for row, each in of_holders.items() if each == least])
+        else:
+            equals = equal(cost, shortest)
+        if of_holders and self._copies(
+            holders, queues, request.prefix, equals[0], queues.index(shortest)
+        ):
+            return queues, equal(queues, shortest)
+        return cost, equals
 
     def _pair(
-        self, view: ClusterView, request: PlacementRequest, cost: list[float], token_us: float
-    ) -> tuple[list[int], list[int]]:
+        self, view: ClusterView, request: PlacementRequest, cost: list[float], equals: list[int],
+        token_us: float,
+    ) -> tuple[list[int], list[int]]:  # fmt: skip
         """Return the prefill worker, in a list, and the ranks that are the cheapest together.
 
-        token_us: the time of a prompt token.
+        equals: the prefill workers with the least cost, in turn. token_us: the time of a prompt
+        token.
         """
         workers, ranks = view.prefill, view.decode
         fullness = ranks.of_candidates(ranks.fullness)
         bound = min(fullness) + AFFINITY
         near = [row for row in ranks.candidates if fullness[row] < bound]
-        equals = self._rotation.next(workers, lowest(cost))
         least, worker, late = math.inf, equals[0], [0.0] * len(near)
         for row in cheapest(workers, cost, equals, PAIRED):
             seconds = view.lates_s(row, near, request)
@@ -120,10 +132,12 @@ class PrefixAware(Policy):
         return [worker], self._near(ranks._replace(candidates=reached))
 
     def _copies(
-        self, cached: Mapping[int, int], queues: Sequence[float], prefix: int, cheapest: int
-    ) -> bool:
-        """Return True if the prompt should leave the worker that has its prefix."""
-        shortest = queues.index(min(queues))
+        self, cached: Mapping[int, int], queues: Sequence[float], prefix: int, cheapest: int,
+        shortest: int,
+    ) -> bool:  # fmt: skip
+        """Return True if the prompt should leave the worker that has its prefix, `cheapest`, for
+        the one with the shortest queue.
+        """
         lacks = cached.get(cheapest, 0) - cached.get(shortest, 0)
         longer = int(queues[cheapest] - queues[shortest])
         return lacks > 0 and longer > 0 and self._waits.reached(prefix, longer, UNCACHED * lacks)
@@ -133,13 +147,14 @@ class PrefixAware(Policy):
         fuller than the emptiest; of these if none has a state.
         """
         fullness, cached = ranks.of_candidates(ranks.fullness), ranks.cached_tokens
-        bound = min(fullness) + AFFINITY
-        near = [row for row in cached if fullness[row] < bound]
-        if near:
-            deepest = max(cached[row] for row in near)
-            kept = {row for row in near if cached[row] == deepest}
-            fullness = [each if row in kept else math.inf for row, each in enumerate(fullness)]
-        return lowest(fullness)
+        emptiest = min(fullness)
+        near = [row for row in cached if fullness[row] < emptiest + AFFINITY]
+        if not near:
+            return equal(fullness, emptiest)
+        deepest = max([cached[row] for row in near])
+        near = sorted([row for row in near if cached[row] == deepest])
+        least = min([fullness[row] for row in near])
+        return [row for row in near if fullness[row] == least]
 
 
 def _rank_reason(view: ClusterView, chosen: int) -> str:
@@ -157,6 +172,8 @@ def cheapest(
     equals: the first of them, those with the least cost in turn.
     """
     chosen = [*equals[:most]]
+    if len(chosen) == most:
+        return chosen
     left = list(cost)
     for row in chosen:
         left[row] = math.inf
@@ -174,8 +191,8 @@ def waits(workers: RoleView, prompt_tokens: int) -> Sequence[float]:
     many. One that has measured nothing yet counts as the mean.
     """
     queued, speeds = workers.queued_tokens, workers.prompt_token_us
-    known = [each for each in speeds if each]
-    if not known or max(known) < EVEN * min(known):
+    most, least = max(speeds), min(speeds) or min(filter(None, speeds), default=0.0)
+    if not most or most < EVEN * least:
         return queued
     mean = mean_us(workers)
     return [
@@ -190,9 +207,8 @@ def mean_us(workers: RoleView) -> float:
     return sum(known) / len(known) if known else 0.0
 
 
-def lowest(column: list[float]) -> list[int]:
-    """Return the rows with the least value."""
-    least = min(column)
+def equal(column: list[float], least: float) -> list[int]:
+    """Return the rows that have that value, of which there is one."""
     if column.count(least) == 1:
         return [column.index(least)]
     return [row for row, value in enumerate(column) if value == least]

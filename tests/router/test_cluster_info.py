@@ -7,7 +7,7 @@ from baton.proto.common_pb2 import DECODE, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import PlanPart, WorkerStatus
 from baton.router.cluster_info import worker_info
-from baton.router.worker_table import WorkerTable
+from baton.router.worker_table import Details, WorkerTable
 
 
 def test_a_workers_fields_come_in_one_order_however_they_were_reported() -> None:
@@ -29,7 +29,7 @@ def test_a_workers_fields_come_in_one_order_however_they_were_reported() -> None
         channels=dict.fromkeys(names, "grpc"),
         settings=dict.fromkeys(names, "1"),
     )
-    told = replace(worker, status=status, details=status)
+    told = replace(worker, status=status, details=Details(status))
     info = worker_info(told, ready=True, placed=0, heard_s=0.0, here=None)
     for part in ("handoffs", "channels", "settings"):
         found = info[part]

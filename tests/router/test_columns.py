@@ -12,8 +12,8 @@ from baton.router.worker_table import WorkerTable
 
 NAMES = [f"{letter}{number}" for letter in "pd" for number in range(12)]
 FIELDS = (
-    "rows", "workers", "ids", "reported", "placed", "capacity", "memory_held", "fullness",
-    "queued_tokens", "prompt_token_us", "most", "numbers", "leaving", "staying", "shared",
+    "rows", "workers", "ids", "reported", "placed", "capacity", "fullness", "queued_tokens",
+    "prompt_token_us", "most", "full", "numbers", "leaving", "staying", "shared",
 )  # fmt: skip
 
 

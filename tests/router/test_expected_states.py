@@ -5,6 +5,7 @@ import pytest
 from baton.proto.common_pb2 import PREFILL, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.router.expected_states import ExpectedStates, leaves
+from baton.router.prefix_lengths import PrefixLengths
 from baton.router.worker_table import Worker, WorkerTable
 from baton.text.prefix_digest import PromptPrefixes
 
@@ -35,7 +36,7 @@ def test_a_prompt_leaves_its_last_state_on_the_grid(
 
 
 def test_what_two_prompts_will_leave_is_expected_until_both_are_gone(table: WorkerTable) -> None:
-    states, worker = ExpectedStates(table), join(table, "p0")
+    states, worker = ExpectedStates(table, PrefixLengths()), join(table, "p0")
     will_leave = leaves(PromptPrefixes(PROMPT), GRID)
     one, two = (states.expect(worker, will_leave) for _ in range(2))
     assert states.find(PromptPrefixes((*PROMPT, 9))) == {("p0", 1): 8}
@@ -49,7 +50,8 @@ def test_what_two_prompts_will_leave_is_expected_until_both_are_gone(table: Work
 
 
 def test_the_report_after_a_prompt_takes_the_place_of_what_was_expected(table: WorkerTable) -> None:
-    states, worker, other = ExpectedStates(table), join(table, "p0"), join(table, "p1")
+    states = ExpectedStates(table, PrefixLengths())
+    worker, other = join(table, "p0"), join(table, "p1")
     expected = states.expect(worker, leaves(PromptPrefixes(PROMPT), GRID))
     states.heard(worker)
     assert states.find(PromptPrefixes(PROMPT)), "it is not computed yet"
@@ -61,7 +63,7 @@ def test_the_report_after_a_prompt_takes_the_place_of_what_was_expected(table: W
 
 
 def test_a_worker_that_is_lost_leaves_nothing_behind(table: WorkerTable) -> None:
-    states, worker = ExpectedStates(table), join(table, "p0")
+    states, worker = ExpectedStates(table, PrefixLengths()), join(table, "p0")
     computed, queued = (
         states.expect(worker, leaves(PromptPrefixes(PROMPT), GRID)) for _ in range(2)
     )

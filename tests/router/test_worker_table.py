@@ -198,13 +198,13 @@ def test_details_are_those_of_the_last_status_that_had_them(watched: Watched) ->
 
     def settings(status: WorkerStatus | None, *, same: bool) -> dict[str, str]:
         table.report(worker, status, leaving=False, same_details=same)
-        return dict(table.workers()[0].details.settings)
+        return dict(table.workers()[0].details.status.settings)
 
     first = WorkerStatus(running=1, settings={"chunked_prefill_size": "64"})
     assert settings(first, same=False) == {"chunked_prefill_size": "64"}
     assert settings(WorkerStatus(running=2), same=True) == {"chunked_prefill_size": "64"}
     assert table.workers()[0].status.running == 2
-    assert table.workers()[0].prefill_chunk == 64
+    assert table.workers()[0].details.prefill_chunk == 64
     assert settings(None, same=False) == {"chunked_prefill_size": "64"}
     assert settings(WorkerStatus(settings={"a": "1"}), same=False) == {"a": "1"}
 
