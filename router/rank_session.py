@@ -30,7 +30,7 @@ from baton.rpc.channel_options import SESSION_OPTIONS
 from baton.rpc.credentials import Credentials
 from baton.rpc.handshake import check_identity, check_version
 from baton.rpc.lease import TICKS_PER_LEASE, Lease
-from baton.rpc.streams import Outbox, first_of
+from baton.rpc.streams import Outbox, check_cancelled, first_of
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +140,7 @@ class RankSession:
                 except BatonError as lost:
                     log.warning("session with %s: %s", self.worker.worker_id, lost)
                     self._fail_streams(str(lost))
+                check_cancelled()
                 await asyncio.sleep(self._options.lease_s / TICKS_PER_LEASE)
         finally:
             self._fail_streams("its session is closed")

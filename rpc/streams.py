@@ -57,3 +57,14 @@ async def first_of(*parts: Coroutine[Any, Any, None]) -> None:
         # Not `await task` with CancelledError suppressed: that would suppress the cancellation of
         # the caller too, and it would go on as if nobody had ended it.
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def check_cancelled() -> None:
+    """Raise CancelledError if this task was cancelled, whatever it has raised since.
+
+    For loops that begin a call anew after an error: of a task that is cancelled while a call
+    begins and fails, grpc.aio raises the call's status instead.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

@@ -10,7 +10,7 @@ from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.channel_options import OPTIONS
 from baton.rpc.credentials import Credentials
 from baton.rpc.errors import error_from_proto, error_of_call
-from baton.rpc.streams import first_of
+from baton.rpc.streams import check_cancelled, first_of
 from baton.worker.reporter import Reporter
 from baton.worker.router_shares import RouterDemand, RouterShare, RouterShares
 
@@ -68,6 +68,7 @@ class Registration:
                 self.router_id = None
                 self._goodbye.set()  # nobody is left to hear it
                 self._returned.set()
+            check_cancelled()
             await asyncio.sleep(self._backoff_s)
             self._backoff_s = min(2 * self._backoff_s, LAST_BACKOFF_S)
 

@@ -1,6 +1,7 @@
 """A worker makes itself known to every router, and finds it again whenever it comes back."""
 
 import asyncio
+import contextlib
 import threading
 from array import array
 
@@ -10,6 +11,7 @@ from engine.engines import greedy
 from worker.cluster import DEADLINE_S, TestWorker, decode_worker, prefill_worker, running, session
 from worker.fake_router import FakeRouter, serving
 
+from baton.core.errors import PeerLostError
 from baton.core.role import Role
 from baton.proto import common_pb2, worker_pb2
 from baton.rpc.identity import ProcessRole
@@ -60,16 +62,16 @@ async def test_a_router_that_keeps_details_is_told_them_when_they_change() -> No
             await router.until(lambda r: any(each.status.channels for each in r.streams[0]))
             number = len(router.streams[0])
             await router.until(lambda r: len(r.streams[0]) > number + 2)
-            last = router.streams[0][-1]
+            reports = [*router.streams[0]]  # the peer leaves next, which is news
     plan, peers, channels, settings = details_of(first.status)
     assert plan and settings and not peers and not channels
     for report in others:
         assert report.same_details and details_of(report.status) == [0, 0, 0, 0]
         assert report.status.max_running == 4
-    news = [each for each in router.streams[0] if not each.same_details]
+    news = [each for each in reports if not each.same_details]
     assert details_of(news[-1].status) == [plan, 1, 1, settings]
     assert len(news) <= 3, "first, peer, channel"
-    assert last.same_details
+    assert reports[-1].same_details
 
 
 async def test_a_router_that_keeps_none_is_told_details_every_time() -> None:
@@ -139,6 +141,26 @@ async def test_a_router_that_comes_back_is_found_again() -> None:
             await again.until(lambda r: r.streams and r.streams[0])
             assert again.streams[0][0].HasField("hello")
     finally:
+        await worker.stop()
+
+
+async def test_a_worker_stops_while_a_call_to_its_router_begins_and_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """grpc.aio raises the status of the call then, not the cancellation."""
+    begun = asyncio.Event()
+
+    async def attend(self: Registration) -> None:
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        raise PeerLostError("its stream broke: UNAVAILABLE")
+
+    monkeypatch.setattr(Registration, "_attend", attend)
+    worker = told(prefill_worker(), "127.0.0.1:1")
+    await worker.start()
+    async with asyncio.timeout(DEADLINE_S):
+        await begun.wait()
         await worker.stop()
 
 
