@@ -234,10 +234,12 @@ class TicketTable:
 
     def broken(self, claim: Claim, error: TransferError) -> None:
         """Tell the ticket's owner that its bytes cannot be used. A closed ticket is ignored."""
-        with self._lock:
-            entry = self._entries.get(claim.ticket_id)
-        if entry is not None and entry.ticket.claim == claim:
-            self._tell(lambda: entry.on_broken(entry.ticket, error))
+        self._break(claim.ticket_id, error, lambda ticket: ticket.claim == claim)
+
+    def lost(self, ticket_id: int, generation: int, error: TransferError) -> None:
+        """Tell the ticket's owner that its bytes do not come any more. A closed ticket is
+        ignored."""
+        self._break(ticket_id, error, lambda ticket: ticket.generation == generation)
 
     def close(self, ticket: Ticket) -> bool:
         """Close a ticket: no byte is written under it after this returns.
@@ -256,6 +258,12 @@ class TicketTable:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def _break(self, ticket_id: int, error: TransferError, same: Callable[[Ticket], bool]) -> None:
+        with self._lock:
+            entry = self._entries.get(ticket_id)
+        if entry is not None and same(entry.ticket):
+            self._tell(lambda: entry.on_broken(entry.ticket, error))
 
     def _entry(self, claim: Claim) -> _Entry:
         with self._lock:

@@ -24,6 +24,7 @@ from baton.transfer.channels.channel_set import ChannelSet, Receiver
 from baton.transfer.channels.ends import Lender
 from baton.transfer.channels.nixl.agent import NixlAgent
 from baton.transfer.channels.poller import Poller, Work
+from baton.transfer.errors import ChannelError
 from baton.transfer.memory.segments import Kind
 from baton.transfer.tickets import Ticket, TicketTable, tell_on_loop
 
@@ -53,6 +54,9 @@ class RawNixl:
     def poll(self) -> Work:
         self.agent.notes()
         return Work.WAITING if self._on else Work.NONE
+
+    def fail(self, why: ChannelError) -> None:
+        """Do nothing: the writing process measures its writes, and fails with them."""
 
 
 class Peer:

@@ -67,7 +67,7 @@ class Sides:
         self._receiver: WorkerIdentity
         self._target: Holder
         self._spans: tuple[Span, ...]
-        self.moved = 0  # bytes of the last hand-off by a channel of ours, as its receiver counts
+        self.moved = 0  # bytes of the last hand-off or read by a channel of ours, as counted there
 
     async def open(self) -> None:
         (secure, plain), metadata, self._spans, self._target = await self._heard()
@@ -120,6 +120,7 @@ class Sides:
             self._readers[channel] = await mine.connect_reader(endpoint), limit
         reader, limit = self._readers[channel]
         segments = list(case.segments(self.pools.memory.slots, limit))
+        self.moved = 0
         began = time.perf_counter()
         await reader.read(segments, self.pools.holder, self._target)
         return time.perf_counter() - began
@@ -188,9 +189,12 @@ class Sides:
             lease_s=LEASE_S,
             verify=verify,
             count_sent=_uncounted,
-            count_received=_uncounted,
+            count_received=self._count,
             credentials=self._credentials,
         )
+
+    def _count(self, kind: Kind, nbytes: int) -> None:
+        self.moved += nbytes  # of a read, on one thread at a time
 
     async def _heard(self) -> Any:
         return await asyncio.to_thread(self._pipe.recv)

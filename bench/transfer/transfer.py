@@ -36,7 +36,7 @@ def transfer(
     bytes_ratio: bytes that arrived, with headers and padding, over those needed.
 
     CHANNEL_p1_d2_…: between leaders of unequal numbers of ranks, without checksums: GB/s, and the
-    bytes over those that the target's ranks keep; _read: a prefix is read.
+    bytes over those that the target's ranks keep; read_p2_d1: a prefix is read from two ranks.
 
     prefill_to_decode_ms: from the last layer at a prefill worker to the launch of the first decode
     step on an idle rank; the message between the two counts as half of the fastest heartbeat's

@@ -17,9 +17,9 @@ async def measure(
     cases: Sequence[TransferCase], repeats: int, seed: int, certificates: ClusterCredentials
 ) -> dict[str, float]:
     """Return GB/s without checksums, and the most bytes that arrived over those that the target's
-    ranks keep.
+    ranks keep: below 1 where a reader copies to several ranks what came once.
 
-    p1_d2: from one rank to two. _read: of a prefix, where the channel pulls.
+    p1_d2: from one rank to two. read: of a prefix, where the channel pulls.
     """
     chosen = [case for case in cases if case.name in NAMES]
     if not chosen:
@@ -37,6 +37,7 @@ async def _round(
 ) -> Mapping[str, float]:
     measured: dict[str, float] = {}
     ratios: list[float] = []
+    read_ratios: list[float] = []
     for case in cases:
         for channel in BENCHED:
             took = await sides.ours(channel.name, False, case)
@@ -47,4 +48,6 @@ async def _round(
                 took = await sides.read(channel.name, case)
                 name, needed = f"{channel.name}_read_p{there}_d{here}", sides.kept_bytes(case, here)
                 measured[f"{name}_gb_s_{case.name}"] = needed / took / 1e9
-    return measured | {f"p{here}_d{there}_bytes_ratio": max(ratios)}
+                read_ratios.append(sides.moved / needed)
+    measured[f"p{here}_d{there}_bytes_ratio"] = max(ratios)
+    return measured | {f"read_p{there}_d{here}_bytes_ratio": max(read_ratios)}

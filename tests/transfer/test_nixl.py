@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 from transfer.layouts import SLOTS, Pools
+from transfer.test_pull import joined
 from transfer.wires import DEADLINE_S as LEASE_S
-from transfer.wires import SOURCE, channel_context, connected, until
+from transfer.wires import SOURCE, TARGET, channel_context, connected, until
 
 from baton.transfer.channels.nixl.agent import NixlAgent
 from baton.transfer.channels.nixl.lender import LONGEST_PAUSE, NixlLender
+from baton.transfer.channels.nixl.peer import NixlPeer
+from baton.transfer.channels.nixl.receiver import NixlReceiver
 from baton.transfer.channels.poller import Poller
 from baton.transfer.channels.writer_lease import SHARE, WriterLease
 from baton.transfer.errors import ChannelError
@@ -99,6 +102,50 @@ async def test_a_severed_connection_ends_what_is_under_way_and_says_so() -> None
             await writing.finish()
         writing.cancel()
         await writing.drained()
+
+
+@pytest.mark.parametrize("method", ["fetch", "ended"])
+async def test_a_read_is_answered_at_once_where_the_channel_has_a_fault(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease would end an hour later."""
+    async with joined("nixl", lease_s=3600.0) as (*_, reader):
+        monkeypatch.setattr(NixlPeer, method, faulty)
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(ChannelError, match="the channel has failed: IndexError: page 7"):
+                await reader.read(cut_state(SLOTS, 40), TARGET, SOURCE)
+        assert reader.closed
+
+
+async def test_so_is_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected("nixl", lease_s=3600.0) as wire:
+        monkeypatch.setattr(NixlPeer, "post", faulty)
+        writing = wire.open(wire.grant())
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(ChannelError, match="the channel has failed: IndexError: page 7"):
+                for segment in cut_state(SLOTS, 40):
+                    await writing.write(segment, SOURCE)
+                await writing.finish()
+            await wire.connection.lost()
+
+
+async def test_the_owner_of_a_ticket_hears_of_a_fault_of_its_receiver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected("nixl", lease_s=3600.0) as wire:
+        monkeypatch.setattr(NixlReceiver, "_take", faulty)
+        writing = wire.open(wire.grant())
+        (segment,) = cut_state(SLOTS)
+        await writing.write(segment, SOURCE)
+        await until(lambda: bool(wire.broken))
+        assert "IndexError: page 7" in str(wire.broken[0])
+        writing.cancel()
+        async with asyncio.timeout(DEADLINE_S):
+            await writing.drained()
+
+
+def faulty(*args: object) -> None:
+    raise IndexError("page 7")
 
 
 def test_agents_that_end_leave_no_descriptors_and_no_threads() -> None:

@@ -1,11 +1,14 @@
 """The thread that looks: while something is under way, and never else."""
 
+import asyncio
+import queue
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from baton.transfer.channels.poller import LONGEST_S, SHARE, SHORTEST_S, Poller, Work, pause_s
+from baton.transfer.errors import ChannelError
 
 DEADLINE_S = 60.0
 
@@ -24,6 +27,23 @@ class Told:
             return self._answers.pop(0)
         self.over.set()
         return Work.NONE
+
+    def fail(self, why: ChannelError) -> None:
+        pytest.fail(f"it has not raised: {why}")
+
+
+class Failing:
+    """Raises when it is polled."""
+
+    def __init__(self, error: Exception) -> None:
+        self.told: queue.Queue[ChannelError] = queue.Queue()
+        self._error = error
+
+    def poll(self) -> Work:
+        raise self._error
+
+    def fail(self, why: ChannelError) -> None:
+        self.told.put(why)
 
 
 @pytest.fixture
@@ -59,6 +79,36 @@ def test_who_is_woken_again_is_looked_at_again(poller: Poller) -> None:
         assert told.over.wait(DEADLINE_S)
         made_calls(poller)
         assert told.looks == count
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ChannelError("the peer has gone"), "the peer has gone"),
+        (IndexError("page 7"), "the channel has failed: IndexError: page 7"),
+    ],
+)
+def test_a_poll_that_fails_is_told_why_and_nobody_else(
+    poller: Poller, error: Exception, told: str
+) -> None:
+    failing, well = Failing(error), Told(Work.WAITING, Work.WAITING)
+    for _ in range(2):  # it may be woken again
+        poller.wake(failing)
+        assert str(failing.told.get(timeout=DEADLINE_S)) == told
+    poller.wake(well)
+    assert well.over.wait(DEADLINE_S)
+    made_calls(poller)
+    assert failing.told.empty()
+
+
+async def test_a_call_that_fails_ends_no_other(poller: Poller) -> None:
+    def fail() -> None:
+        raise ValueError("a fault")
+
+    poller.call(fail)
+    async with asyncio.timeout(DEADLINE_S):
+        await poller.run(fail)
+    made_calls(poller)
 
 
 def test_a_call_is_made_once_and_also_after_the_end() -> None:

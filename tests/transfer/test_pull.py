@@ -13,7 +13,7 @@ from transfer.layouts import PAGES, SLOTS, Pools
 from transfer.wires import PULLING, SOURCE, TARGET, TOKENS, channel_context, same, tokens_of
 
 from baton.transfer.channels import registry
-from baton.transfer.channels.ends import Lender, Reader
+from baton.transfer.channels.ends import Lender, OnBytes, Reader
 from baton.transfer.channels.poller import Poller
 from baton.transfer.errors import ChannelError
 from baton.transfer.memory.segments import cut_prefix
@@ -24,20 +24,25 @@ pytestmark = pytest.mark.parametrize("channel", PULLING)
 
 @asynccontextmanager
 async def joined(
-    channel: str, lease_s: float = 30.0, sides: tuple[Any, Any] | None = None
+    channel: str,
+    lease_s: float = 30.0,
+    sides: tuple[Any, Any] | None = None,
+    count: OnBytes | None = None,
 ) -> AsyncIterator[tuple[Any, Any, Lender, Reader]]:
-    """A lender over one pair of pools, and a reader over another; over `sides` where given."""
+    """A lender over one pair of pools, and a reader over another; over `sides` where given. count:
+    of the bytes that are read."""
     if sides is None:
         sides = Pools(), Pools(fill=0x5A)
         sides[0].randomise(torch.Generator().manual_seed(random.randrange(2**32)))
     source, target = sides
     poller, name = Poller("transfers"), f"{random.randrange(2**32)}"
+    counted = {} if count is None else {"count_received": count}
     ends = [
         registry.find(channel)(
             channel_context(pools, TicketTable(pools.memory, 0), f"{name}/{end}",
-                            poller=poller, lease_s=lease_s)
+                            poller=poller, lease_s=lease_s, **more)
         )
-        for end, pools in (("s", source), ("t", target))
+        for end, pools, more in (("s", source, {}), ("t", target, counted))
     ]  # fmt: skip
     lender = ends[0].open_lender()
     endpoint = await lender.endpoint()

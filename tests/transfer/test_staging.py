@@ -22,9 +22,9 @@ from baton.transfer.channels.nixl.gathering import Gathering
 from baton.transfer.channels.nixl.peer import NixlPeer
 from baton.transfer.channels.nixl.reader import NixlReader
 from baton.transfer.channels.nixl.runs import runs_apart
-from baton.transfer.channels.nixl.scattering import Scattering
+from baton.transfer.channels.nixl.scattering import Scattering, StagedRead
 from baton.transfer.channels.nixl.sender import NixlSender
-from baton.transfer.channels.nixl.staging import Staging
+from baton.transfer.channels.nixl.staging import Bytes, Staging
 from baton.transfer.errors import ChannelError
 from baton.transfer.memory.rank_moves import RankMoves
 from baton.transfer.memory.segments import Kind, Segment, cut_kv, cut_prefix, cut_state, nbytes
@@ -70,18 +70,19 @@ def test_a_buffer_brings_the_same_bytes_to_the_same_places_in_fewer_runs(
 
 
 @given(st.data())
-def test_a_read_into_a_buffer_brings_the_same_bytes_in_fewer_runs(data: st.DataObject) -> None:
+def test_reads_cover_what_each_rank_keeps_exactly_and_never_overlap(data: st.DataObject) -> None:
+    """Source and target have their parts of the whole by their own layouts, not by the moves."""
     pages = data.draw(page_layouts.filter(lambda layout: bool(layout.layers)))
     p, d = data.draw(RANKS.filter(lambda ranks: all(divides(pages, size) for size in ranks)))
     start = data.draw(st.integers(0, 4 * pages.page_size - 1))
     end = data.draw(st.integers(start + 1, 4 * pages.page_size))
     segment = Segment(Kind.KV, start, end, None)
     source = RankPools(NO_SLOTS, pages, p)
-    randomise(source, pages)
+    whole = randomise(source, pages)
     moves = RankMoves(NO_SLOTS, pages, p, d)
     there = source.memory.spans, SOURCE
     apart, expected = RankPools(NO_SLOTS, pages, d, 0x5A), RankPools(NO_SLOTS, pages, d, 0x5A)
-    copied(*runs_apart(moves, segment, there, (expected.memory.spans, TARGET)))
+    expected.put(whole, SOURCE, TARGET, range(start, end))
     size = data.draw(st.sampled_from([nbytes(segment, pages), 40, 0]))  # less: some lie apart
     buffer = np.full(size, 0xEE, np.uint8)
     scattering = Scattering(moves, apart.memory.spans, pages.page_size)
@@ -90,7 +91,17 @@ def test_a_read_into_a_buffer_brings_the_same_bytes_in_fewer_runs(data: st.DataO
     copied(staged.theirs, staged.ours)
     scattering.scatter(staged, buffer)
     assert apart.equals(expected)
-    assert int(staged.ours[:, 1].sum()) <= moves.nbytes(segment)
+    kept = sum(pages.shard(rank, d).token_bytes for rank in range(d)) * (end - start)
+    assert written(staged, buffer) == kept and staged.nbytes <= kept
+
+
+def written(staged: StagedRead, buffer: Bytes) -> int:
+    """Bytes that a read writes into pools, by itself or from its buffer."""
+    begin = buffer.ctypes.data
+    into_pools = (at < begin or at >= begin + len(buffer) for at in staged.ours[:, 0].tolist())
+    direct = sum(int(n) for n, there in zip(staged.ours[:, 1], into_pools, strict=True) if there)
+    scattered = (m.nbytes * m.rows * len(c.pages) for c in staged.copies for m in c.group)
+    return direct + sum(scattered)
 
 
 @pytest.mark.parametrize(("p", "d", "tensors"), [(1, 2, 4 + 2), (2, 1, 8 + 1), (2, 4, 12 + 4)])
@@ -114,10 +125,12 @@ def copied(source: Parts, target: Parts) -> None:
         ctypes.memmove(into, here, size)
 
 
-def randomise(source: RankPools, pages: PageLayout) -> None:
+def randomise(source: RankPools, pages: PageLayout) -> Pools:
+    """Give the source's ranks their parts of random KV, and return it undivided."""
     whole = Pools(NO_SLOTS, pages)
     whole.randomise(torch.Generator().manual_seed(random.randrange(2**32)))
     source.put(whole, SOURCE, SOURCE, range(4 * pages.page_size))
+    return whole
 
 
 def disjoint(runs: Parts) -> None:

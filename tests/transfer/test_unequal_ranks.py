@@ -3,6 +3,7 @@ more bytes move than that."""
 
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -87,9 +88,18 @@ def check(wire: Wire, end: RankPools, d: int, segments: int) -> None:
 @pytest.mark.parametrize("channel", PULLING)
 async def test_a_prefix_is_read_into_every_rank(channel: str, p: int, d: int) -> None:
     source, target, end = engines(p, d)
-    async with joined(channel, sides=(source, target)) as (*_, reader):
+    read: Counter[Kind] = Counter()
+
+    def count(kind: Kind, nbytes: int) -> None:
+        read[kind] += nbytes
+
+    async with joined(channel, sides=(source, target), count=count) as (*_, reader):
         await reader.read(cut_prefix(SLOTS, PAGES, FROM, TOKENS, LIMIT), TARGET, SOURCE)
         assert target.equals(end, but=frozenset({0}))
+    once = {Kind.KV: PAGES.token_bytes * (TOKENS - FROM), Kind.SNAPSHOT: SLOTS.state_bytes}
+    assert read.keys() == once.keys()
+    for kind, least in once.items():
+        assert least <= read[kind] <= 1.02 * needed(d, kind)
 
 
 def test_a_peer_whose_ranks_keep_other_parts_is_refused() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Protocol
 
+from baton.transfer.errors import ChannelError
+
 log = logging.getLogger(__name__)
 
 SHORTEST_S, LONGEST_S, SHARE = 50e-6, 500e-6, 1 / 64
@@ -31,9 +33,15 @@ class Work(Enum):
 
 class Polled(Protocol):
     def poll(self) -> Work:
-        """Do what can be done now. Called on the poller's thread.
+        """Do what can be done now, within milliseconds. Called on the poller's thread.
 
-        Does not raise, and returns within milliseconds.
+        Whatever it raises, `fail` follows.
+        """
+        ...
+
+    def fail(self, why: ChannelError) -> None:
+        """Answer all who wait for this one with the reason. Called on the poller's thread, after a
+        poll that has raised; there is no other poll until somebody wakes it. Does not raise.
         """
         ...
 
@@ -77,7 +85,7 @@ class Poller:
         def call() -> None:
             try:
                 fn()
-            finally:
+            finally:  # `_call` reports what it raises
                 loop.call_soon_threadsafe(over.set)
 
         self.call(call)
@@ -101,7 +109,7 @@ class Poller:
                 calls, self._calls = self._calls, []
                 polled, stopped = tuple(self._polled), self._stopped
             for fn in calls:
-                fn()
+                _call(fn)
             if stopped:
                 return
             found = self._poll(polled)
@@ -116,9 +124,29 @@ class Poller:
         for one in polled:
             with self._condition:
                 self._polled.discard(one)  # before the poll, so that a `wake` during it counts
-            work = one.poll()
+            work = _polled(one)
             found.add(work)
             if work is not Work.NONE:
                 with self._condition:
                     self._polled.add(one)
         return found
+
+
+def _polled(one: Polled) -> Work:
+    """Poll `one`. An error ends what it does, and nobody else's."""
+    try:
+        return one.poll()
+    except ChannelError as error:
+        one.fail(error)
+    except Exception as error:  # a library may raise anything, and a fault of ours is one, too
+        log.exception("a transfer ends: a poll of %s has failed", type(one).__name__)
+        one.fail(ChannelError(f"the channel has failed: {type(error).__name__}: {error}"))
+    return Work.NONE
+
+
+def _call(fn: Callable[[], None]) -> None:
+    """Run `fn`. An error must not end the thread, which others need."""
+    try:
+        fn()
+    except Exception:  # as in `_polled`
+        log.exception("a call between two polls has failed")

@@ -120,12 +120,14 @@ class NixlLender:
             self._retire(lending)
             return Work.NONE
         self._polled_s = now
-        try:
-            lending.agent.notes()  # readers' probes arrive here; they need no answer
-        except ChannelError as error:
-            log.warning("%s", error)
-            return Work.NONE
+        lending.agent.notes()  # readers' probes arrive here; they need no answer
         return Work.WAITING if self._lent else Work.NONE
+
+    def fail(self, why: ChannelError) -> None:
+        """Take no more loans on the agent. Called on the poller's thread."""
+        log.warning("%s", why)
+        if self._agent is not None:
+            self._retire(self._agent)
 
     def _retire(self, lending: _LendingAgent) -> None:
         """Take no more loans on the agent, and destroy it once it has none. Called on the poller's

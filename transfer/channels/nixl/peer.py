@@ -36,6 +36,7 @@ class NixlPeer:
         self._crossing = None
         self._staging = None
         self._staged: dict[int, StagedRead] = {}  # of reads into buffers, by number
+        self._read_bytes: dict[int, int] = {}  # of all reads, by number
         spans = self.ours
         if len(self.ours) + len(self.theirs) > 2 * POOLS_A_RANK:
             self._crossing = Crossing(memory, there.spans)
@@ -98,15 +99,17 @@ class NixlPeer:
             note,
         )
 
-    def ended(self, post: int) -> None:
+    def ended(self, post: int) -> int:
         """Bring what a read has left in a buffer to its place, and free what a write or a read has
-        used, once it has ended."""
+        used, once it has ended. Returns the bytes of a read on their way, 0 of a write."""
+        nbytes = self._read_bytes.pop(post, 0)
         if self._staging is None:
-            return
+            return nbytes
         staged, buffer = self._staged.pop(post, None), self._staging.held(post)
         if staged is not None and buffer is not None and self._crossing is not None:
             self._crossing.landed(staged, buffer)
         self._staging.free(post)
+        return nbytes
 
     def fetch(self, segment: Segment, into: Holder, source: Holder) -> int:
         """Post a read from the peer's `source` into our `into`. Returns its number. The bytes are
@@ -116,6 +119,7 @@ class NixlPeer:
             buffer = self._buffer(segment)
             staged = self._crossing.fetched(segment, into, source, buffer)
             read = agent.read_parts(staged.ours, staged.theirs, self._peer)
+            self._read_bytes[read] = staged.nbytes
             if self._staging is not None and buffer is not None:
                 self._staging.hold(read)
                 self._staged[read] = staged
@@ -124,12 +128,12 @@ class NixlPeer:
         pool = part.pool
         if part.blocks:
             ours, theirs = self._sources[pool], self._targets[pool]
-            return agent.read_blocks(ours, part.ids(into), theirs, part.ids(source))
-        return agent.read_parts(
-            part.parts(into, self.ours[pool]),
-            part.parts(source, self.theirs[pool]),
-            self._peer,
-        )
+            read = agent.read_blocks(ours, part.ids(into), theirs, part.ids(source))
+        else:
+            here = part.parts(into, self.ours[pool])
+            read = agent.read_parts(here, part.parts(source, self.theirs[pool]), self._peer)
+        self._read_bytes[read] = part.nbytes
+        return read
 
     def _buffer(self, segment: Segment) -> Bytes | None:
         """Return where to put a segment together, or None where each of its runs is written. A

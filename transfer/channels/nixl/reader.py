@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from baton.transfer.channels.base import ChannelContext
 from baton.transfer.channels.nixl.peer import NixlPeer
-from baton.transfer.channels.nixl.plan import wire_bytes
 from baton.transfer.channels.poller import Work
 from baton.transfer.errors import ChannelError
 from baton.transfer.memory.regions import Holder
@@ -82,35 +81,27 @@ class NixlReader:
         """Collect ended reads and post new ones. Called on the poller's thread."""
         if self._peer is None:
             return Work.NONE
-        try:
-            agent = self._peer.agent
-            done = [number for number in self._posted if agent.done(number)]
-            for number in done:
-                self._peer.ended(number)
-                self._end(self._posted.pop(number))
-            moved = bool(done)
-            while self._waiting and len(self._posted) < READS and not self._peer.full:
-                self._post_next(self._peer)
-                moved = True
-        except ChannelError as error:
-            self._drop(error)
-            return Work.NONE
+        agent = self._peer.agent
+        done = [number for number in self._posted if agent.done(number)]
+        for number in done:
+            nbytes = self._peer.ended(number)
+            self._end(self._posted.pop(number), nbytes)
+        moved = bool(done)
+        while self._waiting and len(self._posted) < READS and not self._peer.full:
+            read = self._waiting[0]  # one that cannot be posted ends with the others
+            self._posted[self._peer.fetch(read.segment, read.into, read.source)] = read
+            self._waiting.popleft()
+            moved = True
         if moved:
             return Work.MOVING
         return Work.WAITING if self._posted else Work.NONE
 
-    def _post_next(self, peer: NixlPeer) -> None:
-        read = self._waiting.popleft()
-        try:
-            self._posted[peer.fetch(read.segment, read.into, read.source)] = read
-        except ChannelError:
-            self._waiting.appendleft(read)  # it ends with the others
-            raise
+    def fail(self, why: ChannelError) -> None:
+        """Fail all reads. Called on the poller's thread."""
+        self._drop(why)
 
-    def _end(self, read: _Read) -> None:
-        self._context.count_received(
-            read.segment.kind, wire_bytes(read.segment, self._context.memory)
-        )
+    def _end(self, read: _Read, nbytes: int) -> None:
+        self._context.count_received(read.segment.kind, nbytes)
         self._loop.call_soon_threadsafe(_tell, [read], None)
 
     def _drop(self, why: ChannelError, dropped: "asyncio.Future[None] | None" = None) -> None:

@@ -50,18 +50,24 @@ class NixlReceiver:
         """Take the peer's notes. Called on the poller's thread."""
         if self._agent is None:
             return Work.NONE
-        try:
-            notes = self._agent.notes()
-        except ChannelError as error:
-            # The writer notices this as well and begins a new stream.
-            log.warning("%s", error)
-            return Work.NONE
+        notes = self._agent.notes()
         for note in notes:
             if note != frames.PROBE:
                 self._take(note)
         if notes:
             return Work.MOVING
         return Work.WAITING if self._probing or self._awaited() else Work.NONE
+
+    def fail(self, why: ChannelError) -> None:
+        """Destroy the agent, and tell the owners of the tickets that the peer writes under. Called
+        on the poller's thread."""
+        log.warning("%s", why)
+        self._drop()
+        self._awaited()
+        with self._lock:
+            under_way = list(self._moving)
+        for ticket_id, generation in under_way:
+            self._tickets.lost(ticket_id, generation, why)
 
     def _drop(self) -> None:
         """Destroy the agent. Called on the poller's thread."""

@@ -43,6 +43,11 @@ class StagedRead:
     theirs: Parts
     copies: Sequence[_Copy] = ()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes on their way: what several of our ranks keep may come once for all."""
+        return int(self.ours[:, 1].sum())
+
 
 class Scattering:
     """Copies KV from a buffer, where it lies in the order of the source's pages, into our ranks'

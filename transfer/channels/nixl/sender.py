@@ -73,17 +73,17 @@ class NixlSender:
         """Collect ended writes and post new ones. Called on the poller's thread."""
         if self._peer is None:
             return Work.NONE
-        try:
-            moved = self._reap(self._peer)
-            while self._waiting and len(self._posted) < POSTS and not self._peer.full:
-                self._post_next(self._peer)
-                moved = True
-        except ChannelError as error:
-            self._drop(error)
-            return Work.NONE
+        moved = self._reap(self._peer)
+        while self._waiting and len(self._posted) < POSTS and not self._peer.full:
+            self._post_next(self._peer)
+            moved = True
         if moved:
             return Work.MOVING
         return Work.WAITING if self._posted else Work.NONE
+
+    def fail(self, why: ChannelError) -> None:
+        """Fail all writes. Called on the poller's thread."""
+        self._drop(why)
 
     def _reap(self, peer: NixlPeer) -> bool:
         done = [number for number in self._posted if peer.agent.done(number)]
@@ -95,9 +95,11 @@ class NixlSender:
         return bool(done)
 
     def _post_next(self, peer: NixlPeer) -> None:
-        post = self._waiting.popleft()
+        """Post the next segment. One that cannot be posted waits, and ends with the others."""
+        post = self._waiting[0]
         refusal = post.writing.refusal()
         if refusal is not None:
+            self._waiting.popleft()
             self._end(post, refusal)
             return
         memory, segment = self._context.memory, post.segment
@@ -105,12 +107,8 @@ class NixlSender:
         if self._context.verify:
             checksum = frames.checksum_of(segment, memory.read(segment, post.source))
         note = frames.encode_note(post.writing.claim, frames.Header(segment, checksum))
-        try:
-            number = peer.post(segment, post.source, post.writing.target, note)
-        except ChannelError as error:
-            self._end(post, error)
-            raise
-        self._posted[number] = post
+        number = peer.post(segment, post.source, post.writing.target, note)
+        self._posted[number] = self._waiting.popleft()
         self.link.begin()
         self._context.count_sent(segment.kind, peer.wire_bytes(segment) + len(note))
 
