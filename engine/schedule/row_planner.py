@@ -40,10 +40,14 @@ class RowPlanner:
         """
         self._scores_left = SCORED_TOKENS
         self._joining.clear()
-        if self._drafter is not None:
-            for request in self._drafter.begin(len(self.plain) + len(self.single)):
-                self.leave_plain(request)
-        return self.plain.ended()
+        if self._drafter is None:
+            return self.plain.ended()
+        for request in self._drafter.begin(len(self.plain) + len(self.single)):
+            self.leave_plain(request)
+        ended = self.plain.ended()
+        for request in ended:  # here, so that a look alone leaves the rows as they are
+            self._drafter.look(request)
+        return ended
 
     @property
     def some_decode(self) -> bool:

@@ -1,6 +1,7 @@
 """Probabilities that are estimated from what happened lately."""
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 
@@ -37,21 +38,20 @@ def guessed_right(token_ids: Sequence[int], newest: int, searched: int) -> tuple
 
     searched: tokens that are looked at, the last ones. It costs as much as newest * searched.
     """
-    text = np.array(token_ids[-searched:], np.int64)
-    first = max(SHORTEST, len(text) - newest)
-    ends = np.arange(first, len(text))[:, None]  # of what is known when each token is guessed
-    if not len(ends):
-        return 0, 0
-    places = np.arange(len(text))
-    same = np.zeros((len(ends), len(text)), np.int64)
-    alike = np.ones(same.shape, np.bool_)
+    known = token_ids[-searched:]
+    first, count = max(SHORTEST, len(known) - newest), len(known)
+    text = np.array((*repeat(-1, LONGEST), *known), np.int64)
+    # Of what is known when each token is guessed, and of what may have been the same before.
+    ends, places = np.arange(first, count)[:, None], np.arange(count)
+    same = np.zeros((len(ends), count), np.int64)
+    alike = places < ends
     for back in range(1, LONGEST + 1):
-        before = np.empty(len(text), np.int64)
-        before[:back], before[back:] = -1, text[:-back]
-        last = np.where(ends >= back, text[np.maximum(ends - back, 0)], -2)
-        alike &= before == last
+        before = text[LONGEST - back :][:count]
+        alike &= before == before[first:, None]
+        if back <= SHORTEST and not alike.any():
+            return 0, 0
         same += alike
-    rank = np.where((places < ends) & (same >= SHORTEST), same * len(text) + places, -1)
+    rank = np.where(same >= SHORTEST, same * count + places, -1)
     at = rank.argmax(axis=1)
     found = rank[np.arange(len(ends)), at] >= 0
-    return int((found & (text[at] == text[ends[:, 0]])).sum()), int(found.sum())
+    return int((found & (text[LONGEST:][at] == text[LONGEST + ends[:, 0]])).sum()), int(found.sum())

@@ -9,7 +9,9 @@ from baton.engine.speculation.guess_record import Ahead, GuessRecord
 from baton.engine.speculation.step_costs import StepCosts
 from baton.engine.speculation.window_gain import PLAIN, Choice, Guessed, choose
 
-_EVERY = 4  # steps between two choices, unless something new is known
+# Steps between two choices, unless something new is known; and between two that are timed while no
+# row has guesses.
+_EVERY = 4
 # Tokens a second, as a multiple of plain decoding's, from which drafts are verified, and from which
 # they go on being verified: what the host does for them is not in the time of steps.
 _BEGIN, _GO_ON = 1.05, 1.02
@@ -33,13 +35,14 @@ class DraftChoice:
         self._window = PLAIN
         self._steps = 0
         self._stale = False  # something new is known since the last choice
+        self._idle = False  # no row has guesses, and what plain steps cost is known
 
     def begin(self, rows: int, ahead: Ahead) -> list[Request]:
         """Begin another step, of at most `rows` rows that decode. Return the requests that have
         drafts from this step on.
         """
         self._steps += 1
-        if not self._stale and self._steps % _EVERY:
+        if not self._stale and (self._idle or self._steps % _EVERY):
             return []
         self._stale = False
         return self._choose(rows, ahead)
@@ -55,10 +58,18 @@ class DraftChoice:
         if record is None:
             record = self._records[request.serial] = GuessRecord(request, ahead)
             self._stale = True
-        elif not record.drafting and request.computed >= record.next_look:
-            record.look(ahead)
-            self._stale = True
+        self.look(request, ahead)
         return self._window - 1 if record.drafting else 0
+
+    def look(self, request: Request, ahead: Ahead) -> None:
+        """Compare the new tokens of a request with guesses, if its rows have no drafts and it is
+        time.
+        """
+        record = self._records.get(request.serial)
+        if record is None or record.drafting or request.computed < record.next_look:
+            return
+        record.look(ahead)
+        self._stale = True
 
     def plain_until(self, request: Request) -> int:
         """Return the tokens up to which the rows of a request have no drafts."""
@@ -72,6 +83,12 @@ class DraftChoice:
         record = self._records.get(request.serial)
         if record is not None:
             record.verified(drafts, accepted)
+            self._idle = False
+
+    @property
+    def skips(self) -> bool:
+        """True if what the last step took does not matter."""
+        return self._idle and self._steps % _EVERY > 0
 
     def took(self, rows: int, window: int, seconds: float) -> None:
         """Note the seconds of a step without prompts. window: that was computed, or CUT."""
@@ -84,6 +101,7 @@ class DraftChoice:
 
     def _choose(self, rows: int, ahead: Ahead) -> list[Request]:
         records = [record for record in self._records.values() if _promising(record)]
+        self._idle = not records and self._costs.knows_plain(rows)
         records.sort(key=attrgetter("right.rate"), reverse=True)
         guesses = [Guessed(record.right.rate, record.coverage) for record in records]
         choice = choose(guesses, rows, self._sizes, partial(self._costs.ratio, rows), self._cuts)

@@ -83,6 +83,13 @@ class Drafter:
         """
         return [] if self._choice is None else self._choice.begin(rows, self._ahead)
 
+    def look(self, request: Request) -> None:
+        """Compare the new tokens of a request without drafts with guesses, if it is time. Then
+        `plain_until` is further.
+        """
+        if self._choice is not None:
+            self._choice.look(request, self._ahead)
+
     def plain_until(self, request: Request) -> int:
         """Return the tokens up to which the rows of a request have no drafts."""
         return request.computed if self._choice is None else self._choice.plain_until(request)
@@ -104,14 +111,15 @@ class Drafter:
 
     def took(self, batch: Batch, result: StepResult) -> None:
         """Note the seconds of a step, if it was of a kind that is chosen between."""
-        if self._choice is None or batch.prompts or result.seconds is None:
+        choice = self._choice
+        if choice is None or choice.skips or batch.prompts or result.seconds is None:
             return
         computed = result.window
         if batch.window > PLAIN and computed == PLAIN:
             if result.committed:  # neither plain nor cut: a row of it ended, or took a snapshot
                 return
             computed = CUT
-        self._choice.took(batch.decode_rows, computed, result.seconds)
+        choice.took(batch.decode_rows, computed, result.seconds)
 
     def _in_texts(self, request: Request, most: int) -> tuple[DraftSource, tuple[int, ...]]:
         """Return what follows in the first text that has a request's newest tokens, and whose."""

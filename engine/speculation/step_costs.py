@@ -40,13 +40,20 @@ class StepCosts:
 
     def add(self, rows: int, window: int, seconds: float) -> None:
         """Note a step of `rows` rows of `window` tokens, or CUT."""
-        kind = self._kinds.setdefault((_about(rows), window), _Kind())
+        key = _about(rows), window
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = _Kind()
         if not self._fresh(kind, window):
             kind.seconds.clear()
         self._steps += 1
         kind.seen, kind.last = kind.seen + 1, self._steps
         if kind.seen > _FIRST:
             kind.seconds.append(seconds)
+
+    def knows_plain(self, rows: int) -> bool:
+        """Return true if plain steps of about so many rows are measured."""
+        return self._known(_about(rows), PLAIN)
 
     def ratio(self, rows: int, window: int) -> float:
         """Return the cost of a step of `window` tokens a row, as a multiple of a plain one's: as

@@ -48,6 +48,8 @@ def choose(
     one.
     """
     best = Choice(PLAIN, 0, 1.0)
+    if not guesses:
+        return best
     rows = max(rows, len(guesses))
     for window in windows:
         whole, short = cost(window), cost(CUT) if cuts else cost(window)

@@ -19,11 +19,14 @@ from baton.engine.forward.step_result import StepResult
 from baton.engine.output.events import Event, RequestFinished
 from baton.engine.schedule.batch import Batch, Row
 from baton.engine.schedule.draw import Draw
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.schedule.plain_table import PlainTable
+from baton.engine.schedule.request import Request, RequestSpec
 from baton.engine.speculation.draft_choice import DraftChoice
 from baton.engine.speculation.drafter import Drafter
+from baton.engine.speculation.guess_record import Ahead, GuessRecord
 from baton.engine.speculation.ngram import NgramProposer
 from baton.engine.speculation.proposer import Proposers
+from baton.engine.speculation.step_costs import StepCosts
 from baton.engine.speculation.window_gain import CUT, PLAIN
 
 TOKENS = 64
@@ -48,6 +51,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 class Costs:
     """The steps that a choice is told of."""
+
+    skips = False
 
     def __init__(self) -> None:
         self.told: list[tuple[int, int, float]] = []
@@ -148,3 +153,54 @@ def test_a_row_has_drafts_as_soon_as_they_pay(seeded: random.Random, clock: list
     events += run(engine)
     assert_same_tokens(specs, plain, events)
     assert engine.counters.steps - steps < 40
+
+
+def test_every_plain_step_is_timed_until_its_cost_is_known() -> None:
+    choice = DraftChoice(most=4, cuts=False)
+    skipped = []
+    for _ in range(40):
+        choice.begin(1, no_guesses)
+        skipped.append(choice.skips)
+        if choice.skips:
+            assert choice._costs.knows_plain(1)
+        else:
+            choice.took(1, PLAIN, 1.0)
+    first = skipped.index(True)
+    assert skipped[first:].count(False) == (40 - first) // 4
+
+
+def no_guesses(request: Request, most: int) -> Sequence[int]:
+    raise AssertionError("no request is there to guess for")
+
+
+def test_looks_that_find_nothing_leave_rows_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making another group of rows costs far more than a look. Few steps are timed then."""
+    looks, joined, timed = [], [], []
+    look, add, note = GuessRecord.look, PlainTable.add, StepCosts.add
+
+    def looked(self: GuessRecord, ahead: Ahead) -> None:
+        looks.append(self.request.serial)
+        look(self, ahead)
+
+    def added(self: PlainTable, request: Request, draw: Draw, end: int) -> None:
+        joined.append(request.serial)
+        add(self, request, draw, end)
+
+    def noted(self: StepCosts, rows: int, window: int, seconds: float) -> None:
+        timed.append(seconds)
+        note(self, rows, window, seconds)
+
+    monkeypatch.setattr(StepCosts, "add", noted)
+    monkeypatch.setattr(GuessRecord, "look", looked)
+    monkeypatch.setattr(PlainTable, "add", added)
+    free = SamplingParams(max_tokens=120, ignore_eos=True, seed=1)
+    rng = random.Random(5)  # of few tokens, some texts repeat by chance
+    specs = [RequestSpec(f"r{row}", random_prompt(rng, 40, 40), free) for row in range(2)]
+    plain = answer(make_engine(max_running=2, chunk=512, pages=400), specs)
+    joined.clear()
+    engine = engine_of(page_size=256, mamba_track_interval=256)
+    assert_same_tokens(specs, plain, answer(engine, specs))
+    assert not engine.counters.draft_tokens
+    assert sorted(joined) == [1, 2]
+    assert len(looks) >= 2 * 6
+    assert 20 < len(timed) < engine.counters.steps / 2
