@@ -1,5 +1,8 @@
 """The collectives of ranks that are GPUs of one host, over NCCL."""
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,8 +24,9 @@ class NcclComm(GroupComm):
     """
 
     def __init__(self, folder: Path, shard: Shard, timeout_s: float, device: torch.device) -> None:
-        """Wait for the other ranks, at most JOIN_S, and connect. folder: see `meeting_place`.
-        device: the calling thread's current one. Raises ConfigError where torch has no NCCL.
+        """Wait for the other ranks, at most JOIN_S, and connect, in as long. folder: see
+        `meeting_place`. device: the calling thread's current one. Raises ConfigError where torch
+        has no NCCL, and RuntimeError where another rank does not come.
         """
         try:
             from torch._C._distributed_c10d import (
@@ -39,8 +43,13 @@ class NcclComm(GroupComm):
         store = meeting_place(folder, shard)
         group = ProcessGroupNCCL(store, shard.rank, shard.size, options)
         super().__init__(group, shard, timeout_s)
-        self.all_reduce(torch.zeros(1, device=device))  # connects, which a capture must not
-        torch.cuda.synchronize(device)
+
+        def connect() -> None:  # which a capture must not
+            torch.cuda.set_device(device)
+            self.all_reduce(torch.zeros(1, device=device))
+            torch.cuda.synchronize(device)
+
+        within(JOIN_S, connect, shard)
 
     def on(self, kernels: Kernels) -> Comm:
         """See `Comm`."""
@@ -48,3 +57,26 @@ class NcclComm(GroupComm):
 
     def check(self) -> None:
         """Do nothing: the stream waits, and whoever waits for the stream has a deadline."""
+
+
+def within(limit_s: float, connect: Callable[[], object], shard: Shard) -> None:
+    """Call `connect` on a thread: NCCL waits for ever for a rank that ends meanwhile. Raises what
+    it raises, and RuntimeError after `limit_s`.
+    """
+    ended: Future[None] = Future()
+
+    def call() -> None:
+        try:
+            connect()
+            ended.set_result(None)
+        except Exception as error:  # NCCL's, or CUDA's
+            ended.set_exception(error)
+
+    threading.Thread(target=call, name="nccl connects", daemon=True).start()
+    try:
+        ended.result(limit_s)
+    except TimeoutError:
+        raise RuntimeError(
+            f"NCCL has not connected rank {shard.rank} to the other {shard.size - 1} within "
+            f"{limit_s:g} s: one has ended or cannot be reached; NCCL_DEBUG=INFO says more"
+        ) from None

@@ -1,6 +1,7 @@
 """Ranks on GPUs, as far as can be seen without one; and with two, their tokens."""
 
 import multiprocessing
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from baton.engine.ranks import rank_room
 from baton.engine.ranks.comm import Shard
 from baton.engine.ranks.device_pools import DevicePools, opened_pools
 from baton.engine.ranks.follower import run_steps
-from baton.engine.ranks.nccl_comm import NcclComm
+from baton.engine.ranks.nccl_comm import NcclComm, within
 from baton.engine.ranks.rank_device import check_gpus, device_name, rank_device
 from baton.engine.ranks.rank_messages import RankPools
 from baton.engine.ranks.rank_room import check_room
@@ -66,6 +67,22 @@ def test_fewer_gpus_than_ranks_are_refused(folder: Path) -> None:
 def test_a_torch_without_nccl_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="built without it: install a torch that was built for"):
         NcclComm(tmp_path, Shard(0, 2), 1.0, torch.device("cuda", 0))
+
+
+def test_a_rank_that_does_not_connect_ends_the_wait() -> None:
+    never = threading.Event()
+    with pytest.raises(RuntimeError, match=r"not connected rank 1 to the other 3 within 0\.1 s"):
+        within(0.1, never.wait, Shard(1, 4))
+    never.set()
+
+
+def test_an_error_of_the_connection_is_raised_as_it_is() -> None:
+    def connect() -> None:
+        raise RuntimeError("NCCL error: unhandled system error")
+
+    within(60.0, lambda: None, Shard(0, 2))
+    with pytest.raises(RuntimeError, match="unhandled system error"):
+        within(60.0, connect, Shard(0, 2))
 
 
 def test_each_rank_has_a_device_of_its_own(folder: Path) -> None:
