@@ -40,9 +40,24 @@ inline void convolve_window(const ConvStep& a, int64_t first, int64_t count, con
   }
 }
 
+// The window of `count` channels with their inputs `x` behind it, without the oldest: to `to`.
+template <class T>
+inline void move_window(float* window, int64_t lead, int64_t count, const float* x, T* to) {
+  for (int64_t c = 0; c < count; c++) {
+    float* w = window + c * lead;
+    if (lead == 3) {
+      w[0] = w[1], w[1] = w[2], w[2] = x[c];
+    } else {
+      for (int64_t tap = 0; tap + 1 < lead; tap++) w[tap] = w[tap + 1];
+      w[lead - 1] = x[c];
+    }
+  }
+  runs(count * lead, [&](int64_t i, int64_t n) { store_run(to + i, load_run(window + i, n), n); });
+}
+
 // Channels first .. first + count of one token, convolved behind the window at `from` (null: zeros),
-// which moves on to `to`; both may be one place. Not inlined: one code, so the same bits whoever
-// calls it.
+// which moves on to `to` (null: nowhere); both may be one place. Not inlined: one code, so the same
+// bits whoever calls it.
 template <class T>
 __attribute__((noinline)) void convolve(const ConvStep& a, int64_t token, int64_t first,
                                         int64_t count, const T* from, T* to) {
@@ -65,16 +80,7 @@ __attribute__((noinline)) void convolve(const ConvStep& a, int64_t token, int64_
     });
   }
   if (a.out) convolve_window(a, first, count, window, x, total);
-  for (int64_t c = 0; c < count; c++) {
-    float* w = window + c * lead;
-    if (lead == 3) {
-      w[0] = w[1], w[1] = w[2], w[2] = x[c];
-    } else {
-      for (int64_t tap = 0; tap + 1 < lead; tap++) w[tap] = w[tap + 1];
-      w[lead - 1] = x[c];
-    }
-  }
-  runs(count * lead, [&](int64_t i, int64_t n) { store_run(to + i, load_run(window + i, n), n); });
+  if (to) move_window(window, lead, count, x, to);
   if (!a.out) return;
   float* out = a.out + token * a.channels + first;
   runs(count, [&](int64_t i, int64_t n) {

@@ -64,7 +64,7 @@ inline void delta_columns(const T* from, T* to, int64_t stride, int64_t n, bool 
     by_key[i] = (load_run(v + i * LANES, count(i)) - by_key[i]) * beta;  // the correction
     if (OUT) store_run(out + i * LANES, by_query[i] + by_key[i] * kq, count(i));
   }
-  for (int64_t row = 0; row < K; row++) {
+  for (int64_t row = 0; to && row < K; row++) {
     UNROLL for (int i = 0; i < V; i++) {
       Vec state = by_key[i] * k[row];
       if (!empty) {
@@ -76,9 +76,9 @@ inline void delta_columns(const T* from, T* to, int64_t stride, int64_t n, bool 
   }
 }
 
-// One head of one token. Its state lies at `from` (null: zeros) and goes to `to`; both may be one
-// place. y: [value_dim], normed and gated but where a.z is null. Not inlined: one code, so the same
-// bits whoever calls it.
+// One head of one token. Its state lies at `from` (null: zeros) and goes to `to` (null: nowhere);
+// both may be one place. y: [value_dim], normed and gated but where a.z is null. Not inlined: one
+// code, so the same bits whoever calls it.
 template <class T>
 __attribute__((noinline)) void delta_head(const DeltaStep& a, int64_t row, int64_t head,
                                           const T* from, T* to, float* y) {
@@ -110,12 +110,14 @@ __attribute__((noinline)) void delta_head(const DeltaStep& a, int64_t row, int64
     constexpr bool OUT = decltype(wanted)::value;
     int64_t first = 0;
     for (; first + 4 * LANES <= V; first += 4 * LANES) {
-      delta_columns<T, 4, OUT>(from + first, to + first, V, LANES, empty, K, decay, q, k, kq,
-                               v + first, beta, y + first);
+      delta_columns<T, 4, OUT>(from + first, to ? to + first : nullptr, V, LANES, empty, K, decay,
+                               q, k, kq, v + first, beta, y + first);
     }
     for (; first < V; first += LANES) {
-      delta_columns<T, 1, OUT>(from + first, to + first, V, V - first < LANES ? V - first : LANES,
-                               empty, K, decay, q, k, kq, v + first, beta, y + first);
+      const int64_t left = V - first;
+      delta_columns<T, 1, OUT>(from + first, to ? to + first : nullptr, V,
+                               left < LANES ? left : LANES, empty, K, decay, q, k, kq, v + first,
+                               beta, y + first);
     }
   };
   if (!y) return columns(std::false_type{});

@@ -66,8 +66,9 @@ struct HeadTokens {
   Vec* totals;  // [count]
 };
 
-// Values of a state that are asked for before they are needed: the work of several tokens is too long
-// for the CPU to look past it by itself.
+// Values of a state that are asked for before they are needed: the work of several tokens is too
+// long for the CPU to look past it by itself. One token over 2-byte values is not: there, the
+// instruction costs a tenth more than it saves.
 constexpr int64_t PREFETCHED = 1024;
 
 // V vectors of a row of the state, from `i` on, through all tokens. They stay in registers, rounded
@@ -80,7 +81,7 @@ inline void advance_values(const RowTokens& row, int64_t channels, const HeadTok
   UNROLL for (int v = 0; v < V; v++) {
     const T* from = at.from ? at.from + i + v * LANES : nullptr;
     state[v] = from ? load_run(from, n) : Vec{};
-    if (from) __builtin_prefetch(from + PREFETCHED);
+    if (from && (row.count > 1 || sizeof(T) == sizeof(float))) __builtin_prefetch(from + PREFETCHED);
   }
   for (int64_t t = 0; t < row.count; t++) {
     const Vec step = splat(head.dt[t] * head.x[t * channels + p]), decay = splat(head.decay[t]);
@@ -126,12 +127,14 @@ void advance_head(const Mamba2Step& a, int64_t head, const RowTokens& row, const
 }
 
 // One head of a row's tokens, one after another: h = exp(dt A) h + dt x B^T;
-// y = (h C + D x) silu(z), or not yet the gate.
+// y = (h C + D x) silu(z), or not yet the gate. Not inlined: steps, verification and commits run the
+// same instructions, and so get the same bits.
 template <class T>
-__attribute__((noinline)) void advance(const Mamba2Step& a, int64_t head, const RowTokens& row, HeadState<T> at) {
+__attribute__((noinline)) void advance(const Mamba2Step& a, int64_t head, const RowTokens& row,
+                                       HeadState<T> at) {
   struct Factors {};
   struct Totals {};
-  const int64_t P = a.head_dim, N = a.d_state, channels = a.channels();
+  const int64_t P = a.head_dim, N = a.d_state;
   float* dt = scratch<float, Factors>(2 * row.count);
   float* decay = dt + row.count;
   for (int64_t t = 0; t < row.count; t++) {

@@ -37,12 +37,13 @@ struct Rows {
 
 // One row's part of a state: `size` values of each slot of the pool, from `pool` on.
 //
-// step(token, from, to) computes one token; from is null where the state is zeros.
+// step(token, from, to) computes one token; from is null where the state is zeros, to is null where
+// nobody needs the state behind the token.
 template <class T, class F>
 void walk(const Rows& a, int64_t row, T* pool, int64_t stride, int64_t size, T* memory, F step) {
   const T* from = a.has_initial && !a.has_initial[row] ? nullptr : pool + a.read_slots[row] * stride;
   const int64_t count = a.count(row);
-  T* last = a.write_slots ? pool + a.write_slots[row] * stride : memory;
+  T* last = a.write_slots ? pool + a.write_slots[row] * stride : nullptr;
   for (int64_t t = 0; t < count; t++) {
     T* to = t == count - 1 ? last : memory;
     step(row * a.tokens + t, from, to);

@@ -92,11 +92,15 @@ inline void store(Bf16* p, Vec v) {
 inline Vec rounded(float, Vec v) { return v; }
 inline Vec rounded(Bf16, Vec v) { return reinterpret_cast<Vec>(to_bf16(v)); }
 
-// a b + c, rounded once where the CPU can: not left to the compiler, which decides it by what is
-// near.
+// a b + c, rounded once where the CPU can: not left to the compiler, which decides by what is near,
+// and may round either product of a sum of two.
 inline Vec multiply_add(Vec a, Vec b, Vec c) {
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
   return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FP_FAST_FMAF)  // gcc makes vectors of it
+  Vec sum;
+  UNROLL for (int64_t i = 0; i < LANES; i++) sum[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return sum;
 #else
   return a * b + c;
 #endif
