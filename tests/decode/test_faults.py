@@ -10,6 +10,7 @@ import pytest
 from engine.engines import greedy, random_prompt
 from engine.hash_model import HashModel, expected_tokens
 from worker.cluster import (
+    DEADLINE_S,
     Answer,
     RouterClient,
     TestWorker,
@@ -108,11 +109,16 @@ async def stuck(
 
 
 async def still_serves(case: Stuck, rng: random.Random) -> None:
-    """Both workers take another request, and answer it right."""
+    """Both workers take another request, and answer it right. On a busy machine they may miss a
+    short lease meanwhile."""
     prompt = random_prompt(rng, 5, 40)
-    _, answer = await case.router.start(prompt, greedy(5), [case.prefill])
-    await answer.end()
-    assert answer.token_ids == expected_tokens(HashModel(), prompt, 5)
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            _, answer = await case.router.start(prompt, greedy(5), [case.prefill])
+            finished = await answer.end()
+            if finished.reason != common_pb2.ERROR or "lease" not in finished.error.message:
+                break
+    assert answer.token_ids == expected_tokens(HashModel(), prompt, 5), finished.error
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -143,13 +143,12 @@ async def test_a_drained_worker_takes_nothing_until_that_is_undone(
     assert states(cluster, "decode-0") == {"ready"}
     assert incarnations(cluster) == before, "no process was restarted"
     assert [member.worker_id for member in cluster.members(Role.DECODE)] == ["decode-0", "decode-1"]
-    again = Load(cluster, prompts, TOKENS)
+    again = Load(cluster, prompts_of(64), TOKENS)  # decode-1 may have all states of the others
     again.start(4)
     async with asyncio.timeout(DEADLINE_S):
-        while len(again.answers) < 8:
+        while placements(cluster, "decode-0") == placed:
             await asyncio.sleep(0.05)
     await again.stop()
-    assert placements(cluster, "decode-0") > placed
 
 
 async def test_a_drain_that_is_undone_moves_nothing(

@@ -34,7 +34,7 @@ def test_what_is_logged_adds_up_to_what_the_cache_has() -> None:
     engine = make_engine(pages=24, max_running=3)  # so few that it evicts all the time
     log = engine.prefixes.log_snapshots()
     has: dict[int, int] = {}
-    gone = 0
+    gone = most = 0
     prompts = [random_prompt(rng, 20, 60) for _ in range(4)]
     salts = [SHARED, make_salt("ada")]
     for number in range(60):
@@ -50,7 +50,8 @@ def test_what_is_logged_adds_up_to_what_the_cache_has() -> None:
         gone += sum(depth == EVICTED for depth in changes.values())
         has = {d: n for d, n in (has | changes).items() if n != EVICTED}
         assert has == held(engine)
-    assert gone > 20 and has, "the test must evict, and keep some"
+        most = max(most, len(has))
+    assert gone > 20 and most > 1, "the test must evict, and keep some"
 
 
 def test_a_digest_is_that_of_the_prompts_salt_and_tokens() -> None:
