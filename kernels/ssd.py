@@ -6,8 +6,8 @@ For every head, with `dt = clamp(softplus(dt_raw + dt_bias), *dt_limit)`:
     y_t = h_t C_t + D x_t
 
 Rows are cut into chunks (see chunks.py). Inside a chunk the recurrence is a masked matrix product;
-between chunks only the states are passed on. All of it is float32; a decay is the exponential of
-one difference of cumulative logarithms, so it never exceeds one.
+between chunks only the states are passed on. All of it is float32, but for cumulative logarithms; a
+decay is the exponential of one difference of them, so it never exceeds one.
 """
 
 import math
@@ -147,19 +147,20 @@ def _within_chunks(
     C_tile = C.index_select(0, tile.tokens).float().view(m, L, G, N).transpose(1, 2).contiguous()
     step = discretise(dt[tile.tokens].view(m, L, H), dt_bias, dt_limit)
     step = torch.where(tile.valid[:, :, None], step, 0.0)  # a padded token changes nothing
-    # Summed in float64: a long sum of logarithms would lose the small ones.
-    log_decay = (step * A).transpose(1, 2).double().cumsum(dim=2).float()  # [m, H, L]
+    # In float64 until they are subtracted: the sums grow, their differences stay small.
+    log_decay = (step * A).transpose(1, 2).double().cumsum(dim=2)  # [m, H, L]
     scores = torch.matmul(C_tile, B_tile.transpose(2, 3)).tril_()  # [m, G, i, j]
-    weights = (log_decay[:, :, :, None] - log_decay[:, :, None, :]).clamp_(max=0.0).exp_()
+    weights = log_decay[:, :, :, None] - log_decay[:, :, None, :]
+    weights = weights.float().clamp_(max=0.0).exp_()
     weights.view(m, G, H // G, L, L).mul_(scores[:, :, None])
     x_step = torch.mul(x_tile, step[:, :, :, None]).transpose(1, 2).contiguous()
     y = torch.matmul(weights, x_step).transpose(1, 2)  # [m, L, H, P]
     y = torch.addcmul(y, x_tile, D.float()[:, None])
-    to_end = (log_decay[:, :, -1:] - log_decay).exp_()
+    to_end = (log_decay[:, :, -1:] - log_decay).float().exp_()
     x_end = (x_step * to_end[:, :, :, None]).view(m, G, H // G, L, P)
     x_end = x_end.transpose(2, 3).reshape(m, G, L, (H // G) * P)
     state = torch.matmul(x_end.transpose(2, 3), B_tile).view(m, H, P, N)
-    entry = log_decay.exp()
+    entry = log_decay.float().exp_()
     return _TileTerms(y, entry.transpose(1, 2), C_tile), state, entry[:, :, -1]
 
 

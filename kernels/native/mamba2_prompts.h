@@ -71,13 +71,14 @@ void scan(const Mamba2Prefill& a, int64_t row, int64_t head) {
   struct Memory {};
   const int64_t P = a.head_dim, N = a.d_state, most = a.chunk, channels = a.channels();
   const int64_t group = head / (a.heads / a.groups), size = P * N, wide = N + most;
-  float* state = scratch<float, Memory>(size + wide * P + most * (wide + P + 3));
+  float* state = scratch<float, Memory>(size + wide * P + most * (wide + P + 4));
   float* right = state + size;         // [N + chunk, P]: S^T, then dt x
   float* left = right + wide * P;      // [chunk, N + chunk]: C, decayed from the entry; scores
   float* ended = left + most * wide;   // [chunk, P]: dt x, decayed to the chunk's end
   float* steps = ended + most * P;     // [chunk]
-  float* decays = steps + most;        // [chunk]: log decay from the chunk's entry
-  float* factors = decays + most;      // [chunk]
+  float* logs = steps + most;          // [chunk]: log decay from the chunk's entry
+  float* rests = logs + most;          // [chunk]: what float32 lacks of it
+  float* factors = rests + most;       // [chunk]
   const int64_t place = head * size;
   auto slot = [&](int64_t id) { return static_cast<T*>(a.ssm_pool) + id * a.ssm_stride + place; };
   auto keep = [&](int64_t id) {
@@ -94,17 +95,19 @@ void scan(const Mamba2Prefill& a, int64_t row, int64_t head) {
     const float* B = a.convolved + start * channels + a.inner() + group * N;
     const float* C = B + a.groups * N;
     float* y = a.y + start * a.inner() + head * P;
-    double total = 0.0;  // a long sum of logarithms would lose the small ones in float32
+    // A long sum of logarithms loses the small ones in float32, and so does a difference of two.
+    double total = 0.0;
     for (int64_t t = 0; t < L; t++) {
       const float raw = a.zxbcdt[(start + t) * a.stride + a.inner() + channels + head];
       steps[t] = step_size(raw + a.dt_bias[head], a.dt_low, a.dt_high);
       total += steps[t] * a.A[head];
-      decays[t] = static_cast<float>(total);
+      logs[t] = static_cast<float>(total);
+      rests[t] = static_cast<float>(total - logs[t]);
     }
-    const float last = decays[L - 1];
-    runs(L, [&](int64_t t, int64_t n) {
-      store_run(factors + t, exp(last - load_run(decays + t, n)), n);
-    });
+    auto decay_to = [&](int64_t i, int64_t j, int64_t n) {  // token i's, since tokens j .. j + n
+      return exp((logs[i] - load_run(logs + j, n)) + (rests[i] - load_run(rests + j, n)));
+    };
+    runs(L, [&](int64_t t, int64_t n) { store_run(factors + t, decay_to(L - 1, t, n), n); });
     for (int64_t t = 0; t < L; t++) {
       runs(P, [&](int64_t p, int64_t n) {
         const Vec value = load_run(x + t * channels + p, n), stepped = value * steps[t];
@@ -117,8 +120,7 @@ void scan(const Mamba2Prefill& a, int64_t row, int64_t head) {
     for (int64_t i = 0; i < L; i++) {
       float* weights = left + i * wide + N;
       runs(i + 1, [&](int64_t j, int64_t n) {
-        Vec weight = exp(decays[i] - load_run(decays + j, n)) * load_run(scores + i * most + j, n);
-        store_run(weights + j, weight, n);
+        store_run(weights + j, decay_to(i, j, n) * load_run(scores + i * most + j, n), n);
       });
       memset(weights + i + 1, 0, (L - i - 1 < MOST_ROWS ? L - i - 1 : MOST_ROWS) * sizeof(float));
     }
@@ -126,7 +128,7 @@ void scan(const Mamba2Prefill& a, int64_t row, int64_t head) {
       add_product({left + N, wide, 1}, right + N * P, P, y, a.inner(), L, L, P, 0);
     } else {
       runs(L, [&](int64_t t, int64_t n) {
-        store_run(factors + t, exp(load_run(decays + t, n)), n);
+        store_run(factors + t, exp(load_run(logs + t, n)), n);
       });
       for (int64_t t = 0; t < L; t++) {
         runs(N, [&](int64_t i, int64_t n) {
@@ -143,7 +145,7 @@ void scan(const Mamba2Prefill& a, int64_t row, int64_t head) {
         store_run(out + p, load_run(out + p, n) * silu(load_run(z + p, n)), n);
       });
     }
-    const float decay = expf(last);
+    const float decay = expf(logs[L - 1]);
     runs(size, [&](int64_t i, int64_t n) {
       store_run(state + i, load_run(state + i, n) * decay, n);
     });

@@ -32,6 +32,20 @@ def narrow(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def in_halves(x):
+    """Return float64 x as the sum of two float32, the first of them its nearest."""
+    first = x.to(tl.float32)
+    return first, (x - first.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def decay_between(log, rest, before, rest_before):
+    """Compute exp(log - before), at most one, of cumulative logarithms in halves. Their difference
+    may be small beside them, where one float32 would have lost it."""
+    return tl.exp(tl.minimum((log - before) + (rest - rest_before), 0.0))
+
+
+@triton.jit
 def sigmoid(x):
     """Compute 1 / (1 + exp(-x)) of float32."""
     return 1.0 / (1.0 + tl.exp(-x))

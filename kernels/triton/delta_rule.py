@@ -15,7 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.kernels.gated_delta import CHUNK
-from baton.kernels.triton.arithmetic import dot, narrow, sigmoid, softplus
+from baton.kernels.triton.arithmetic import (
+    decay_between,
+    dot,
+    in_halves,
+    narrow,
+    sigmoid,
+    softplus,
+)
 from baton.kernels.triton.delta_inverse import SOLVED, invert
 from baton.kernels.triton.delta_update import unit
 from baton.kernels.triton.prompt_chunks import PromptChunks
@@ -29,7 +36,7 @@ class _Terms:
     """The tensors that one launch leaves for the next. T tokens, Hv heads; all of what follows is
     written once.
 
-    logs:        [T, Hv, K or 1] float32, from the chunk's start
+    logs, rests: [T, Hv, K or 1] float32, from the chunk's start; the logarithms are their sums
     rates:       [T, Hv] float32
     values:      [T, Hv, V], the corrections, had the chunk begun from nothing; then as they are
     keys:        [T, Hv, K], what they lose for each unit of the entering state
@@ -39,6 +46,7 @@ class _Terms:
     """
 
     logs: Tensor
+    rests: Tensor
     rates: Tensor
     values: Tensor
     keys: Tensor
@@ -66,8 +74,11 @@ def gated_delta_prompts(
     key_heads, K = k.shape[1:]
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     channels = g.numel() != beta.numel()
+    width = K if channels else 1
+    logs, rests = (v.new_empty((tokens, heads, width), dtype=torch.float32) for _ in range(2))
     terms = _Terms(
-        logs=v.new_empty((tokens, heads, K if channels else 1), dtype=torch.float32),
+        logs=logs,
+        rests=rests,
         rates=v.new_empty((tokens, heads), dtype=torch.float32),
         values=v.new_empty((tokens, heads, V)),
         keys=v.new_empty((tokens, heads, K)),
@@ -85,11 +96,11 @@ def gated_delta_prompts(
     if tokens:
         part = min(_CHANNELS, BLOCK_K) if channels else 1
         _accumulate[(triton.cdiv(K, part) if channels else 1, *grid)](
-            packed(g), packed(beta), A, dt_bias, terms.logs, terms.rates, chunks.starts,
-            g.stride(0), beta.stride(0), heads, K if channels else 1,
+            packed(g), packed(beta), A, dt_bias, logs, rests, terms.rates, chunks.starts,
+            g.stride(0), beta.stride(0), heads, width,
             CHUNK=CHUNK, BLOCK=part, num_warps=4,
         )  # fmt: skip
-        keys = (q, k, terms.logs, *terms.scores, chunks.starts, q.stride(0), k.stride(0), heads)
+        keys = (q, k, logs, rests, *terms.scores, chunks.starts, q.stride(0), k.stride(0), heads)
         rest = (per_key_head, K, K**-0.5)
         if channels:
             _channel_scores[(CHUNK // SOLVED.value, *grid)](
@@ -102,12 +113,12 @@ def gated_delta_prompts(
             CHUNK=CHUNK, num_warps=1,
         )  # fmt: skip
         _correct[grid](
-            k, v, terms.logs, terms.inverses, terms.values, terms.keys, chunks.starts,
+            k, v, logs, terms.inverses, terms.values, terms.keys, chunks.starts,
             k.stride(0), v.stride(0), heads, per_key_head,
             BLOCK_V=BLOCK_V, CHANNELS=channels, **widths, num_warps=4, num_stages=1,
         )  # fmt: skip
     _pass_states[(triton.cdiv(V, columns), heads, chunks.read_slots.shape[0])](
-        k, terms.logs, terms.values, terms.keys, terms.entries, packed(pool), chunks.starts,
+        k, logs, rests, terms.values, terms.keys, terms.entries, packed(pool), chunks.starts,
         chunks.row_chunks, chunks.slots, chunks.read_slots, chunks.write_slots, chunks.has_initial,
         k.stride(0), pool.stride(0), heads, per_key_head,
         BLOCK_V=columns, CHANNELS=channels, **widths, num_warps=4, num_stages=2,
@@ -115,7 +126,7 @@ def gated_delta_prompts(
     if tokens:
         columns = min(64, BLOCK_V)
         _outputs[(triton.cdiv(V, columns), *grid)](
-            q, terms.logs, terms.values, terms.entries, terms.scores[0], out, chunks.starts,
+            q, logs, terms.values, terms.entries, terms.scores[0], out, chunks.starts,
             q.stride(0), heads, per_key_head, K**-0.5,
             BLOCK_V=columns, CHANNELS=channels, **widths, num_warps=4, num_stages=1,
         )  # fmt: skip
@@ -129,6 +140,7 @@ def _accumulate(
     A,
     dt_bias,
     logs,
+    rests,
     rates,
     starts,
     g_stride,
@@ -154,9 +166,10 @@ def _accumulate(
         log = tl.load(A + head) * softplus(log)
         rate = sigmoid(rate)
     # Summed in float64: a long sum of logarithms would lose the small ones.
-    summed = tl.cumsum(tl.where(in_block, log, 0.0).to(tl.float64), axis=0).to(tl.float32)
+    summed, rest = in_halves(tl.cumsum(tl.where(in_block, log, 0.0).to(tl.float64), axis=0))
     place = (token * heads + head)[:, None] * width + c[None, :]
     tl.store(logs + place, summed, mask=in_block)
+    tl.store(rests + place, rest, mask=in_block)
     if tl.program_id(0) == 0:
         tl.store(rates + token * heads + head, rate, mask=inside)
 
@@ -175,6 +188,7 @@ def _scores(
     q,
     k,
     logs,
+    rests,
     q_scores,
     k_scores,
     starts,
@@ -194,7 +208,8 @@ def _scores(
     token = tl.load(starts + chunk) + j
     inside = token < tl.load(starts + chunk + 1)
     log = tl.load(logs + token * heads + head, mask=inside, other=0.0)
-    decay = tl.exp(tl.minimum(log[:, None] - log[None, :], 0.0))
+    rest = tl.load(rests + token * heads + head, mask=inside, other=0.0)
+    decay = decay_between(log[:, None], rest[:, None], log[None, :], rest[None, :])
     dtype = k.dtype.element_ty
     key_head = head // per_key_head
     keys = narrow(_unit_rows(k, token, k_stride, key_head, inside, K, BLOCK_K), dtype)
@@ -210,6 +225,7 @@ def _channel_scores(
     q,
     k,
     logs,
+    rests,
     q_scores,
     k_scores,
     starts,
@@ -240,13 +256,17 @@ def _channel_scores(
         own_k = _unit_rows(k, token, k_stride, key_head, inside, K, BLOCK_K)
         own_q = _unit_rows(q, token, q_stride, key_head, inside, K, BLOCK_K) * scale
         all_k = _unit_rows(k, source, k_stride, key_head, before, K, BLOCK_K)
-        at = logs + (token * heads + head)[:, None] * K + c[None, :]
-        own_logs = tl.load(at, mask=inside[:, None] & in_k[None, :], other=0.0)
-        first = tl.load(logs + (begin * heads + head) * K + c, mask=in_k, other=0.0)
-        at = logs + (source * heads + head)[:, None] * K + c[None, :]
-        all_logs = tl.load(at, mask=before[:, None] & in_k[None, :], other=0.0)
-        since = tl.exp(tl.minimum(own_logs - first[None, :], 0.0))
-        until = all_k * tl.exp(tl.minimum(first[None, :] - all_logs, 0.0))
+        at = (token * heads + head)[:, None] * K + c[None, :]
+        own_logs = tl.load(logs + at, mask=inside[:, None] & in_k[None, :], other=0.0)
+        own_rests = tl.load(rests + at, mask=inside[:, None] & in_k[None, :], other=0.0)
+        at = (begin * heads + head) * K + c
+        first = tl.load(logs + at, mask=in_k, other=0.0)[None, :]
+        first_rest = tl.load(rests + at, mask=in_k, other=0.0)[None, :]
+        at = (source * heads + head)[:, None] * K + c[None, :]
+        all_logs = tl.load(logs + at, mask=before[:, None] & in_k[None, :], other=0.0)
+        all_rests = tl.load(rests + at, mask=before[:, None] & in_k[None, :], other=0.0)
+        since = decay_between(own_logs, own_rests, first, first_rest)
+        until = all_k * decay_between(first, first_rest, all_logs, all_rests)
         until = tl.trans(tl.where(before[:, None], until, 0.0))
         own_queries, own_keys = dot(own_q * since, until), dot(own_k * since, until)
         for other in range(SOLVED):
@@ -254,8 +274,10 @@ def _channel_scores(
             if one < end:
                 key = tl.load(k + one * k_stride + key_head * K + c, mask=in_k, other=0.0)
                 key = unit(key.to(tl.float32), 0)
-                log = tl.load(logs + (one * heads + head) * K + c, mask=in_k, other=0.0)
-                decayed = key[None, :] * tl.exp(tl.minimum(own_logs - log[None, :], 0.0))
+                there = (one * heads + head) * K + c
+                log = tl.load(logs + there, mask=in_k, other=0.0)[None, :]
+                rest = tl.load(rests + there, mask=in_k, other=0.0)[None, :]
+                decayed = key[None, :] * decay_between(own_logs, own_rests, log, rest)
                 here = (source == one)[None, :]
                 own_queries += tl.where(here, tl.sum(own_q * decayed, axis=1)[:, None], 0.0)
                 own_keys += tl.where(here, tl.sum(own_k * decayed, axis=1)[:, None], 0.0)
@@ -314,6 +336,7 @@ def _correct(
 def _pass_states(
     k,
     logs,
+    rests,
     values,
     keys,
     entries,
@@ -362,13 +385,18 @@ def _pass_states(
         key = _unit_rows(k, token, k_stride, head // per_key_head, inside, K, BLOCK_K)
         if CHANNELS:
             log = tl.load(logs + place * K + c[None, :], mask=in_keys, other=0.0)
-            last = tl.load(logs + ((end - 1) * heads + head) * K + c, mask=in_k, other=0.0)
-            key *= tl.exp(tl.minimum(last[None, :] - log, 0.0))
+            rest = tl.load(rests + place * K + c[None, :], mask=in_keys, other=0.0)
+            at = ((end - 1) * heads + head) * K + c
+            last = tl.load(logs + at, mask=in_k, other=0.0)
+            last_rest = tl.load(rests + at, mask=in_k, other=0.0)
+            key *= decay_between(last[None, :], last_rest[None, :], log, rest)
             state *= tl.exp(last)[:, None]
         else:
             log = tl.load(logs + token * heads + head, mask=inside, other=0.0)
+            rest = tl.load(rests + token * heads + head, mask=inside, other=0.0)
             last = tl.load(logs + (end - 1) * heads + head)
-            key *= tl.exp(tl.minimum(last - log, 0.0))[:, None]
+            last_rest = tl.load(rests + (end - 1) * heads + head)
+            key *= decay_between(last, last_rest, log, rest)[:, None]
             state *= tl.exp(last)
         state += dot(tl.trans(narrow(key, lost.dtype)), narrow(made, lost.dtype))
         slot = tl.load(slots + chunk)

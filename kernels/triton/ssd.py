@@ -2,7 +2,8 @@
 
 Steps and cumulative logarithms of the decays; the state that every chunk builds from nothing; the
 states passed from chunk to chunk, which end in the pool; the outputs. Products of bfloat16 inputs
-are taken in bfloat16 and summed in float32; states, decays and sums are float32 throughout.
+are taken in bfloat16 and summed in float32; states, decays and sums are float32 throughout, and
+cumulative logarithms two float32 values, whose sum they are.
 """
 
 import math
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.kernels.triton.arithmetic import discretise, dot, narrow
+from baton.kernels.triton.arithmetic import decay_between, discretise, dot, in_halves, narrow
 from baton.kernels.triton.prompt_chunks import PromptChunks
 from baton.kernels.triton.shapes import SMALLEST_DOT, block, packed
 
@@ -44,7 +45,7 @@ def ssd_prompts(
     tokens, H, P = x.shape
     G, N = B.shape[1:]
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    step, log_decay = (x.new_empty((H, tokens), dtype=torch.float32) for _ in range(2))
+    step, logs, rests = (x.new_empty((H, tokens), dtype=torch.float32) for _ in range(3))
     states = x.new_empty((chunks.count, H, P, N), dtype=torch.float32)
     decays = x.new_empty((chunks.count, H), dtype=torch.float32)
     height, width = block(P, SMALLEST_DOT), block(N, SMALLEST_DOT)
@@ -55,12 +56,12 @@ def ssd_prompts(
     if tokens:
         length = block(chunks.size, SMALLEST_DOT)
         _discretise[(triton.cdiv(H, _HEADS), chunks.count)](
-            packed(dt), A, dt_bias, step, log_decay, decays, chunks.starts,
+            packed(dt), A, dt_bias, step, logs, rests, decays, chunks.starts,
             *dt_limit, dt.stride(0), tokens, H,
             LENGTH=length, HEADS=_HEADS, num_warps=4,
         )  # fmt: skip
         _chunk_states[(H, chunks.count)](
-            packed(x), packed(B), step, log_decay, states, chunks.starts,
+            packed(x), packed(B), step, logs, rests, states, chunks.starts,
             *strides, tokens, H, H // G,
             **sizes, TOKENS=min(inner, length), num_warps=8 if height * width > 8192 else 4,
         )  # fmt: skip
@@ -74,7 +75,7 @@ def ssd_prompts(
     if tokens:
         rows = min(inner, length)
         _outputs[(triton.cdiv(chunks.size, rows), H, chunks.count)](
-            x, B, packed(C), D, step, log_decay, states, y, chunks.starts,
+            x, B, packed(C), D, step, logs, rests, states, y, chunks.starts,
             *strides, C.stride(0), tokens, H, H // G,
             **sizes, ROWS=rows, num_warps=8 if wide else 4, num_stages=2,
         )  # fmt: skip
@@ -88,6 +89,7 @@ def _discretise(
     dt_bias,
     step,
     log_decay,
+    rests,
     decays,
     starts,
     low,
@@ -98,8 +100,8 @@ def _discretise(
     LENGTH: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Compute, for some heads of one chunk, step and log_decay [H, T], and the whole chunk's
-    decay."""
+    """Compute, for some heads of one chunk, step, and log_decay and its rests [H, T], and the whole
+    chunk's decay."""
     head = tl.program_id(0) * HEADS + tl.arange(0, HEADS)
     chunk = tl.program_id(1).to(tl.int64)
     start, end = tl.load(starts + chunk), tl.load(starts + chunk + 1)
@@ -112,10 +114,11 @@ def _discretise(
     size = tl.where(inside, size, 0.0)
     rate = tl.load(A + head, mask=in_h, other=0.0)
     # Summed in float64: a long sum of logarithms would lose the small ones.
-    logs = tl.cumsum((size * rate[:, None]).to(tl.float64), axis=1).to(tl.float32)
+    logs, rest = in_halves(tl.cumsum((size * rate[:, None]).to(tl.float64), axis=1))
     place = head.to(tl.int64)[:, None] * tokens + token[None, :]
     tl.store(step + place, size, mask=inside)
     tl.store(log_decay + place, logs, mask=inside)
+    tl.store(rests + place, rest, mask=inside)
     last = tl.min(tl.where(inside, logs, 0.0), axis=1)  # they only fall
     tl.store(decays + chunk * H + head, tl.exp(last), mask=in_h)
 
@@ -126,6 +129,7 @@ def _chunk_states(
     B,
     step,
     log_decay,
+    rests,
     states,
     starts,
     x_stride,
@@ -147,13 +151,15 @@ def _chunk_states(
     in_p, in_n = p < P, n < N
     group = head // per_group
     last = tl.load(log_decay + head * tokens + end - 1)
+    last_rest = tl.load(rests + head * tokens + end - 1)
     state = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
     for first in range(start, end, TOKENS):
         token = first + tl.arange(0, TOKENS)
         inside = token < end
         logs = tl.load(log_decay + head * tokens + token, mask=inside, other=0.0)
+        rest = tl.load(rests + head * tokens + token, mask=inside, other=0.0)
         size = tl.load(step + head * tokens + token, mask=inside, other=0.0)
-        weight = tl.where(inside, tl.exp(tl.minimum(last - logs, 0.0)) * size, 0.0)
+        weight = tl.where(inside, decay_between(last, last_rest, logs, rest) * size, 0.0)
         values = tl.load(
             x + token[:, None] * x_stride + head * P + p[None, :],
             mask=inside[:, None] & in_p[None, :],
@@ -217,6 +223,7 @@ def _outputs(
     D,
     step,
     log_decay,
+    rests,
     states,
     y,
     starts,
@@ -243,7 +250,8 @@ def _outputs(
         p, n = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_N)
         in_p, in_n = p < P, n < N
         group = head // per_group
-        logs = tl.load(log_decay + head * tokens + token, mask=inside, other=0.0)
+        logs = tl.load(log_decay + head * tokens + token, mask=inside, other=0.0)[:, None]
+        rest = tl.load(rests + head * tokens + token, mask=inside, other=0.0)[:, None]
         c = tl.load(
             C + token[:, None] * C_stride + group * N + n[None, :],
             mask=inside[:, None] & in_n[None, :],
@@ -251,11 +259,12 @@ def _outputs(
         )
         place = ((chunk * H + head) * P + p)[None, :] * N + n[:, None]
         entry = tl.load(states + place, mask=in_p[None, :] & in_n[:, None], other=0.0)
-        out = dot(c, narrow(entry, c.dtype)) * tl.exp(logs)[:, None]
+        out = dot(c, narrow(entry, c.dtype)) * tl.exp(logs)
         for first in range(start, begin + ROWS, ROWS):
             source = first + tl.arange(0, ROWS)
             in_s = source < end
-            source_logs = tl.load(log_decay + head * tokens + source, mask=in_s, other=0.0)
+            source_logs = tl.load(log_decay + head * tokens + source, mask=in_s, other=0.0)[None, :]
+            source_rest = tl.load(rests + head * tokens + source, mask=in_s, other=0.0)[None, :]
             size = tl.load(step + head * tokens + source, mask=in_s, other=0.0)
             b = tl.load(
                 B + source[None, :] * B_stride + group * N + n[:, None],
@@ -267,7 +276,7 @@ def _outputs(
                 mask=in_s[:, None] & in_p[None, :],
                 other=0.0,
             )
-            decay = tl.exp(tl.minimum(logs[:, None] - source_logs[None, :], 0.0))
+            decay = decay_between(logs, rest, source_logs, source_rest)
             seen = (token[:, None] >= source[None, :]) & in_s[None, :]
             scores = tl.where(seen, dot(c, b) * decay * size[None, :], 0.0)
             out += dot(narrow(scores, values.dtype), values)

@@ -39,7 +39,7 @@ FEW = {
         "sample_filtered",
     },
     QWEN3_NEXT: {"delta_step", "delta_verify", "delta_commit", "delta_prefill", "moe_decode"},
-    KIMI_LINEAR: {"delta_verify", "delta_commit", "mla_decode", "mla_prefill"},
+    KIMI_LINEAR: {"delta_prefill", "delta_verify", "delta_commit", "mla_decode", "mla_prefill"},
     LFM2: {"conv_verify", "conv_commit", "conv_prefill"},
     ONES: {"delta_prefill"},
 }

@@ -79,6 +79,20 @@ def test_keys_that_are_all_alike_keep_their_digits(channels):
     assert_pools_near(pool, expected_pool, 1e-4)
 
 
+@pytest.mark.parametrize("channels", [False, True])
+def test_what_comes_after_much_was_forgotten_is_remembered_exactly(channels):
+    """Sums of logarithms beyond -1000 have steps of 1.2e-4 in float32, their differences not."""
+    rng = seeded(5)
+    batch = ragged_batch([64], [0], rng)
+    inputs = delta_inputs(64, channels, torch.float32)
+    inputs["g"][:40] -= 30
+    inputs["g"][40:] *= 0.02
+    expected_pool = poisoned_pool(batch, state_shape(inputs), torch.float32)
+    pool = here(expected_pool)
+    assert_near(run(inputs, batch, pool), expect(inputs, batch, expected_pool), 2e-6)
+    assert_pools_near(pool, expected_pool, 2e-6)
+
+
 @pytest.mark.parametrize("channels, dtype", KINDS)
 def test_a_decode_step_matches_the_reference(channels, dtype):
     rng = seeded(channels + 2)

@@ -80,8 +80,27 @@ def test_large_steps_neither_overflow_nor_lose_the_small_ones():
     expected = ssd_prefill_ref(
         **inputs, dt_limit=limit, chunk_size=64, ssm_pool=expected_pool, **lens_and_slots(batch)
     )
-    assert_near(y, expected, 1e-4)
-    assert_pools_near(pool, expected_pool, 1e-4)
+    assert_near(y, expected, 2e-5)
+    assert_pools_near(pool, expected_pool, 2e-5)
+
+
+def test_what_comes_after_much_was_forgotten_is_remembered_exactly():
+    """Sums of logarithms beyond -1000 have steps of 1.2e-4 in float32, their differences not."""
+    rng = seeded(6)
+    batch = ragged_batch([64], [0], rng)
+    inputs = scan_inputs(64, 2, 1, 4, 6, torch.float32)
+    inputs["A"] -= 1
+    inputs["dt"] += torch.where(torch.arange(64) < 40, 15.0, -4.0)[:, None]
+    expected_pool = poisoned_pool(batch, (2, 4, 6), torch.float32)
+    pool = here(expected_pool)
+    chunks = planned(prompt_chunks, here(batch.rows), 64, None)
+    limit = (0.0, float("inf"))
+    y = ssd.ssd_prompts(**here(inputs), dt_limit=limit, ssm_pool=pool, chunks=chunks)
+    expected = ssd_prefill_ref(
+        **inputs, dt_limit=limit, chunk_size=64, ssm_pool=expected_pool, **lens_and_slots(batch)
+    )
+    assert_near(y, expected, 2e-6)
+    assert_pools_near(pool, expected_pool, 2e-6)
 
 
 def test_a_prompt_cut_on_the_grid_equals_the_whole_bit_for_bit():
