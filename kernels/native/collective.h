@@ -2,13 +2,14 @@
 //
 // The memory begins with MARKS int32 words, a cache line a rank: how many meetings that rank has
 // come to, and for the last even and the last odd one what it has brought there: a rank that is a
-// meeting ahead or behind would add its part to those of another layer. One more line holds a word that ends all waits. Behind them lie, for even and for odd
-// meetings, `capacity` floats of each rank. A rank that writes for meeting n + 2 has seen all others
-// come to n + 1, so nobody still reads what it wrote for n.
+// meeting ahead or behind would add its part to those of another layer. One more line holds a word
+// that ends all waits. Behind them lie, for even and for odd meetings, `capacity` floats of each
+// rank. A rank that writes for meeting n + 2 has seen all others come to n + 1, so nobody still reads
+// what it wrote for n.
 //
 // Waits block in the kernel (futex). They end when the other ranks have come, when the word is set,
-// when the parent process is gone, and after `limit` seconds; then `state[1]` is 1. Where another rank
-// has brought something else, it is 2. Once it is set, every later collective returns at once.
+// when the parent process is gone, and after `limit` seconds; then `state[1]` is 1. Where another
+// rank has brought something else, it is 2. Once it is set, every later collective returns at once.
 #pragma once
 #include <linux/futex.h>
 #include <sys/syscall.h>

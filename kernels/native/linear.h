@@ -118,8 +118,10 @@ inline void weight_rows(const Linear& a, const typename Tile::Value* x, int64_t 
   float* y = a.y + o;
   int64_t b = 0;
   auto block = [&](auto rows) {
-    for (; b + rows <= a.rows; b += rows)
-      Tile::template run<R, rows>(x + b * x_stride, x_stride, w, a.columns, y + b * a.outputs, a.outputs);
+    for (; b + rows <= a.rows; b += rows) {
+      float* out = y + b * a.outputs;
+      Tile::template run<R, rows>(x + b * x_stride, x_stride, w, a.columns, out, a.outputs);
+    }
   };
   if constexpr (NB > 4) block(std::integral_constant<int, NB>{});
   if constexpr (NB >= 4) block(std::integral_constant<int, 4>{});

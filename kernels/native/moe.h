@@ -16,7 +16,8 @@ inline void largest(const float* values, int64_t size, int64_t count, int64_t* p
     int64_t best = -1;
     for (int64_t i = 0; i < size; i++) {
       if (taken[i]) continue;
-      if (best < 0 || values[i] > values[best] || (values[best] != values[best] && values[i] == values[i])) best = i;
+      const bool number = values[i] == values[i];  // not NaN
+      if (best < 0 || values[i] > values[best] || (values[best] != values[best] && number)) best = i;
     }
     taken[best] = 1;
     places[k] = best;
