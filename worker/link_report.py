@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from baton.core.links import ALIKE
+from baton.core.links import is_slow
 
 NEWS = 0.2
 """The part by which a measurement must differ from what was said last to be said."""
@@ -11,7 +11,9 @@ NEWS = 0.2
 class LinkReport:
     """The bandwidths that were said last, in bytes a second."""
 
-    def __init__(self) -> None:
+    def __init__(self, state_bytes: int, token_bytes: int) -> None:
+        """state_bytes: of a request's recurrent state. token_bytes: of a token's KV."""
+        self._sizes = state_bytes, token_bytes
         self._said: dict[str, float] = {}
 
     def update(self, measured: Mapping[str, float]) -> tuple[float, dict[str, float]]:
@@ -26,7 +28,8 @@ class LinkReport:
             for peer, rate in measured.items()
         }
         fastest = max(self._said.values(), default=0.0)
-        return fastest, {peer: rate for peer, rate in self._said.items() if rate <= ALIKE * fastest}
+        slow = {p: rate for p, rate in self._said.items() if is_slow(rate, fastest, *self._sizes)}
+        return fastest, slow
 
 
 def _same(said: float, rate: float) -> bool:

@@ -47,7 +47,14 @@ class Reporter:
         self._model = model_name(context.config.engine.model)
         self._memory_plan = context.engine.plan.describe()
         followers = context.engine.followers
-        self._links = LinkReport()
+        plan = context.engine.plan
+        ranks = 1 if followers is None else 1 + len(followers.processes)
+        # Of a request's recurrent state, and of a token's KV.
+        self._sizes = (
+            ranks * plan.slot_layout.state_bytes,
+            ranks * plan.page_layout.token_bytes,
+        )
+        self._links = LinkReport(*self._sizes)
         self._rank_pids = () if followers is None else tuple(followers.processes)
         own = device_name(rank_device(context.config.engine, 0))
         self._rank_devices = (own, *(() if followers is None else followers.devices))
@@ -156,11 +163,11 @@ class Reporter:
 
     def _to_proto(self, status: EngineStatus, lag_s: float) -> worker_pb2.WorkerStatus:
         context = self._context
-        config, plan = context.config.engine, context.engine.plan
+        config = context.config.engine
         links = self._role.links()
         context.metrics.transfers.set_links(links)
         fastest, slow = self._links.update(links)
-        ranks = 1 + len(self._rank_pids)
+        state_bytes, token_bytes = self._sizes
         return worker_pb2.WorkerStatus(
             worker=context.hello.worker,
             model=self._model,
@@ -183,8 +190,8 @@ class Reporter:
             beside_decode=status.beside_decode,
             link_bytes_per_s=fastest,
             slow_links=slow,
-            state_bytes=ranks * plan.slot_layout.state_bytes,
-            token_bytes=ranks * plan.page_layout.token_bytes,
+            state_bytes=state_bytes,
+            token_bytes=token_bytes,
             memory_held=max(_held(status.slots), _held(status.pages)),
         )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from baton.core.links import ALIKE
+from baton.core.links import is_slow
 from baton.proto.worker_pb2 import WorkerStatus
 
 
@@ -84,7 +84,8 @@ class LinkTable:
 
     def _made(self) -> Links | None:
         best = max(self._rates, default=0.0)
-        even = [best if not rate or rate > ALIKE * best else rate for rate in self._rates]
+        slow = [rate > 0 and is_slow(rate, best, *self._sizes) for rate in self._rates]
+        even = [rate if each else best for rate, each in zip(self._rates, slow, strict=True)]
         if not best or (not self._slow and min(even) == best):
             return None
         return Links(best, even, dict(self._slow), *self._sizes)

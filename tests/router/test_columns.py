@@ -46,7 +46,7 @@ def test_every_change_of_workers_and_load_reaches_its_row_and_no_other() -> None
                     memory_held=rng.random(),
                     link_bytes_per_s=rng.choice((0, 1e8, 1e9)),
                     slow_links={"d1": rng.choice((0, 1e6, 1e7))} if rng.random() < 0.3 else {},
-                    state_bytes=9,
+                    state_bytes=1_000_000,
                     token_bytes=2,
                 )
                 share = rng.choice((None, None, rng.randrange(1, 5)))

@@ -336,6 +336,7 @@ def with_links(
         ((FAST, FAST), {}, (0, 0), {"w0 w0", "w1 w1"}),  # in turn
         ((FAST, 0.6 * FAST), {}, (0, 0), {"w0 w0", "w1 w1"}),  # much the same
         ((FAST, 0), {}, (0, 0), {"w0 w0", "w1 w1"}),  # not known: it is used
+        ((FAST, 0.2 * FAST), {}, (0, 0), {"w0 w0", "w1 w1"}),  # 4 ms: hardly later
         ((FAST, SLOW), {}, (0, 0), {"w0 w0", "w0 w1"}),
         ((FAST, SLOW), {}, (980, 0), {"w0 w0", "w0 w1"}),
         ((FAST, SLOW), {}, (1000, 0), {"w1 w0", "w1 w1"}),  # sooner in spite of the link

@@ -252,7 +252,7 @@ async def test_the_bandwidth_of_the_link_is_measured(
     async with connected(channel) as wire:
         link = Counted()
         monkeypatch.setattr(wire.connection, "link", link)
-        for _ in range(2):  # the first stretch connects
+        for _ in range(4):  # the first stretch connects, and one is not enough
             ticket = wire.grant()
             await send(wire.open(ticket), ALL)
             await arrived(wire, ticket)

@@ -184,7 +184,7 @@ async def test_a_write_that_fails_measures_no_bandwidth(given_up: bool) -> None:
 
     now_s, stuck = itertools.count(1.0), asyncio.Event()
     link = LinkRate(lambda: next(now_s))
-    for _ in range(3):  # the first stretch is not measured
+    for _ in range(5):  # the first stretch is not measured, and three are needed
         wire, context = Stuck(), unverified(Pools(), 0.05 if given_up else DEADLINE_S)
         writing = GrpcWriteOperation(wire, "d0", Claim(1, 1, 5, 6), context, link)
         segment = asyncio.ensure_future(writing.write(next(cut_state(SLOTS, 100)), SOURCE))

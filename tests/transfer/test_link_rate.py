@@ -41,7 +41,9 @@ def test_the_time_in_which_any_write_is_under_way_counts_once(
     writes: Sequence[tuple[float, float, int]], rate: float
 ) -> None:
     link = Link()
-    assert link.rate.bytes_per_s == 0, "the first stretch connects"
+    link.stretch(writes)
+    link.stretch(writes)
+    assert link.rate.bytes_per_s == 0, "the first stretch connects, and two are too few"
     link.stretch(writes)
     assert link.rate.bytes_per_s == pytest.approx(rate)
 
@@ -54,24 +56,59 @@ def test_the_time_between_writes_does_not_count() -> None:
     assert link.rate.bytes_per_s == pytest.approx(100)
 
 
+def test_a_link_is_not_slow_because_some_writes_had_to_wait() -> None:
+    """They wait for a core, or are so small that most of their time is spent on other things."""
+    link = Link()
+    for size in (2, 100, 1, 3, 1, 2):
+        link.stretch([(0, 1, size)])
+    assert link.rate.bytes_per_s == pytest.approx(100)
+
+
 def test_a_link_that_has_become_slower_is_soon_known_to_be() -> None:
     link = Link()
-    link.stretch([(0, 1, 1000)])
-    for _ in range(10):
+    for _ in range(20):
+        link.stretch([(0, 1, 1000)])
+    for _ in range(8):
+        assert link.rate.bytes_per_s == pytest.approx(1000)
         link.stretch([(0, 1, 100)])
-    assert 100 < link.rate.bytes_per_s < 250
+    assert link.rate.bytes_per_s == pytest.approx(100)
 
 
 def test_what_was_measured_a_minute_ago_is_forgotten() -> None:
     link = Link()
-    link.stretch([(0, 1, 100)])
+    for _ in range(3):
+        link.stretch([(0, 1, 100)])
     link.now_s += FORGOTTEN_S
     assert link.rate.bytes_per_s
     link.now_s += 1
     assert link.rate.bytes_per_s == 0
 
 
+@pytest.mark.parametrize(("size", "rate"), [(10, 10), (1000, 1000)])
+def test_one_try_shows_whether_a_slow_link_still_is(size: int, rate: float) -> None:
+    link = Link()
+    for _ in range(8):
+        link.stretch([(0, 1, 10)])
+    link.now_s += FORGOTTEN_S + 1
+    link.stretch([(0, 1, size)])
+    assert link.rate.bytes_per_s == pytest.approx(rate)
+
+
+def test_one_slow_write_after_a_pause_is_not_enough() -> None:
+    """Two older stretches count too where only one is new."""
+    link = Link()
+    for size in (5000, 100, 100):
+        link.stretch([(0, 1, size)])
+    link.now_s += FORGOTTEN_S + 1
+    link.stretch([(0, 1, 10)])
+    assert link.rate.bytes_per_s == pytest.approx(100)
+    for _ in range(2):
+        link.stretch([(0, 1, 10)])
+    assert link.rate.bytes_per_s == pytest.approx(10)
+
+
 def test_writes_that_all_failed_measure_nothing() -> None:
     link = Link()
-    link.stretch([(0, 1, 0)])
+    for _ in range(3):
+        link.stretch([(0, 1, 0)])
     assert link.rate.bytes_per_s == 0

@@ -2,15 +2,22 @@
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
-from baton.core.recent_rate import RecentRate
-
-_KEPT = 0.9
-"""The part of what was measured that counts on after the next stretch of writes."""
 FORGOTTEN_S = 60.0
 """The age at which a measurement is forgotten: a link that is avoided is tried again then."""
 _FIRST = 1
 """Stretches that are not measured: the first one connects."""
+_KEPT, _LEAST = 8, 3
+"""The newest stretches that count, and those that are needed. The fastest of them tells the
+bandwidth: any other may have waited for a core, or was too small."""
+
+
+class _Stretch(NamedTuple):
+    """A time in which at least one write was under way."""
+
+    ended_s: float
+    bytes_per_s: float
 
 
 class LinkRate:
@@ -23,19 +30,22 @@ class LinkRate:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """clock: in seconds."""
         self._clock = clock
-        self._rate = RecentRate(_KEPT)
+        self._newest: tuple[_Stretch, ...] = ()  # replaced, because others read it meanwhile
         self._writes = 0
         self._moved = 0
         self._since_s = 0.0
-        self._measured_s = 0.0
         self._stretches = 0
 
     @property
     def bytes_per_s(self) -> float:
-        """Return the rate of the last minute; 0: not known."""
-        if self._clock() - self._measured_s > FORGOTTEN_S:
+        """Return the bandwidth; 0: not known, or not measured in the last minute."""
+        newest, now_s = self._newest, self._clock()
+        if len(newest) < _LEAST or now_s - newest[-1].ended_s > FORGOTTEN_S:
             return 0.0
-        return self._rate.bytes_per_s
+        # One that is older counts only where too few are not.
+        recent = [each for each in newest if now_s - each.ended_s <= FORGOTTEN_S]
+        counted = max(recent, newest[-_LEAST:], key=len)
+        return max(each.bytes_per_s for each in counted)
 
     def begin(self) -> None:
         """Note that a write begins."""
@@ -51,5 +61,6 @@ class LinkRate:
             return
         self._stretches += 1
         if self._moved and self._stretches > _FIRST:
-            self._measured_s = self._clock()
-            self._rate.took(self._moved, self._measured_s - self._since_s)
+            now_s = self._clock()
+            took_s = max(now_s - self._since_s, 1e-9)
+            self._newest = (*self._newest[1 - _KEPT :], _Stretch(now_s, self._moved / took_s))
