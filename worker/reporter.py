@@ -47,15 +47,11 @@ class Reporter:
         self._model = model_name(context.config.engine.model)
         self._memory_plan = context.engine.plan.describe()
         followers = context.engine.followers
-        plan = context.engine.plan
-        ranks = 1 if followers is None else 1 + len(followers.processes)
-        # Of a request's recurrent state, and of a token's KV.
-        self._sizes = (
-            ranks * plan.slot_layout.state_bytes,
-            ranks * plan.page_layout.token_bytes,
-        )
-        self._links = LinkReport(*self._sizes)
         self._rank_pids = () if followers is None else tuple(followers.processes)
+        plan, ranks = context.engine.plan, 1 + len(self._rank_pids)
+        # Bytes of a request's recurrent state, and of a token's KV.
+        self._sizes = ranks * plan.slot_layout.state_bytes, ranks * plan.page_layout.token_bytes
+        self._links = LinkReport(*self._sizes)
         own = device_name(rank_device(context.config.engine, 0))
         self._rank_devices = (own, *(() if followers is None else followers.devices))
         self._began = time.monotonic()

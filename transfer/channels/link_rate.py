@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 FORGOTTEN_S = 60.0
-"""The age at which a measurement is forgotten: a link that is avoided is tried again then."""
+"""The time after which a link that nobody uses is not known: one that is avoided is tried again."""
 _FIRST = 1
 """Stretches that are not measured: the first one connects."""
 _KEPT, _LEAST = 8, 3
@@ -42,7 +42,7 @@ class LinkRate:
         newest, now_s = self._newest, self._clock()
         if len(newest) < _LEAST or now_s - newest[-1].ended_s > FORGOTTEN_S:
             return 0.0
-        # One that is older counts only where too few are not.
+        # Older ones count only while too few are recent.
         recent = [each for each in newest if now_s - each.ended_s <= FORGOTTEN_S]
         counted = max(recent, newest[-_LEAST:], key=len)
         return max(each.bytes_per_s for each in counted)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from ragged_batches import poisoned_pool, ragged_batch, random_snapshots, seeded
+from ragged_batches import RaggedBatch, poisoned_pool, ragged_batch, random_snapshots, seeded
 from torch import Tensor
 from triton_device import BOUND, assert_near, assert_pools_near, here
 
@@ -67,11 +67,7 @@ def test_the_scan_matches_the_recurrence(lengths, prefixes, chunk, dtype):
     assert_pools_near(pool, expected_pool, BOUND[dtype])
 
 
-def test_large_steps_neither_overflow_nor_lose_the_small_ones():
-    rng = seeded(3)
-    batch = ragged_batch([64], [0], rng)
-    inputs = scan_inputs(64, 2, 1, 4, 6, torch.float32)
-    inputs["dt"] *= 30  # log-decays of a chunk run past -1000
+def check_one_chunk(inputs: dict[str, Tensor], batch: RaggedBatch, bound: float) -> None:
     expected_pool = poisoned_pool(batch, (2, 4, 6), torch.float32)
     pool = here(expected_pool)
     chunks = planned(prompt_chunks, here(batch.rows), 64, None)
@@ -80,27 +76,24 @@ def test_large_steps_neither_overflow_nor_lose_the_small_ones():
     expected = ssd_prefill_ref(
         **inputs, dt_limit=limit, chunk_size=64, ssm_pool=expected_pool, **lens_and_slots(batch)
     )
-    assert_near(y, expected, 2e-5)
-    assert_pools_near(pool, expected_pool, 2e-5)
+    assert_near(y, expected, bound)
+    assert_pools_near(pool, expected_pool, bound)
+
+
+def test_large_steps_neither_overflow_nor_lose_the_small_ones():
+    batch = ragged_batch([64], [0], seeded(3))
+    inputs = scan_inputs(64, 2, 1, 4, 6, torch.float32)
+    inputs["dt"] *= 30  # log-decays of a chunk run past -1000
+    check_one_chunk(inputs, batch, 2e-5)
 
 
 def test_what_comes_after_much_was_forgotten_is_remembered_exactly():
     """Sums of logarithms beyond -1000 have steps of 1.2e-4 in float32, their differences not."""
-    rng = seeded(6)
-    batch = ragged_batch([64], [0], rng)
+    batch = ragged_batch([64], [0], seeded(6))
     inputs = scan_inputs(64, 2, 1, 4, 6, torch.float32)
     inputs["A"] -= 1
     inputs["dt"] += torch.where(torch.arange(64) < 40, 15.0, -4.0)[:, None]
-    expected_pool = poisoned_pool(batch, (2, 4, 6), torch.float32)
-    pool = here(expected_pool)
-    chunks = planned(prompt_chunks, here(batch.rows), 64, None)
-    limit = (0.0, float("inf"))
-    y = ssd.ssd_prompts(**here(inputs), dt_limit=limit, ssm_pool=pool, chunks=chunks)
-    expected = ssd_prefill_ref(
-        **inputs, dt_limit=limit, chunk_size=64, ssm_pool=expected_pool, **lens_and_slots(batch)
-    )
-    assert_near(y, expected, 2e-6)
-    assert_pools_near(pool, expected_pool, 2e-6)
+    check_one_chunk(inputs, batch, 2e-6)
 
 
 def test_a_prompt_cut_on_the_grid_equals_the_whole_bit_for_bit():
