@@ -187,8 +187,8 @@ def prefix(
     short. grid256_…: with snapshots at the depths that the model allows, where the trace cannot
     tell that prompts are equal. hit_rate_<GB>_ratio_<r>: by the division of memory.
 
-    With --cluster: hit_rate_<policy>_<load>, and of_best_…, its share of best_hit_rate, by --policy
-    and by load. At a load of 1, workers with an infinite cache could just keep up with the trace.
+    With --cluster: hit_rate_<policy>_<load>, and of_best_…, its share of best_hit_rate, of each
+    policy at each load. At a load of 1, workers with an infinite cache could just keep up with it.
     missed_<cause>_…: the rest of best_hit_rate: not_begun: computed for nobody yet; no_snapshot:
     computed, and no snapshot made so deep; evicted; elsewhere: on other workers. of_best_pooled:
     one cache with the memory of all workers; of_best_clairvoyant: that knows the future.
