@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from baton.engine.assembly.loader import declared_weights
 from baton.engine.loading.weights import INDEX_FILE, SINGLE_FILE, DummyWeights, WeightSource
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import declared_weights
 
 _SPECIAL = ("<pad>", "<bos>", "<eos>")  # ids 0, 1, 2
 _CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from baton.decode.request_timings import RequestTimings
-from baton.engine.output.events import TokenSampled
+from baton.engine.request.events import TokenSampled
 from baton.proto import common_pb2, handoff_pb2, worker_pb2
 from baton.rpc.convert import logprob_to_proto
 

@@ -10,7 +10,7 @@ from operator import itemgetter
 from baton.core.errors import RequestError
 from baton.core.turns import Turn, turn_of
 from baton.engine.engine import Engine
-from baton.engine.schedule.request import Reservation
+from baton.engine.request.request import Reservation
 from baton.worker.engine_port import EnginePort
 
 RETRY_S = 0.05

@@ -11,8 +11,8 @@ from baton.decode.prefill_link import PrefillLink
 from baton.decode.quarantine import Held
 from baton.decode.rank_resources import RankResources
 from baton.engine.cache.salted_prefix import SaltedPrefix
-from baton.engine.cache.token_key import token_key
-from baton.engine.schedule.request import Reservation
+from baton.engine.layout.token_key import token_key
+from baton.engine.request.request import Reservation
 from baton.proto import common_pb2, handoff_pb2
 from baton.rpc.errors import error_of, make_error
 from baton.transfer.errors import TransferError

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.decode.grants import Grants
-from baton.engine.schedule.request import Reservation
+from baton.engine.request.request import Reservation
 from baton.proto import common_pb2, handoff_pb2
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.tickets import Ticket

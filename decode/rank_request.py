@@ -14,8 +14,14 @@ from baton.decode.rank_resources import RankResources
 from baton.decode.request_phase import ALLOWED, Phase
 from baton.decode.request_timings import RequestTimings
 from baton.engine.cache.salted_prefix import SaltedPrefix
-from baton.engine.output.events import Event, PromptScored, RequestFinished, Scheduled, TokenSampled
-from baton.engine.schedule.request import RequestSpec, Reservation
+from baton.engine.request.events import (
+    Event,
+    PromptScored,
+    RequestFinished,
+    Scheduled,
+    TokenSampled,
+)
+from baton.engine.request.request import RequestSpec, Reservation
 from baton.proto import common_pb2, handoff_pb2, worker_pb2
 from baton.rpc.convert import finished_to_proto, prompt_logprobs_to_proto, sampling_from_proto
 from baton.rpc.errors import error_from_proto, error_of, make_error

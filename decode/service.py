@@ -15,7 +15,7 @@ from baton.decode.rank_request import RankRequest
 from baton.decode.rank_resources import RankResources
 from baton.decode.router_session import RouterSession
 from baton.decode.state_returner import StateReturner
-from baton.engine.output.events import RequestFinished, TokenSampled
+from baton.engine.request.events import RequestFinished, TokenSampled
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.access import check_claim
 from baton.rpc.awake_timeout import awake_timeout

@@ -16,9 +16,9 @@ from baton.deploy.options import DTYPES, authority_from, dtype_from, folder_from
 from baton.deploy.placement_options import placement_from
 from baton.deploy.record_options import dump_from, telemetry_from
 from baton.deploy.router_options import lease_ms_from
-from baton.engine.cache.grids import Strategy
-from baton.engine.choices import LoadFormat, SpeculativeAlgorithm, WeightFormat
-from baton.engine.config import EngineConfig
+from baton.engine.layout.grids import Strategy
+from baton.engine.settings.choices import LoadFormat, SpeculativeAlgorithm, WeightFormat
+from baton.engine.settings.config import EngineConfig
 from baton.kernels.kernel_choice import KernelChoice
 from baton.router.config import RouterConfig
 from baton.worker.state_options import SendSnapshots, StateReturn

@@ -25,7 +25,7 @@ from baton.deploy.process.stop_signal import stop_on_signals
 from baton.deploy.terminal.progress import shown
 from baton.deploy.terminal.status_table import render
 from baton.deploy.terminal.timings_line import first_token, second_token
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from recall.language import END
 from recall.questions import Question, draw
 from recall.story import LEARNT

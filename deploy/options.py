@@ -17,8 +17,9 @@ from baton.deploy.number_types import Ratio, Seconds
 from baton.deploy.placement_options import placement_options
 from baton.deploy.record_options import check_can_be_made, profile_option
 from baton.deploy.router_options import check_served_name, router_options
-from baton.engine.cache.grids import Strategy
-from baton.engine.choices import (
+from baton.engine.layout.grids import Strategy
+from baton.engine.loading.hub import find_model
+from baton.engine.settings.choices import (
     DRAFT_TOKENS,
     HELD_FRACTION,
     LAYER_GROUP_BYTES,
@@ -30,7 +31,6 @@ from baton.engine.choices import (
     SpeculativeAlgorithm,
     WeightFormat,
 )
-from baton.engine.loading.hub import find_model
 from baton.kernels.kernel_choice import KernelChoice
 from baton.text.model_folder import read_json_object
 from baton.transfer.channels.names import AUTO, BETWEEN_PROCESSES

@@ -10,42 +10,42 @@ from baton.core.errors import RequestError
 from baton.core.finish import FinishReason
 from baton.core.sampling_params import SamplingParams
 from baton.core.turns import turn_of
+from baton.engine.assembly.followers import Followers
+from baton.engine.assembly.leading_model import LeadingModel
+from baton.engine.assembly.loader import available_to_ranks, check_memory, ending_ranks, load_model
+from baton.engine.audit import audit
 from baton.engine.cache.cached_pools import CachedPools
-from baton.engine.checks.audit import audit
-from baton.engine.checks.canary import Canary
-from baton.engine.config import EngineConfig
-from baton.engine.counters import Counters
-from baton.engine.forward.forward_stream import ForwardStream, forward_stream
-from baton.engine.forward.layer_progress import OnLayers
 from baton.engine.forward.runner import STEP_DEADLINE_S, ModelRunner
 from baton.engine.forward.step_pipeline import StepPipeline
 from baton.engine.handoff.prefix_share import PrefixShare
 from baton.engine.handoff.reservations import Reservations
 from baton.engine.memory.page_pool import PagePool
-from baton.engine.memory.plan import MemoryPlan
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.models.base import Model
-from baton.engine.models.loader import available_to_ranks, check_memory, ending_ranks, load_model
-from baton.engine.output.events import Event
-from baton.engine.output.output import Output, OutputCollector, PromptIds
-from baton.engine.output.result_processor import ResultProcessor
-from baton.engine.output.stop_checker import Stop
-from baton.engine.ranks.followers import Followers
-from baton.engine.ranks.leading_model import LeadingModel
 from baton.engine.replay.graphed_model import GraphedModel
+from baton.engine.request.events import Event
+from baton.engine.request.output import Output, OutputCollector, PromptIds
+from baton.engine.request.request import Holding, Request, RequestSpec, RequestState, Reservation
+from baton.engine.request.request_table import RequestTable
+from baton.engine.request.stop_checker import Stop
 from baton.engine.schedule.admission_check import AdmissionCheck
+from baton.engine.schedule.canary import Canary
 from baton.engine.schedule.donations import Donations
-from baton.engine.schedule.request import Holding, Request, RequestSpec, RequestState, Reservation
 from baton.engine.schedule.request_memory import RequestMemory
-from baton.engine.schedule.request_table import RequestTable
+from baton.engine.schedule.result_processor import ResultProcessor
 from baton.engine.schedule.row_planner import RowPlanner
 from baton.engine.schedule.scheduler import Scheduler
 from baton.engine.schedule.tracker import Tracker
+from baton.engine.settings.config import EngineConfig
+from baton.engine.settings.counters import Counters
+from baton.engine.sizing.plan import MemoryPlan
 from baton.engine.speculation.drafter import drafting
-from baton.engine.speculation.kept_inputs import kept_inputs, windows
 from baton.engine.speculation.proposer import Proposers
 from baton.engine.status import EngineStatus, engine_status
+from baton.engine.step.kept_inputs import kept_inputs, windows
+from baton.engine.step.layer_progress import OnLayers
+from baton.engine.step.model import Model
+from baton.engine.stream.forward_stream import ForwardStream, forward_stream
 from baton.text.grammar import CompiledGrammar, GrammarCompiler
 from baton.text.tokenizer import Tokenizer
 

@@ -12,8 +12,8 @@ import torch
 
 from baton.core.errors import InvariantError, StoppedError
 from baton.engine.engine import Engine
-from baton.engine.memory.device import use_device
-from baton.engine.output.events import Event
+from baton.engine.layout.device import use_device
+from baton.engine.request.events import Event
 
 T = TypeVar("T")
 

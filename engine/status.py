@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.cache.eviction_causes import Shortages
-from baton.engine.memory.owners import Owner
-from baton.engine.memory.plan import MemoryPlan
-from baton.engine.schedule.request import Request
+from baton.engine.layout.owners import Owner
+from baton.engine.request.request import Request
 from baton.engine.schedule.scheduler import Scheduler
+from baton.engine.sizing.plan import MemoryPlan
 
 
 @dataclass(frozen=True)

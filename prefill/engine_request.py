@@ -7,7 +7,7 @@ from collections.abc import Callable
 from baton.core.errors import RequestError
 from baton.core.sampling_params import SamplingParams
 from baton.engine.cache.salted_prefix import SaltedPrefix
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
 from baton.proto import common_pb2, handoff_pb2
 from baton.rpc.convert import sampling_from_proto
 from baton.text.grammar import CompiledGrammar

@@ -2,7 +2,7 @@
 
 import time
 
-from baton.engine.output.events import Scheduled, TokenSampled
+from baton.engine.request.events import Scheduled, TokenSampled
 from baton.proto import common_pb2, handoff_pb2
 from baton.rpc.convert import logprob_to_proto
 from baton.worker.handoff_name import HandoffName

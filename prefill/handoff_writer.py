@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.engine.memory.layout import PageLayout
+from baton.engine.layout.layout import PageLayout
 from baton.prefill.drains import WrittenTicket
 from baton.prefill.messages import HandoffMessages
 from baton.prefill.peer_connection import PeerConnection

@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from baton.core.error_codes import ErrorCode
-from baton.engine.forward.layer_progress import LayersComputed
-from baton.engine.output.events import (
+from baton.engine.request.events import (
     ChunkComputed,
     Event,
     PrefillHeld,
@@ -14,7 +13,8 @@ from baton.engine.output.events import (
     Scheduled,
     TokenSampled,
 )
-from baton.engine.schedule.request import Holding
+from baton.engine.request.request import Holding
+from baton.engine.step.layer_progress import LayersComputed
 from baton.prefill.engine_request import EngineRequest
 from baton.prefill.first_token import FirstTokenRecord
 from baton.prefill.handoff_writer import HandoffWriter

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from baton.engine.forward.layer_progress import LayersComputed
-from baton.engine.schedule.request import Holding
+from baton.engine.request.request import Holding
+from baton.engine.step.layer_progress import LayersComputed
 from baton.transfer.memory.regions import Holder, Memory
 from baton.transfer.memory.segments import Segment
 from baton.transfer.outflow import Outflow

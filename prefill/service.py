@@ -8,7 +8,7 @@ from grpc import aio
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import BatonError, IncompatibleError
 from baton.engine.cache.salted_prefix import SaltedPrefix
-from baton.engine.forward.layer_progress import LayersComputed
+from baton.engine.step.layer_progress import LayersComputed
 from baton.prefill.drains import Drains
 from baton.prefill.outgoing import OutgoingHandoff
 from baton.prefill.peer import DecodePeer

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.engine.memory.device import use_device
-from baton.engine.ranks.comm import Shard
-from baton.engine.ranks.gloo_comm import GlooComm
-from baton.engine.ranks.nccl_comm import NcclComm
+from baton.engine.collectives.comm import Shard
+from baton.engine.collectives.gloo_comm import GlooComm
+from baton.engine.collectives.nccl_comm import NcclComm
+from baton.engine.layout.device import use_device
 from baton.engine.replay.graphed_model import CudaCapture
 
 SIZES = (1, 7, 4096, 100_003)  # NCCL chooses its algorithm by them

@@ -10,13 +10,13 @@ import torch
 from step_driver import StepDriver
 from torch import Tensor
 
-from baton.engine.config import EngineConfig
+from baton.engine.assembly.loader import ready_model
+from baton.engine.collectives.comm import Comm, Shard, SingleComm
+from baton.engine.collectives.shared_comm import SharedComm
+from baton.engine.collectives.shared_memory import SharedMemory
 from baton.engine.loading.weights import Checkpoint
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import ready_model
-from baton.engine.ranks.comm import Comm, Shard, SingleComm
-from baton.engine.ranks.shared_comm import SharedComm
-from baton.engine.ranks.shared_memory import SharedMemory
+from baton.engine.settings.config import EngineConfig
 from baton.kernels.base import Kernels
 from baton.kernels.kernel_choice import KernelChoice
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from rank_models import say
 
-from baton.engine.ranks.comm import Shard
-from baton.engine.ranks.gloo_comm import GlooComm
+from baton.engine.collectives.comm import Shard
+from baton.engine.collectives.gloo_comm import GlooComm
 
 
 def main() -> None:

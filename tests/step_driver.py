@@ -7,12 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
-from baton.engine.memory.layout import PageLayout, SlotLayout
-from baton.engine.memory.owners import Owner
+from baton.engine.layout.layout import PageLayout, SlotLayout
+from baton.engine.layout.owners import Owner
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.models.base import Model
+from baton.engine.step.forward_batch import ForwardBatch, HostLengths
+from baton.engine.step.model import Model
 
 
 @dataclass

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "kernels": {"core"},
     "text": {"core"},
     "engine": {"core", "kernels", "text"},
-    "transfer": {"core", "rpc", "engine.memory", "proto"},
+    "transfer": {"core", "rpc", "engine.layout", "engine.memory", "proto"},
     "worker": {"core", "rpc", "engine", "transfer", "text", "proto"},
     "api": {"core", "rpc", "text", "proto"},
     "client": {"core", "rpc", "proto"},

@@ -6,7 +6,7 @@ import sys
 
 import xxhash
 
-from baton.engine.memory.layout import Component, PageLayout, SlotLayout
+from baton.engine.layout.layout import Component, PageLayout, SlotLayout
 from baton.proto.version import PROTOCOL_MAJOR
 from baton.rpc.handshake import SHARD
 

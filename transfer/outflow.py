@@ -6,7 +6,7 @@ computed. Tokens that all layers have leave for all layers at once, which takes 
 
 from collections.abc import Iterator
 
-from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.transfer.memory.segments import MESSAGE_BYTES, Segment, cut_kv, cut_state
 
 

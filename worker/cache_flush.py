@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from baton.engine.engine import Engine
-from baton.engine.memory.owners import Owner
+from baton.engine.layout.owners import Owner
 from baton.worker.engine_port import EnginePort
 
 RETRY_S = 0.02

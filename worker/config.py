@@ -7,7 +7,7 @@ from baton.core.address import WILDCARDS
 from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.core.telemetry import Telemetry
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.rpc.identity import number_in
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS
 from baton.transfer.channels import registry

@@ -3,7 +3,7 @@
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason, Timings
-from baton.engine.output.events import RequestFinished
+from baton.engine.request.events import RequestFinished
 
 _NO_TIMINGS = Timings()
 

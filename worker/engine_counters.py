@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 
 from baton.core.drafts import DraftSource
-from baton.engine.counters import Counters
+from baton.engine.settings.counters import Counters
 
 
 class EngineCounters(Collector):

@@ -10,9 +10,8 @@ from typing import Protocol, TypeVar
 
 from baton.core.errors import StoppedError
 from baton.engine.engine import Engine
-from baton.engine.forward.layer_progress import LayersComputed
 from baton.engine.loop import EngineLoop
-from baton.engine.output.events import (
+from baton.engine.request.events import (
     ChunkComputed,
     Event,
     PrefillHeld,
@@ -20,7 +19,8 @@ from baton.engine.output.events import (
     Scheduled,
     TokenSampled,
 )
-from baton.engine.schedule.request import Holding
+from baton.engine.request.request import Holding
+from baton.engine.step.layer_progress import LayersComputed
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

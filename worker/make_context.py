@@ -7,7 +7,7 @@ import torch
 
 from baton.core.role import Role
 from baton.engine.engine import Engine
-from baton.engine.memory.device import use_device
+from baton.engine.layout.device import use_device
 from baton.proto import common_pb2
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.rpc.tracing import open_tracing

@@ -6,7 +6,7 @@ from functools import partial
 import psutil
 import torch
 
-from baton.engine.memory.plan import MemoryPlan
+from baton.engine.sizing.plan import MemoryPlan
 from baton.worker.metric_factory import MetricFactory
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from prometheus_client import generate_latest
 
 from baton.core.role import Role
-from baton.engine.counters import Counters
+from baton.engine.settings.counters import Counters
 from baton.engine.status import EngineStatus
 from baton.worker.engine_counters import EngineCounters
 from baton.worker.memory_gauges import MemoryGauges

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import xxhash
 
-from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.settings.config import EngineConfig, ModelConfig
 from baton.transfer.fingerprint import layout_fingerprint
 from baton.transfer.memory.regions import Memory
 

@@ -11,8 +11,8 @@ from grpc import aio
 from baton.core.errors import BatonError, RequestError
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.engine import Engine
-from baton.engine.memory.plan import MemoryPlan
-from baton.engine.schedule.request import Reservation
+from baton.engine.request.request import Reservation
+from baton.engine.sizing.plan import MemoryPlan
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.errors import error_of_call
 from baton.rpc.peer_channels import PeerChannels

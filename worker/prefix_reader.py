@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from grpc import aio
 
 from baton.engine.cache.salted_prefix import SaltedPrefix
-from baton.engine.schedule.request import Reservation
+from baton.engine.request.request import Reservation
 from baton.proto import common_pb2, handoff_pb2, handoff_pb2_grpc
 from baton.rpc.peer_channels import PeerChannels
 from baton.transfer.channels import frames

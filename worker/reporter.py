@@ -8,10 +8,10 @@ import time
 from dataclasses import replace
 
 from baton.engine.cache.eviction_causes import Shortages
-from baton.engine.counters import Counters
+from baton.engine.collectives.rank_device import device_name, rank_device
 from baton.engine.engine import Engine
-from baton.engine.memory.owners import Owner
-from baton.engine.ranks.rank_device import device_name, rank_device
+from baton.engine.layout.owners import Owner
+from baton.engine.settings.counters import Counters
 from baton.engine.status import EngineStatus
 from baton.proto import worker_pb2
 from baton.text.model_folder import model_name

@@ -13,7 +13,7 @@ import torch
 
 from baton.core.errors import ConfigError
 from baton.engine.engine import Engine
-from baton.engine.memory.device import use_device
+from baton.engine.layout.device import use_device
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.errors import ChannelError
 from baton.worker.config import WorkerConfig

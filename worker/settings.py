@@ -1,8 +1,8 @@
 """An engine's options as `/server_info` shows them, by SGLang's names."""
 
-from baton.engine.cache.grids import resolve
-from baton.engine.config import EngineConfig
-from baton.engine.memory.plan import MemoryPlan
+from baton.engine.layout.grids import resolve
+from baton.engine.settings.config import EngineConfig
+from baton.engine.sizing.plan import MemoryPlan
 
 
 def engine_settings(config: EngineConfig, plan: MemoryPlan) -> dict[str, object]:

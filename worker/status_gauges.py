@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import Gauge
 
-from baton.engine.memory.owners import Owner
+from baton.engine.layout.owners import Owner
 from baton.engine.status import EngineStatus
 from baton.worker.metric_factory import MetricFactory
 

@@ -8,8 +8,8 @@ import torch
 
 from baton.bench.cluster.load import Load
 from baton.core.sampling_params import SamplingParams
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.settings.config import EngineConfig
 
 
 class BareEngine:

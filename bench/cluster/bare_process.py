@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 from baton.bench.cluster.bare_engine import BareEngine
 from baton.bench.cluster.load import Load
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 
 DEADLINE_S = 600.0
 Prompts = Sequence[Sequence[int]]

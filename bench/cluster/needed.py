@@ -1,7 +1,7 @@
 """The number of bytes that a hand-off must move, from the model's configuration alone."""
 
-from baton.engine.config import ModelConfig
-from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.layout.layout import PageLayout, SlotLayout
+from baton.engine.settings.config import ModelConfig
 
 
 def handoff_bytes(model: ModelConfig, prompt_tokens: int) -> int:

@@ -29,8 +29,8 @@ from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.preflight import check_model
-from baton.engine.config import EngineConfig
 from baton.engine.models.family_table import read_config
+from baton.engine.settings.config import EngineConfig
 
 MEMORY = 1 << 29
 """Bytes of each engine."""

@@ -13,12 +13,12 @@ import torch
 
 from baton.bench.gpu.models import DeviceWeights, StepBytes, write_config
 from baton.core.sampling_params import SamplingParams
-from baton.engine.choices import LoadFormat
-from baton.engine.config import EngineConfig
+from baton.engine.assembly.loader import ready_model
 from baton.engine.engine import Engine
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import ready_model
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import LoadFormat
+from baton.engine.settings.config import EngineConfig
 
 PROMPT = 128  # tokens of each sequence before its timed steps
 _WARM = 8  # steps that are not timed

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
+from baton.engine.assembly.loader import declared_weights
 from baton.engine.loading.weight_part import WHOLE, WeightPart
 from baton.engine.loading.weights import DummyWeights, Shape
-from baton.engine.models.loader import declared_weights
+from baton.engine.settings.config import ModelConfig
 
 _PATTERN = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
 _TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

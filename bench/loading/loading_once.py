@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from baton.engine.config import EngineConfig
-from baton.engine.models.loader import load_model
+from baton.engine.assembly.loader import load_model
+from baton.engine.settings.config import EngineConfig
 
 _STATUS = Path("/proc/self/status")
 _PEAK, _NOW = "VmHWM", "VmRSS"

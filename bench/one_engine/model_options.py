@@ -14,9 +14,9 @@ from baton.bench.machine import cores
 from baton.bench.peers.llama_cpp_peer import start
 from baton.bench.peers.peers import Peers
 from baton.bench.peers.transformers_peer import TransformersPeer, missing
-from baton.engine.choices import WeightFormat
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.settings.choices import WeightFormat
+from baton.engine.settings.config import EngineConfig
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _GGUF_KINDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.int8: "q8_0"}

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
-from baton.engine.memory.layout import PageLayout
-from baton.engine.models.loader import declared_weights
+from baton.engine.assembly.loader import declared_weights
+from baton.engine.layout.layout import PageLayout
+from baton.engine.settings.config import ModelConfig
 from baton.kernels.base import Kernels
 from baton.kernels.linear import Int8Weight, PackedWeight, Weight, packs
 

@@ -15,13 +15,13 @@ from baton.bench.machine import cores
 from baton.bench.one_engine.paired import least_median, quartiles
 from baton.core.cache_salt import make_salt
 from baton.core.sampling_params import SamplingParams
-from baton.engine.choices import DRAFT_TOKENS, WINDOWS, SpeculativeAlgorithm
-from baton.engine.config import EngineConfig
+from baton.engine.assembly.loader import load_model
 from baton.engine.engine import Engine
 from baton.engine.memory.request_tables import RequestTables
-from baton.engine.models.loader import load_model
-from baton.engine.output.events import TokenSampled
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.events import TokenSampled
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import DRAFT_TOKENS, WINDOWS, SpeculativeAlgorithm
+from baton.engine.settings.config import EngineConfig
 from baton.engine.speculation.device_ngram import DeviceNgram
 from baton.engine.speculation.ngram import NgramProposer
 from baton.engine.speculation.prediction import PredictionSource

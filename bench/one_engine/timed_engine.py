@@ -8,8 +8,8 @@ from statistics import median
 
 from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
-from baton.engine.output.events import TokenSampled
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.events import TokenSampled
+from baton.engine.request.request import RequestSpec
 
 _SETTLING = 2  # steps to leave out at either end of a decode run
 

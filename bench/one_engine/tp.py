@@ -14,8 +14,8 @@ from baton.bench.contract import Report, json_option, seed_option, show
 from baton.bench.machine import cores
 from baton.bench.one_engine.paired import quartiles
 from baton.core.sampling_params import SamplingParams
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.settings.config import EngineConfig
 from baton.kernels.collective import Meeting, all_reduce_native, shared_words
 from baton.kernels.native.library import load
 from baton.kernels.native.recorder import Native

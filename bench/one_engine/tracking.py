@@ -12,9 +12,9 @@ import torch
 from baton.bench.contract import Report, json_option, seed_option, show, summarise
 from baton.bench.machine import cores
 from baton.core.sampling_params import SamplingParams
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.config import EngineConfig
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PROMPT = 64  # tokens of a prompt, at least: lengths are spread over an interval

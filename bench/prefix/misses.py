@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.engine.cache.snapshot_log import EVICTED
-from baton.engine.cache.token_key import TOKEN_BYTES
+from baton.engine.layout.token_key import TOKEN_BYTES
 from baton.text.prefix_digest import PrefixDigest
 
 _Depths = tuple[tuple[int, int], ...]  # (tokens, digest) of each prefix on the grid, rising

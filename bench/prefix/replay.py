@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from baton.bench.prefix.budget import CacheBudget, PrefixBytes
 from baton.core.errors import InvariantError
 from baton.engine.cache.prefix_cache import PrefixCache
-from baton.engine.cache.token_key import TOKEN_BYTES
 from baton.engine.cache.track_plan import Depths, prefill_depths
+from baton.engine.layout.owners import Owner
+from baton.engine.layout.token_key import TOKEN_BYTES
 from baton.engine.memory.id_pool import IdPool
-from baton.engine.memory.owners import Owner
 
 
 @dataclass

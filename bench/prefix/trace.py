@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from baton.engine.cache.token_key import TOKEN_BYTES
+from baton.engine.layout.token_key import TOKEN_BYTES
 
 BLOCK = 512  # tokens that one hash id stands for
 VOCABULARY = 32_000

@@ -7,7 +7,7 @@ from collections import deque
 
 from baton.bench.contract import percentile
 from baton.bench.sessions.mix import draw_mix
-from baton.engine.memory.owners import Owner
+from baton.engine.layout.owners import Owner
 from baton.proto.common_pb2 import DECODE, PREFILL, Hello, WorkerIdentity
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR
 from baton.proto.worker_pb2 import CacheReport, OwnerCount, WorkerReport, WorkerStatus

@@ -8,7 +8,7 @@ from baton.bench.prefix.budget import CacheBudget
 from baton.bench.prefix.prefix import MODEL_GRID, SIZES
 from baton.bench.prefix.replay import Replay
 from baton.bench.prefix.trace import BLOCK, TokenRuns, TraceRequest
-from baton.engine.cache.token_key import TOKEN_BYTES, token_key
+from baton.engine.layout.token_key import TOKEN_BYTES, token_key
 
 GIGABYTES = 128.0
 SNAPSHOTS = 4  # a prompt, at most

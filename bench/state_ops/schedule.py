@@ -10,10 +10,10 @@ from baton.bench.contract import percentile
 from baton.bench.state_ops.null_model import NullModel, TimedStream
 from baton.core.errors import InvariantError
 from baton.core.sampling_params import SamplingParams
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.output.events import TokenSampled
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.events import TokenSampled
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.config import EngineConfig
 
 STEPS = 256  # a measurement: each row reaches the decode grid once
 PAGE = 64

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from baton.engine.layout.owners import Owner
 from baton.engine.memory.id_pool import IdPool
-from baton.engine.memory.owners import Owner
 
 SLOTS = 256
 GROUP = 8  # requests of one admission pass

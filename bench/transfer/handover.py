@@ -11,7 +11,7 @@ from baton.bench.cluster.load import Load
 from baton.bench.contract import percentile, summarise
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 
 INPUT_LEN, OUTPUT_LEN = 512, 8

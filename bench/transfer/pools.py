@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.engine.memory.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
+from baton.engine.layout.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.rank_storage import RankStorage, RankStorages
 from baton.engine.memory.state_pool import StatePool

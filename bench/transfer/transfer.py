@@ -14,7 +14,7 @@ from baton.bench.transfer.pools import CASES, TransferCase
 from baton.bench.transfer.sides import Sides, joined, names
 from baton.deploy.certs.cluster_credentials import ClusterCredentials, cluster_credentials
 from baton.deploy.process.malloc_tuning import keep_freed_memory
-from baton.engine.memory.layout import SlotLayout
+from baton.engine.layout.layout import SlotLayout
 
 
 @click.command("transfer")

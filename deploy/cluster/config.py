@@ -12,8 +12,8 @@ from baton.deploy.cluster.cluster_name import check_name, new_name
 from baton.deploy.cluster.demand import NodePlacement
 from baton.deploy.cluster.member import Member
 from baton.deploy.errors import StartError
-from baton.engine.config import EngineConfig
-from baton.engine.memory.engine_options import check_ranks
+from baton.engine.settings.config import EngineConfig
+from baton.engine.sizing.engine_options import check_ranks
 from baton.router.config import RouterConfig
 from baton.transfer.channels.names import AUTO
 from baton.worker.state_options import SendSnapshots, StateReturn

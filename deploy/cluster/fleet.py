@@ -21,7 +21,7 @@ from baton.deploy.cluster.room import Wish, choose_nodes
 from baton.deploy.cluster.wiring import Wiring
 from baton.deploy.errors import ScaleError, StartError
 from baton.deploy.process.memory_budget import MemoryBudget
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.prefill.actor import PrefillActor
 from baton.rpc.identity import ProcessRole
 from baton.worker.config import WorkerConfig

@@ -8,12 +8,12 @@ from baton.core.errors import ConfigError
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import StartError
 from baton.deploy.options import check_folder
-from baton.engine.choices import WeightFormat
-from baton.engine.config import EngineConfig
+from baton.engine.assembly.loader import check_weights, planned_memory
 from baton.engine.loading.weights import Checkpoint
-from baton.engine.memory.available import check_budget
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import check_weights, planned_memory
+from baton.engine.settings.choices import WeightFormat
+from baton.engine.settings.config import EngineConfig
+from baton.engine.sizing.available import check_budget
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 from baton.transfer.channels import registry

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from baton.core.errors import ConfigError
 from baton.deploy.errors import StartError
-from baton.engine.config import ModelConfig
-from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.assembly.loader import declared_weights
+from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.engine.models.family_table import FAMILIES, read_config
-from baton.engine.models.loader import declared_weights
+from baton.engine.settings.config import ModelConfig
 
 _VERIFIED = (
     "fp32: the 64 greedy tokens of transformers, and its logits within 1e-4 at a standard "

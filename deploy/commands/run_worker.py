@@ -26,8 +26,8 @@ from baton.deploy.process.interpreter import switch_often
 from baton.deploy.process.malloc_tuning import keep_freed_memory, keep_what_is_loaded
 from baton.deploy.record_options import telemetry_from
 from baton.deploy.router_options import lease_ms_from
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.settings.config import EngineConfig
 from baton.rpc.streams import first_of
 from baton.worker.config import WorkerConfig
 

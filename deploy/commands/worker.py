@@ -29,7 +29,7 @@ from baton.deploy.options import (
 )
 from baton.deploy.record_options import profile_option, telemetry_from, telemetry_options
 from baton.deploy.router_options import lease_option, streaming_option, unknown_fields_option
-from baton.engine.choices import RANK_TIMEOUT_S
+from baton.engine.settings.choices import RANK_TIMEOUT_S
 
 
 @click.command()

@@ -5,7 +5,7 @@ import json
 import torch
 from torch.distributed import is_nccl_available
 
-from baton.engine.memory.available import available_memory
+from baton.engine.sizing.available import available_memory
 
 
 def describe() -> dict[str, object]:

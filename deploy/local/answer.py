@@ -6,7 +6,7 @@ import time
 from baton.api.backend import GenerateRequest, TokenEvent
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason, Timings, Usage
-from baton.engine.output import events as engine_events
+from baton.engine.request import events as engine_events
 from baton.router.admission.admission_queue import QueuePlace
 from baton.worker.convert import finished_of
 

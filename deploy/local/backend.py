@@ -14,9 +14,9 @@ from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, RequestError
 from baton.core.finish import Finished
 from baton.deploy.local.answer import LocalAnswer
-from baton.engine.counters import Counters
 from baton.engine.engine import Engine
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.counters import Counters
 from baton.engine.status import EngineStatus
 from baton.router.admission.admission_queue import AdmissionQueue, QueueBounds
 from baton.router.admission.room import Room

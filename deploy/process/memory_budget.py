@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import psutil
 import torch
 
-from baton.engine.memory.available import available_memory
+from baton.engine.sizing.available import available_memory
 
 
 class MemoryBudget:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from baton.core.errors import InvariantError
 from baton.engine.cache.eviction_causes import EvictionCauses
 from baton.engine.cache.prefix_cache import PrefixCache
-from baton.engine.counters import Counters
-from baton.engine.memory.owners import Owner
+from baton.engine.layout.owners import Owner
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.memory.table_changes import History, TableChanges
+from baton.engine.settings.counters import Counters
 
 
 class CachedPools:

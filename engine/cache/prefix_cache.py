@@ -20,7 +20,7 @@ from baton.core.errors import InvariantError
 from baton.engine.cache.prefix_node import Node
 from baton.engine.cache.prefix_tree import PrefixTree
 from baton.engine.cache.snapshot_log import SnapshotLog
-from baton.engine.cache.token_key import TOKEN_BYTES
+from baton.engine.layout.token_key import TOKEN_BYTES
 
 
 @dataclass(frozen=True)

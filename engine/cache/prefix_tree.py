@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError
 from baton.engine.cache.prefix_node import Node
-from baton.engine.cache.token_key import TOKEN_BYTES
+from baton.engine.layout.token_key import TOKEN_BYTES
 
 
 class PrefixTree:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from baton.core.cache_salt import SHARED
-from baton.engine.cache.token_key import token_key
+from baton.engine.layout.token_key import token_key
 
 
 @dataclass(frozen=True)

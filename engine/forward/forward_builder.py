@@ -8,16 +8,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths, Window
 from baton.engine.forward.host_pack import DevicePack, HostPack
-from baton.engine.forward.layer_progress import LayerProgress
-from baton.engine.forward.recurrent_index import RecurrentIndex
 from baton.engine.forward.verification import Begun, WindowPlan, begin_window
 from baton.engine.memory.request_tables import RequestTables
-from baton.engine.models.base import Model
-from baton.engine.schedule.batch import Batch
-from baton.engine.schedule.plain_rows import Ints
 from baton.engine.speculation.proposer import DeviceProposer
+from baton.engine.step.batch import Batch
+from baton.engine.step.forward_batch import ForwardBatch, HostLengths, Window
+from baton.engine.step.layer_progress import LayerProgress
+from baton.engine.step.model import Model
+from baton.engine.step.plain_rows import Ints
+from baton.engine.step.recurrent_index import RecurrentIndex
 from baton.kernels.chunks import SnapshotPlan
 
 _ZERO = np.zeros(1, np.int64)

@@ -9,20 +9,17 @@ from torch import Tensor
 
 from baton.core.errors import InvariantError, RankError
 from baton.core.logprobs import TokenLogprob
-from baton.engine.forward.forward_batch import ForwardBatch
+from baton.engine.assembly.followers import Followers
+from baton.engine.assembly.leading_model import LeadingModel
 from baton.engine.forward.forward_builder import (
     bind_forward,
     look_up,
     pack_forward,
     same_rows,
 )
-from baton.engine.forward.forward_clock import ForwardTimer, forward_clock
-from baton.engine.forward.forward_stream import ForwardStream, Pending
 from baton.engine.forward.host_pack import DevicePack, HostPack
-from baton.engine.forward.layer_progress import LayerBytes, LayerProgress, OnLayers
 from baton.engine.forward.sampler import Sampled, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
-from baton.engine.forward.step_result import Drawn, StepResult, WindowResult
 from baton.engine.forward.table_updates import apply_changes, pack_changes
 from baton.engine.forward.used_window import used_window
 from baton.engine.forward.verification import (
@@ -37,13 +34,16 @@ from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.memory.table_changes import TableEntries
-from baton.engine.models.base import Model
-from baton.engine.ranks.followers import Followers
-from baton.engine.ranks.leading_model import LeadingModel
-from baton.engine.schedule.batch import Batch
-from baton.engine.schedule.draw import Draw
-from baton.engine.schedule.plain_rows import Ints, PlainGroup
+from baton.engine.request.draw import Draw
 from baton.engine.speculation.proposer import DeviceProposer
+from baton.engine.step.batch import Batch
+from baton.engine.step.forward_batch import ForwardBatch
+from baton.engine.step.layer_progress import LayerBytes, LayerProgress, OnLayers
+from baton.engine.step.model import Model
+from baton.engine.step.plain_rows import Ints, PlainGroup
+from baton.engine.step.step_result import Drawn, StepResult, WindowResult
+from baton.engine.stream.forward_clock import ForwardTimer, forward_clock
+from baton.engine.stream.forward_stream import ForwardStream, Pending
 from baton.kernels.sampling import LogProbs
 
 # Far longer than any step: a stream that is silent for so long has lost its device.

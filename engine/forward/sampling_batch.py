@@ -7,8 +7,8 @@ import numpy as np
 from torch import Tensor
 
 from baton.engine.forward.host_pack import DevicePack, HostPack
-from baton.engine.schedule.batch import Draws, Scores
-from baton.engine.schedule.draw import Draw, DrawRecords
+from baton.engine.request.draw import Draw, DrawRecords
+from baton.engine.step.batch import Draws, Scores
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from collections import deque
 
 from baton.engine.forward.runner import Launched, ModelRunner
-from baton.engine.forward.step_result import StepResult
-from baton.engine.schedule.batch import Batch
+from baton.engine.step.batch import Batch
+from baton.engine.step.step_result import StepResult
 
 
 class StepPipeline:

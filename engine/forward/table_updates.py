@@ -4,8 +4,8 @@ from itertools import islice
 
 import torch
 
-from baton.engine.cache.token_key import TOKEN_BYTES
 from baton.engine.forward.host_pack import DevicePack, HostPack
+from baton.engine.layout.token_key import TOKEN_BYTES
 from baton.engine.memory.request_tables import STOP_IDS, RequestTables
 from baton.engine.memory.table_changes import TableEntries
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from baton.engine.choices import WINDOWS
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths, Window
 from baton.engine.forward.verification import Begun, WindowPlan
+from baton.engine.settings.choices import WINDOWS
+from baton.engine.step.forward_batch import ForwardBatch, HostLengths, Window
 
 
 def used_window(

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from baton.core.sampling_params import SamplingParams
-from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.forward.sampler import Sampled, pinned, sample
 from baton.engine.forward.sampling_batch import SamplingBatch, bind_sampling, pack_sampling
 from baton.engine.memory.request_tables import RequestTables
-from baton.engine.schedule.batch import UNBOUNDED, Batch, Draws, Row
-from baton.engine.schedule.draw import DRAW_RECORD, Draw
+from baton.engine.request.draw import DRAW_RECORD, Draw
 from baton.engine.speculation.proposer import DeviceProposer
+from baton.engine.step.batch import UNBOUNDED, Batch, Draws, Row
+from baton.engine.step.forward_batch import ForwardBatch
 from baton.kernels.base import Kernels
 from baton.kernels.sampling import LogProbs
 from baton.kernels.verify import Accepted

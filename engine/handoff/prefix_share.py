@@ -13,10 +13,10 @@ from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.cache.prefix_node import Node
 from baton.engine.cache.salted_prefix import SaltedPrefix
 from baton.engine.cache.snapshot_log import SnapshotLog
-from baton.engine.cache.token_key import token_key
-from baton.engine.checks.canary import Canary
 from baton.engine.handoff.reservations import Reservations
-from baton.engine.schedule.request import Reservation
+from baton.engine.layout.token_key import token_key
+from baton.engine.request.request import Reservation
+from baton.engine.schedule.canary import Canary
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError, RequestError
 from baton.engine.cache.cached_pools import CachedPools
-from baton.engine.cache.token_key import TOKEN_BYTES
-from baton.engine.counters import Counters
-from baton.engine.memory.owners import Owner
-from baton.engine.schedule.request import Request, Reservation
+from baton.engine.layout.owners import Owner
+from baton.engine.layout.token_key import TOKEN_BYTES
+from baton.engine.request.request import Request, Reservation
+from baton.engine.settings.counters import Counters
 
 
 class Reservations:

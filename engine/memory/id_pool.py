@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from baton.core.errors import InvariantError
-from baton.engine.memory.owners import Owner
+from baton.engine.layout.owners import Owner
 
 # Looking a member up in its enum costs as much as popping an id.
 _FREE, _TICKET = Owner.FREE, Owner.TICKET

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from baton.engine.layout.layout import PageLayout
 from baton.engine.memory.id_pool import IdPool
-from baton.engine.memory.layout import PageLayout
 from baton.engine.memory.state_pool import component_view
 from baton.kernels import huge_pages
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.layout.layout import PageLayout, SlotLayout
 
 
 class RankStorage(NamedTuple):

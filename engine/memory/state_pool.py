@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from baton.engine.layout.layout import Component, SlotLayout
 from baton.engine.memory.id_pool import IdPool
-from baton.engine.memory.layout import Component, SlotLayout
 from baton.kernels import huge_pages
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from torch import Tensor
 
 from baton.core.errors import InvariantError
-from baton.engine.memory.layout import RecurrentShape
+from baton.engine.layout.layout import RecurrentShape
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.recurrent_layer import Commit, RecurrentLayer
 from baton.kernels.verify import Accepted

@@ -6,10 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
-from baton.engine.forward.recurrent_index import RecurrentIndex, plan_recurrent
-from baton.engine.memory.layout import LatentShape
+from baton.engine.layout.layout import LatentShape
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.models.commit_group import CommitGroup
@@ -18,6 +15,9 @@ from baton.engine.models.layers.norm import Norm
 from baton.engine.models.layers.vocabulary import Embedding, Head
 from baton.engine.models.scope import Tally
 from baton.engine.models.step import Step
+from baton.engine.settings.config import ModelConfig
+from baton.engine.step.forward_batch import ForwardBatch, HostLengths
+from baton.engine.step.recurrent_index import RecurrentIndex, plan_recurrent
 from baton.kernels.base import AttentionKind, Kernels
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
@@ -93,12 +93,12 @@ class Decoder:
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
     ) -> HostPlan[RecurrentIndex]:
-        """Plan one step; see `baton.engine.models.base.Model`."""
+        """Plan one step; see `baton.engine.step.model.Model`."""
         return plan_recurrent(self.config, self.kernels, *host.prefill(decode_rows), snapshots)
 
     @torch.no_grad()
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
-        """Run one step; see `baton.engine.models.base.Model`."""
+        """Run one step; see `baton.engine.step.model.Model`."""
         step = Step.plan(batch, states, pages)
         x = self.embedding(batch.token_ids)
         x = embedded = self.kernels.scaled(x, self.embedding_multiplier)
@@ -117,7 +117,7 @@ class Decoder:
 
     @torch.no_grad()
     def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
-        """Write the states after accepted tokens; see `baton.engine.models.base.Model`."""
+        """Write the states after accepted tokens; see `baton.engine.step.model.Model`."""
         kept = batch.kept
         for group in self.commits:
             group(kept, states, accepted)

@@ -9,8 +9,7 @@ from typing import Protocol
 import torch
 
 from baton.core.errors import ConfigError
-from baton.engine.config import Mixer, ModelConfig
-from baton.engine.memory.layout import CacheShape, LatentShape, RecurrentShape
+from baton.engine.layout.layout import CacheShape, LatentShape, RecurrentShape
 from baton.engine.models.commit_group import commit_groups
 from baton.engine.models.decoder import Block, Decoder, Residual
 from baton.engine.models.fields import Fields, read_json
@@ -18,6 +17,7 @@ from baton.engine.models.layers.base import Layer
 from baton.engine.models.layers.norm import Norm
 from baton.engine.models.layers.vocabulary import Embedding, Head
 from baton.engine.models.scope import Scope
+from baton.engine.settings.config import Mixer, ModelConfig
 
 # Fields that config.json must have for any decoder, and for one with attention.
 SIZES = ("hidden_size", "vocab_size", "num_hidden_layers")

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from baton.core.errors import ConfigError
-from baton.engine.config import ModelConfig
 from baton.engine.models.families import (
     bamba,
     deepseek_v2,
@@ -30,6 +29,7 @@ from baton.engine.models.families import (
 )
 from baton.engine.models.family import DTypes, Family
 from baton.engine.models.fields import Fields, read_fields
+from baton.engine.settings.config import ModelConfig
 
 FAMILIES: dict[str, Family] = {
     module.FAMILY.model_type: module.FAMILY

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from baton.engine.collectives.comm import Comm, Shard
+from baton.engine.layout.shards import SubBlock, spans
 from baton.engine.loading.weight_part import WeightPart
 from baton.engine.loading.weights import Shape, WeightSource
-from baton.engine.memory.shards import SubBlock, spans
 from baton.engine.models.recurrent_layer import RecurrentLayer
-from baton.engine.ranks.comm import Comm, Shard
 from baton.kernels import huge_pages
 from baton.kernels.base import Kernels
 from baton.kernels.linear import Int8Weight, Matrix, PackedWeight, Weight, packs

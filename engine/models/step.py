@@ -9,10 +9,10 @@ from typing import Self
 from torch import Tensor
 
 from baton.core.errors import InvariantError
-from baton.engine.forward.forward_batch import ForwardBatch
-from baton.engine.forward.layer_progress import LayerProgress
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.step.forward_batch import ForwardBatch
+from baton.engine.step.layer_progress import LayerProgress
 from baton.kernels.chunks import RaggedRows
 from baton.kernels.conv1d import GatedConvPrefill
 from baton.kernels.delta_mixer import DeltaPrefill

@@ -13,14 +13,14 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths, Window
-from baton.engine.forward.recurrent_index import RecurrentIndex
+from baton.engine.layout.batch_sizes import window_sizes
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.models.base import Model
-from baton.engine.replay.batch_sizes import window_sizes
 from baton.engine.replay.static_step import StaticStep
+from baton.engine.settings.config import ModelConfig
+from baton.engine.step.forward_batch import ForwardBatch, HostLengths, Window
+from baton.engine.step.model import Model
+from baton.engine.step.recurrent_index import RecurrentIndex
 from baton.kernels.base import Kernels
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
@@ -125,7 +125,7 @@ class GraphedModel:
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
     ) -> HostPlan[RecurrentIndex]:
-        """Plan one step; see `baton.engine.models.base.Model`."""
+        """Plan one step; see `baton.engine.step.model.Model`."""
         return self._model.plan(host, decode_rows, snapshots)
 
     def capture(
@@ -147,7 +147,7 @@ class GraphedModel:
                     self._commit_at(size, window, found.inputs.batch, states)
 
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
-        """Run one step; see `baton.engine.models.base.Model`."""
+        """Run one step; see `baton.engine.step.model.Model`."""
         size = self._size(batch)
         alone = batch.decode_rows == batch.rows == batch.logit_tokens.shape[0]
         if size is None or not alone or batch.progress is not None:
@@ -156,7 +156,7 @@ class GraphedModel:
         return self._at(size, batch.window, memory).run(batch)
 
     def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
-        """Write the states after accepted tokens; see `baton.engine.models.base.Model`."""
+        """Write the states after accepted tokens; see `baton.engine.step.model.Model`."""
         size, window = self._size(batch), batch.window
         found = None
         if size is not None and window is not None and self._is_on(batch, states):

@@ -8,13 +8,13 @@ from operator import is_
 import torch
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
-from baton.engine.forward.recurrent_index import RecurrentIndex
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.models.base import Model
 from baton.engine.replay.static_step import StaticStep
+from baton.engine.settings.config import ModelConfig
+from baton.engine.step.forward_batch import ForwardBatch, HostLengths
+from baton.engine.step.model import Model
+from baton.engine.step.recurrent_index import RecurrentIndex
 from baton.kernels.base import Kernels
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
@@ -102,18 +102,18 @@ class ReplayedModel:
     def plan(
         self, host: HostLengths, decode_rows: int, snapshots: SnapshotPlan | None
     ) -> HostPlan[RecurrentIndex]:
-        """Plan one step; see `baton.engine.models.base.Model`."""
+        """Plan one step; see `baton.engine.step.model.Model`."""
         return self._model.plan(host, decode_rows, snapshots)
 
     def forward(self, batch: ForwardBatch, states: StatePool, pages: PagePool) -> Tensor:
-        """Run one step; see `baton.engine.models.base.Model`."""
+        """Run one step; see `baton.engine.step.model.Model`."""
         recorded = self._find(batch, states, pages) if self._replayable(batch) else None
         if recorded is None:
             return self._model.forward(batch, states, pages)
         return recorded.run(batch)
 
     def commit(self, batch: ForwardBatch, states: StatePool, accepted: Accepted) -> None:
-        """Write the states after accepted tokens; see `baton.engine.models.base.Model`."""
+        """Write the states after accepted tokens; see `baton.engine.step.model.Model`."""
         if not self._recordable or accepted.has_initial is not None:
             self._model.commit(batch, states, accepted)
             return

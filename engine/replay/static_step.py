@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths, Window
+from baton.engine.step.forward_batch import ForwardBatch, HostLengths, Window
 
 
 @dataclass(frozen=True)

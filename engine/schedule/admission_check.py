@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from baton.core.cache_salt import SALT_BYTES, is_salt
 from baton.core.errors import RequestError, TooLargeError
-from baton.engine.config import ModelConfig
-from baton.engine.output.stop_checker import StopChecker
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
+from baton.engine.request.stop_checker import StopChecker
+from baton.engine.settings.config import ModelConfig
 from baton.text.errors import GrammarError
 from baton.text.grammar import CompiledGrammar, GrammarCompiler, GrammarState
 from baton.text.token_rules import TokenRules, banned_sequences, words_of

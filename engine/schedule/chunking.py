@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from baton.engine.choices import Beside
 from baton.engine.schedule.step_speeds import StepSpeeds
+from baton.engine.settings.choices import Beside
 
 LEAST_BESIDE = 64
 """The fewest prompt tokens beside rows that decode that `Beside.AUTO` chooses: fewer would cost

@@ -4,10 +4,10 @@ from collections.abc import Collection, Sequence
 
 from baton.core.errors import InvariantError
 from baton.engine.cache.cached_pools import CachedPools
-from baton.engine.counters import Counters
-from baton.engine.memory.owners import Owner
-from baton.engine.schedule.batch import Tracked
-from baton.engine.schedule.request import Request
+from baton.engine.layout.owners import Owner
+from baton.engine.request.request import Request
+from baton.engine.settings.counters import Counters
+from baton.engine.step.batch import Tracked
 
 
 class Donations:

@@ -7,8 +7,8 @@ from baton.core.drafts import DraftSource
 from baton.core.errors import InvariantError
 from baton.engine.cache.cached_pools import CachedPools
 from baton.engine.cache.prefix_cache import Match
-from baton.engine.counters import Counters
-from baton.engine.schedule.request import Request
+from baton.engine.request.request import Request
+from baton.engine.settings.counters import Counters
 
 
 class RequestMemory:

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 
-from baton.engine.schedule.batch import Row, Scores
-from baton.engine.schedule.draw import Draw
-from baton.engine.schedule.plain_rows import PlainRows
-from baton.engine.schedule.plain_table import PlainTable
-from baton.engine.schedule.request import Request
+from baton.engine.request.draw import Draw
+from baton.engine.request.request import Request
 from baton.engine.schedule.tracker import Tracker
 from baton.engine.speculation.drafter import Drafter
-from baton.engine.speculation.drafts import NO_DRAFTS, Drafts
+from baton.engine.step.batch import Row, Scores
+from baton.engine.step.drafts import NO_DRAFTS, Drafts
+from baton.engine.step.plain_rows import PlainRows
+from baton.engine.step.plain_table import PlainTable
 
 SCORED_TOKENS = 256
 """Most prompt tokens that are scored in one step: each needs a row of logits."""

@@ -4,18 +4,18 @@ from collections.abc import Iterable, Iterator
 from time import perf_counter
 
 from baton.core.turns import Turn
-from baton.engine.choices import Beside
 from baton.engine.memory.table_changes import NO_ENTRIES, TableEntries
-from baton.engine.output.events import Event, Scheduled
-from baton.engine.schedule.batch import Batch, Row
+from baton.engine.request.events import Event, Scheduled
+from baton.engine.request.request import Request, RequestState
 from baton.engine.schedule.chunking import PromptBudget, chunk_end
 from baton.engine.schedule.donations import Donations
-from baton.engine.schedule.plain_rows import PlainRows
-from baton.engine.schedule.request import Request, RequestState
 from baton.engine.schedule.request_memory import RequestMemory
 from baton.engine.schedule.row_planner import RowPlanner
 from baton.engine.schedule.step_speeds import StepSpeeds
 from baton.engine.schedule.waiting_queue import WaitingQueue
+from baton.engine.settings.choices import Beside
+from baton.engine.step.batch import Batch, Row
+from baton.engine.step.plain_rows import PlainRows
 
 _RUNNING = RequestState.RUNNING  # the member: looking it up for each row would show
 

@@ -2,11 +2,11 @@
 
 import sys
 
-from baton.engine.cache.grids import Grids
 from baton.engine.cache.track_plan import prefill_depths
-from baton.engine.schedule.batch import Tracked
+from baton.engine.layout.grids import Grids
+from baton.engine.request.request import Request
 from baton.engine.schedule.donations import Donations
-from baton.engine.schedule.request import Request
+from baton.engine.step.batch import Tracked
 
 
 class Tracker:

@@ -4,7 +4,7 @@ import bisect
 from collections.abc import Iterator
 
 from baton.core.turns import Turn
-from baton.engine.schedule.request import Request
+from baton.engine.request.request import Request
 
 
 class WaitingQueue:

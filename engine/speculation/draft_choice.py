@@ -3,8 +3,8 @@
 from functools import partial
 from operator import attrgetter
 
-from baton.engine.choices import WINDOWS
-from baton.engine.schedule.request import Request
+from baton.engine.request.request import Request
+from baton.engine.settings.choices import WINDOWS
 from baton.engine.speculation.guess_record import Ahead, GuessRecord
 from baton.engine.speculation.step_costs import StepCosts
 from baton.engine.speculation.window_gain import PLAIN, Choice, Guessed, choose

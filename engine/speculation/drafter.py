@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 
 from baton.core.drafts import DraftSource
-from baton.engine.choices import SpeculativeAlgorithm
-from baton.engine.config import EngineConfig
-from baton.engine.forward.step_result import StepResult
-from baton.engine.models.base import Model
-from baton.engine.schedule.batch import Batch
-from baton.engine.schedule.request import Request
+from baton.engine.request.request import Request
+from baton.engine.settings.choices import SpeculativeAlgorithm
+from baton.engine.settings.config import EngineConfig
 from baton.engine.speculation.device_ngram import DeviceNgram
 from baton.engine.speculation.draft_choice import DraftChoice
-from baton.engine.speculation.drafts import NO_DRAFTS, Drafts
 from baton.engine.speculation.ngram import NgramProposer
 from baton.engine.speculation.prediction import PredictionSource
 from baton.engine.speculation.proposer import DeviceProposer, Proposers, TextSource
 from baton.engine.speculation.ruled_drafts import RuledDrafts
 from baton.engine.speculation.shared_source import SharedSource
 from baton.engine.speculation.window_gain import CUT, PLAIN
+from baton.engine.step.batch import Batch
+from baton.engine.step.drafts import NO_DRAFTS, Drafts
+from baton.engine.step.model import Model
+from baton.engine.step.step_result import StepResult
 from baton.kernels.base import Kernels
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from operator import eq
 
-from baton.engine.schedule.request import Request
+from baton.engine.request.request import Request
 from baton.engine.speculation.acceptance import Chance, guessed_right
 
 Ahead = Callable[[Request, int], Sequence[int]]

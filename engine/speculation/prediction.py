@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.core.drafts import DraftSource
-from baton.engine.schedule.request import Request
+from baton.engine.request.request import Request
 from baton.engine.speculation.ngram import LONGEST, SHORTEST
 
 SEARCHED = 4096

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton.core.drafts import DraftSource
 from baton.engine.memory.request_tables import RequestTables
-from baton.engine.schedule.request import Request
+from baton.engine.request.request import Request
 
 
 class Proposer(Protocol):

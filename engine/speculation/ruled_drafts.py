@@ -4,9 +4,9 @@ from array import array
 from collections.abc import Sequence
 
 from baton.core.drafts import DraftSource
-from baton.engine.schedule.draw import Draw
-from baton.engine.schedule.request import Request
-from baton.engine.speculation.drafts import Drafts
+from baton.engine.request.draw import Draw
+from baton.engine.request.request import Request
+from baton.engine.step.drafts import Drafts
 from baton.text.errors import GrammarError
 from baton.text.token_rules import TokenRules
 

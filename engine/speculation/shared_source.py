@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from baton.core.drafts import DraftSource
-from baton.engine.schedule.request import Request
+from baton.engine.request.request import Request
 from baton.engine.speculation.ngram import LONGEST
 from baton.engine.speculation.shared_texts import MOST_TOKENS, SharedTexts
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from baton.engine.choices import WINDOWS
+from baton.engine.settings.choices import WINDOWS
 from baton.engine.speculation.ngram import LONGEST
 
 MOST_TOKENS = 8192

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 
-from baton.engine.choices import WINDOWS
+from baton.engine.settings.choices import WINDOWS
 from baton.engine.speculation.window_gain import CUT, PLAIN
 
 _LATEST = 8  # measurements of a kind of step that are kept

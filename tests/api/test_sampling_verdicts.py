@@ -19,7 +19,7 @@ from baton.api.grpc_inference import InferenceServicer
 from baton.api.text_service import TextService
 from baton.core.errors import RequestError
 from baton.core.sampling_params import SamplingParams
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
 from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
 from baton.text.tokenizer import Tokenizer
 

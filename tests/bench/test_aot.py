@@ -15,9 +15,9 @@ from baton.bench.gpu.maker import Maker
 from baton.bench.gpu.models import MODELS as ENGINE_MODELS
 from baton.bench.gpu.models import write_config
 from baton.bench.gpu.sizes import KIMI_LINEAR, LFM2, MODELS, NEMOTRON_9B, ONES, QWEN3_NEXT, TINY
+from baton.engine.assembly.loader import build_model
 from baton.engine.loading.weights import DeclaredWeights
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import build_model
 from baton.kernels.triton import triton_kernels
 from baton.kernels.triton.triton_kernels import TritonKernels
 

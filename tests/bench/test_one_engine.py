@@ -19,8 +19,8 @@ from baton.bench.one_engine.speculate import speculate
 from baton.bench.one_engine.timed_engine import TimedEngine
 from baton.bench.one_engine.tp import tp
 from baton.bench.one_engine.tracking import _middle, tracking
+from baton.engine.assembly.loader import declared_weights
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import declared_weights
 from baton.kernels.torch_kernels import TORCH
 
 TINY = {

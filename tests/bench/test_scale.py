@@ -8,7 +8,7 @@ import psutil
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.bench.cluster.bare_process import bare_processes, output_rate
 from baton.bench.cluster.load import Load
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 
 TINY = {**GRANITE_SMALL, "hidden_size": 64, "mamba_n_heads": 4, "num_attention_heads": 4}
 

@@ -6,11 +6,11 @@ import torch
 from engine.hash_model import HashModel, hash_config, snapshots_of
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
-from baton.engine.forward.forward_batch import ForwardBatch
-from baton.engine.memory.layout import RecurrentShape
+from baton.engine.layout.layout import RecurrentShape
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.settings.config import ModelConfig
+from baton.engine.step.forward_batch import ForwardBatch
 
 
 def ballast_config(kib: int) -> ModelConfig:

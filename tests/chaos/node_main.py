@@ -26,7 +26,7 @@ from engine.engines import make_engine
 from baton.core.role import Role
 from baton.decode.service import DecodeService
 from baton.engine.engine import Engine
-from baton.engine.memory.owners import Owner
+from baton.engine.layout.owners import Owner
 from baton.prefill.service import PrefillService
 from baton.transfer.handoff import HandoffState
 from baton.worker.config import WorkerConfig

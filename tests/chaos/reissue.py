@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from baton.engine.engine import Engine
+from baton.engine.layout.owners import Owner
 from baton.engine.memory.id_pool import IdPool
-from baton.engine.memory.owners import Owner
-from baton.engine.schedule.request import Reservation
+from baton.engine.request.request import Reservation
 from baton.transfer.memory.regions import Holder
 
 WATCHED = "watched"

@@ -20,7 +20,7 @@ from baton.bench.cluster.scrape import total
 from baton.core.role import Role
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.router.config import RouterConfig
 from baton.rpc.channel_options import OPTIONS

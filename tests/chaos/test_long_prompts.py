@@ -15,7 +15,7 @@ from tokenizers.trainers import BpeTrainer
 
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 
 pytestmark = pytest.mark.chaos
 

@@ -15,7 +15,7 @@ from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.bench.checkpoints import HYBRID_191M, write_checkpoint
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 
 pytestmark = pytest.mark.chaos

@@ -17,7 +17,7 @@ from oracle.reference import Oracle
 from baton.api.client_limits import ClientLimits
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 
 READERS = 4

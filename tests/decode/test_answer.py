@@ -6,7 +6,7 @@ from baton.core.logprobs import TokenLogprob
 from baton.core.role import Role
 from baton.decode.answer import Answer
 from baton.decode.request_timings import RequestTimings
-from baton.engine.output.events import TokenSampled
+from baton.engine.request.events import TokenSampled
 from baton.proto import common_pb2, worker_pb2
 from baton.worker.metrics import WorkerMetrics
 

@@ -24,7 +24,7 @@ from worker.cluster import (
 from worker.proxy import Proxy, proxied
 
 from baton.engine.engine import Engine
-from baton.engine.memory.owners import Owner
+from baton.engine.layout.owners import Owner
 from baton.proto import common_pb2, worker_pb2
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.channels.nixl.write_operation import NixlWriteOperation

@@ -10,7 +10,7 @@ from transfer.wires import CHANNELS
 from worker.cluster import decode_worker, prefill_worker, running, session
 
 from baton.core.cache_salt import make_salt
-from baton.engine.choices import SpeculativeAlgorithm
+from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.transfer.channels.local_hub import LocalHub
 
 OUTPUT = 40

@@ -12,8 +12,8 @@ from torch import Tensor
 from transfer.sizes import NOTE_BYTES, bytes_needed
 from worker.cluster import Gate, decode_worker, prefill_worker, running, session
 
-from baton.engine.config import EngineConfig
-from baton.engine.models.loader import load_model
+from baton.engine.assembly.loader import load_model
+from baton.engine.settings.config import EngineConfig
 from baton.transfer.channels.frames import HEADER_BYTES
 from baton.transfer.channels.local_hub import LocalHub
 from baton.transfer.handoff import HandoffState

@@ -21,7 +21,7 @@ from worker.cluster import (
 )
 from worker.proxy import Proxy, proxied
 
-from baton.engine.schedule.request import Reservation
+from baton.engine.request.request import Reservation
 from baton.proto import common_pb2
 from baton.transfer.handoff import HandoffState
 

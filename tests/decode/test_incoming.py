@@ -11,7 +11,7 @@ from transfer.layouts import PAGES, SLOTS, Pools
 from baton.decode.grants import GrantRequest
 from baton.decode.incoming import IncomingHandoff
 from baton.decode.rank_resources import RankResources
-from baton.engine.schedule.request import Reservation
+from baton.engine.request.request import Reservation
 from baton.proto import common_pb2, handoff_pb2
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.memory.segments import cut_kv, cut_state, nbytes

@@ -10,7 +10,7 @@ from engine.hash_model import HashModel, expected_tokens
 from worker.cluster import DEADLINE_S, decode_worker, prefill_worker, running, session
 
 from baton.decode.grants import GrantRequest, Grants
-from baton.engine.schedule.request import Reservation
+from baton.engine.request.request import Reservation
 
 
 async def test_a_prefill_worker_reads_the_more_urgent_prompt_first(seeded: random.Random) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from baton.decode.quarantine import Held, Quarantine, Writer
-from baton.engine.schedule.request import Reservation
+from baton.engine.request.request import Reservation
 from baton.proto import common_pb2
 from baton.transfer.handoff import Handoff, HandoffState
 from baton.transfer.memory.regions import Holder

@@ -22,10 +22,10 @@ from worker.cluster import (
     session,
 )
 
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.forward import runner
-from baton.engine.forward.layer_progress import LayerProgress
+from baton.engine.settings.config import EngineConfig
+from baton.engine.step.layer_progress import LayerProgress
 from baton.transfer.handoff import HandoffState
 from baton.transfer.memory.segments import Kind
 from baton.worker.config import StateReturn

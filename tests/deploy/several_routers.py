@@ -13,8 +13,8 @@ import httpx
 from baton.core.sampling_params import SamplingParams
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 
 DEADLINE_S = 300.0

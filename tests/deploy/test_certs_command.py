@@ -14,7 +14,7 @@ from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.member import Member
 from baton.deploy.cluster.wiring import Wiring
 from baton.deploy.errors import DeployError
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.rpc.credentials import Credentials
 
 

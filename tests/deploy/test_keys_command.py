@@ -15,7 +15,7 @@ from baton.cli.main import baton
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import DeployError, NotRunning, StartError
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 
 BEN = (

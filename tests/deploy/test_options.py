@@ -28,9 +28,9 @@ from baton.deploy.commands import worker as worker_command
 from baton.deploy.config_from import config_from, engine_from
 from baton.deploy.errors import StartError
 from baton.deploy.options import cluster_options, engine_options
-from baton.engine.cache.grids import Strategy
-from baton.engine.choices import DRAFT_TOKENS, Beside
-from baton.engine.config import EngineConfig
+from baton.engine.layout.grids import Strategy
+from baton.engine.settings.choices import DRAFT_TOKENS, Beside
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.router.dump.request_dump import DumpOptions
 from baton.transfer.channels import registry

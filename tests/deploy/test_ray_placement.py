@@ -34,7 +34,7 @@ from baton.deploy.cluster.router_places import RouterPlace, RouterPlaces
 from baton.deploy.cluster.start_progress import Silent, StartProgress
 from baton.deploy.cluster.start_reports import StartReports
 from baton.deploy.errors import ControlError, DeployError, StartError
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.rpc.credentials import AUTHORITIES, CERT, KEY
 from baton.rpc.identity import ProcessRole

@@ -12,8 +12,8 @@ from deploy.tiny_worker import DEADLINE_S, GRID, Client, findings, prompt, serve
 
 from baton.core.role import Role
 from baton.deploy.local.worker import LocalWorker
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.router.server import RouterServer
 from baton.rpc import credentials as credentials_module

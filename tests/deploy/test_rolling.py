@@ -15,7 +15,7 @@ from baton.bench.cluster.scrape import total
 from baton.core.role import Role
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.errors import ScaleError
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.rpc.identity import ProcessRole
 
 pytestmark = pytest.mark.cluster

@@ -16,7 +16,7 @@ from baton.bench.cluster.stream_client import RequestFailed
 from baton.deploy.certs.authority_folder import AuthorityFolder
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.rpc import credentials, followed
 from baton.rpc.identity import ProcessRole

@@ -9,7 +9,7 @@ from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.router_ports import RouterPorts, settle_routers, wanted_ports
 from baton.deploy.errors import StartError
 from baton.deploy.process.ports import settle
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 
 

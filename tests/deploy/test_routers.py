@@ -19,8 +19,8 @@ from baton.deploy.client.router_client import RouterClient
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import NotRunning
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 
 pytestmark = pytest.mark.cluster

@@ -21,7 +21,7 @@ from baton.deploy.cluster.start_progress import Silent, StartProgress
 from baton.deploy.errors import DeployError, NotRunning, ScaleError, StartError
 from baton.deploy.process import memory_budget
 from baton.deploy.process.memory_budget import MemoryBudget
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 
 
 class Heard(Silent):

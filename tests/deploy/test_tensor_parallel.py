@@ -22,8 +22,8 @@ from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.cluster.demand import NodePlacement
 from baton.deploy.errors import StartError
-from baton.engine.choices import SpeculativeAlgorithm
-from baton.engine.config import EngineConfig
+from baton.engine.settings.choices import SpeculativeAlgorithm
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.transfer.channels.nixl import staging
 from baton.worker.config import StateReturn

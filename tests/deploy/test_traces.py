@@ -21,7 +21,7 @@ from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.core.telemetry import Telemetry
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
 from baton.router.config import RouterConfig
 

@@ -28,7 +28,7 @@ from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.deploy.errors import DeployError, NotRunning
 from baton.deploy.terminal.greeting import curl_line
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.rpc.server_certificate import CertificateFiles
 

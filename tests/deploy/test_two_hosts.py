@@ -22,7 +22,7 @@ from baton.deploy.cluster.lives import lives_of
 from baton.deploy.cluster.member_watch import MemberWatch
 from baton.deploy.cluster.ray_nodes import living_nodes
 from baton.deploy.errors import NotRunning, StartError
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"

@@ -12,7 +12,7 @@ from e2e.clients import assert_same_where_it_went_on
 from oracle.reference import Oracle
 from previous_release import previous
 
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 
 pytestmark = pytest.mark.chaos  # by its length
 

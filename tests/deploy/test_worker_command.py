@@ -59,7 +59,7 @@ def test_it_ends_with_its_reason_when_a_rank_is_lost(tiny: Path) -> None:
         (rank,) = [
             child
             for child in psutil.Process(process.pid).children()
-            if "baton.engine.ranks.follower" in child.cmdline()
+            if "baton.engine.assembly.follower" in child.cmdline()
         ]
         rank.kill()
         assert process.wait(DEADLINE_S) == 1, "so that who started it starts another"

@@ -14,8 +14,8 @@ from baton.bench.checkpoints import GRANITE_SMALL
 from baton.core.role import Role
 from baton.deploy.local.config import LocalConfig
 from baton.deploy.local.worker import LocalWorker
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.settings.config import EngineConfig
 from baton.worker.config import StateReturn, WorkerConfig
 
 DEADLINE_S = 60.0

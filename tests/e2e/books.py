@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from baton.deploy.cluster.cluster import Cluster
-from baton.engine.memory.owners import Owner
+from baton.engine.layout.owners import Owner
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.rpc.channel_options import OPTIONS
 from baton.rpc.credentials import Credentials

@@ -14,9 +14,9 @@ from oracle.reference import Oracle
 from baton.api.keys import write_keys
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
-from baton.engine.choices import SpeculativeAlgorithm
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.settings.choices import SpeculativeAlgorithm
+from baton.engine.settings.config import EngineConfig
 from baton.router.config import RouterConfig
 from baton.router.dump.request_dump import DumpOptions
 from baton.worker.config import StateReturn

@@ -8,15 +8,15 @@ from pathlib import Path
 from engine.hash_model import VOCAB, HashModel
 
 from baton.core.sampling_params import SamplingParams
-from baton.engine.cache.token_key import token_key
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.forward.forward_stream import ForwardStream
-from baton.engine.memory.plan import MemoryPlan
-from baton.engine.output.events import Event, RequestFinished, TokenSampled
-from baton.engine.schedule.request import RequestSpec, Reservation
+from baton.engine.layout.token_key import token_key
+from baton.engine.request.events import Event, RequestFinished, TokenSampled
+from baton.engine.request.request import RequestSpec, Reservation
+from baton.engine.settings.config import EngineConfig
+from baton.engine.sizing.plan import MemoryPlan
 from baton.engine.speculation.ngram import NgramProposer
 from baton.engine.speculation.proposer import DeviceProposer, Proposer, Proposers, TextSource
+from baton.engine.stream.forward_stream import ForwardStream
 from baton.text.tokenizer import Tokenizer
 
 PAGE = 8

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.engine.config import ModelConfig
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
-from baton.engine.forward.recurrent_index import NO_INDEX, RecurrentIndex
-from baton.engine.memory.layout import AttentionShape, RecurrentShape
+from baton.engine.layout.layout import AttentionShape, RecurrentShape
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
+from baton.engine.settings.config import ModelConfig
+from baton.engine.step.forward_batch import ForwardBatch, HostLengths
+from baton.engine.step.recurrent_index import NO_INDEX, RecurrentIndex
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.torch_kernels import TORCH

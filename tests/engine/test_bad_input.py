@@ -9,7 +9,7 @@ from engine.hash_model import VOCAB, HashModel, hash_config
 from baton.core.errors import RequestError, TooLargeError
 from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
 
 LONGEST = 64
 

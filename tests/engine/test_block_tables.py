@@ -21,14 +21,14 @@ from torch import Tensor
 
 from baton.core.errors import InvariantError
 from baton.engine.engine import Engine
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
-from baton.engine.forward.forward_stream import ThreadStream
-from baton.engine.forward.recurrent_index import RecurrentIndex
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.memory.table_changes import NO_ENTRIES, TableChanges, TableEntries
+from baton.engine.request.request import Request, RequestSpec
 from baton.engine.schedule.donations import Donations
-from baton.engine.schedule.request import Request, RequestSpec
+from baton.engine.step.forward_batch import ForwardBatch, HostLengths
+from baton.engine.step.recurrent_index import RecurrentIndex
+from baton.engine.stream.forward_stream import ThreadStream
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
 

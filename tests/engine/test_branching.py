@@ -11,8 +11,8 @@ from engine.engines import assert_clean, greedy
 from oracle.reference import Oracle
 from oracle.specs import SPECS
 
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.settings.config import EngineConfig
 
 SHARED, DEPTH = 257, 256
 STEPS = 24

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from baton.core.cache_salt import SHARED, make_salt
 from baton.core.errors import InvariantError, RequestError
 from baton.engine.cache.salted_prefix import SaltedPrefix
-from baton.engine.cache.token_key import token_key
 from baton.engine.engine import Engine
-from baton.engine.memory.owners import Owner
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.layout.owners import Owner
+from baton.engine.layout.token_key import token_key
+from baton.engine.request.request import RequestSpec
 
 GRID = 16
 ADA, BOB = make_salt("ada"), make_salt("bob")

@@ -7,7 +7,7 @@ from engine.hash_model import HashModel, expected_tokens
 from baton.core.cache_salt import SHARED
 from baton.core.errors import InvariantError
 from baton.engine.engine import Engine
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
 
 PROMPT = tuple(range(40))
 

@@ -15,13 +15,13 @@ from engine.test_used_window import CHECKPOINT, TOKENS
 from oracle.reference import Oracle
 from rerun_capture import RerunCapture
 
-from baton.engine.choices import SpeculativeAlgorithm
+from baton.engine.assembly.loader import load_model
 from baton.engine.engine import Engine
-from baton.engine.models.loader import load_model
-from baton.engine.replay.batch_sizes import batch_sizes, kept_bytes, window_sizes
+from baton.engine.layout.batch_sizes import batch_sizes, kept_bytes, window_sizes
 from baton.engine.replay.graphed_model import GraphedModel
 from baton.engine.replay.replayed_model import ReplayedModel
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.speculation.proposer import Proposers
 from baton.kernels.native import library
 from baton.kernels.verify import Accepted

@@ -12,11 +12,11 @@ import torch
 from engine.test_forward_stream import FakeEvent, FakeStream
 
 from baton.core.errors import ConfigError
-from baton.engine.config import EngineConfig, WeightFormat
-from baton.engine.forward.forward_stream import CudaStream
+from baton.engine.assembly import loader
+from baton.engine.layout.device import use_device
 from baton.engine.loop import EngineLoop
-from baton.engine.memory.device import use_device
-from baton.engine.models import loader
+from baton.engine.settings.config import EngineConfig, WeightFormat
+from baton.engine.stream.forward_stream import CudaStream
 from baton.transfer.channels.poller import Poller
 from baton.worker import runtime
 

@@ -12,8 +12,8 @@ from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
 from baton.engine.forward.host_pack import DevicePack, HostPack
 from baton.engine.memory.request_tables import RequestTables
-from baton.engine.schedule.plain_rows import NO_GROUP
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
+from baton.engine.step.plain_rows import NO_GROUP
 from baton.kernels.torch_kernels import TorchKernels
 
 

@@ -13,14 +13,11 @@ from engine.test_speculation import assert_same_tokens
 
 from baton.core.cache_salt import make_salt
 from baton.core.sampling_params import SamplingParams
-from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.engine import Engine
-from baton.engine.forward.step_result import StepResult
-from baton.engine.output.events import Event, RequestFinished
-from baton.engine.schedule.batch import Batch, Row
-from baton.engine.schedule.draw import Draw
-from baton.engine.schedule.plain_table import PlainTable
-from baton.engine.schedule.request import Request, RequestSpec
+from baton.engine.request.draw import Draw
+from baton.engine.request.events import Event, RequestFinished
+from baton.engine.request.request import Request, RequestSpec
+from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.speculation.draft_choice import DraftChoice
 from baton.engine.speculation.drafter import Drafter
 from baton.engine.speculation.guess_record import Ahead, GuessRecord
@@ -28,6 +25,9 @@ from baton.engine.speculation.ngram import NgramProposer
 from baton.engine.speculation.proposer import Proposers
 from baton.engine.speculation.step_costs import StepCosts
 from baton.engine.speculation.window_gain import CUT, PLAIN
+from baton.engine.step.batch import Batch, Row
+from baton.engine.step.plain_table import PlainTable
+from baton.engine.step.step_result import StepResult
 
 TOKENS = 64
 OURS = make_salt("ours")

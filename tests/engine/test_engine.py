@@ -11,9 +11,9 @@ from engine.hash_model import EOS, VOCAB, HashModel, expected_tokens, hash_confi
 from baton.core.finish import FinishReason
 from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
-from baton.engine.memory.owners import Owner
-from baton.engine.output.events import PromptScored, Scheduled, TokenSampled
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.layout.owners import Owner
+from baton.engine.request.events import PromptScored, Scheduled, TokenSampled
+from baton.engine.request.request import RequestSpec
 
 
 def assert_empty(engine: Engine) -> None:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.core.finish import FinishReason
-from baton.engine.cache.token_key import token_key
 from baton.engine.engine import Engine
-from baton.engine.memory.owners import Owner
-from baton.engine.output.events import Event, PrefillHeld, RequestFinished, TokenSampled
-from baton.engine.schedule.request import RequestSpec, Reservation
+from baton.engine.layout.owners import Owner
+from baton.engine.layout.token_key import token_key
+from baton.engine.request.events import Event, PrefillHeld, RequestFinished, TokenSampled
+from baton.engine.request.request import RequestSpec, Reservation
 
 TOKENS = st.integers(0, 95)  # not the end of sequence, which the model may still sample
 

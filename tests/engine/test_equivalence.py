@@ -20,8 +20,8 @@ from engine.hash_model import VOCAB, HashModel, expected_tokens, hash_config
 
 from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
-from baton.engine.output.events import Event, PrefillHeld, RequestFinished
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.events import Event, PrefillHeld, RequestFinished
+from baton.engine.request.request import RequestSpec
 
 
 def random_sampling(rng: random.Random, max_tokens: int) -> SamplingParams:

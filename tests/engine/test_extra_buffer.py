@@ -20,10 +20,10 @@ from engine.hash_model import VOCAB, HashModel, expected_tokens, hash_config
 
 from baton.core.errors import ConfigError
 from baton.core.sampling_params import SamplingParams
-from baton.engine.cache.grids import Strategy
 from baton.engine.engine import Engine
-from baton.engine.memory.owners import Owner
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.layout.grids import Strategy
+from baton.engine.layout.owners import Owner
+from baton.engine.request.request import RequestSpec
 
 
 def ask(engine: Engine, name: str, prompt: tuple[int, ...], count: int = 5) -> int:

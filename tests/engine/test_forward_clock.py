@@ -4,10 +4,10 @@ import pytest
 import torch
 from engine.engines import greedy, make_engine, run
 
-from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.forward import runner
-from baton.engine.forward.forward_clock import EventClock, ForwardTimer, HostClock, forward_clock
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import SpeculativeAlgorithm
+from baton.engine.stream.forward_clock import EventClock, ForwardTimer, HostClock, forward_clock
 
 
 class Device:

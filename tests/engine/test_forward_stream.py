@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from baton.engine.forward.forward_stream import (
+from baton.engine.stream.forward_stream import (
     CudaStream,
     ForwardStream,
     InlineStream,

@@ -14,21 +14,21 @@ from oracle.reference import Oracle
 from torch.distributed import is_nccl_available
 
 from baton.core.errors import ConfigError
-from baton.engine.config import EngineConfig
+from baton.engine.assembly.follower import run_steps
+from baton.engine.assembly.loader import divided_model, load_model
+from baton.engine.collectives import rank_room
+from baton.engine.collectives.comm import Shard
+from baton.engine.collectives.device_pools import DevicePools, opened_pools
+from baton.engine.collectives.nccl_comm import NcclComm, within
+from baton.engine.collectives.rank_device import check_gpus, device_name, rank_device
+from baton.engine.collectives.rank_messages import RankPools
+from baton.engine.collectives.rank_room import check_room
 from baton.engine.engine import Engine
-from baton.engine.memory.engine_options import check_ranks
-from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.engine.memory.rank_storage import RankStorage
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import divided_model, load_model
-from baton.engine.ranks import rank_room
-from baton.engine.ranks.comm import Shard
-from baton.engine.ranks.device_pools import DevicePools, opened_pools
-from baton.engine.ranks.follower import run_steps
-from baton.engine.ranks.nccl_comm import NcclComm, within
-from baton.engine.ranks.rank_device import check_gpus, device_name, rank_device
-from baton.engine.ranks.rank_messages import RankPools
-from baton.engine.ranks.rank_room import check_room
+from baton.engine.settings.config import EngineConfig
+from baton.engine.sizing.engine_options import check_ranks
 
 GPUS = torch.cuda.device_count()
 SIZES = RankPools(3, 4, 8, table_rows=2, table_width=5, kept_tokens=0, step_bytes=1 << 20)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import RankError
-from baton.engine.ranks import leading_model
-from baton.engine.ranks.comm import Shard
-from baton.engine.ranks.group_comm import GroupComm
-from baton.engine.ranks.leading_model import LeadingModel
+from baton.engine.assembly import leading_model
+from baton.engine.assembly.leading_model import LeadingModel
+from baton.engine.collectives.comm import Shard
+from baton.engine.collectives.group_comm import GroupComm
 
 TWO_GPUS = pytest.param(
     "cuda",

@@ -19,9 +19,15 @@ from engine.hash_model import HashModel, expected_tokens
 
 from baton.core.errors import RequestError, TooLargeError
 from baton.core.finish import FinishReason
-from baton.engine.memory.owners import Owner
-from baton.engine.output.events import ChunkComputed, Event, PrefillHeld, RequestFinished, Scheduled
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.layout.owners import Owner
+from baton.engine.request.events import (
+    ChunkComputed,
+    Event,
+    PrefillHeld,
+    RequestFinished,
+    Scheduled,
+)
+from baton.engine.request.request import RequestSpec
 
 
 def test_a_held_request_waits_untouched_until_it_is_released(seeded: random.Random) -> None:

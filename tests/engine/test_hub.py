@@ -17,9 +17,9 @@ from baton.core.errors import ConfigError
 from baton.core.sampling_params import SamplingParams
 from baton.deploy.config_from import engine_from
 from baton.deploy.options import engine_options
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.loading.hub import find_model
+from baton.engine.settings.config import EngineConfig
 from baton.text.model_folder import model_name
 
 ID = "Some-Lab/Tiny-Hybrid-0.1B"

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.core.errors import InvariantError
+from baton.engine.layout.owners import Owner
 from baton.engine.memory.id_pool import IdPool
-from baton.engine.memory.owners import Owner
 
 SIZE = 12
 HOLDERS = st.sampled_from([o for o in Owner if o is not Owner.FREE])

@@ -20,10 +20,10 @@ from oracle.reference import Oracle
 from oracle.specs import DENSE, SPECS
 
 from baton.core.sampling_params import SamplingParams
-from baton.engine.cache.grids import Strategy
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.output.output import Output
+from baton.engine.layout.grids import Strategy
+from baton.engine.request.output import Output
+from baton.engine.settings.config import EngineConfig
 from baton.kernels.dispatch import KernelChoice
 
 # A snapshot rounded to bf16 costs 1e-7 in fp32, where nothing should cost more than some 1e-12.

@@ -9,10 +9,10 @@ import torch
 
 from baton.bench.gpu.models import GRANITE_SMALL, NEMOTRON_9B, write_config
 from baton.core.errors import ConfigError
-from baton.engine.config import EngineConfig, WeightFormat
+from baton.engine.assembly import loader
+from baton.engine.assembly.loader import planned_memory
 from baton.engine.engine import Engine
-from baton.engine.models import loader
-from baton.engine.models.loader import planned_memory
+from baton.engine.settings.config import EngineConfig, WeightFormat
 
 GPU_BYTES = 80 * 10**9
 _PERIOD = ["linear_attention"] * 3 + ["full_attention"]

@@ -11,13 +11,13 @@ from oracle.reference import Oracle
 from oracle.specs import ONE_OF_EACH
 from torch import Tensor
 
-from baton.engine.config import EngineConfig
+from baton.engine.assembly.loader import load_model
 from baton.engine.engine import Engine
-from baton.engine.forward.layer_progress import LayerBytes, LayerProgress, LayersComputed
-from baton.engine.models.loader import load_model
-from baton.engine.output.events import PrefillHeld
-from baton.engine.schedule.batch import Row
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.events import PrefillHeld
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.config import EngineConfig
+from baton.engine.step.batch import Row
+from baton.engine.step.layer_progress import LayerBytes, LayerProgress, LayersComputed
 from baton.transfer.memory.regions import EngineMemory, Holder
 from baton.transfer.memory.segments import Segment, cut_kv, cut_state
 

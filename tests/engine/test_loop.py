@@ -12,13 +12,13 @@ from engine.hash_model import HashModel, expected_tokens
 from baton.core.errors import InvariantError, RequestError, StoppedError
 from baton.core.finish import FinishReason
 from baton.engine.engine import Engine
-from baton.engine.forward.forward_batch import ForwardBatch
+from baton.engine.layout.owners import Owner
 from baton.engine.loop import EngineLoop
-from baton.engine.memory.owners import Owner
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.output.events import Event, RequestFinished, TokenSampled
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.events import Event, RequestFinished, TokenSampled
+from baton.engine.request.request import RequestSpec
+from baton.engine.step.forward_batch import ForwardBatch
 
 DEADLINE = 60.0
 

@@ -9,12 +9,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from baton.core.errors import ConfigError
-from baton.engine.choices import SpeculativeAlgorithm
-from baton.engine.config import EngineConfig, ModelConfig
-from baton.engine.memory import available
-from baton.engine.memory.layout import AttentionShape, LatentShape, RecurrentShape
-from baton.engine.memory.plan import MemoryPlan
-from baton.engine.memory.step_memory import StepMemory
+from baton.engine.layout.layout import AttentionShape, LatentShape, RecurrentShape
+from baton.engine.settings.choices import SpeculativeAlgorithm
+from baton.engine.settings.config import EngineConfig, ModelConfig
+from baton.engine.sizing import available
+from baton.engine.sizing.plan import MemoryPlan
+from baton.engine.sizing.step_memory import StepMemory
 
 MIB = 1 << 20
 # Sizes like Nemotron-Nano-9B's: 27 Mamba-2 layers beside 4 of attention.

@@ -17,12 +17,12 @@ from oracle.reference import Oracle
 from oracle.specs import ONE_OF_EACH, SPECS
 
 from baton.core.sampling_params import SamplingParams
-from baton.engine.choices import SpeculativeAlgorithm
-from baton.engine.config import EngineConfig
+from baton.engine.assembly.loader import load_model
 from baton.engine.engine import Engine
-from baton.engine.forward.forward_stream import ThreadStream
-from baton.engine.models.loader import load_model
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import SpeculativeAlgorithm
+from baton.engine.settings.config import EngineConfig
+from baton.engine.stream.forward_stream import ThreadStream
 from baton.kernels.dispatch import KernelChoice
 
 # Torch's kernels are those that a device runs; the native ones hide their reads from the guard.

@@ -11,10 +11,10 @@ from engine.engines import assert_clean, greedy, hand_over, run, tokens_of
 from oracle.reference import LOGIT_BOUND, Oracle
 from oracle.specs import DEEP, SPECS
 
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.output.events import Event
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.events import Event
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.config import EngineConfig
 
 STEPS = 64
 LENGTHS = (2, 16, 53, 101)

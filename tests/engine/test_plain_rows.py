@@ -8,8 +8,8 @@ from engine.hash_model import VOCAB, HashModel, expected_tokens
 from engine.test_sampling import naive
 
 from baton.engine.engine import Engine
-from baton.engine.schedule.draw import Draw
-from baton.engine.schedule.request import Request, RequestSpec
+from baton.engine.request.draw import Draw
+from baton.engine.request.request import Request, RequestSpec
 from baton.engine.schedule.row_planner import RowPlanner
 
 

@@ -8,10 +8,10 @@ from engine.engines import assert_clean, greedy, make_engine, random_prompt, run
 
 from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
-from baton.engine.output.events import Event, RequestFinished
-from baton.engine.schedule.batch import Batch, Row
-from baton.engine.schedule.draw import DRAW_RECORD
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.draw import DRAW_RECORD
+from baton.engine.request.events import Event, RequestFinished
+from baton.engine.request.request import RequestSpec
+from baton.engine.step.batch import Batch, Row
 
 
 def some_sampling(rng: random.Random) -> SamplingParams:

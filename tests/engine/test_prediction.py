@@ -11,9 +11,9 @@ from engine.test_speculation import answers, assert_same, assert_same_tokens
 
 from baton.core.drafts import DraftSource
 from baton.core.errors import RequestError
-from baton.engine.choices import SpeculativeAlgorithm
-from baton.engine.output.events import Event, RequestFinished
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.events import Event, RequestFinished
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.speculation.ngram import LONGEST
 from baton.engine.speculation.prediction import SEARCHED, PredictionSource, _Place
 from baton.engine.speculation.step_costs import StepCosts

@@ -11,7 +11,7 @@ from baton.core.cache_salt import SHARED, make_salt
 from baton.core.errors import InvariantError
 from baton.engine.cache.prefix_cache import Inserted, Match, PrefixCache
 from baton.engine.cache.prefix_node import Node
-from baton.engine.cache.token_key import token_key
+from baton.engine.layout.token_key import token_key
 
 PAGE = 4
 Name = tuple[bytes, bytes]  # of a prefix: its cache salt, and its token key

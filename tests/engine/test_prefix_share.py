@@ -8,11 +8,11 @@ from engine.hash_model import HashModel, expected_tokens
 
 from baton.core.errors import RequestError
 from baton.engine.cache.salted_prefix import SaltedPrefix
-from baton.engine.cache.token_key import token_key
 from baton.engine.engine import Engine
 from baton.engine.handoff.prefix_share import Loan
-from baton.engine.memory.owners import Owner
-from baton.engine.schedule.request import RequestSpec, Reservation
+from baton.engine.layout.owners import Owner
+from baton.engine.layout.token_key import token_key
+from baton.engine.request.request import RequestSpec, Reservation
 
 GRID = 16
 

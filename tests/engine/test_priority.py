@@ -7,8 +7,8 @@ import pytest
 from engine.engines import greedy, make_engine, random_prompt, run, tokens_of
 from engine.hash_model import HashModel, expected_tokens
 
-from baton.engine.output.events import Event, RequestFinished, Scheduled, TokenSampled
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.events import Event, RequestFinished, Scheduled, TokenSampled
+from baton.engine.request.request import RequestSpec
 
 
 def scheduled(events: list[Event]) -> list[str]:

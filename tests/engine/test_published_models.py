@@ -9,10 +9,10 @@ import torch
 from engine.published_models import PUBLISHED
 
 from baton.core.errors import ConfigError
-from baton.engine.config import EngineConfig
-from baton.engine.memory.plan import MemoryPlan
+from baton.engine.assembly.loader import divided_model
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import divided_model
+from baton.engine.settings.config import EngineConfig
+from baton.engine.sizing.plan import MemoryPlan
 
 DEVICE_BYTES = 80 * 10**9
 RUNNING = 32

@@ -19,10 +19,10 @@ from guards import NoHostReads
 from baton.core.finish import FinishReason
 from baton.core.sampling_params import SamplingParams
 from baton.engine.engine import Engine
-from baton.engine.forward.forward_stream import InlineStream, ThreadStream
-from baton.engine.memory.owners import Owner
-from baton.engine.output.events import Event, PrefillHeld, RequestFinished
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.layout.owners import Owner
+from baton.engine.request.events import Event, PrefillHeld, RequestFinished
+from baton.engine.request.request import RequestSpec
+from baton.engine.stream.forward_stream import InlineStream, ThreadStream
 
 
 @pytest.fixture

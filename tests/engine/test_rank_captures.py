@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.forward.forward_batch import Window
-from baton.engine.ranks import follower
-from baton.engine.ranks.comm import SingleComm
-from baton.engine.ranks.leading_model import LeadingModel
+from baton.engine.assembly import follower
+from baton.engine.assembly.leading_model import LeadingModel
+from baton.engine.collectives.comm import SingleComm
 from baton.engine.replay.graphed_model import GraphedModel
-from baton.engine.speculation.kept_inputs import windows
+from baton.engine.step.forward_batch import Window
+from baton.engine.step.kept_inputs import windows
 
 CPU = torch.device("cpu")
 

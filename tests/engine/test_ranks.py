@@ -20,16 +20,16 @@ from oracle.reference import Oracle
 from oracle.specs import SPECS
 
 from baton.core.errors import ConfigError, RankError
-from baton.engine.choices import SpeculativeAlgorithm
-from baton.engine.config import EngineConfig
+from baton.engine.assembly import followers, leading_model
+from baton.engine.assembly.loader import load_model
+from baton.engine.collectives.rank_messages import BooksWanted, RankPools
+from baton.engine.collectives.step_message import StepMessage, StepWriter
 from baton.engine.engine import Engine
-from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.loop import EngineLoop
-from baton.engine.models.loader import load_model
-from baton.engine.ranks import followers, leading_model
-from baton.engine.ranks.rank_messages import BooksWanted, RankPools
-from baton.engine.ranks.step_message import StepMessage, StepWriter
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import SpeculativeAlgorithm
+from baton.engine.settings.config import EngineConfig
+from baton.engine.step.forward_batch import ForwardBatch
 
 NAME = "granite_moe_nope"
 STEPS = 48
@@ -250,7 +250,7 @@ def test_the_audit_compares_what_each_rank_has_written(
 LEADER = """
 import sys, time
 from pathlib import Path
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.engine.engine import Engine
 engine = Engine.load(EngineConfig(Path(sys.argv[1]), memory_bytes=1 << 28, page_size=16, tp=2))
 print(*engine.followers.processes, flush=True)

@@ -18,17 +18,17 @@ from oracle.specs import SPECS
 from baton.core.drafts import DraftSource
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
-from baton.engine.choices import LEAST_CAPACITY, SpeculativeAlgorithm
+from baton.engine.assembly.leading_model import LeadingModel
+from baton.engine.assembly.loader import load_model
+from baton.engine.collectives.step_message import StepMessage, StepWriter
 from baton.engine.engine import Engine
-from baton.engine.forward.forward_batch import ForwardBatch
-from baton.engine.models.loader import load_model
-from baton.engine.output.events import Event
-from baton.engine.output.output import Output
-from baton.engine.ranks.leading_model import LeadingModel
-from baton.engine.ranks.step_message import StepMessage, StepWriter
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.events import Event
+from baton.engine.request.output import Output
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import LEAST_CAPACITY, SpeculativeAlgorithm
 from baton.engine.speculation import drafter
 from baton.engine.speculation.proposer import Proposers
+from baton.engine.step.forward_batch import ForwardBatch
 
 STEPS = 32
 LENGTHS = (2, 16, 53)

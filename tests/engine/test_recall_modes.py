@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from engine.engines import assert_clean, greedy
 
-from baton.engine.cache.grids import Strategy
-from baton.engine.choices import SpeculativeAlgorithm
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.output.output import Output
+from baton.engine.layout.grids import Strategy
+from baton.engine.request.output import Output
+from baton.engine.settings.choices import SpeculativeAlgorithm
+from baton.engine.settings.config import EngineConfig
 from recall.questions import Question, draw
 from recall.story import LEARNT
 

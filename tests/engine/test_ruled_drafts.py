@@ -12,8 +12,8 @@ from toy_tokenizer import byte_level
 from baton.core.drafts import DraftSource
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
-from baton.engine.choices import SpeculativeAlgorithm
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.speculation.step_costs import StepCosts
 from baton.text.special_tokens import SpecialTokens
 from baton.text.tokenizer import Tokenizer

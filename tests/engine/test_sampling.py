@@ -14,19 +14,19 @@ from guards import NoHostReads
 from torch import Tensor
 
 from baton.core.sampling_params import SamplingParams
-from baton.engine.cache.token_key import token_key
-from baton.engine.forward.forward_batch import ForwardBatch, HostLengths
-from baton.engine.forward.forward_stream import InlineStream
-from baton.engine.forward.recurrent_index import NO_INDEX, RecurrentIndex
 from baton.engine.forward.runner import ModelRunner
+from baton.engine.layout.token_key import token_key
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.memory.state_pool import StatePool
 from baton.engine.memory.table_changes import History, TableEntries
-from baton.engine.output.stop_checker import StopChecker
-from baton.engine.schedule.batch import Batch, Row, Scores
-from baton.engine.schedule.draw import Draw
-from baton.engine.schedule.request import Request, RequestSpec
+from baton.engine.request.draw import Draw
+from baton.engine.request.request import Request, RequestSpec
+from baton.engine.request.stop_checker import StopChecker
+from baton.engine.step.batch import Batch, Row, Scores
+from baton.engine.step.forward_batch import ForwardBatch, HostLengths
+from baton.engine.step.recurrent_index import NO_INDEX, RecurrentIndex
+from baton.engine.stream.forward_stream import InlineStream
 from baton.kernels.chunks import SnapshotPlan
 from baton.kernels.host_plan import HostPlan
 from baton.kernels.torch_kernels import TORCH

@@ -16,13 +16,13 @@ from engine.hash_model import HashModel, expected_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.forward.forward_batch import ForwardBatch
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
-from baton.engine.output.events import PromptScored, RequestFinished, Scheduled, TokenSampled
+from baton.engine.request.events import PromptScored, RequestFinished, Scheduled, TokenSampled
+from baton.engine.request.request import RequestSpec
 from baton.engine.schedule.chunking import chunk_end
-from baton.engine.schedule.request import RequestSpec
 from baton.engine.schedule.row_planner import SCORED_TOKENS
+from baton.engine.step.forward_batch import ForwardBatch
 
 
 class Witness(HashModel):

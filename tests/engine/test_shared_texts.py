@@ -13,9 +13,9 @@ from engine.test_speculation import answers, assert_same_tokens
 from baton.core.cache_salt import make_salt
 from baton.core.drafts import DraftSource
 from baton.core.errors import ConfigError, RequestError
-from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.engine import Engine
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.speculation.ngram import LONGEST
 from baton.engine.speculation.shared_texts import MOST_TOKENS, TOKEN_BYTES, SharedTexts
 from baton.engine.speculation.step_costs import StepCosts

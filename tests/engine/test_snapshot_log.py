@@ -8,7 +8,7 @@ from engine.engines import assert_clean, greedy, make_engine, random_prompt, run
 from baton.core.cache_salt import SHARED, make_salt
 from baton.engine.cache.snapshot_log import EVICTED
 from baton.engine.engine import Engine
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
 from baton.text.prefix_digest import PrefixDigest
 
 

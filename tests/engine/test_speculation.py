@@ -25,11 +25,11 @@ from toy_tokenizer import byte_level
 from baton.core.errors import ConfigError, InvariantError
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
-from baton.engine.choices import SpeculativeAlgorithm
 from baton.engine.engine import Engine
 from baton.engine.forward import runner, verification
-from baton.engine.output.events import Event, RequestFinished, TokenSampled
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.events import Event, RequestFinished, TokenSampled
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.speculation import drafter
 from baton.engine.speculation.step_costs import StepCosts
 from baton.text.special_tokens import SpecialTokens

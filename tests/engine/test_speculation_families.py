@@ -16,12 +16,12 @@ from oracle.specs import DEEP, SPECS
 
 from baton.core.errors import ConfigError
 from baton.core.sampling_params import SamplingParams
-from baton.engine.cache.token_key import token_key
-from baton.engine.choices import SpeculativeAlgorithm
+from baton.engine.assembly.loader import load_model
 from baton.engine.engine import Engine
-from baton.engine.models.loader import load_model
-from baton.engine.output.events import Event, TokenSampled
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.layout.token_key import token_key
+from baton.engine.request.events import Event, TokenSampled
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import SpeculativeAlgorithm
 from baton.engine.speculation import drafter
 from baton.engine.speculation.prediction import PredictionSource
 from baton.engine.speculation.proposer import Proposers

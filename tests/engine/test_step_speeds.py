@@ -6,10 +6,10 @@ import pytest
 from engine.engines import greedy, make_engine, random_prompt, run
 from engine.hash_model import HashModel
 
-from baton.engine.choices import Beside
+from baton.engine.request.request import RequestSpec
 from baton.engine.schedule.chunking import LEAST_BESIDE, PromptBudget
-from baton.engine.schedule.request import RequestSpec
 from baton.engine.schedule.step_speeds import StepSpeeds
+from baton.engine.settings.choices import Beside
 
 
 def learnt(decode_s: float, token_s: float) -> StepSpeeds:

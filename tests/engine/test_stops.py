@@ -10,9 +10,9 @@ from toy_tokenizer import byte_level
 from baton.core.errors import RequestError
 from baton.core.finish import FinishReason
 from baton.core.sampling_params import SamplingParams
-from baton.engine.output.events import RequestFinished
-from baton.engine.output.stop_checker import StopChecker
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.events import RequestFinished
+from baton.engine.request.request import RequestSpec
+from baton.engine.request.stop_checker import StopChecker
 from baton.text.special_tokens import SpecialTokens
 from baton.text.tokenizer import Tokenizer
 

@@ -14,9 +14,9 @@ from baton.core.errors import RequestError
 from baton.core.finish import FinishReason
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.sampling_params import SamplingParams
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.config import EngineConfig
 from baton.text.tokenizer import Tokenizer
 
 WORD = {"type": "string", "maxLength": 5}

@@ -13,7 +13,7 @@ from engine.test_equivalence import alone, disaggregate
 from baton.core.errors import RequestError
 from baton.core.finish import FinishReason
 from baton.core.sampling_params import SamplingParams
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
 from baton.text.token_rules import banned_sequences
 from baton.text.tokenizer import Tokenizer
 

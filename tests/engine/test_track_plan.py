@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.errors import ConfigError
-from baton.engine.cache.grids import Grids, Strategy, resolve
 from baton.engine.cache.track_plan import prefill_depths
+from baton.engine.layout.grids import Grids, Strategy, resolve
 
 sizes = st.integers(0, 600)
 grids = st.sampled_from([1, 4, 16, 64, 256])

@@ -29,14 +29,14 @@ from oracle.specs import SPECS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from baton.core.finish import FinishReason
+from baton.engine.assembly.loader import load_model
 from baton.engine.cache.salted_prefix import SaltedPrefix
-from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.forward.forward_stream import ThreadStream
-from baton.engine.memory.owners import Owner
-from baton.engine.models.loader import load_model
-from baton.engine.output.events import Event, PrefillHeld
-from baton.engine.schedule.request import Request, RequestSpec
+from baton.engine.layout.owners import Owner
+from baton.engine.request.events import Event, PrefillHeld
+from baton.engine.request.request import Request, RequestSpec
+from baton.engine.settings.config import EngineConfig
+from baton.engine.stream.forward_stream import ThreadStream
 from baton.kernels.dispatch import KernelChoice
 
 GRID = 16  # of `make_engine`: prompts of hash models are tracked at its multiples

@@ -17,11 +17,11 @@ from engine.engines import (
 )
 from engine.hash_model import VOCAB, HashModel, expected_tokens
 
-from baton.engine.cache.token_key import token_key
 from baton.engine.engine import Engine
-from baton.engine.memory.owners import Owner
-from baton.engine.output.events import Event
-from baton.engine.schedule.request import RequestSpec, Reservation
+from baton.engine.layout.owners import Owner
+from baton.engine.layout.token_key import token_key
+from baton.engine.request.events import Event
+from baton.engine.request.request import RequestSpec, Reservation
 
 
 def _tokens(events: list[Event], name: str) -> tuple[int, ...]:

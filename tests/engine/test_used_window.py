@@ -11,11 +11,11 @@ from engine.proposers import Known, KnownOnDevice
 from engine.test_oracle import load
 from oracle.reference import Oracle
 
-from baton.engine.choices import WINDOWS, SpeculativeAlgorithm
+from baton.engine.assembly.loader import load_model
 from baton.engine.engine import Engine
-from baton.engine.models.loader import load_model
 from baton.engine.replay.replayed_model import ReplayedModel
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import WINDOWS, SpeculativeAlgorithm
 from baton.engine.speculation.proposer import Proposers
 from baton.kernels.native import library
 from baton.kernels.native.recorder import Recording

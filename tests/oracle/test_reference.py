@@ -12,8 +12,8 @@ from oracle.reference import LOGIT_BOUND, Oracle, accept
 from oracle.specs import SPECS
 from step_driver import StepDriver
 
-from baton.engine.config import EngineConfig
-from baton.engine.models.loader import load_model
+from baton.engine.assembly.loader import load_model
+from baton.engine.settings.config import EngineConfig
 
 NAME = "granite_dense_nope"
 VOCAB = SPECS[NAME].config["vocab_size"]

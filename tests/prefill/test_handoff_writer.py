@@ -10,8 +10,8 @@ from transfer.layouts import PAGES, SLOTS, Pools
 
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.engine.forward.layer_progress import LayersComputed
-from baton.engine.schedule.request import Holding
+from baton.engine.request.request import Holding
+from baton.engine.step.layer_progress import LayersComputed
 from baton.prefill.drains import Drains, WrittenTicket
 from baton.prefill.handoff_writer import HandoffWriter
 from baton.prefill.messages import HandoffMessages

@@ -3,7 +3,7 @@
 import torch
 from hypothesis import strategies as st
 
-from baton.engine.memory.layout import (
+from baton.engine.layout.layout import (
     AttentionShape,
     LatentShape,
     PageLayout,

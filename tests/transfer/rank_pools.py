@@ -6,7 +6,7 @@ from torch import Tensor
 from transfer.layouts import Pools
 
 from baton.core.errors import ConfigError
-from baton.engine.memory.layout import (
+from baton.engine.layout.layout import (
     AttentionShape,
     Component,
     LatentShape,
@@ -14,9 +14,9 @@ from baton.engine.memory.layout import (
     RecurrentShape,
     SlotLayout,
 )
+from baton.engine.layout.shards import SubBlock, spans
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.rank_storage import RankStorage, RankStorages
-from baton.engine.memory.shards import SubBlock, spans
 from baton.engine.memory.state_pool import StatePool, component_view
 from baton.transfer.memory.rank_memory import RankMemory
 from baton.transfer.memory.regions import EngineMemory, Holder, Memory

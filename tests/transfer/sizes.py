@@ -1,6 +1,6 @@
 """The bytes that a hand-off must move, and those of the messages around them."""
 
-from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.transfer.channels.frames import HEADER_BYTES, encode_opening
 from baton.transfer.tickets import Claim
 

@@ -22,7 +22,7 @@ from transfer.wires import (
     until,
 )
 
-from baton.engine.memory.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
+from baton.engine.layout.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
 from baton.transfer.channels import frames
 from baton.transfer.channels.ends import WriteOperation
 from baton.transfer.channels.link_rate import LinkRate

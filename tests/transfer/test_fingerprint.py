@@ -8,7 +8,7 @@ import torch
 from transfer.layouts import PAGES, SLOTS
 
 from baton.core.errors import IncompatibleError
-from baton.engine.memory.layout import LatentShape
+from baton.engine.layout.layout import LatentShape
 from baton.rpc.handshake import ABSENT, check_fingerprint, differences
 from baton.transfer.fingerprint import layout_fingerprint
 

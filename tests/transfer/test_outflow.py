@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transfer.layouts import PAGES, SLOTS, page_layouts, slot_layouts
 
-from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.transfer.memory.segments import Kind, Segment, nbytes, pieces
 from baton.transfer.outflow import Outflow
 

@@ -9,7 +9,7 @@ from transfer.layouts import Pools
 from transfer.rank_pools import RankPools, divides, page_layouts, slot_layouts
 from transfer.wires import SOURCE, TARGET
 
-from baton.engine.memory.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
+from baton.engine.layout.layout import AttentionShape, PageLayout, RecurrentShape, SlotLayout
 from baton.transfer.errors import ChecksumError
 from baton.transfer.memory.coverage import Coverage
 from baton.transfer.memory.rank_moves import RankMoves

@@ -14,15 +14,15 @@ from torch import Tensor
 from transfer.rank_pools import Layout, divides, page_layouts, slot_layouts
 
 from baton.core.errors import ConfigError
-from baton.engine.config import Mixer, ModelConfig
-from baton.engine.memory.layout import (
+from baton.engine.layout.layout import (
     AttentionShape,
     PageLayout,
     RecurrentShape,
     SlotLayout,
 )
-from baton.engine.memory.shards import SubBlock
+from baton.engine.layout.shards import SubBlock
 from baton.engine.models.family_table import read_config
+from baton.engine.settings.config import Mixer, ModelConfig
 from baton.transfer.memory.coverage import Coverage
 from baton.transfer.memory.reshard import Move, reshard
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transfer.layouts import PAGES, SLOTS, page_layouts, slot_layouts
 from transfer.sizes import bytes_needed
 
-from baton.engine.memory.layout import Component, PageLayout, SlotLayout
+from baton.engine.layout.layout import Component, PageLayout, SlotLayout
 from baton.transfer.memory.segments import (
     Kind,
     Segment,

@@ -15,7 +15,7 @@ from transfer.test_pull import joined
 from transfer.test_unequal_ranks import FROM, PAGES, SLOTS, check, engines
 from transfer.wires import SOURCE, TARGET, TOKENS, Wire, connected, until
 
-from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.transfer.channels.nixl import staging
 from baton.transfer.channels.nixl.agent import NixlAgent, Parts
 from baton.transfer.channels.nixl.gathering import Gathering

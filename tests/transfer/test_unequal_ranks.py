@@ -16,14 +16,14 @@ from transfer.sizes import NOTE_BYTES
 from transfer.test_pull import joined
 from transfer.wires import CHANNELS, PULLING, SOURCE, TARGET, TOKENS, Wire, connected, until
 
-from baton.engine.memory.layout import (
+from baton.engine.layout.layout import (
     AttentionShape,
     LatentShape,
     PageLayout,
     RecurrentShape,
     SlotLayout,
 )
-from baton.engine.memory.shards import SubBlock
+from baton.engine.layout.shards import SubBlock
 from baton.transfer.channels.nixl.crossing import Crossing
 from baton.transfer.channels.nixl.endpoint import NixlEndpoint
 from baton.transfer.channels.nixl.peer import NixlPeer

@@ -13,7 +13,7 @@ from certificates import credentials_of
 from grpc import aio
 from transfer.layouts import PAGES, SLOTS, Pools
 
-from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.proto.common_pb2 import DECODE, WorkerIdentity
 from baton.transfer.channels import registry
 from baton.transfer.channels.base import ChannelContext

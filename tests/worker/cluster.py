@@ -18,7 +18,7 @@ from baton.core.role import Role
 from baton.core.sampling_params import SamplingParams
 from baton.decode.service import DecodeService
 from baton.engine.engine import Engine
-from baton.engine.memory.owners import Owner
+from baton.engine.layout.owners import Owner
 from baton.prefill.service import PrefillService
 from baton.proto import common_pb2, worker_pb2, worker_pb2_grpc
 from baton.proto.version import PROTOCOL_MAJOR, PROTOCOL_MINOR

@@ -12,7 +12,7 @@ TINY = {**GRANITE_SMALL, "hidden_size": 64, "mamba_n_heads": 4, "num_attention_h
 CODE = """
 import sys, threading
 from pathlib import Path
-from baton.engine.config import EngineConfig
+from baton.engine.settings.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.core.errors import InvariantError
 from baton.prefill.actor import PrefillActor

@@ -9,8 +9,8 @@ from samples import grown, samples
 from baton.core.role import Role
 from baton.decode.request_timings import RequestTimings
 from baton.engine.cache.eviction_causes import Shortages
-from baton.engine.counters import Counters
-from baton.engine.memory.owners import Owner
+from baton.engine.layout.owners import Owner
+from baton.engine.settings.counters import Counters
 from baton.engine.status import EngineStatus
 from baton.proto import handoff_pb2
 from baton.transfer.handoff import HandoffState

@@ -9,7 +9,7 @@ import pytest
 
 from baton.core.finish import FinishReason, Usage
 from baton.core.logs import JsonFormatter
-from baton.engine.output.events import RequestFinished
+from baton.engine.request.events import RequestFinished
 from baton.proto import common_pb2
 from baton.rpc.convert import finished_to_proto
 from baton.worker.convert import finished_of

@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from baton.engine.layout.layout import PageLayout, SlotLayout
 from baton.engine.memory.host_bytes import HostBytes
-from baton.engine.memory.layout import PageLayout, SlotLayout
 from baton.engine.memory.page_pool import PagePool
 from baton.engine.memory.state_pool import StatePool
 from baton.transfer.memory.segments import Kind, Piece, Segment, nbytes, pieces

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from baton.engine.memory.layout import Component, PageLayout, SlotLayout
-from baton.engine.memory.shards import SubBlock
+from baton.engine.layout.layout import Component, PageLayout, SlotLayout
+from baton.engine.layout.shards import SubBlock
 
 
 @dataclass(frozen=True)

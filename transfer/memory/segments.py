@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from baton.engine.memory.layout import PageLayout, SlotLayout
+from baton.engine.layout.layout import PageLayout, SlotLayout
 
 MESSAGE_BYTES = 1 << 20
 """Payload of one message, in bytes. Python gRPC is fastest near 1 MiB."""

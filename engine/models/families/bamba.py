@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from baton.engine.config import Mixer, ModelConfig
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import (
     REQUIRED,
@@ -21,6 +20,7 @@ from baton.engine.models.layers.mamba2 import Mamba2Mixer, Mamba2Shape
 from baton.engine.models.layers.mlp import GatedMlp
 from baton.engine.models.layers.rope import read_rope
 from baton.engine.models.scope import Scope
+from baton.engine.settings.config import Mixer, ModelConfig
 
 _NAME = "bamba"
 _ROTARY_FRACTION = 0.5  # of every Bamba; older config.json files do not say it

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from baton.engine.config import Mixer, ModelConfig
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import (
     REQUIRED,
@@ -22,6 +21,7 @@ from baton.engine.models.layers.mlp import GatedMlp
 from baton.engine.models.layers.moe import GroupedRouter, GroupedTopK, RoutedSwiglu, Router
 from baton.engine.models.layers.rope import read_rope, read_score_factor
 from baton.engine.models.scope import Scope
+from baton.engine.settings.config import Mixer, ModelConfig
 
 # A layer's router, from the scope of its gate.
 ReadRouter = Callable[[Fields, Scope, int, int], Router]

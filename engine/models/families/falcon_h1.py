@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import ConfigError
-from baton.engine.config import Mixer, ModelConfig
 from baton.engine.loading.multiplied import MultipliedWeights
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import (
@@ -28,6 +27,7 @@ from baton.engine.models.layers.mamba2 import Mamba2Fields, Mamba2Mixer, Mamba2S
 from baton.engine.models.layers.mlp import GatedMlp
 from baton.engine.models.layers.rope import read_rope
 from baton.engine.models.scope import Scope
+from baton.engine.settings.config import Mixer, ModelConfig
 
 _NAMES = Mamba2Fields(inner="mamba_d_ssm", out_bias="projectors_bias")
 

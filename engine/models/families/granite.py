@@ -2,12 +2,12 @@
 
 from functools import partial
 
-from baton.engine.config import ModelConfig
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.families import llama
 from baton.engine.models.family import Family
 from baton.engine.models.fields import Fields
 from baton.engine.models.scope import Scope
+from baton.engine.settings.config import ModelConfig
 
 
 def _build(config: ModelConfig, scope: Scope) -> Decoder:

@@ -7,7 +7,6 @@ of head_dim ** -0.5), and a divisor of the logits. Attention has rotary position
 from pathlib import Path
 
 from baton.core.errors import ConfigError
-from baton.engine.config import Mixer, ModelConfig
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import (
     REQUIRED,
@@ -27,6 +26,7 @@ from baton.engine.models.layers.mlp import GatedMlp
 from baton.engine.models.layers.moe import SoftmaxTopKMoe
 from baton.engine.models.layers.rope import read_rope
 from baton.engine.models.scope import Scope
+from baton.engine.settings.config import Mixer, ModelConfig
 
 _NAME = "granitemoehybrid"
 

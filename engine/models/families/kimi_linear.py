@@ -3,7 +3,6 @@ then a gated MLP in the first layers and DeepSeek-V3's experts in the others."""
 
 from pathlib import Path
 
-from baton.engine.config import Mixer, ModelConfig
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import (
     REQUIRED,
@@ -23,6 +22,7 @@ from baton.engine.models.layers.mla import Mla, MlaSizes
 from baton.engine.models.layers.mlp import GatedMlp
 from baton.engine.models.layers.moe import ExpertNames, GroupedRouter, GroupedTopK, RoutedSwiglu
 from baton.engine.models.scope import Scope
+from baton.engine.settings.config import Mixer, ModelConfig
 from baton.kernels.gated_delta import CHUNK
 
 _MIXERS = {"linear_attention": Mixer.KDA, "full_attention": Mixer.MLA}

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from baton.engine.config import Mixer, ModelConfig
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import (
     REQUIRED,
@@ -22,6 +21,7 @@ from baton.engine.models.layers.mlp import GatedMlp
 from baton.engine.models.layers.rope import read_rope
 from baton.engine.models.layers.short_conv import ShortConv, ShortConvShape
 from baton.engine.models.scope import Scope
+from baton.engine.settings.config import Mixer, ModelConfig
 
 _NAMES = AttentionNames(out="out_proj", q_norm="q_layernorm", k_norm="k_layernorm")
 _THETA = 1_000_000.0  # of the rotary positions, where the config names none

@@ -4,7 +4,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from baton.engine.config import Mixer, ModelConfig
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import (
     REQUIRED,
@@ -19,6 +18,7 @@ from baton.engine.models.layers.attention import Attention, AttentionSizes
 from baton.engine.models.layers.mlp import GatedMlp
 from baton.engine.models.layers.rope import read_rope
 from baton.engine.models.scope import Scope
+from baton.engine.settings.config import Mixer, ModelConfig
 
 
 def read(family: str, fields: Fields, folder: Path, dtypes: DTypes) -> ModelConfig:

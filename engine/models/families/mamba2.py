@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from baton.engine.config import Mixer, ModelConfig
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import SIZES, DTypes, Family, decoder, model_config, residual
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.mamba2 import Mamba2Fields, Mamba2Mixer, Mamba2Shape
 from baton.engine.models.scope import Scope
+from baton.engine.settings.config import Mixer, ModelConfig
 
 _NAMES = Mamba2Fields(
     heads="num_heads",

@@ -8,7 +8,6 @@ prefill and by nothing at decode.
 from pathlib import Path
 
 from baton.core.errors import ConfigError
-from baton.engine.config import Mixer, ModelConfig
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import (
     DTypes,
@@ -25,6 +24,7 @@ from baton.engine.models.layers.mamba2 import Mamba2Fields, Mamba2Mixer, Mamba2S
 from baton.engine.models.layers.mlp import Relu2Mlp
 from baton.engine.models.layers.moe import GroupedTopK, RoutedRelu2
 from baton.engine.models.scope import Scope
+from baton.engine.settings.config import Mixer, ModelConfig
 
 _NAMES = Mamba2Fields(
     heads="mamba_num_heads",

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from baton.engine.config import ModelConfig
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.families import llama
 from baton.engine.models.family import DTypes, Family
 from baton.engine.models.fields import Fields
 from baton.engine.models.scope import Scope
+from baton.engine.settings.config import ModelConfig
 
 
 def _read(fields: Fields, folder: Path, dtypes: DTypes) -> ModelConfig:

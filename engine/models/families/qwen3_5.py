@@ -6,12 +6,12 @@ Of a checkpoint that sees images too, the language model alone is read: its size
 
 from pathlib import Path
 
-from baton.engine.config import ModelConfig
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.families import qwen3_next
 from baton.engine.models.family import DTypes, Family
 from baton.engine.models.fields import Fields
 from baton.engine.models.scope import Scope
+from baton.engine.settings.config import ModelConfig
 
 _INSIDE = "model.language_model"  # a model that sees images
 

@@ -4,7 +4,6 @@ layer; then experts with a gated one for every token beside them, or an MLP."""
 from dataclasses import replace
 from pathlib import Path
 
-from baton.engine.config import Mixer, ModelConfig
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family import (
     REQUIRED,
@@ -24,6 +23,7 @@ from baton.engine.models.layers.mlp import GatedMlp, PartMlp
 from baton.engine.models.layers.moe import GroupedTopK, RoutedSwiglu, SoftmaxRouter
 from baton.engine.models.layers.rope import read_rope
 from baton.engine.models.scope import Scope
+from baton.engine.settings.config import Mixer, ModelConfig
 from baton.kernels.gated_delta import CHUNK
 
 _MIXERS = {"linear_attention": Mixer.GATED_DELTA_NET, "full_attention": Mixer.ATTENTION}

@@ -11,7 +11,6 @@ from pathlib import Path
 from torch import Tensor
 
 from baton.core.errors import ConfigError
-from baton.engine.config import Mixer, ModelConfig
 from baton.engine.models.decoder import Block, Decoder
 from baton.engine.models.family import (
     REQUIRED,
@@ -30,6 +29,7 @@ from baton.engine.models.layers.norm import Norm
 from baton.engine.models.layers.rope import read_rope
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step
+from baton.engine.settings.config import Mixer, ModelConfig
 from baton.kernels.base import Kernels
 
 _NAMES = Mamba2Fields(

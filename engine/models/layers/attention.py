@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import ConfigError
-from baton.engine.memory.layout import AttentionShape
-from baton.engine.memory.shards import SubBlock
+from baton.engine.layout.layout import AttentionShape
+from baton.engine.layout.shards import SubBlock
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, Linear, RowLinear
 from baton.engine.models.layers.norm import norm_weight

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import ConfigError
-from baton.engine.memory.shards import SubBlock
+from baton.engine.layout.shards import SubBlock
 from baton.engine.models.scope import Block, Scope
 
 _ROW_BYTES = 16  # what rows of an expert's matrices must be multiples of

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import ConfigError
-from baton.engine.memory.layout import RecurrentShape
-from baton.engine.memory.shards import SubBlock, length
+from baton.engine.layout.layout import RecurrentShape
+from baton.engine.layout.shards import SubBlock, length
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.recurrent_layer import Commit

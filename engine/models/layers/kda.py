@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from baton.engine.memory.shards import SubBlock
+from baton.engine.layout.shards import SubBlock
 from baton.engine.models.layers.gated_delta import DeltaShape, decay_rate, delta_commit, mix
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear, WholeLinear
 from baton.engine.models.recurrent_layer import Commit

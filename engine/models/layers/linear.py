@@ -6,8 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from baton.engine.collectives.comm import Comm
 from baton.engine.models.scope import Block, Scope, places
-from baton.engine.ranks.comm import Comm
 
 
 class Linear(Protocol):

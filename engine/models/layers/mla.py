@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from baton.engine.memory.layout import LatentShape
-from baton.engine.memory.shards import SubBlock
+from baton.engine.layout.layout import LatentShape
+from baton.engine.layout.shards import SubBlock
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear, WholeLinear
 from baton.engine.models.scope import Scope

@@ -5,7 +5,7 @@ from copy import copy
 
 from torch import Tensor
 
-from baton.engine.memory.shards import SubBlock
+from baton.engine.layout.shards import SubBlock
 from baton.engine.models.layers.linear import ColumnLinear, Linear, RowLinear, WholeLinear
 from baton.engine.models.scope import Scope
 from baton.engine.models.step import Step

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from baton.engine.memory.shards import SubBlock
+from baton.engine.layout.shards import SubBlock
 from baton.engine.models.scope import Scope
 
 

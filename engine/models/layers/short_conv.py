@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.memory.layout import RecurrentShape
+from baton.engine.layout.layout import RecurrentShape
 from baton.engine.models.layers.linear import ColumnLinear, RowLinear
 from baton.engine.models.recurrent_layer import Commit
 from baton.engine.models.scope import Scope

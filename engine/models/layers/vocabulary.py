@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from baton.engine.memory.shards import SubBlock
+from baton.engine.layout.shards import SubBlock
 from baton.engine.models.scope import Scope
 from baton.kernels.linear import Matrix, Weight
 

@@ -11,8 +11,8 @@ from oracle.reference import Oracle
 from oracle.specs import DENSE, SPECS
 from step_driver import StepDriver
 
-from baton.engine.config import EngineConfig
-from baton.engine.models.loader import load_model
+from baton.engine.assembly.loader import load_model
+from baton.engine.settings.config import EngineConfig
 
 # Mean KL(float32 || bfloat16) of the next token, in nats, at logits of standard deviation one.
 # Measured: 3e-4 to 9e-4, and at most 1.0 times what transformers' own bfloat16 gives.

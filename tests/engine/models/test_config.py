@@ -9,11 +9,11 @@ import torch
 
 from baton.bench.checkpoints import GRANITE_SMALL
 from baton.core.errors import ConfigError
-from baton.engine.config import Mixer, ModelConfig
+from baton.engine.assembly.loader import declared_weights
 from baton.engine.models.family_table import FAMILIES, read_config
 from baton.engine.models.fields import Fields
 from baton.engine.models.layers.mamba2 import read_dt_limit
-from baton.engine.models.loader import declared_weights
+from baton.engine.settings.config import Mixer, ModelConfig
 
 BAMBA: dict[str, Any] = {
     "model_type": "bamba",

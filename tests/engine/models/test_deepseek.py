@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from baton.bench.checkpoints import write_checkpoint
 from baton.core.errors import ConfigError, WeightsError
-from baton.engine.config import EngineConfig
-from baton.engine.memory.layout import LatentShape, PageLayout
+from baton.engine.assembly.loader import declared_weights, load_model
+from baton.engine.layout.layout import LatentShape, PageLayout
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import declared_weights, load_model
+from baton.engine.settings.config import EngineConfig
 
 V3: dict[str, Any] = {
     "model_type": "deepseek_v3",

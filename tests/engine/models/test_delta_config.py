@@ -9,13 +9,13 @@ import torch
 
 from baton.core.errors import ConfigError
 from baton.core.sampling_params import SamplingParams
-from baton.engine.config import EngineConfig, LoadFormat, Mixer, ModelConfig
+from baton.engine.assembly.loader import build_model, declared_weights
 from baton.engine.engine import Engine
 from baton.engine.loading.weights import DummyWeights
 from baton.engine.models.decoder import Residual
 from baton.engine.models.family_table import read_config
 from baton.engine.models.layers.attention import Attention
-from baton.engine.models.loader import build_model, declared_weights
+from baton.engine.settings.config import EngineConfig, LoadFormat, Mixer, ModelConfig
 
 COMMON: dict[str, Any] = {
     "vocab_size": 512,

@@ -10,11 +10,11 @@ from rerun_capture import RerunCapture
 from step_driver import Row, StepDriver
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
+from baton.engine.assembly.loader import build_model
+from baton.engine.layout.batch_sizes import batch_sizes
+from baton.engine.layout.owners import Owner
 from baton.engine.loading.weights import DummyWeights
-from baton.engine.memory.owners import Owner
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import build_model
-from baton.engine.replay.batch_sizes import batch_sizes
 from baton.engine.replay.graphed_model import GraphedModel
 from baton.kernels.base import Kernels
 from baton.kernels.dispatch import KernelChoice, select

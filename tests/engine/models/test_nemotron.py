@@ -9,8 +9,8 @@ from oracle.reference import LOGIT_BOUND, Oracle
 from oracle.specs import SPECS
 from step_driver import StepDriver
 
-from baton.engine.config import EngineConfig
-from baton.engine.models.loader import load_model
+from baton.engine.assembly.loader import load_model
+from baton.engine.settings.config import EngineConfig
 
 NAME = "nemotron_dense"
 

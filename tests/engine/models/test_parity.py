@@ -10,9 +10,9 @@ from oracle.specs import DEEP, SPECS
 from step_driver import StepDriver
 from torch import Tensor
 
-from baton.engine.config import EngineConfig
-from baton.engine.models.base import Model
-from baton.engine.models.loader import load_model
+from baton.engine.assembly.loader import load_model
+from baton.engine.settings.config import EngineConfig
+from baton.engine.step.model import Model
 
 STEPS = 64
 every_checkpoint = pytest.mark.parametrize("name", SPECS)

@@ -13,8 +13,8 @@ from step_driver import StepDriver
 from torch import Tensor
 
 from baton.core.errors import WeightsError
-from baton.engine.config import EngineConfig
-from baton.engine.models.loader import load_model
+from baton.engine.assembly.loader import load_model
+from baton.engine.settings.config import EngineConfig
 
 NAMES = ["qwen3_5_tied", "qwen3_5_moe"]
 OTHERS = ("model.visual.blocks.0.attn.qkv.weight", "model.visual.pos_embed.weight", "mtp.fc.weight")

@@ -16,10 +16,10 @@ from step_driver import Row, StepDriver
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.core.sampling_params import SamplingParams
-from baton.engine.config import EngineConfig
+from baton.engine.assembly.loader import load_model
 from baton.engine.engine import Engine
-from baton.engine.models.loader import load_model
 from baton.engine.replay.replayed_model import ReplayedModel
+from baton.engine.settings.config import EngineConfig
 from baton.kernels.dispatch import KernelChoice
 from baton.kernels.native.library import load
 

@@ -14,11 +14,11 @@ from oracle.specs import SPECS
 from rank_models import say_together
 
 from baton.core.errors import ConfigError
+from baton.engine.assembly.loader import build_model, divided_model
+from baton.engine.collectives.comm import Shard
 from baton.engine.loading.weight_part import WHOLE, WeightPart
 from baton.engine.loading.weights import Checkpoint, DummyWeights, Shape
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import build_model, divided_model
-from baton.engine.ranks.comm import Shard
 from baton.kernels.kernel_choice import KernelChoice
 
 ANSWER = 12  # tokens

@@ -12,11 +12,11 @@ from step_driver import StepDriver
 from torch import Tensor
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
-from baton.engine.config import EngineConfig
-from baton.engine.models.base import Model
+from baton.engine.assembly.loader import load_model
 from baton.engine.models.decoder import Block, Decoder
-from baton.engine.models.loader import load_model
 from baton.engine.models.step import Step
+from baton.engine.settings.config import EngineConfig
+from baton.engine.step.model import Model
 from baton.kernels.dispatch import KernelChoice
 
 MOE = {

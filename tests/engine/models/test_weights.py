@@ -12,9 +12,9 @@ from step_driver import StepDriver
 
 from baton.bench.checkpoints import GRANITE_SMALL, write_checkpoint
 from baton.core.errors import WeightsError
-from baton.engine.config import EngineConfig, LoadFormat
+from baton.engine.assembly.loader import load_model
 from baton.engine.loading.weight_file import WeightFile
-from baton.engine.models.loader import load_model
+from baton.engine.settings.config import EngineConfig, LoadFormat
 from baton.kernels.linear import packs
 
 TINY: dict[str, Any] = {

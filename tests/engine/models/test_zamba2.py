@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from baton.bench.checkpoints import write_checkpoint
 from baton.core.errors import ConfigError
-from baton.engine.config import EngineConfig
+from baton.engine.assembly.loader import declared_weights, load_model
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import declared_weights, load_model
+from baton.engine.settings.config import EngineConfig
 from baton.kernels.dispatch import KernelChoice
 
 CONFIG: dict[str, Any] = {

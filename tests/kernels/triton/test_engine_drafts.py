@@ -21,18 +21,18 @@ from triton.runtime.jit import JITFunction
 from triton_device import DEVICE
 
 from baton.bench.checkpoints import write_checkpoint
-from baton.engine.choices import SpeculativeAlgorithm
-from baton.engine.config import EngineConfig, ModelConfig
+from baton.engine.assembly.loader import build_model
 from baton.engine.engine import Engine
-from baton.engine.forward.forward_stream import ThreadStream
 from baton.engine.loading.weights import DummyWeights
-from baton.engine.memory.plan import MemoryPlan
 from baton.engine.memory.request_tables import RequestTables
 from baton.engine.models.decoder import Decoder
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import build_model
-from baton.engine.schedule.request import RequestSpec
+from baton.engine.request.request import RequestSpec
+from baton.engine.settings.choices import SpeculativeAlgorithm
+from baton.engine.settings.config import EngineConfig, ModelConfig
+from baton.engine.sizing.plan import MemoryPlan
 from baton.engine.speculation.proposer import Proposers
+from baton.engine.stream.forward_stream import ThreadStream
 from baton.kernels.base import Kernels
 from baton.kernels.torch_kernels import TORCH
 from baton.kernels.triton.triton_kernels import TritonKernels

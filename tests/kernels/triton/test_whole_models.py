@@ -11,9 +11,9 @@ from step_driver import StepDriver
 from triton_device import DEVICE, assert_near
 
 from baton.bench.checkpoints import write_checkpoint
+from baton.engine.assembly.loader import build_model
 from baton.engine.loading.weights import DummyWeights
 from baton.engine.models.family_table import read_config
-from baton.engine.models.loader import build_model
 from baton.engine.replay.graphed_model import CudaCapture, GraphedModel
 from baton.kernels.triton.triton_kernels import TritonKernels
 

@@ -1,0 +1,225 @@
+"""Loading a model: its configuration, then its weights."""
+
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from baton.core.errors import ConfigError
+from baton.engine.assembly.followers import Followers
+from baton.engine.assembly.leading_model import LeadingModel
+from baton.engine.collectives.comm import Comm, Shard, SingleComm
+from baton.engine.collectives.rank_device import check_gpus, rank_device
+from baton.engine.layout.device import use_device
+from baton.engine.loading.weights import (
+    Checkpoint,
+    DeclaredWeights,
+    DummyWeights,
+    Progress,
+    WeightSource,
+)
+from baton.engine.models.decoder import Decoder
+from baton.engine.models.family_table import FAMILIES, read_config
+from baton.engine.models.scope import Scope
+from baton.engine.replay.graphed_model import CudaCapture, GraphedModel
+from baton.engine.replay.replayed_model import ReplayedModel
+from baton.engine.settings.choices import LoadFormat, WeightFormat
+from baton.engine.settings.config import EngineConfig, ModelConfig
+from baton.engine.sizing.available import available_memory, check_budget
+from baton.engine.sizing.engine_options import check_ranks
+from baton.engine.sizing.plan import MemoryPlan, readable
+from baton.engine.step.model import Model
+from baton.kernels.base import Kernels
+from baton.kernels.dispatch import select
+from baton.kernels.torch_kernels import TORCH
+
+_SIZES = (1, 2, 3, 4, 5, 6, 7, 8)  # numbers of ranks that an error may propose
+
+
+def load_model(config: EngineConfig, progress: Progress | None = None) -> Model:
+    """Load the model in `config.model`, on `config.device`, ready to run; on several ranks, after
+    starting the processes of the others. See `load_part`; raises RankError too.
+    """
+    if config.tp == 1:
+        return load_part(config, Shard(), SingleComm(), progress)
+    check_ranks(config)
+    check_gpus(config)
+    whole = read_config(config.model, config.dtype, config.ssm_dtype)
+    divided_model(whole, config.tp)
+    threads = max(1, torch.get_num_threads() // config.tp)
+    torch.set_num_threads(threads)
+    followers = Followers(config, threads)
+    try:
+        of_leader = replace(config, device=str(followers.device))
+        part = load_part(of_leader, Shard(0, config.tp), followers.comm, progress)
+        return LeadingModel(whole, part, followers.comm, followers)
+    except BaseException:
+        followers.close()
+        raise
+
+
+@contextmanager
+def ending_ranks(model: Model) -> Iterator[None]:
+    """End the processes of the model's other ranks after an error inside: nobody else would."""
+    try:
+        yield
+    except BaseException:
+        if isinstance(model, LeadingModel):
+            model.followers.close()
+        raise
+
+
+def load_part(
+    config: EngineConfig, shard: Shard, comm: Comm, progress: Progress | None = None
+) -> Model:
+    """Load what rank `shard` runs of the model in `config.model`, on `config.device`.
+
+    progress is called with (bytes loaded, bytes in all). Raises ConfigError for a folder or a
+    configuration that cannot work, WeightsError for weights that do not fit it.
+    """
+    model = read_config(config.model, config.dtype, config.ssm_dtype)
+    device = torch.device(config.device)
+    if config.weight_format is WeightFormat.INT8 and device.type != "cpu":
+        raise ConfigError(
+            f"weight_format int8 is for the CPU; got device {config.device}, whose products would "
+            "expand each matrix to float32 at every call. Use weight_format model"
+        )
+    use_device(device)
+    if config.load_format is LoadFormat.DUMMY:
+        return ready_model(model, DummyWeights(), config, shard, comm)
+    checkpoint = Checkpoint(model.folder, progress)
+    check_weights(model, checkpoint)
+    return ready_model(model, checkpoint, config, shard, comm)
+
+
+def planned_memory(config: EngineConfig) -> MemoryPlan:
+    """Plan the memory of the model in `config.model` by the sizes of its tensors, without loading
+    any. Raises ConfigError where what the device has free does not suffice.
+    """
+    device = torch.device(config.device)
+    model = read_config(config.model, config.dtype, config.ssm_dtype)
+    part = divided_model(model, config.tp, weight_format=config.weight_format)
+    free = available_to_ranks(config)
+    plan = MemoryPlan(config, part.config, part.weight_bytes, free)
+    if device.type != "cpu" and plan.budget_bytes > free:
+        raise ConfigError(
+            f"memory_bytes is {readable(plan.budget_bytes)}, but {config.device} has "
+            f"{readable(free)} free: lower it, or leave it out to take "
+            f"{config.memory_fraction:.0%} of what is free"
+        )
+    return plan
+
+
+def available_to_ranks(config: EngineConfig) -> int:
+    """Return the bytes that could be taken now on the device of the rank that has least."""
+    ranks = range(1 if config.device == "cpu" else config.tp)
+    return min(available_memory(rank_device(config, rank)) for rank in ranks)
+
+
+def check_memory(config: EngineConfig) -> None:
+    """Raise ConfigError, before any weight is loaded, where memory can be seen not to suffice."""
+    if torch.device(config.device).type != "cpu":
+        planned_memory(config)
+    elif config.memory_bytes is not None:
+        check_budget(config.tp * config.memory_bytes, "the engine")
+
+
+def ready_model(
+    model: ModelConfig,
+    source: WeightSource,
+    config: EngineConfig,
+    shard: Shard | None = None,
+    comm: Comm | None = None,
+) -> Model:
+    """Build the model, or what rank `shard` runs of it, from the tensors of `source`, on the
+    kernels that the device and the options call for, its decode steps recorded where that can be.
+    """
+    device = torch.device(config.device)
+    kernels = select(device, model.dtype, config.kernels)
+    built = build_model(model, source, device, shard, comm, kernels, config.weight_format)
+    if kernels.native is not None:
+        return ReplayedModel(built, kernels.native)
+    if device.type == "cuda" and kernels.replayable:
+        return GraphedModel(built, config.max_running, CudaCapture())
+    return built
+
+
+def check_weights(model: ModelConfig, checkpoint: Checkpoint) -> None:
+    """Check that the checkpoint holds what the model needs, and nothing else. Raises
+    WeightsError.
+    """
+    needs = declared_weights(model, checkpoint.names)
+    patterns = FAMILIES[model.family].ignored
+    checkpoint.check(needs.shapes, [pattern.format(len(model.layers)) for pattern in patterns])
+
+
+def declared_weights(config: ModelConfig, held: Container[str] = ()) -> DeclaredWeights:
+    """Return the tensors that a model of this configuration needs, without reading or allocating
+    any.
+
+    held: names of the checkpoint that it is to be built from, which may have several spellings.
+    """
+    declared = DeclaredWeights(held)
+    build_model(config, declared, torch.device("meta"))
+    return declared
+
+
+def build_model(
+    config: ModelConfig,
+    source: WeightSource,
+    device: torch.device,
+    shard: Shard | None = None,
+    comm: Comm | None = None,
+    kernels: Kernels = TORCH,
+    weight_format: WeightFormat = WeightFormat.MODEL,
+) -> Decoder:
+    """Compose the model of `config`, or the part of it that rank `shard` runs, from the tensors of
+    `source`.
+    """
+    shard = shard or Shard()
+    scope = Scope(
+        source,
+        config.dtype,
+        device,
+        shard,
+        (comm or SingleComm()).on(kernels),
+        kernels,
+        weight_format is WeightFormat.INT8,
+    )
+    built = FAMILIES[config.family].build(config, scope)
+    return replace(built, config=config.part(shard.rank, shard.size))
+
+
+def divided_model(
+    config: ModelConfig,
+    size: int,
+    rank: int = 0,
+    weight_format: WeightFormat = WeightFormat.MODEL,
+) -> Decoder:
+    """Compose the part of the model that rank `rank` of `size` runs, of tensors without data.
+
+    Raises ConfigError for a model that so many ranks cannot divide, with the numbers that can.
+    """
+    meta = torch.device("meta")
+
+    def build(ranks: int) -> Decoder:
+        source, shard = DeclaredWeights(), Shard(min(rank, ranks - 1), ranks)
+        return build_model(config, source, meta, shard, weight_format=weight_format)
+
+    try:
+        return build(size)
+    except ConfigError as error:
+        if size == 1:
+            raise
+        possible = [str(ranks) for ranks in _SIZES if _succeeds(build, ranks)]
+        ranks = f"{' or '.join(possible)} rank{'s' if len(possible) > 1 else ''}"
+        raise ConfigError(f"{error}; {config.folder.name} runs on {ranks}") from error
+
+
+def _succeeds(build: Callable[[int], Decoder], ranks: int) -> bool:
+    try:
+        build(ranks)
+    except ConfigError:
+        return False
+    return True

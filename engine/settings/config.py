@@ -1,0 +1,154 @@
+"""A model's configuration, in our own terms, and the engine's options."""
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baton.engine.layout.grids import Strategy
+from baton.engine.layout.layout import CacheShape, RecurrentShape
+from baton.engine.settings.choices import (
+    DRAFT_TOKENS,
+    HELD_FRACTION,
+    LAYER_GROUP_BYTES,
+    MEMORY_FRACTION,
+    RANK_TIMEOUT_S,
+    TRACK_INTERVAL,
+    Beside,
+    LoadFormat,
+    SpeculativeAlgorithm,
+    WeightFormat,
+)
+from baton.kernels.kernel_choice import KernelChoice
+
+
+class Mixer(StrEnum):
+    """The operation with which a layer mixes tokens."""
+
+    ATTENTION = "attention"
+    MLA = "mla"  # attention over latents
+    MAMBA2 = "mamba2"
+    GATED_DELTA_NET = "gated_delta_net"
+    KDA = "kda"  # a gated delta net that decays each key channel alone
+    SHORT_CONV = "short_conv"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model's configuration, read from a Hugging Face folder by `models.family_table`.
+
+    Family-specific numbers stay in `raw`, for that family's own file to read.
+    """
+
+    family: str  # `model_type` of config.json
+    folder: Path
+    vocab_size: int
+    hidden_size: int
+    max_model_len: int  # max_position_embeddings
+    layers: tuple[tuple[Mixer, ...], ...]  # each layer's mixers: none, one, or two side by side
+    recurrent: tuple[RecurrentShape, ...]  # one a recurrent mixer, in order
+    attention: tuple[CacheShape, ...]  # one an attention or latent attention mixer, in order
+    mamba_chunk_size: int  # kernel chunk K, tokens; 1 where no kernel cuts a row
+    eos_token_ids: tuple[int, ...]
+    dtype: torch.dtype  # of weights and activations
+    conv_dtype: torch.dtype
+    ssm_dtype: torch.dtype
+    raw: dict[str, Any] = field(repr=False, hash=False, compare=False)
+    query_heads: int = 0  # of an attention layer; the memory plan's
+    expanded_latent: int = 0  # values that prompts expand a cached latent to; 0: no latents
+
+    def part(self, rank: int, size: int) -> "ModelConfig":
+        """Return the configuration with the states of tensor-parallel rank `rank` of `size`. Raises
+        ConfigError.
+        """
+        if size == 1:
+            return self
+        return replace(
+            self,
+            recurrent=tuple(shape.shard(rank, size) for shape in self.recurrent),
+            attention=tuple(shape.shard(rank, size) for shape in self.attention),
+            query_heads=self.query_heads // size,
+            expanded_latent=self.expanded_latent // size,
+        )
+
+    @cached_property
+    def mixers(self) -> frozenset[Mixer]:
+        """The mixers that any layer has."""
+        return frozenset(mixer for mixers in self.layers for mixer in mixers)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The engine's options. Set once, at start, from the command line.
+
+    It has more than 20 fields because each option is one.
+    """
+
+    model: Path
+    dtype: torch.dtype = torch.float32
+    ssm_dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    load_format: LoadFormat = LoadFormat.SAFETENSORS
+    weight_format: WeightFormat = WeightFormat.MODEL
+    page_size: int = 64
+    max_running: int = 16  # requests that decode at once
+    chunked_prefill_size: int | None = None  # prompt tokens a step; None: by device
+    # Prompt tokens of a step in which requests decode, whose tokens wait for it; None: as others.
+    prefill_beside_decode: int | Beside | None = None
+    max_model_len: int | None = None  # None: the model's
+    memory_bytes: int | None = (
+        None  # a rank's budget for weights, pools, activations; None: by fraction
+    )
+    memory_fraction: float = MEMORY_FRACTION  # of what the machine has free at start
+    workers_on_host: int = 1  # the budget, on a CPU, is divided by them and their ranks
+    tickets: int = 0  # hand-offs that may be under way into this engine
+    # Of the budget, for buffers in which transfers bring KV of other numbers of ranks together.
+    staging_bytes: int = 0
+    # Of the pool, that hand-offs without a destination may hold.
+    held_fraction: float = HELD_FRACTION
+    # The layers of a hand-off's last chunk are reported in groups of at least this many bytes: a
+    # report costs about as much time as moving that many.
+    layer_group_bytes: int = LAYER_GROUP_BYTES
+    threads: int | None = None  # compute threads, of all ranks together; None: torch's
+    tp: int = 1  # tensor-parallel ranks of the replica, a process each
+    rank_timeout_s: float = RANK_TIMEOUT_S  # that a rank waits for the others in a step
+    kernels: KernelChoice = KernelChoice.AUTO
+    prefix_caching: bool = True
+    mamba_scheduler_strategy: Strategy = Strategy.AUTO
+    # Tokens between the snapshots of a decoding row, at least.
+    mamba_track_interval: int = TRACK_INTERVAL
+    snapshots_per_prefill: int | None = None  # most that a prompt's chunk takes; None: by budget
+    canary: bool = False  # check that slots and pages hold what each step believes: for debugging
+    overlap: bool = True  # plan the next step while one runs
+    speculative_algorithm: SpeculativeAlgorithm = SpeculativeAlgorithm.OFF
+    # Tokens that a step verifies of a request: the newest, and guesses.
+    speculative_num_draft_tokens: int = DRAFT_TOKENS
+    # Tokens of other answers in which drafts are looked up; see `SharedTexts`. 0: none.
+    speculative_ngram_capacity: int = 0
+    cached_snapshots: int | None = None  # slots for the prefix cache; None: by the budget
+    # Bytes of all state slots by bytes of all pages; None: see `MemoryPlan.snapshot_slots`.
+    mamba_full_memory_ratio: float | None = None
+
+    @property
+    def window(self) -> int:
+        """Tokens that a step computes of a request that decodes, at most."""
+        if self.speculative_algorithm is SpeculativeAlgorithm.OFF:
+            return 1
+        return self.speculative_num_draft_tokens
+
+    @property
+    def for_answers(self) -> "EngineConfig":
+        """The options of an engine that computes prompts beside answers, and that others compute
+        prompts for.
+        """
+        return replace(self, prefill_beside_decode=self.prefill_beside_decode or Beside.AUTO)
+
+    @property
+    def for_prompts(self) -> "EngineConfig":
+        """The options of an engine that only computes prompts. It verifies no drafts."""
+        return replace(
+            self, speculative_algorithm=SpeculativeAlgorithm.OFF, speculative_ngram_capacity=0
+        )

@@ -1,0 +1,92 @@
+"""Sums that the engine keeps from its start on."""
+
+from dataclasses import dataclass, field
+
+from baton.core.drafts import DraftSource
+from baton.engine.settings.choices import WINDOWS
+
+MOST_TOKENS = WINDOWS[-1]
+"""Tokens that a row of a step gives its answer, at most."""
+
+
+def _count(meaning: str) -> int:
+    """Declare a sum of `meaning`, which is also the help text of its metric."""
+    return field(default=0, metadata={"meaning": meaning})
+
+
+def _seconds(meaning: str) -> float:
+    return field(default=0.0, metadata={"meaning": meaning})
+
+
+def _lengths(meaning: str) -> tuple[int, ...]:
+    """Declare a histogram of small lengths: place i has how many were i + 1. Its metric is
+    `baton_engine_<field>`.
+    """
+    return field(default=(0,) * MOST_TOKENS, metadata={"meaning": meaning, "histogram": True})
+
+
+def _by_proposer(meaning: str) -> tuple[int, ...]:
+    """Declare sums of `meaning`, one for each `DraftSource`, in order. Its metric has the label
+    `proposer`.
+    """
+    counts = (0,) * len(DraftSource)
+    return field(default=counts, metadata={"meaning": meaning, "label": "proposer"})
+
+
+@dataclass
+class Counters:
+    """The engine's sums. They only grow.
+
+    A worker exports each field as the metric `baton_engine_<field>_total`, so a new counter needs
+    a field here and the statement that increments it. Histograms and sums by proposer are tuples,
+    which are replaced as a whole: a copy of the counters keeps the old ones.
+
+    Large because each metric of the engine is one field.
+    """
+
+    snapshots_written: int = _count("Snapshots of recurrent state that were planned into a step.")
+    snapshots_donated: int = _count("Snapshots that the prefix cache took over.")
+    snapshots_skipped: int = _count("Snapshots that were wanted when no slot was free.")
+    snapshots_evicted: int = _count("Snapshots that the prefix cache evicted.")
+    pages_evicted: int = _count("KV pages that the prefix cache evicted.")
+    slot_shortage_bytes: int = _count(
+        "Bytes that the prefix cache evicted because state slots ran short."
+    )
+    page_shortage_bytes: int = _count(
+        "Bytes that the prefix cache evicted because KV pages ran short."
+    )
+    branch_points: int = _count("Admissions whose cached KV was deeper than their cached state.")
+    prompt_tokens: int = _count("Prompt tokens of admitted requests.")
+    state_hit_tokens: int = _count(
+        "Prompt tokens that were not computed, because their state was cached."
+    )
+    kv_hit_tokens: int = _count("Prompt tokens whose KV was cached, with or without state.")
+    adopted_tokens: int = _count("Prompt tokens of hand-offs that were adopted.")
+    transfer_hit_tokens: int = _count(
+        "Prompt tokens of adopted hand-offs whose KV was cached here and was not transferred."
+    )
+    preemptions: int = _count("Requests that gave up their memory for others.")
+    rows_behind: int = _count(
+        "Rows that were left out of a step, because their mask or their drafts depend on a token "
+        "that the step before was still sampling."
+    )
+    draft_rows: int = _count("Rows of steps that verified draft tokens.")
+    accepted_length_tokens: tuple[int, ...] = _lengths(
+        "Tokens that a row of a step with drafts gave its answer: one, and the drafts accepted."
+    )
+    draft_seconds: float = _seconds("Host time spent on guessing draft tokens.")
+    drafts_proposed: tuple[int, ...] = _by_proposer("Draft tokens that were verified.")
+    drafts_accepted: tuple[int, ...] = _by_proposer(
+        "Draft tokens that were the tokens that plain decoding draws."
+    )
+    steps: int = _count("Steps that were planned.")
+    schedule_seconds: float = _seconds("Host time spent on planning steps.")
+
+    @property
+    def draft_tokens(self) -> int:
+        """Draft tokens that were verified, of all proposers."""
+        return sum(self.drafts_proposed)
+
+    @property
+    def draft_tokens_accepted(self) -> int:
+        return sum(self.drafts_accepted)

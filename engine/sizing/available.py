@@ -1,0 +1,72 @@
+"""The memory that a device has free, and that the machine has in all."""
+
+from pathlib import Path
+
+import torch
+
+from baton.core.errors import ConfigError
+from baton.engine.sizing.plan import readable
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_memory(device: torch.device) -> int:
+    """Return the bytes that could be taken now; on a CPU, within the container's limit if it has
+    one.
+    """
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                f"device is {device}, but torch finds no GPU here: use a torch that was built for "
+                "CUDA on a machine with a GPU, or --device cpu"
+            )
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    left = _meminfo("MemAvailable")
+    if left is None:
+        raise ConfigError(
+            f"cannot tell how much memory is free: {MEMINFO} has no MemAvailable; set memory_bytes"
+        )
+    limit = CGROUP / "memory.max"
+    current = CGROUP / "memory.current"
+    if limit.is_file() and current.is_file():
+        left = min(left, _cgroup_left(limit.read_text(), current.read_text(), left))
+    return left
+
+
+def total_memory() -> int | None:
+    """Return the bytes of this machine's memory, within the container's limit if it has one; None
+    if neither is known.
+    """
+    total = _meminfo("MemTotal")
+    limit = CGROUP / "memory.max"
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    known = [each for each in (total, None if text == "max" else int(text)) if each is not None]
+    return min(known, default=None)
+
+
+def check_budget(budget_bytes: int, asker: str) -> None:
+    """Raise ConfigError for a budget beyond all memory of this machine. asker: whose it is."""
+    total = total_memory()
+    if total is not None and budget_bytes > total:
+        raise ConfigError(
+            f"{asker} may take {readable(budget_bytes)}, but this machine has {readable(total)} of "
+            "memory in all: lower memory_bytes (--memory-gb), or start fewer workers here"
+        )
+
+
+def _meminfo(field: str) -> int | None:
+    """Return a field of the kernel's account of memory, in bytes; None if it has none."""
+    for line in MEMINFO.read_text().splitlines() if MEMINFO.is_file() else ():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _cgroup_left(limit: str, current: str, otherwise: int) -> int:
+    """Return what the container's limit leaves; `otherwise` without a limit."""
+    if limit.strip() == "max":
+        return otherwise
+    return max(0, int(limit) - int(current))

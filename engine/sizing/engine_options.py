@@ -1,0 +1,91 @@
+"""Checks of the engine's options, before anything is made by them."""
+
+import math
+
+from baton.core.errors import ConfigError
+from baton.engine.settings.choices import (
+    LEAST_CAPACITY,
+    MOST_CAPACITY,
+    WINDOWS,
+    Beside,
+)
+from baton.engine.settings.config import EngineConfig, ModelConfig
+
+
+def check_options(
+    config: EngineConfig, model: ModelConfig, chunked_prefill_size: int, donates_live: bool
+) -> None:
+    """Raise ConfigError for values that are out of range, or that do not go together.
+
+    donates_live: see `MemoryPlan`
+    """
+    beside = config.prefill_beside_decode
+    least = {
+        "page_size": config.page_size,
+        "max_running": config.max_running,
+        "chunked_prefill_size": chunked_prefill_size,
+        "prefill_beside_decode": 1 if beside is None or isinstance(beside, Beside) else beside,
+        "workers_on_host": config.workers_on_host,
+        "tp": config.tp,
+        "snapshots_per_prefill": config.snapshots_per_prefill or 1,
+    }
+    for name, value in least.items():
+        if value < 1:
+            raise ConfigError(f"{name} must be at least 1; got {value}")
+    ratio = config.mamba_full_memory_ratio
+    if ratio is not None and not 0 < ratio < math.inf:
+        raise ConfigError(f"mamba_full_memory_ratio must be positive and finite; got {ratio}")
+    if ratio is not None and config.cached_snapshots is not None:
+        raise ConfigError(
+            "cached_snapshots and mamba_full_memory_ratio both size the slots for snapshots: "
+            f"give one of them; got {config.cached_snapshots} and {ratio}"
+        )
+    if config.window > 1 and donates_live:
+        raise ConfigError(
+            "speculative_algorithm needs snapshots in slots of their own, because no_buffer "
+            "caches a live state whose draft tokens may be wrong: use "
+            "mamba_scheduler_strategy extra_buffer or auto, or speculative_algorithm off"
+        )
+    if config.speculative_num_draft_tokens not in WINDOWS[1:]:
+        raise ConfigError(
+            f"speculative_num_draft_tokens must be one of {', '.join(map(str, WINDOWS[1:]))}; "
+            f"got {config.speculative_num_draft_tokens}"
+        )
+    _check_texts(config)
+    check_ranks(config)
+    if config.tickets < 0:
+        raise ConfigError(f"tickets must be at least 0; got {config.tickets}")
+    for name, fraction in (
+        ("memory_fraction", config.memory_fraction),
+        ("held_fraction", config.held_fraction),
+    ):
+        if not 0.0 <= fraction <= 1.0:
+            raise ConfigError(f"{name} must be 0 to 1; got {fraction}")
+    wanted = config.max_model_len
+    if wanted is not None and not 1 < wanted <= model.max_model_len:
+        raise ConfigError(
+            f"max_model_len must be 2 to {model.max_model_len}, which is what the model was "
+            f"made for; got {wanted}"
+        )
+
+
+def _check_texts(config: EngineConfig) -> None:
+    capacity, low, high = config.speculative_ngram_capacity, LEAST_CAPACITY, MOST_CAPACITY
+    if capacity and config.window == 1:
+        raise ConfigError(
+            "speculative_ngram_capacity keeps texts to guess draft tokens from, and there are none "
+            "with speculative_algorithm off: use ngram or auto, or speculative_ngram_capacity 0"
+        )
+    if capacity and not low <= capacity <= high:
+        raise ConfigError(
+            f"speculative_ngram_capacity must be 0 or {low} to {high} tokens; got {capacity}"
+        )
+
+
+def check_ranks(config: EngineConfig) -> None:
+    """Raise ConfigError for options that a replica of several ranks does not have."""
+    if config.tp > 1 and config.device not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"device is {config.device}, one device, and the replica has {config.tp} ranks: use "
+            "cuda, of which ranks take the first that CUDA_VISIBLE_DEVICES names, or tp 1"
+        )

@@ -1,0 +1,366 @@
+"""The division of a memory budget. A pure function of numbers."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from baton.core.errors import ConfigError
+from baton.engine.layout.grids import Grids, Strategy, resolve
+from baton.engine.layout.layout import PageLayout, SlotLayout
+from baton.engine.memory.request_tables import TableSizes
+from baton.engine.settings.config import EngineConfig, ModelConfig
+from baton.engine.sizing.engine_options import check_options
+from baton.engine.sizing.step_memory import StepMemory
+from baton.engine.speculation.shared_texts import TOKEN_BYTES
+
+SNAPSHOTS_A_REQUEST = 8  # cached snapshots for each running request, where there is room
+MOST_SNAPSHOTS_A_PREFILL = 8
+# Steps in which a slot may be a track slot or a locked snapshot: one is planned, one is in flight,
+# and one reads it.
+_TRACKED_STEPS = 3
+# Prompt tokens a step. 512 keep a few cores as busy as more do (measured from 256 to 2048).
+_CPU_CHUNK = 512
+_GPU_CHUNK = 2048
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The sizes of all pools, by the model and the budget.
+
+    It has more than 25 methods because each quantity of the plan is a property of its own.
+
+    available_bytes: what the device has free, the weights included.
+
+    Raises ConfigError when the options do not fit, with what would.
+
+    Large because each property is one number of the plan, derived from the four fields; nothing is
+    stored twice.
+    """
+
+    config: EngineConfig
+    model_config: ModelConfig
+    weight_bytes: int
+    available_bytes: int
+
+    def __post_init__(self) -> None:
+        check_options(self.config, self.model_config, self.chunked_prefill_size, self.donates_live)
+        if self._fits(self.config.max_running):
+            return
+        largest = self._largest_max_running()
+        wanted = self._pool_bytes(self.config.max_running)
+        message = (
+            f"max_running {self.config.max_running} needs {readable(wanted)} for states and "
+            f"pages, but {readable(self.budget_bytes)} of budget leave "
+            f"{readable(max(0, self.pool_bytes))} after {readable(self.weight_bytes)} of weights, "
+            f"{readable(self.step_bytes)} for a step and {readable(self.tables.nbytes)} of request "
+            "tables"
+        )
+        if largest:
+            raise ConfigError(f"{message}; the largest max_running that fits is {largest}")
+        raise ConfigError(f"{message}; not even one request fits: raise memory_bytes, or lower "
+                          "chunked_prefill_size or max_model_len")  # fmt: skip
+
+    @property
+    def chunked_prefill_size(self) -> int:
+        """The most prompt tokens of a step: as many as keep the device busy. More would only delay
+        the step's other tokens.
+        """
+        given = self.config.chunked_prefill_size
+        if given is not None:
+            return given
+        return _CPU_CHUNK if self.config.device == "cpu" else _GPU_CHUNK
+
+    @cached_property
+    def slot_layout(self) -> SlotLayout:
+        model = self.model_config
+        return SlotLayout(model.recurrent, model.conv_dtype, model.ssm_dtype)
+
+    @cached_property
+    def page_layout(self) -> PageLayout:
+        model = self.model_config
+        return PageLayout(model.attention, self.config.page_size, model.dtype)
+
+    @property
+    def budget_bytes(self) -> int:
+        """The bytes for weights, pools and activations together."""
+        config = self.config
+        if config.memory_bytes is not None:
+            return config.memory_bytes
+        share = config.workers_on_host * config.tp if config.device == "cpu" else 1
+        return int(self.available_bytes * config.memory_fraction) // share
+
+    @property
+    def step(self) -> StepMemory:
+        """The memory of the largest step."""
+        return self._step(self.config.max_running)
+
+    def _step(self, running: int) -> StepMemory:
+        return StepMemory(
+            model=self.model_config,
+            device=self.config.device,
+            running=running,
+            prompt_tokens=self.chunked_prefill_size,
+            context=self._wanted_len,
+            window=self.config.window,
+        )
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of the largest step, beside weights and pools."""
+        return self.step.total
+
+    @cached_property
+    def grids(self) -> Grids:
+        """The depths of snapshots."""
+        model, page_size = self.model_config, self.config.page_size
+        chunk = model.mamba_chunk_size if model.recurrent else page_size
+        return Grids(chunk, page_size, self.config.mamba_track_interval)
+
+    @property
+    def tables(self) -> TableSizes:
+        """The request tables: rows of the running requests and of those adopted beyond them."""
+        return self._tables(self.config.max_running)
+
+    def _tables(self, running: int) -> TableSizes:
+        length = self._wanted_len
+        return TableSizes(
+            rows=1 + running + self.ticket_slots,
+            width=self.page_layout.pages_for(length),
+            length=length,
+            vocab_size=self.model_config.vocab_size,
+        )
+
+    @property
+    def pool_bytes(self) -> int:
+        """The bytes that the pools may take."""
+        beside = self.texts_bytes + self.config.staging_bytes
+        return self.budget_bytes - self.weight_bytes - self.step_bytes - self.tables.nbytes - beside
+
+    @property
+    def texts_bytes(self) -> int:
+        """The most bytes of texts that drafts are looked up in: on the host, so that on a GPU they
+        are not in the budget.
+        """
+        on_host = self.config.device != "cpu"
+        return 0 if on_host else self.config.speculative_ngram_capacity * TOKEN_BYTES
+
+    @property
+    def live_slots(self) -> int:
+        """Running requests, those held for a hand-off among them."""
+        return self.config.max_running
+
+    @property
+    def ticket_slots(self) -> int:
+        return self.config.tickets
+
+    @property
+    def quarantine_slots(self) -> int:
+        """Slots, beside the tickets, of hand-offs that are over and whose peer may still write."""
+        return -(-self.config.tickets // 2)
+
+    @property
+    def track_slots(self) -> int:
+        """Snapshots that planned steps may write, or that a row is to read: some of a prompt chunk,
+        and those of the decoding rows that are tracked at once."""
+        return self._track_slots(self.config.max_running)
+
+    def _track_slots(self, running: int) -> int:
+        return self._tracked_rows(running) + self.snapshots_per_prefill if self.tracks else 0
+
+    def _tracked_rows(self, running: int) -> int:
+        """Estimate how many decoding rows are tracked at once: one in `grids.decode` a step. If
+        they came at random, more would be needed in less than one of 100 steps; then they take
+        slots of cached snapshots, or go without.
+        """
+        mean = _TRACKED_STEPS * running / self.grids.decode
+        return min(running, math.ceil(mean + 3 * math.sqrt(mean)))
+
+    @cached_property
+    def snapshots_per_prefill(self) -> int:
+        """The most snapshots of a prompt's chunk: as configured, or as many as the budget has slots
+        for beside each running request, 1 to MOST_SNAPSHOTS_A_PREFILL.
+        """
+        if self.config.snapshots_per_prefill is not None:
+            return self.config.snapshots_per_prefill
+        if not self.tracks or not self.slot_layout.slot_bytes:
+            return 1
+        running = self.config.max_running
+        slots = 1 + running + self._tracked_rows(running)
+        slots += self.ticket_slots + self.quarantine_slots
+        left = self.pool_bytes - self._least_bytes(running, slots)
+        each = max(0, left) // 2 // self.slot_layout.slot_bytes // running
+        return min(MOST_SNAPSHOTS_A_PREFILL, max(1, each))
+
+    @property
+    def tracks(self) -> bool:
+        """True if snapshots are taken in slots of their own."""
+        strategy = resolve(
+            self.config.mamba_scheduler_strategy,
+            len(self.model_config.recurrent),
+            self.config.page_size,
+        )
+        return self._caches_state and strategy is Strategy.EXTRA_BUFFER
+
+    @property
+    def donates_live(self) -> bool:
+        """True if a request's live state is cached when it ends (no_buffer)."""
+        return self._caches_state and not self.tracks
+
+    @property
+    def _caches_state(self) -> bool:
+        return self.config.prefix_caching and bool(self.model_config.recurrent)
+
+    @property
+    def snapshot_slots(self) -> int:
+        """Snapshots that the prefix cache may keep while every other slot is in use: as configured,
+        or as many as bring slots and pages to `mamba_full_memory_ratio`. By default half of what
+        the budget leaves, up to SNAPSHOTS_A_REQUEST for each running request.
+        """
+        if not self._caches_state:
+            return 0
+        if self.config.cached_snapshots is not None:
+            return self.config.cached_snapshots
+        slot_bytes = self.slot_layout.slot_bytes
+        most = max(0, self.pool_bytes - self._pool_bytes(self.config.max_running)) // slot_bytes
+        ratio = self.config.mamba_full_memory_ratio
+        if ratio is None or not self.page_layout.page_bytes:
+            return min(SNAPSHOTS_A_REQUEST * self.config.max_running, most // 2)
+        wanted = int(self.pool_bytes * ratio / (1 + ratio)) // slot_bytes
+        return min(most, max(0, wanted - self._busy_slots))
+
+    @property
+    def slots(self) -> int:
+        """Rows of the state pool, the padding slot among them."""
+        return self._busy_slots + self.snapshot_slots
+
+    @property
+    def _busy_slots(self) -> int:
+        """Slots that are not the cache's: padding, live, track, tickets, quarantine."""
+        busy = self.live_slots + self.ticket_slots + self.quarantine_slots + self.track_slots
+        return 1 + busy
+
+    @property
+    def pages(self) -> int:
+        """Rows of the page pool, the padding page among them: as many as the memory beside the
+        slots allows, and at most what full slots of the longest sequences could use."""
+        per_request = self.page_layout.pages_for(self._wanted_len)
+        cached = self.snapshot_slots if self._caches_state else self.live_slots
+        sequences = self.live_slots + self.ticket_slots + cached * self.config.prefix_caching
+        useful = 1 + sequences * per_request
+        if not self.page_layout.page_bytes:
+            return useful
+        left = self.pool_bytes - self.slots * self.slot_layout.slot_bytes
+        return min(useful, left // self._page_cost)
+
+    @property
+    def mamba_full_memory_ratio(self) -> float | None:
+        """Bytes of state slots by bytes of pages, as planned; None for a model without KV."""
+        pages = self.pages * self.page_layout.page_bytes
+        return self.slots * self.slot_layout.slot_bytes / pages if pages else None
+
+    @cached_property
+    def max_model_len(self) -> int:
+        """The longest sequence, in tokens: one that long fits the pages alone."""
+        return min(self._wanted_len, (self.pages - 1) * self.config.page_size)
+
+    def describe(self) -> dict[str, str]:
+        """Describe the plan in words, for a start-up message or a status page: the whole, then its
+        parts, always in this order. What takes nothing is left out."""
+        slot_bytes = self.slot_layout.slot_bytes
+        page_bytes = self.page_layout.page_bytes
+        return {
+            "budget": readable(self.budget_bytes),
+            "weights": readable(self.weight_bytes),
+            **{
+                name: f"up to {readable(nbytes)}"
+                for name, nbytes in self._step_parts.items()
+                if nbytes
+            },
+            "request tables": f"{self.tables.rows} rows = {readable(self.tables.nbytes)}",
+            **({"shared texts": f"up to {readable(self.texts_bytes)}"} if self.texts_bytes else {}),
+            **(
+                {"transfer buffers": f"up to {readable(self.config.staging_bytes)}"}
+                if self.config.staging_bytes
+                else {}
+            ),
+            "state slots": (
+                f"{self.slots} of {readable(slot_bytes)} = {readable(self.slots * slot_bytes)} "
+                f"(1 padding, {self.live_slots} live, {self.track_slots} track, "
+                f"{self.ticket_slots} tickets, {self.quarantine_slots} quarantine, "
+                f"{self.snapshot_slots} cached snapshots)"
+            ),
+            "pages": (
+                f"{self.pages} of {readable(page_bytes)} = {readable(self.pages * page_bytes)}"
+            ),
+            "tokens in pages": f"{(self.pages - 1) * self.config.page_size:,}",
+            "longest sequence": f"{self.max_model_len:,} tokens",
+        }
+
+    @property
+    def _step_parts(self) -> dict[str, int]:
+        """Bytes of the largest step, by what takes them."""
+        step = self.step
+        return {
+            "activations": step.activations,
+            "logits": step.logits,
+            "parts of attention": step.attention,
+            "expanded latents": step.latents + self._gathered_bytes,
+            "graphs": step.graphs,
+            "inputs of verified tokens": step.kept,
+        }
+
+    @property
+    def _wanted_len(self) -> int:
+        return self.config.max_model_len or self.model_config.max_model_len
+
+    def _pool_bytes(self, running: int) -> int:
+        """Return the least bytes that `running` requests need: a slot and a page each, padding,
+        tickets; and pages for one sequence of the length that was asked for.
+        """
+        tickets = self.ticket_slots + self.quarantine_slots
+        return self._least_bytes(running, 1 + running + self._track_slots(running) + tickets)
+
+    def _least_bytes(self, running: int, slots: int) -> int:
+        """Return the bytes of `slots` slots, and of pages for `running` requests or one of the
+        longest.
+        """
+        longest = self.config.max_model_len or self.config.page_size
+        pages = 1 + max(running, self.page_layout.pages_for(longest))
+        return slots * self.slot_layout.slot_bytes + pages * self._page_cost
+
+    @property
+    def _page_cost(self) -> int:
+        """Bytes of a page, and of its part when a step gathers the latents of its contexts."""
+        gathered = self.step.gathered_token_bytes * self.config.page_size
+        return self.page_layout.page_bytes + gathered
+
+    @property
+    def _gathered_bytes(self) -> int:
+        """Bytes of one layer's latents of all pages, gathered."""
+        return self.pages * self.config.page_size * self.step.gathered_token_bytes
+
+    def _fits(self, running: int) -> bool:
+        beside = self.weight_bytes + self.texts_bytes
+        beside += self._step(running).total + self._tables(running).nbytes
+        return beside + self._pool_bytes(running) <= self.budget_bytes
+
+    def _largest_max_running(self) -> int:
+        """Find the largest max_running that fits, 0 for none, by bisection."""
+        fits, fails = 0, self.config.max_running
+        while fails - fits > 1:
+            middle = (fits + fails) // 2
+            if self._fits(middle):
+                fits = middle
+            else:
+                fails = middle
+        return fits
+
+
+def readable(nbytes: int) -> str:
+    """Format 12345678 as "11.8 MiB"."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024.0:
+            return f"{value:.4g} {unit}"
+        value /= 1024.0
+    return f"{value:.4g} GiB"
