@@ -5,8 +5,8 @@ import torch
 from baton.kernels.base import Kernels
 from baton.kernels.kernel_choice import KernelChoice
 from baton.kernels.native.library import load
-from baton.kernels.native.native_kernels import NativeKernels
 from baton.kernels.native.recorder import Native
+from baton.kernels.native_kernels import NativeKernels
 from baton.kernels.torch_kernels import TORCH
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from baton.kernels.base import Kernels
-from baton.kernels.native.native_kernels import NativeKernels
+from baton.kernels.native_kernels import NativeKernels
 from baton.kernels.torch_kernels import TORCH, TorchKernels
 from baton.kernels.triton.triton_kernels import TritonKernels
 

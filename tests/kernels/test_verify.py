@@ -15,8 +15,8 @@ from torch import Tensor
 from baton.kernels.base import Kernels
 from baton.kernels.delta_mixer import DeltaInputs, DeltaLayers, DeltaWeights
 from baton.kernels.mamba2 import Mamba2Layers, Mamba2Weights
-from baton.kernels.native.native_kernels import NativeKernels
 from baton.kernels.native.recorder import Native
+from baton.kernels.native_kernels import NativeKernels
 from baton.kernels.torch_kernels import TORCH
 from baton.kernels.verify import Accepted
 
