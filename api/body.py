@@ -14,9 +14,9 @@ from pydantic import (
     model_validator,
 )
 
-from baton.api.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace
+from baton.api.fields.request_fields import UnknownFields, given_fields, labels_in
 from baton.api.prepared import Prepared
-from baton.api.request_fields import UnknownFields, given_fields, labels_in
 
 T = TypeVar("T")
 ListOf = Annotated[list[T], Field(fail_fast=True)]

@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from baton.api.access.key_accounts import KeyAccounts
 from baton.api.backend import Backend, GenerateRequest, TokenEvent
-from baton.api.key_accounts import KeyAccounts
 from baton.api.wrapped_backend import WrappedBackend
 from baton.core.finish import Finished
 

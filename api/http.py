@@ -11,26 +11,26 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from baton.api.access import guard_routes
+from baton.api.access.access import guard_routes
+from baton.api.access.browser_guard import BrowserGuard, BrowserPolicy, JsonBodies
+from baton.api.access.client_limits import MAX_BODY_BYTES
+from baton.api.access.key_accounts import RATE_LIMIT_HEADERS
+from baton.api.access.key_gate import KeyGate
+from baton.api.access.room_guard import guard_room
 from baton.api.anthropic.endpoint import MessagesEndpoint
 from baton.api.backend import Backend
-from baton.api.browser_guard import BrowserGuard, BrowserPolicy, JsonBodies
 from baton.api.call_log import CallLog
-from baton.api.chat import ChatEndpoint
-from baton.api.chat_turn import ChatTurns
-from baton.api.client_limits import MAX_BODY_BYTES
-from baton.api.completions import CompletionsEndpoint
 from baton.api.disconnect import ClientGone
-from baton.api.key_accounts import RATE_LIMIT_HEADERS
-from baton.api.key_gate import KeyGate
+from baton.api.fields.request_fields import UnknownFields
+from baton.api.openai.chat import ChatEndpoint
+from baton.api.openai.chat_turn import ChatTurns
+from baton.api.openai.completions import CompletionsEndpoint
 from baton.api.plain import PlainEndpoints
 from baton.api.reference import reference_routes
 from baton.api.replies import error_response
 from baton.api.request_body import BodyReader
-from baton.api.request_fields import UnknownFields
 from baton.api.request_ids import HEADER, RequestIds, request_id_of
 from baton.api.responses.endpoint import ResponsesEndpoint
-from baton.api.room_guard import guard_room
 from baton.api.text_service import TextService
 from baton.api.tokens import TokenEndpoints
 from baton.core.error_codes import ErrorCode

@@ -15,13 +15,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from baton.api.access import ROUTES
+from baton.api.access.access import ROUTES
 from baton.api.anthropic.body import ConversationBody, MessagesBody
-from baton.api.chat_schema import ChatBody
-from baton.api.completion_schema import CompletionBody
-from baton.api.native_admin import AbortBody
-from baton.api.native_schema import GenerateBody
+from baton.api.openai.chat_schema import ChatBody
+from baton.api.openai.completion_schema import CompletionBody
 from baton.api.responses.body import ResponsesBody
+from baton.api.sglang.admin import AbortBody
+from baton.api.sglang.schema import GenerateBody
 from baton.api.tokens import DetokenizeBody, TokenizeBody
 from baton.core.errors import ConfigError
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from baton.api.access import owner_of
+from baton.api.access.access import owner_of
 from baton.api.backend import Backend
 from baton.api.call_log import record_in
 from baton.api.deadline import Deadline
 from baton.api.disconnect import unless_disconnected
+from baton.api.fields.request_fields import UnknownFields
 from baton.api.large.held_bytes import BodyFile
 from baton.api.large.job import ParseJob
 from baton.api.large.requests import LargeRequests
-from baton.api.request_fields import UnknownFields
 from baton.api.request_ids import HEADER
 from baton.api.requests import RequestLabels
 from baton.api.schema import BodyT, SamplingBody, parse_body

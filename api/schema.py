@@ -8,8 +8,8 @@ from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 from baton.api.body import Body, ListOf
 from baton.api.client_salt import client_salt
 from baton.api.errors import refused, shorten
-from baton.api.field_table import FieldPlace
-from baton.api.request_fields import REFUSED, UnknownFields
+from baton.api.fields.field_table import FieldPlace
+from baton.api.fields.request_fields import REFUSED, UnknownFields
 from baton.api.requests import checked_sampling
 from baton.api.structured import (
     ResponseFormat,

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from baton.api.body import Body, ListOf
 from baton.api.errors import refused
-from baton.api.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace
 from baton.core.grammar import Grammar, GrammarKind
 
 _ANY_OBJECT = {"type": "object"}

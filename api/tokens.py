@@ -9,9 +9,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from baton.api.backend import Backend, ModelInfo
 from baton.api.body import Body, ListOf
-from baton.api.chat_schema import Message, Tool, template_message
 from baton.api.errors import refused
-from baton.api.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace
+from baton.api.openai.chat_schema import Message, Tool, template_message
 from baton.api.prepared import Prepared
 from baton.api.request_body import BodyReader
 from baton.api.text_service import TextService, check_ids, served_model

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from baton.api.keys import read_keys
+from baton.api.access.keys import read_keys
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError
 from baton.core.loopback import is_loopback

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from baton.api.request_fields import UnknownFields
+from baton.api.fields.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.deploy.access_options import client_tls_from
 from baton.deploy.cluster.cluster_name import new_name

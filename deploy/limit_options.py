@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from baton.api.client_limits import ClientLimits
+from baton.api.access.client_limits import ClientLimits
 from baton.core.errors import ConfigError
 from baton.deploy.errors import StartError
 from baton.deploy.number_types import Seconds

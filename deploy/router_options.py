@@ -5,8 +5,15 @@ from typing import Any
 
 import click
 
-from baton.api.client_limits import MAX_BODY_BYTES
-from baton.api.request_fields import UnknownFields
+from baton.api.access.client_limits import MAX_BODY_BYTES
+from baton.api.admission.defaults import (
+    KEY_SLOWDOWN,
+    MAX_QUEUED,
+    MAX_QUEUED_TOKENS,
+    REQUEST_TIMEOUT_S,
+    WORKER_WAIT_S,
+)
+from baton.api.fields.request_fields import UnknownFields
 from baton.deploy.access_options import (
     access_options,
     client_tls_options,
@@ -16,13 +23,6 @@ from baton.deploy.errors import StartError
 from baton.deploy.limit_options import limit_options
 from baton.deploy.number_types import Seconds, Slowdown, TokensOrWord
 from baton.deploy.record_options import dump_options, telemetry_options
-from baton.router.defaults import (
-    KEY_SLOWDOWN,
-    MAX_QUEUED,
-    MAX_QUEUED_TOKENS,
-    REQUEST_TIMEOUT_S,
-    WORKER_WAIT_S,
-)
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
+from baton.api.admission.admission_queue import QueuePlace
 from baton.api.errors import RETRY_AFTER_S
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
-from baton.router.admission.admission_queue import QueuePlace
 from baton.router.live_requests import LiveRequest, LiveRequests
 from baton.router.notifier import Notifier
 from baton.router.placement.assignment import Assignment

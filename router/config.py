@@ -3,18 +3,18 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.api.client_limits import MAX_BODY_BYTES, ClientLimits
-from baton.api.request_fields import UnknownFields
-from baton.core.cache_salt import CacheScope
-from baton.core.errors import ConfigError
-from baton.core.telemetry import Telemetry
-from baton.router.defaults import (
+from baton.api.access.client_limits import MAX_BODY_BYTES, ClientLimits
+from baton.api.admission.defaults import (
     KEY_SLOWDOWN,
     MAX_QUEUED,
     MAX_QUEUED_TOKENS,
     REQUEST_TIMEOUT_S,
     WORKER_WAIT_S,
 )
+from baton.api.fields.request_fields import UnknownFields
+from baton.core.cache_salt import CacheScope
+from baton.core.errors import ConfigError
+from baton.core.telemetry import Telemetry
 from baton.router.dump.request_dump import DumpOptions
 from baton.router.placement.registry import POLICIES
 from baton.rpc.lease import DEFAULT_LEASE_MS, MIN_LEASE_MS

@@ -1,8 +1,8 @@
 """This router's demand for each worker, by which workers divide themselves among routers."""
 
+from baton.api.admission.admission_queue import AdmissionQueue
 from baton.core.role import Role
 from baton.proto.worker_pb2 import Demand
-from baton.router.admission.admission_queue import AdmissionQueue
 from baton.router.placement.placer import Placer
 from baton.router.worker_table import Worker, WorkerTable
 

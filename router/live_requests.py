@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from baton.api.admission.admission_queue import QueuePlace
 from baton.api.backend import GenerateRequest
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ROUTER, ApiError
 from baton.core.finish import Finished, FinishReason, Usage
 from baton.proto.common_pb2 import StateAt
 from baton.proto.worker_pb2 import StartRequest
-from baton.router.admission.admission_queue import QueuePlace
 from baton.router.answer_stream import AnswerStream
 from baton.router.explain.request_history import PlacedAttempt, RequestHistory
 from baton.router.request_times import RequestTimes

@@ -1,6 +1,6 @@
 """The metrics of the requests that wait at a router."""
 
-from baton.router.admission.admission_queue import AdmissionQueue
+from baton.api.admission.admission_queue import AdmissionQueue
 from baton.router.metric_factory import RouterMetricFactory
 
 REFUSALS = ("full", "displaced", "timeout")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from baton.api.admission.step_times import DecodeStepTimes, StepClock
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError, BatonError, PeerLostError
 from baton.proto import worker_pb2_grpc
@@ -22,7 +23,6 @@ from baton.proto.worker_pb2 import (
     StartRequest,
     StepTokens,
 )
-from baton.router.admission.step_times import DecodeStepTimes, StepClock
 from baton.router.answer_stream import AnswerStream
 from baton.router.joined_starts import JOINS_MINOR, join_starts
 from baton.router.worker_table import Worker

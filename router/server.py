@@ -11,30 +11,30 @@ from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from baton.api.browser_guard import BrowserPolicy
+from baton.api.access.browser_guard import BrowserPolicy
+from baton.api.access.client_metrics import ClientMetrics
+from baton.api.access.key_gate import KeyGate
+from baton.api.access.keys import Key, KeyScope
 from baton.api.call_log import CallLog
-from baton.api.client_metrics import ClientMetrics
 from baton.api.counted_backend import CountedBackend
-from baton.api.grpc_inference import InferenceServicer
+from baton.api.grpc.inference import InferenceServicer
 from baton.api.http import MetricsPage, make_app
-from baton.api.key_gate import KeyGate
-from baton.api.keys import Key, KeyScope
-from baton.api.native import native_routes
+from baton.api.model_info import read_model_info
+from baton.api.server.client_guard import ClientGuard
+from baton.api.server.grpc_server import INFERENCE, GrpcServer
+from baton.api.server.http_server import HttpServer
+from baton.api.sglang.routes import native_routes
 from baton.api.text_service import TextService
 from baton.api.thinking_budget import BudgetedBackend
 from baton.core.address import join_host_port
 from baton.core.errors import ConfigError
-from baton.router.client_guard import ClientGuard
 from baton.router.config import RouterConfig
 from baton.router.control_route import control_routes
 from baton.router.dump.request_dump import RequestDump
 from baton.router.explain.explain_route import explain_routes
-from baton.router.grpc_server import INFERENCE, GrpcServer
 from baton.router.health import watch_health
-from baton.router.http_server import HttpServer
 from baton.router.internal_server import InternalServer
 from baton.router.metrics import RouterMetrics
-from baton.router.model import read_model_info
 from baton.router.profiles import profile_routes
 from baton.router.rank_session import SessionOptions
 from baton.router.registry import RegistryServicer

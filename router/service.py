@@ -6,15 +6,15 @@ import os
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+from baton.api.admission.admission_queue import AdmissionQueue, QueueBounds, QueuePlace
+from baton.api.admission.fair_queue import KeyName
+from baton.api.admission.key_limit import KeyLimit
 from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
 from baton.api.client_salt import in_scope
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason
 from baton.core.role import Role
-from baton.router.admission.admission_queue import AdmissionQueue, QueueBounds, QueuePlace
-from baton.router.admission.fair_queue import KeyName
-from baton.router.admission.key_limit import KeyLimit
 from baton.router.admission.recalls import Recalls
 from baton.router.answer_stream import AnswerStream
 from baton.router.binder import Binder

@@ -1,6 +1,6 @@
 """The RPCs that a process may call of another: one table by role, default deny.
 
-`api/access.py` is the table for clients outside the cluster.
+`api/access/access.py` is the table for clients outside the cluster.
 """
 
 import inspect

@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from baton.api.client_metrics import ClientMetrics
+from baton.api.access.client_metrics import ClientMetrics
 from baton.core.role import Role
 from baton.router.metrics import RouterMetrics
 from baton.worker.metrics import WorkerMetrics

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from baton.api.field_table import FIELDS, FieldClass, FieldPlace, RequestField
+from baton.api.fields.field_table import FIELDS, FieldClass, FieldPlace, RequestField
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/requests.md"
 BEGIN, END = "<!-- begin generated -->\n", "<!-- end generated -->\n"

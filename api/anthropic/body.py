@@ -8,9 +8,9 @@ from pydantic import Field
 from baton.api.anthropic.conversation import conversation_of
 from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf
-from baton.api.chat_schema import ChatBody
 from baton.api.errors import refused, shorten
-from baton.api.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace
+from baton.api.openai.chat_schema import ChatBody
 from baton.api.prepared import Prepared
 from baton.api.schema import make_body
 from baton.api.text_service import TextService

@@ -10,9 +10,9 @@ from starlette.responses import JSONResponse, Response
 
 from baton.api.anthropic.body import ConversationBody, MessagesBody
 from baton.api.anthropic.writer import MessageWriter
-from baton.api.chat_turn import ChatTurn, ChatTurns
 from baton.api.disconnect import unless_disconnected
 from baton.api.errors import anthropic_error
+from baton.api.openai.chat_turn import ChatTurn, ChatTurns
 from baton.api.request_body import BodyReader
 from baton.api.sse import EventStream, named_event
 from baton.api.text_service import served_model

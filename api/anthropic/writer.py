@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from baton.api.chat_turn import TurnParts
+from baton.api.openai.chat_turn import TurnParts
 from baton.core.finish import Finished, FinishReason
 from baton.text.reply_parser import PartKind, TextPart
 from baton.text.tool_calls import CallMore, ToolCall

@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 from baton.api.backend import ModelInfo
 from baton.api.body import Body
+from baton.api.fields.request_fields import UnknownFields
 from baton.api.prepared import Prepared
-from baton.api.request_fields import UnknownFields
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 

@@ -104,7 +104,7 @@ class LargeRequestProcess:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         number = theirs.fileno()
-        command = [sys.executable, "-m", "baton.api.large.child", str(self._folder), str(number)]
+        command = [sys.executable, "-m", "baton.api.large_child", str(self._folder), str(number)]
         with theirs:
             self._socket = ours
             self._child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[number])

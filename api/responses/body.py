@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from baton.api.backend import ModelInfo
 from baton.api.body import Body, ListOf
-from baton.api.chat_schema import ChatBody
 from baton.api.errors import refused, shorten
-from baton.api.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace
+from baton.api.openai.chat_schema import ChatBody
 from baton.api.prepared import Prepared
 from baton.api.responses.input_items import messages_of
 from baton.api.schema import SamplingFields, make_body

@@ -8,8 +8,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from baton.api.chat_turn import ChatTurn, ChatTurns
 from baton.api.disconnect import unless_disconnected
+from baton.api.openai.chat_turn import ChatTurn, ChatTurns
 from baton.api.request_body import BodyReader
 from baton.api.responses.body import ResponsesBody, own_fields
 from baton.api.responses.writer import ResponseWriter

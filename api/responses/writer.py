@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from baton.api.chat_turn import TurnParts
+from baton.api.openai.chat_turn import TurnParts
 from baton.api.requests import new_request_id
 from baton.api.responses.body import ResponsesBody
 from baton.core.error_codes import ErrorCode

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from baton.api.keys import digest_of, new_key
+from baton.api.access.keys import digest_of, new_key
 from baton.core.address import WILDCARDS, join_host_port
 from baton.core.role import Role
 from baton.deploy.certs.authority import AuthorityFiles

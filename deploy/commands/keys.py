@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
+from baton.api.access.keys import Key, KeyScope, digest_of, new_key, read_keys, write_keys
 from baton.api.backend import MAX_PRIORITY
-from baton.api.keys import Key, KeyScope, digest_of, new_key, read_keys, write_keys
 from baton.core.errors import ConfigError
 from baton.deploy.errors import DeployError
 

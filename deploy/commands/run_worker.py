@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from baton.api.request_fields import UnknownFields
+from baton.api.fields.request_fields import UnknownFields
 from baton.core import logs
 from baton.core.cache_salt import CacheScope
 from baton.core.errors import ConfigError, RankError

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from baton.api.client_limits import ClientLimits
+from baton.api.access.client_limits import ClientLimits
 from baton.deploy.client.state_file import folder
 from baton.deploy.doctor.finding import Finding, Level, ok
 from baton.deploy.errors import DeployError

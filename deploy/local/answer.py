@@ -3,11 +3,11 @@
 import asyncio
 import time
 
+from baton.api.admission.admission_queue import QueuePlace
 from baton.api.backend import GenerateRequest, TokenEvent
 from baton.core.errors import ApiError
 from baton.core.finish import Finished, FinishReason, Timings, Usage
 from baton.engine.request import events as engine_events
-from baton.router.admission.admission_queue import QueuePlace
 from baton.worker.convert import finished_of
 
 

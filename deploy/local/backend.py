@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from time import monotonic
 
+from baton.api.admission.admission_queue import AdmissionQueue, QueueBounds
+from baton.api.admission.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS
+from baton.api.admission.room import Room
 from baton.api.backend import GenerateRequest, Health, ModelInfo, TokenEvent
 from baton.api.client_salt import in_scope
 from baton.api.errors import invalid, refused
@@ -18,9 +21,6 @@ from baton.engine.engine import Engine
 from baton.engine.request.request import RequestSpec
 from baton.engine.settings.counters import Counters
 from baton.engine.status import EngineStatus
-from baton.router.admission.admission_queue import AdmissionQueue, QueueBounds
-from baton.router.admission.room import Room
-from baton.router.defaults import MAX_QUEUED, MAX_QUEUED_TOKENS
 from baton.router.placement.columns import CHUNKS_AHEAD
 from baton.router.placement.placer import DECODES_AHEAD
 from baton.rpc.errors import error_from_proto, error_of

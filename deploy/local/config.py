@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.api.browser_guard import BrowserPolicy
-from baton.api.client_limits import ClientLimits
-from baton.api.request_fields import UnknownFields
+from baton.api.access.browser_guard import BrowserPolicy
+from baton.api.access.client_limits import ClientLimits
+from baton.api.fields.request_fields import UnknownFields
 from baton.core.cache_salt import CacheScope
 from baton.rpc.server_certificate import CertificateFiles
 

@@ -10,15 +10,19 @@ from typing import Self
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from baton.api.access.client_limits import MAX_BODY_BYTES
+from baton.api.access.client_metrics import ClientMetrics
+from baton.api.access.key_gate import KeyGate
 from baton.api.backend import Backend
 from baton.api.call_log import CallLog
-from baton.api.client_limits import MAX_BODY_BYTES
-from baton.api.client_metrics import ClientMetrics
 from baton.api.counted_backend import CountedBackend
-from baton.api.grpc_inference import InferenceServicer
+from baton.api.grpc.inference import InferenceServicer
 from baton.api.http import MetricsPage, make_app
-from baton.api.key_gate import KeyGate
-from baton.api.native import native_routes
+from baton.api.model_info import read_model_info
+from baton.api.server.client_guard import ClientGuard
+from baton.api.server.grpc_server import INFERENCE, GrpcServer
+from baton.api.server.http_server import HttpServer
+from baton.api.sglang.routes import native_routes
 from baton.api.text_service import TextService
 from baton.api.thinking_budget import BudgetedBackend
 from baton.core.address import join_host_port
@@ -30,10 +34,6 @@ from baton.deploy.local.config import LocalConfig
 from baton.deploy.local.role import LocalRole
 from baton.engine.engine import Engine
 from baton.prefill.service import PrefillService
-from baton.router.client_guard import ClientGuard
-from baton.router.grpc_server import INFERENCE, GrpcServer
-from baton.router.http_server import HttpServer
-from baton.router.model import read_model_info
 from baton.rpc.client_tls import ClientTls
 from baton.text.chat_template import ChatTemplate
 from baton.text.model_folder import model_name

@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from baton.api.access import abortable_by
+from baton.api.access.access import abortable_by
 from baton.router.explain.explanations import Explanations
 
 

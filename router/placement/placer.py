@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 
+from baton.api.admission.room import Room
 from baton.api.errors import invalid
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.role import ROUTED_ROLES, Role
 from baton.proto.common_pb2 import StateAt
 from baton.router.admission.places import Places
-from baton.router.admission.room import Room
 from baton.router.expected_states import leaves
 from baton.router.placement.assignment import Assignment
 from baton.router.placement.columns import Columns, prompt_tokens

@@ -13,7 +13,7 @@ import uvicorn
 from fake_backend import Connect, FakeBackend, Serve
 
 from baton.api.http import MetricsPage, make_app
-from baton.api.native import native_routes
+from baton.api.sglang.routes import native_routes
 from baton.api.text_service import TextService
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ from openai.types import completion_create_params as openai_completions
 from openai.types.chat import completion_create_params as openai_chat
 from openai.types.responses import response_create_params as openai_responses
 
-from baton.api.field_table import FieldPlace
+from baton.api.fields.field_table import FieldPlace
 
 _VLLM_BOTH = """
 model frequency_penalty logit_bias logprobs max_tokens n presence_penalty response_format seed stop

@@ -10,8 +10,8 @@ from fake_backend import CONTEXT, Connect, FakeBackend
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.api.field_table import FieldPlace
-from baton.api.request_fields import BY_PLACE
+from baton.api.fields.field_table import FieldPlace
+from baton.api.fields.request_fields import BY_PLACE
 
 JSON = {"content-type": "application/json"}
 COMPLETIONS = "/v1/completions"

@@ -14,12 +14,12 @@ from fake_backend import FakeBackend
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from baton.api.browser_guard import BrowserPolicy
+from baton.api.access.browser_guard import BrowserPolicy
 from baton.api.http import MetricsPage, make_app
-from baton.api.native import native_routes
+from baton.api.server.http_server import HttpServer
+from baton.api.sglang.routes import native_routes
 from baton.api.text_service import TextService
 from baton.core.loopback import is_loopback
-from baton.router.http_server import HttpServer
 from baton.router.routes import router_routes
 from baton.router.worker_table import WorkerTable
 

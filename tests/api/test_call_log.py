@@ -14,21 +14,21 @@ import pytest
 from call_lines import kept_lines
 from fake_backend import FakeBackend
 
+from baton.api.access.client_limits import ClientLimits
+from baton.api.access.key_gate import KeyGate
+from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.api.call_log import CallLog
-from baton.api.client_limits import ClientLimits
-from baton.api.grpc_inference import InferenceServicer
+from baton.api.fields.request_fields import LABEL_CHARS
+from baton.api.grpc.inference import InferenceServicer
 from baton.api.http import MetricsPage, make_app
-from baton.api.key_gate import KeyGate
-from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
-from baton.api.native import native_routes
 from baton.api.request_body import LARGE_BYTES
-from baton.api.request_fields import LABEL_CHARS
+from baton.api.server.client_guard import ClientGuard
+from baton.api.server.grpc_server import GrpcServer
+from baton.api.sglang.routes import native_routes
 from baton.api.text_service import TextService
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
-from baton.router.client_guard import ClientGuard
-from baton.router.grpc_server import GrpcServer
 from baton.rpc.tracing import TraceContext, Tracing
 
 PROMPT = "hello world"

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from fake_backend import CONTEXT, FakeBackend
 
-from baton.api.grpc_inference import InferenceServicer
+from baton.api.grpc.inference import InferenceServicer
 from baton.api.text_service import TextService
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from baton.api.access.key_accounts import RESERVED_TOKENS, KeyAccounts, KeyCall
+from baton.api.access.keys import Key, KeyScope
+from baton.api.access.rate import MinuteRate
 from baton.api.backend import GenerateRequest
-from baton.api.key_accounts import RESERVED_TOKENS, KeyAccounts, KeyCall
-from baton.api.keys import Key, KeyScope
-from baton.api.rate import MinuteRate
 from baton.api.requests import new_request_id
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError

@@ -11,16 +11,16 @@ import pytest
 from fake_backend import FakeBackend
 from prometheus_client import CollectorRegistry
 
-from baton.api.client_limits import ClientLimits, Refusal
-from baton.api.client_metrics import ClientMetrics
+from baton.api.access.client_limits import ClientLimits, Refusal
+from baton.api.access.client_metrics import ClientMetrics
+from baton.api.access.key_accounts import KeyAccounts
+from baton.api.access.key_gate import KeyGate
+from baton.api.access.key_guesses import KeyGuesses, address_of_peer
+from baton.api.access.keys import Key, Keyring, KeyScope, digest_of, new_key, write_keys
 from baton.api.counted_backend import CountedBackend
-from baton.api.grpc_inference import InferenceServicer
+from baton.api.grpc.inference import InferenceServicer
 from baton.api.http import make_app
-from baton.api.key_accounts import KeyAccounts
-from baton.api.key_gate import KeyGate
-from baton.api.key_guesses import KeyGuesses, address_of_peer
-from baton.api.keys import Key, Keyring, KeyScope, digest_of, new_key, write_keys
-from baton.api.native import native_routes
+from baton.api.sglang.routes import native_routes
 from baton.api.text_service import TextService
 from baton.proto import inference_pb2, inference_pb2_grpc
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.api.keys import (
+from baton.api.access.keys import (
     Key,
     Keyring,
     KeyScope,

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from fake_backend import CONTEXT, Connect, FakeBackend, Serve
 
+from baton.api import large_child as child
 from baton.api import request_body
-from baton.api.large import child
 from baton.api.large.held_bytes import BodyFile
 from baton.api.large.job import Parsed, ParseJob
 from baton.api.text_service import TextService

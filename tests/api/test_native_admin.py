@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from fake_backend import Connect, FakeBackend
 
-from baton.api import native_admin
 from baton.api.backend import MAX_PRIORITY
+from baton.api.sglang import admin as native_admin
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 

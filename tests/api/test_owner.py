@@ -9,12 +9,12 @@ import httpx
 import pytest
 from fake_backend import FakeBackend
 
-from baton.api.access import KeyInterceptor
-from baton.api.grpc_inference import InferenceServicer
+from baton.api.access.access import KeyInterceptor
+from baton.api.access.key_gate import KeyGate
+from baton.api.access.keys import Key, Keyring, KeyScope, digest_of, new_key, write_keys
+from baton.api.grpc.inference import InferenceServicer
 from baton.api.http import make_app
-from baton.api.key_gate import KeyGate
-from baton.api.keys import Key, Keyring, KeyScope, digest_of, new_key, write_keys
-from baton.api.native import native_routes
+from baton.api.sglang.routes import native_routes
 from baton.api.text_service import TextService
 from baton.proto import inference_pb2, inference_pb2_grpc
 

@@ -5,7 +5,7 @@ from fake_backend import Connect, FakeBackend
 from starlette.responses import Response
 from starlette.routing import Route
 
-from baton.api.access import ROUTES
+from baton.api.access.access import ROUTES
 from baton.api.http import make_app
 from baton.api.reference import OPERATIONS
 from baton.api.text_service import TextService

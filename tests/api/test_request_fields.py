@@ -12,17 +12,17 @@ from requests_table import PAGE, with_tables
 
 from baton.api.anthropic import body as anthropic
 from baton.api.body import Body
-from baton.api.chat_schema import ChatBody
-from baton.api.completion_schema import CompletionBody
-from baton.api.field_table import FIELDS, FieldClass, FieldPlace, RequestField
+from baton.api.fields.field_table import FIELDS, FieldClass, FieldPlace, RequestField
+from baton.api.fields.request_fields import BY_PLACE, UnknownFields
 from baton.api.http import make_app
-from baton.api.native import native_routes
-from baton.api.native_admin import AbortBody
-from baton.api.native_schema import GenerateBody, NativeSampling
-from baton.api.prediction import Prediction
-from baton.api.request_fields import BY_PLACE, UnknownFields
+from baton.api.openai.chat_schema import ChatBody
+from baton.api.openai.completion_schema import CompletionBody
+from baton.api.openai.prediction import Prediction
 from baton.api.responses import body as responses
 from baton.api.schema import StreamOptions
+from baton.api.sglang.admin import AbortBody
+from baton.api.sglang.routes import native_routes
+from baton.api.sglang.schema import GenerateBody, NativeSampling
 from baton.api.structured import JsonSchema, ResponseFormat, StructuredOutputs
 from baton.api.text_service import TextService
 from baton.api.tokens import DetokenizeBody, TokenizeBody

@@ -15,7 +15,7 @@ from fake_backend import Connect, FakeBackend
 from sampling_limits import WITHOUT_LIMITS, boundary_values, together_with
 
 from baton.api.backend import ModelInfo
-from baton.api.grpc_inference import InferenceServicer
+from baton.api.grpc.inference import InferenceServicer
 from baton.api.text_service import TextService
 from baton.core.errors import RequestError
 from baton.core.sampling_params import SamplingParams

@@ -10,8 +10,8 @@ import pytest
 from api.test_openai_client import connected
 from fake_backend import FakeBackend, Serve
 
+from baton.api.openai.tool_choice import tool_rule
 from baton.api.text_service import TextService
-from baton.api.tool_choice import tool_rule
 from baton.core.errors import ApiError
 from baton.core.grammar import Grammar, GrammarKind
 from baton.text.chat_template import ChatTemplate

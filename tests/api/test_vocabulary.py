@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 from fake_backend import Connect, FakeBackend
 
-from baton.api.grpc_inference import InferenceServicer
+from baton.api.grpc.inference import InferenceServicer
 from baton.api.text_service import TextService
 from baton.proto import common_pb2, inference_pb2, inference_pb2_grpc
 from baton.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 from chaos.load_client import Counts, Spec, counts_of, start_load
 
-from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
+from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.bench.checkpoints import HYBRID_191M, write_checkpoint
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from oracle.reference import Oracle
 
-from baton.api.client_limits import ClientLimits
+from baton.api.access.client_limits import ClientLimits
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.engine.settings.config import EngineConfig

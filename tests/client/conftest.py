@@ -8,9 +8,9 @@ import pytest_asyncio
 import toy_tokenizer
 from fake_backend import FakeBackend
 
-from baton.api.grpc_inference import InferenceServicer
+from baton.api.grpc.inference import InferenceServicer
+from baton.api.server.grpc_server import GrpcServer
 from baton.api.text_service import TextService
-from baton.router.grpc_server import GrpcServer
 from baton.text.chat_template import ChatTemplate
 from baton.text.tokenizer import Tokenizer
 

@@ -11,7 +11,8 @@ from fake_backend import CONTEXT, FakeBackend
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.api.grpc_inference import InferenceServicer
+from baton.api.grpc.inference import InferenceServicer
+from baton.api.server.grpc_server import INFERENCE, GrpcServer
 from baton.api.text_service import TextService
 from baton.client.async_client import AsyncClient
 from baton.client.sync_client import Client
@@ -21,7 +22,6 @@ from baton.core.errors import ApiError
 from baton.core.finish import FinishReason
 from baton.core.sampling_params import SamplingParams
 from baton.proto import inference_pb2
-from baton.router.grpc_server import INFERENCE, GrpcServer
 
 SAYS = "naïve 😀 done"
 DEADLINE_S = 60.0

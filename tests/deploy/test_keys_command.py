@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from deploy.wired import wired
 
-from baton.api.keys import KeyScope, digest_of, read_keys
+from baton.api.access.keys import KeyScope, digest_of, read_keys
 from baton.cli.main import baton
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.cluster.config import ClusterConfig

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from deploy.wired import wired
 from https_certificates import TestAuthority
 
-from baton.api.client_limits import ClientLimits
-from baton.api.keys import write_keys
+from baton.api.access.client_limits import ClientLimits
+from baton.api.access.keys import write_keys
 from baton.core.errors import ConfigError
 from baton.core.role import Role
 from baton.deploy.cluster.config import ClusterConfig

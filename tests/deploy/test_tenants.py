@@ -14,7 +14,7 @@ from certificates import folder_of
 from deploy.tiny_worker import DEADLINE_S, GRID, findings, make_worker, prompt
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
+from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.core.cache_salt import SHARED, CacheScope, make_salt
 from baton.core.role import ROUTED_ROLES
 from baton.deploy.local.config import LocalConfig

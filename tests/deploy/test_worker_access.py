@@ -17,7 +17,8 @@ from deploy.tiny_worker import DEADLINE_S, GRID, findings, make_worker, prompt
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from https_certificates import TestAuthority
 
-from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
+from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
+from baton.api.server.grpc_server import INFERENCE
 from baton.cli.main import baton
 from baton.core.role import Role
 from baton.deploy.errors import StartError
@@ -30,7 +31,6 @@ from baton.proto import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from baton.router.grpc_server import INFERENCE
 from baton.rpc import followed
 from baton.rpc.channel_options import OPTIONS
 

@@ -11,7 +11,7 @@ import pytest
 from e2e.books import settled_findings
 from oracle.reference import Oracle
 
-from baton.api.keys import write_keys
+from baton.api.access.keys import write_keys
 from baton.deploy.cluster.cluster import Cluster
 from baton.deploy.cluster.config import ClusterConfig
 from baton.engine.engine import Engine

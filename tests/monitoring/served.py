@@ -18,7 +18,7 @@ from typing import Any
 from https_certificates import DAY, TestAuthority
 from prometheus_server import Prometheus, prometheus
 
-from baton.api.keys import Key, KeyScope, digest_of, write_keys
+from baton.api.access.keys import Key, KeyScope, digest_of, write_keys
 from baton.bench.cluster.stream_client import RequestFailed, exchange
 from baton.deploy.client.router_client import RouterClient
 from baton.deploy.client.router_options import RouterAddress

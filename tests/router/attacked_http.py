@@ -14,13 +14,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from baton.api.access.client_limits import ClientLimits, Refusal
+from baton.api.access.client_metrics import ClientMetrics
 from baton.api.call_log import CallLog
-from baton.api.client_limits import ClientLimits, Refusal
-from baton.api.client_metrics import ClientMetrics
 from baton.api.request_ids import RequestIds
+from baton.api.server.client_guard import ClientGuard
+from baton.api.server.http_server import HttpServer
 from baton.api.sse import EventStream
-from baton.router.client_guard import ClientGuard
-from baton.router.http_server import HttpServer
 from baton.rpc.client_tls import ClientTls
 
 DEADLINE_S = 60.0

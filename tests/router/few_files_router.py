@@ -9,7 +9,7 @@ import uvloop
 from fake_workers import FakeRank, FakeWorker, tokens_of
 from router_neighbours import Cluster
 
-from baton.router.http import descriptors
+from baton.api.server import descriptors
 
 
 async def serve(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from baton.router.admission.step_times import DecodeStepTimes
+from baton.api.admission.step_times import DecodeStepTimes
 
 
 def times_of(step: Callable[[float], float], alone: float = 1.0) -> DecodeStepTimes:

@@ -13,10 +13,10 @@ from grpc_reflection.v1alpha import reflection_pb2
 from router_neighbours import Cluster
 from starlette.routing import Route
 
-from baton.api.access import OWN_REQUESTS, ROUTES, RPCS, guard_routes
-from baton.api.client_limits import ClientLimits
-from baton.api.key_gate import KeyGate
-from baton.api.keys import Key, Keyring, KeyScope, digest_of, new_key, write_keys
+from baton.api.access.access import OWN_REQUESTS, ROUTES, RPCS, guard_routes
+from baton.api.access.client_limits import ClientLimits
+from baton.api.access.key_gate import KeyGate
+from baton.api.access.keys import Key, Keyring, KeyScope, digest_of, new_key, write_keys
 from baton.core.errors import ConfigError
 from baton.proto import inference_pb2
 from baton.router.config import RouterConfig

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import pytest
 from router.known_step_times import times_of
 
+from baton.api.admission.admission_queue import AdmissionQueue, QueueBounds, QueuePlace
+from baton.api.admission.key_limit import PRESENT_S, KeyLimit
+from baton.api.admission.room import Room
 from baton.api.backend import GenerateRequest
 from baton.api.deadline import Deadline
 from baton.core.error_codes import ErrorCode
 from baton.core.errors import ApiError
 from baton.core.sampling_params import SamplingParams
-from baton.router.admission.admission_queue import AdmissionQueue, QueueBounds, QueuePlace
-from baton.router.admission.key_limit import PRESENT_S, KeyLimit
-from baton.router.admission.room import Room
 
 
 @dataclass

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from router.test_generate import failure
 from router_neighbours import Cluster, random_ids, replies_of
 
+from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.api.client_salt import MAX_SALT_CHARS
-from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.core.cache_salt import SALT_BYTES, SHARED, CacheScope, make_salt
 from baton.core.errors import ConfigError
 from baton.core.finish import Usage

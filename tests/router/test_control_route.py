@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from router_neighbours import Cluster
 
-from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
+from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.deploy.client.router_options import RouterAddress
 from baton.deploy.client.url_control import UrlControl
 from baton.deploy.cluster.control import listening

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.router.admission.drain_rate import MAX_WAIT_S, MEMORY_S, DrainRate
+from baton.api.admission.drain_rate import MAX_WAIT_S, MEMORY_S, DrainRate
 
 
 class Clock:

@@ -14,8 +14,8 @@ import pytest
 from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
 from router_neighbours import Cluster, random_ids, replies_of
 
+from baton.api.access.keys import Key, KeyScope, digest_of, write_keys
 from baton.api.backend import GenerateRequest
-from baton.api.keys import Key, KeyScope, digest_of, write_keys
 from baton.core.errors import ApiError
 from baton.core.sampling_params import SamplingParams
 from baton.deploy.terminal.explanation_text import explanation_lines

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.api.admission.fair_queue import FairQueue, KeyName, Use, Waiting
 from baton.core.turns import PASSED_A_STEP, turn_of
-from baton.router.admission.fair_queue import FairQueue, KeyName, Use, Waiting
 
 SHARES = {"ada": 1.0, "ben": 1.0, "cyn": 3.0}
 numbers = itertools.count()

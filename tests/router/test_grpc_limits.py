@@ -12,12 +12,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from baton.api.client_limits import ClientLimits, Refusal
-from baton.api.client_metrics import ClientMetrics
+from baton.api.access.client_limits import ClientLimits, Refusal
+from baton.api.access.client_metrics import ClientMetrics
+from baton.api.server import surplus_connections
+from baton.api.server.client_guard import ClientGuard
+from baton.api.server.grpc_server import INFERENCE, GrpcServer
 from baton.proto import inference_pb2, inference_pb2_grpc
-from baton.router import surplus_connections
-from baton.router.client_guard import ClientGuard
-from baton.router.grpc_server import INFERENCE, GrpcServer
 
 DEADLINE_S = 60.0
 """The deadline of every wait; only a broken server reaches it."""

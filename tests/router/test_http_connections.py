@@ -18,7 +18,7 @@ from router.attacked_http import (
     until,
 )
 
-from baton.api.client_limits import Refusal
+from baton.api.access.client_limits import Refusal
 from baton.rpc.client_tls import ClientTls
 
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from router.attacked_http import DEADLINE_S, GET, POST, SHORT_S, error_of, serving, until
 
-from baton.api.client_limits import ClientLimits, Refusal
+from baton.api.access.client_limits import ClientLimits, Refusal
 
 
 @pytest.mark.parametrize("parts", [(b"GET /hea",), (GET[:-2],), (b"\r\n", b"\r\n")])

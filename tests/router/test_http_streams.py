@@ -6,7 +6,7 @@ import json
 import httpx
 from router.attacked_http import DEADLINE_S, GET, LINE, SHORT_S, serving
 
-from baton.api.client_limits import Refusal
+from baton.api.access.client_limits import Refusal
 
 
 def asked(count: float) -> bytes:

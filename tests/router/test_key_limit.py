@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 from router.known_step_times import times_of
 
-from baton.router.admission.key_limit import PRESENT_S, KeyLimit
-from baton.router.admission.step_times import DecodeStepTimes
+from baton.api.admission.key_limit import PRESENT_S, KeyLimit
+from baton.api.admission.step_times import DecodeStepTimes
 
 
 @dataclass

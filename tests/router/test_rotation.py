@@ -15,7 +15,7 @@ from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
 from https_certificates import TestAuthority
 from router_neighbours import Cluster
 
-from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
+from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.proto import inference_pb2_grpc
 from baton.proto.inference_pb2 import GenerateRequest, TokenIds
 from baton.rpc import followed

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from baton.router.admission.step_times import MOST_ROWS, DecodeStepTimes, StepClock
+from baton.api.admission.step_times import MOST_ROWS, DecodeStepTimes, StepClock
 
 
 def known(own: float, each: float, sizes: list[int], noise: float = 0.0) -> DecodeStepTimes:

@@ -11,7 +11,7 @@ import pytest
 from fake_workers import DEADLINE_S, FakeRank, FakeWorker, tokens_of, within
 from router_neighbours import Cluster
 
-from baton.api.keys import Key, KeyScope, digest_of, new_key, write_keys
+from baton.api.access.keys import Key, KeyScope, digest_of, new_key, write_keys
 from baton.proto.worker_pb2 import StartRequest
 
 TEXTS = {name: new_key() for name in ("ada", "ben", "watcher")}

@@ -10,7 +10,7 @@ from certificates import CLUSTER, credentials_of
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from baton.api.access import RPCS
+from baton.api.access.access import RPCS
 from baton.core.errors import ApiError
 from baton.proto import common_pb2, handoff_pb2, inference_pb2, worker_pb2
 from baton.rpc.access import CALLERS, AccessInterceptor, caller, check_claim

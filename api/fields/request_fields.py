@@ -1,0 +1,116 @@
+"""The check of a body's field names, before its values are read: nothing is ignored in silence."""
+
+import json
+import logging
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from baton.api.errors import shorten
+from baton.api.fields.field_table import FIELDS, FieldClass, FieldPlace, RequestField
+
+log = logging.getLogger(__name__)
+
+REFUSED = "request_field"
+"""The type of the errors of this module, whose context has `field`, `why` and `expected`."""
+_COMPARED_CHARS = 64  # of a name that is nobody's, which may be a megabyte long
+_NAMED = 256  # names that are logged, each once; a client may make up any number
+BY_PLACE: Mapping[FieldPlace, Mapping[str, RequestField]] = {
+    place: {field.name: field for field in FIELDS if place in field.places} for place in FieldPlace
+}
+
+_CARRIED = {
+    place: [name for name, field in fields.items() if field.carried]
+    for place, fields in BY_PLACE.items()
+}
+LABEL_CHARS = 512
+"""The most characters of a label: as many as OpenAI allows for a value of `metadata`."""
+
+
+class UnknownFields(StrEnum):
+    """The treatment of fields that nobody knows."""
+
+    REFUSE = "refuse"
+    WARN = "warn"  # it is ignored, and named in the log once
+    IGNORE = "ignore"
+
+
+_logged: set[str] = set()
+
+
+def given_fields(
+    data: Mapping[str, Any], place: FieldPlace | None, own: Collection[str], policy: UnknownFields
+) -> dict[str, Any]:
+    """Return those of a body's fields that its class reads. A null is the same as no field.
+
+    place: None for a body that is not in the table; then `own` are all fields that it may have.
+    own: the names that the class reads. Raises PydanticCustomError for a field that is unknown, or
+    known and not supported with its value.
+    """
+    known = {} if place is None else BY_PLACE[place]
+    kept: dict[str, Any] = {}
+    for name, value in data.items():
+        if value is None:
+            if name not in known and name not in own:
+                _unknown(name, place, [*known, *own], policy)
+            continue
+        field = known.get(name)
+        if field is not None and field.kind is not FieldClass.WORKS and not field.takes(value):
+            raise _not_supported(field)
+        if name in own:
+            kept[name] = value
+        elif field is None:
+            _unknown(name, place, [*known, *own], policy)
+    return kept
+
+
+def labels_in(data: Mapping[str, Any], place: FieldPlace | None) -> dict[str, str]:
+    """Return the carried fields of a body as texts; other values than texts as JSON.
+
+    A text is cut to `LABEL_CHARS` characters.
+    """
+    known = {} if place is None else _CARRIED[place]
+    found: dict[str, str] = {}
+    for name in known:
+        value = data.get(name)
+        if value is not None:
+            text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+            found[name] = text if len(text) <= LABEL_CHARS else f"{text[: LABEL_CHARS - 1]}…"
+    return found
+
+
+def _not_supported(field: RequestField) -> PydanticCustomError:
+    if field.kind is FieldClass.LABEL:
+        allowed = ", ".join(json.dumps(value) for value in field.values)
+        return _refusal(field.name, f"expected {allowed}, or leave it out", allowed)
+    neutral = f" or send {json.dumps(field.values[0])}" if field.values else ""
+    return _refusal(field.name, f"{field.name} is {field.goes}; leave it out{neutral}", "nothing")
+
+
+def _unknown(
+    name: str, place: FieldPlace | None, known: Collection[str], policy: UnknownFields
+) -> None:
+    shown = shorten(name)
+    if policy is UnknownFields.REFUSE:
+        raise _refusal(shown, *_advice(name, place, known))
+    if policy is UnknownFields.WARN and shown not in _logged and len(_logged) < _NAMED:
+        _logged.add(shown)
+        log.warning("requests have a field that is not known here and is ignored: %r", shown)
+
+
+def _advice(name: str, place: FieldPlace | None, known: Collection[str]) -> tuple[str, str]:
+    """Return what is said about an unknown field, and the name that was probably meant."""
+    elsewhere = [other for other, fields in BY_PLACE.items() if name in fields]
+    near = get_close_matches(name[:_COMPARED_CHARS], known, n=1)
+    if near:
+        return f"unknown field; did you mean {near[0]}?", near[0]
+    if elsewhere and place is not None:
+        return f"unknown field of {place}; it is one of {', '.join(elsewhere)}", elsewhere[0]
+    return "unknown field; docs/requests.md lists those that are known", ""
+
+
+def _refusal(field: str, why: str, expected: str) -> PydanticCustomError:
+    return PydanticCustomError(REFUSED, "{why}", {"field": field, "why": why, "expected": expected})

@@ -1,0 +1,140 @@
+"""The choices of `/v1/chat/completions`: messages, and OpenAI's newer log probabilities."""
+
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.api.answers import AnswerDelta, WholeAnswer
+from baton.api.openai.chat_turn import AnswerParser, AnswerPart
+from baton.api.replies import ending
+from baton.core.finish import Finished, FinishReason
+from baton.core.logprobs import TokenLogprob
+from baton.text.reply_parser import TextPart
+from baton.text.token_table import TokenTable
+from baton.text.tool_calls import CallMore
+
+
+@dataclass(frozen=True)
+class ChatChoices:
+    """The formatter of one request, with one choice for each of `parsers`."""
+
+    table: TokenTable
+    parsers: Sequence[AnswerParser]
+    want_logprobs: bool
+    parallel_calls: bool = True  # False: each choice has at most its first tool call
+    _calls: Counter[int] = field(default_factory=Counter)  # tool calls so far, by choice
+    _dropping: set[int] = field(default_factory=set)  # choices whose last call is not shown
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        """Yield a chunk for each choice that names the role, before any text."""
+        for index in range(len(self.parsers)):
+            yield self._choice(index, {"role": "assistant", "content": ""}, ())
+
+    def choices(self, delta: AnswerDelta) -> Iterator[dict[str, Any]]:
+        """Yield the chunks of one delta. Tokens without final text make a chunk only for log
+        probabilities.
+        """
+        index, entries = delta.index, delta.logprobs if self.want_logprobs else ()
+        parts: list[AnswerPart] = [*self.parsers[index].push(delta.text)]
+        if delta.finished is not None:
+            parts += self.parsers[index].finish()
+        for part in parts:
+            if self._wanted(index, part):
+                yield self._choice(index, self._delta(index, part), entries)
+                entries = ()
+        if entries:
+            yield self._choice(index, {"content": ""}, entries)
+        if delta.finished is not None:
+            yield self._choice(index, {}, (), delta.finished)
+
+    def whole(self, index: int, answer: WholeAnswer) -> dict[str, Any]:
+        """Return one choice of a reply that is not streamed."""
+        parser = self.parsers[index]
+        parts: list[AnswerPart] = [*parser.push(answer.text), *parser.finish()]
+        deltas = [self._delta(index, part) for part in parts if self._wanted(index, part)]
+        thoughts = "".join(delta.get("reasoning_content", "") for delta in deltas)
+        content = "".join(delta.get("content", "") for delta in deltas)
+        calls = _joined(call for delta in deltas for call in delta.get("tool_calls", ()))
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if thoughts:
+            message["reasoning_content"] = thoughts
+        if calls:
+            message["content"] = content or None
+            message["tool_calls"] = [_without_index(call) for call in calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(answer.logprobs) if self.want_logprobs else None,
+        } | ending(answer.finished, self._reason(index, answer.finished))
+
+    def _wanted(self, index: int, part: AnswerPart) -> bool:
+        if isinstance(part, CallMore):
+            return index not in self._dropping
+        if self.parallel_calls or isinstance(part, TextPart) or not self._calls[index]:
+            return True
+        self._dropping.add(index)
+        return False
+
+    def _delta(self, index: int, part: AnswerPart) -> dict[str, Any]:
+        """Return the message part of a chunk. Only the first of a call has its name and id."""
+        if isinstance(part, TextPart):
+            return {part.kind.value: part.text}
+        if isinstance(part, CallMore):
+            more = {"arguments": part.arguments}
+            return {"tool_calls": [{"index": self._calls[index] - 1, "function": more}]}
+        number = self._calls[index]
+        self._calls[index] += 1
+        function = {"name": part.name, "arguments": part.arguments}
+        call_id = f"call_{secrets.token_hex(12)}"
+        call = {"index": number, "id": call_id, "type": "function", "function": function}
+        return {"tool_calls": [call]}
+
+    def _reason(self, index: int, finished: Finished) -> str:
+        if self._calls[index] and finished.reason is FinishReason.STOP:
+            return "tool_calls"
+        return finished.reason.value
+
+    def _choice(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        entries: Sequence[TokenLogprob],
+        finished: Finished | None = None,
+    ) -> dict[str, Any]:
+        logprobs = self._logprobs(entries) if entries and self.want_logprobs else None
+        reason = None if finished is None else self._reason(index, finished)
+        choice = {"index": index, "delta": delta, "logprobs": logprobs}
+        return choice | ending(finished, reason)
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        return {"content": [self._entry(entry) for entry in entries], "refusal": None}
+
+    def _entry(self, entry: TokenLogprob) -> dict[str, Any]:
+        top = zip(entry.top_ids, entry.top_logprobs, strict=True)
+        own = self._token(entry.token_id, entry.logprob)
+        return own | {"top_logprobs": [self._token(token, logprob) for token, logprob in top]}
+
+    def _token(self, token_id: int, logprob: float | None) -> dict[str, Any]:
+        return {
+            "token": self.table.text(token_id),
+            "logprob": logprob,
+            "bytes": list(self.table.raw_bytes(token_id)),
+        }
+
+
+def _joined(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the calls of which `parts` are the chunks."""
+    calls: list[dict[str, Any]] = []
+    for part in parts:
+        if "id" in part:
+            calls.append(part)
+        else:
+            calls[-1]["function"]["arguments"] += part["function"]["arguments"]
+    return calls
+
+
+def _without_index(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call without its number, which only streams carry."""
+    return {name: value for name, value in call.items() if name != "index"}

@@ -1,0 +1,199 @@
+"""The body of `POST /v1/chat/completions`."""
+
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+
+from baton.api.backend import ModelInfo
+from baton.api.body import ListOf
+from baton.api.errors import refused
+from baton.api.fields.field_table import FieldPlace
+from baton.api.openai.prediction import Prediction
+from baton.api.openai.tool_choice import ToolRule, tool_rule
+from baton.api.prepared import Prepared
+from baton.api.schema import SamplingBody
+from baton.api.text_parts import CONTENT, text_content
+from baton.api.text_service import ChatPrompt, TextService, room_for_answer, served_model
+from baton.api.truncation import most_tokens, truncated
+
+_CONTENT = {"anyOf": [*CONTENT["anyOf"], {"type": "null"}]}
+
+
+class Message(BaseModel):
+    """A chat message. Other fields (`name`, `tool_call_id`, ...) reach the template unchanged."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    role: str
+    content: Annotated[str | None, BeforeValidator(text_content), WithJsonSchema(_CONTENT)] = None
+
+
+class ToolFunction(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class ChatBody(SamplingBody):
+    """The fields of a chat request."""
+
+    place: ClassVar[FieldPlace | None] = FieldPlace.CHAT
+
+    messages: ListOf[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: ListOf[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    separate_reasoning: bool = True  # False: the reasoning stays in the content, with its marks
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: ListOf[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None  # None: unless the last message is continued
+    continue_final_message: bool = False
+    add_special_tokens: bool = False  # the template has them
+    prediction: Prediction | None = None
+
+    def check(self) -> None:
+        super().check()
+        if not self.messages:
+            raise refused("messages", "messages is empty; expected at least one message")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refused("top_logprobs", "top_logprobs needs logprobs to be true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise refused(
+                "add_generation_prompt",
+                "add_generation_prompt begins a message, and continue_final_message goes on with "
+                "the last one; give one of them",
+            )
+
+    @property
+    def answer_tokens(self) -> int | None:
+        """Return the limit of answer tokens; None is as many as the context leaves."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens
+
+    @property
+    def answer_tokens_field(self) -> str:
+        """Return the name of the field that set the limit of answer tokens."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    def tool_rule(self) -> ToolRule | None:
+        """Return what the answer may call; None: no tool. Raises `ApiError`."""
+        tools = [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
+        return tool_rule(tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def generation_prompt(self) -> bool:
+        """True if the prompt ends with the beginning of a new message of the model."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+    def variables(self) -> Mapping[str, Any]:
+        """Return what the template is given besides messages and tools."""
+        found: dict[str, Any] = {}
+        if self.documents is not None:
+            found["documents"] = self.documents
+        if self.reasoning_effort is not None:
+            found["reasoning_effort"] = self.reasoning_effort
+            # The names by which templates turn thinking off: DeepSeek's, and most others'.
+            found["thinking"] = found["enable_thinking"] = self.reasoning_effort != "none"
+        return found | (self.chat_template_kwargs or {})
+
+    async def prepare(
+        self, text: TextService, models: Sequence[ModelInfo]
+    ) -> tuple[Self, Prepared]:
+        """Return the body without its messages and prediction, and their token ids. Raises
+        `ApiError`.
+        """
+        self.check()
+        model = served_model(self.model, models)
+        prompt = await self.encode(text, self.tool_rule(), model)
+        ids = truncated(prompt.ids, self, model, self.answer_tokens)
+        self.room(ids, model)
+        predicted = array("i", await self.predicted(text, model))
+        none: dict[str, Any] = {
+            "messages": [Message(role="user")],
+            "documents": None,
+            "chat_template_kwargs": None,
+        }
+        if self.prediction is not None:
+            none["prediction"] = self.prediction.model_copy(update={"content": ""})
+        prepared = Prepared((array("i", ids),), prompt.thinking, prediction=predicted)
+        return self.model_copy(update=none), prepared
+
+    async def encode(
+        self, text: TextService, rule: ToolRule | None, model: ModelInfo
+    ) -> ChatPrompt:
+        """Return the conversation's token ids. Raises `ApiError`."""
+        if self.prepared is not None:
+            return ChatPrompt(self.prepared.prompts[0], self.prepared.thinking)
+        if rule is not None and not rule.forced and text.tools is None:
+            raise refused(
+                "tools",
+                "this model's chat template knows no calls of tools; set tool_choice to required, "
+                "which forces them",
+            )
+        return await text.encode_chat(
+            self.template_messages(),
+            add_generation_prompt=self.generation_prompt,
+            continue_final_message=self.continue_final_message,
+            add_special_tokens=self.add_special_tokens,
+            tools=None if rule is None else rule.offered,
+            variables=self.variables(),
+            most=most_tokens(self, model),
+        )
+
+    async def predicted(self, text: TextService, model: ModelInfo) -> Sequence[int]:
+        """Return the token ids of the prediction, if there is one. Raises `ApiError`."""
+        if self.prepared is not None:
+            return self.prepared.prediction
+        return () if self.prediction is None else await self.prediction.encode(text, model)
+
+    def room(self, ids: Sequence[int], model: ModelInfo) -> int:
+        """Return the maximum number of answer tokens. Raises `ApiError`."""
+        return room_for_answer(
+            ids,
+            self.answer_tokens,
+            model,
+            param="messages",
+            limit_param=self.answer_tokens_field,
+        )
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """Return the messages as templates read them. Fields that were left out stay out."""
+        return [template_message(message) for message in self.messages]
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """Return a message for the template, with the arguments of tool calls parsed from JSON text."""
+    found = message.model_dump(exclude_unset=True)
+    calls = found.get("tool_calls")
+    if isinstance(calls, list):
+        found["tool_calls"] = [_with_object(call) for call in calls]
+    return found
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError) as error:
+        raise refused("messages", f"the arguments of a tool call are no JSON: {error}") from error
+    return call | {"function": function | {"arguments": arguments}}

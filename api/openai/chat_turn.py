@@ -1,0 +1,158 @@
+"""The model's turn in a conversation: what all chat endpoints do before they format an answer."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from starlette.requests import Request
+
+from baton.api.access.access import admit
+from baton.api.answers import AnswerDelta, stream_answers
+from baton.api.backend import Backend, ModelInfo, ThinkingBudget
+from baton.api.deadline import within
+from baton.api.errors import refused
+from baton.api.openai.chat_schema import ChatBody
+from baton.api.openai.tool_choice import ToolRule
+from baton.api.request_body import deadline_of, labels_of
+from baton.api.requests import make_requests
+from baton.api.text_service import ChatPrompt, TextService, served_model
+from baton.api.truncation import truncated
+from baton.core.finish import Finished
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.logprobs import TokenLogprob
+from baton.core.sampling_params import SamplingParams
+from baton.text.forced_calls import ForcedCallParser
+from baton.text.reply_parser import ReplyParser, TextPart
+from baton.text.tool_calls import CallMore, ToolCall, properties_of
+
+AnswerParser = ReplyParser | ForcedCallParser
+AnswerPart = TextPart | ToolCall | CallMore
+
+
+class TurnParts(NamedTuple):
+    """The parts that one delta adds to an answer."""
+
+    parts: list[AnswerPart]
+    logprobs: tuple[TokenLogprob, ...]
+    finished: Finished | None  # set on the last
+
+
+@dataclass(frozen=True)
+class ChatTurn:
+    """The answers to one conversation, about to be made."""
+
+    model: ModelInfo
+    request_id: str  # of the first answer
+    prompt_tokens: int
+    parsers: list[AnswerParser]  # one for each answer
+    deltas: AsyncGenerator[AnswerDelta, None]
+    parallel_calls: bool  # False: the answer has at most its first tool call
+
+    async def parts(self) -> AsyncGenerator[TurnParts, None]:
+        """Yield the parts of the only answer, an entry for each delta, maybe an empty one."""
+        (parser,) = self.parsers
+        calls = 0
+        async with aclosing(self.deltas):
+            async for delta in self.deltas:
+                found: list[AnswerPart] = [*parser.push(delta.text)]
+                if delta.finished is not None:
+                    found += parser.finish()
+                kept: list[AnswerPart] = []
+                for part in found:
+                    calls += isinstance(part, ToolCall)
+                    if self.parallel_calls or calls <= 1 or isinstance(part, TextPart):
+                        kept.append(part)
+                yield TurnParts(kept, delta.logprobs, delta.finished)
+
+
+@dataclass(frozen=True)
+class ChatTurns:
+    """Begins turns."""
+
+    backend: Backend
+    text: TextService
+
+    async def begin(
+        self, request: Request, body: ChatBody, *, thinking_tokens: int | None = None
+    ) -> ChatTurn:
+        """Return a turn whose answers begin when its deltas are read. Raises `ApiError`.
+
+        thinking_tokens: the most of the reasoning; None: no bound of its own.
+        """
+        deadline = deadline_of(request, body.timeout)
+        body.check()
+        rule = body.tool_rule()
+        grammar, field = self._grammar(body, rule)
+        model = served_model(body.model, await self.backend.models())
+        async with within(deadline):
+            await self.text.check_grammar(grammar, field)
+            prompt = await body.encode(self.text, rule, model)
+            predicted = tuple(await body.predicted(self.text, model))
+        ids = truncated(prompt.ids, body, model, body.answer_tokens)
+        sampling = replace(_sampling(body, body.room(ids, model)), grammar=grammar)
+        self.text.check_sampling(sampling, model)
+        requests = make_requests(ids, sampling, body.choices, labels_of(request, body, deadline))
+        if predicted:
+            requests = [replace(each, prediction_ids=predicted) for each in requests]
+        if thinking_tokens is not None and grammar is None:  # else there is no reasoning
+            budget = self._budget(thinking_tokens, prompt.thinking)
+            requests = [replace(each, thinking=budget) for each in requests]
+        admit(request, requests)
+        deltas = stream_answers(
+            self.backend, self.text, requests, skip_special_tokens=body.skip_special_tokens
+        )
+        parsers = [self._parser(body, rule, prompt, grammar) for _ in requests]
+        return ChatTurn(
+            model, requests[0].request_id, len(ids), parsers, deltas, body.parallel_tool_calls
+        )
+
+    def _budget(self, tokens: int, begun: bool) -> ThinkingBudget:
+        form = self.text.reasoning
+        if form is None:
+            raise refused(
+                "thinking.budget_tokens",
+                "this model's chat template has no marks of reasoning, so that it cannot be "
+                "bounded; leave budget_tokens out",
+            )
+        closing = self.text.tokenizer.encode(f"\n{form.end}\n\n", add_special_tokens=False)
+        return ThinkingBudget(tokens, begun, form.begin, form.end, tuple(closing))
+
+    def _grammar(self, body: ChatBody, rule: ToolRule | None) -> tuple[Grammar | None, str]:
+        """Return the grammar of the answer, and the field to name if it cannot be used."""
+        wanted, field = body.wanted_grammar()
+        if rule is None or (wanted is None and not rule.forced):
+            return wanted, field
+        if wanted is not None and wanted.kind is not GrammarKind.JSON_SCHEMA:
+            raise refused("tools", f"tools and {field} are given; an answer is one or the other")
+        if rule.forced:
+            return rule.calls_grammar(), "tools"
+        if wanted is None or self.text.tools is None:
+            return wanted, field  # `encode` refuses the latter
+        return rule.grammar_beside(wanted, self.text.tools), field
+
+    def _parser(
+        self, body: ChatBody, rule: ToolRule | None, prompt: ChatPrompt, grammar: Grammar | None
+    ) -> AnswerParser:
+        """Return a reply parser. Answers that follow a grammar have no reasoning."""
+        if rule is not None and rule.forced:
+            return ForcedCallParser()
+        free = grammar is None
+        return ReplyParser(
+            self.text.reasoning if free and body.separate_reasoning else None,
+            self.text.tools if rule is not None else None,
+            thinking=prompt.thinking and free and body.separate_reasoning,
+            properties=properties_of(rule.offered if rule is not None else []),
+        )
+
+
+def _sampling(body: ChatBody, max_tokens: int) -> SamplingParams:
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    names = {"max_tokens": body.answer_tokens_field, "logprobs": "top_logprobs"}
+    return body.sampling(
+        max_tokens,
+        names,
+        logprobs=logprobs,
+        prompt_logprobs_start=None if body.prompt_logprobs is None else 0,
+        prompt_logprobs=body.prompt_logprobs or 0,
+    )

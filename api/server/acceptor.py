@@ -1,0 +1,119 @@
+"""The listening socket of the HTTP server.
+
+uvicorn lets asyncio accept. That accepts all that wait at once, so a burst of clients could take
+every file descriptor of the process, and it counts a connection only after its TLS handshake. Here
+each connection has a place in the table before anything else is done for it.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+from baton.api.access.client_limits import Refusal
+from baton.api.server.connection_table import Connection, ConnectionTable
+
+log = logging.getLogger(__name__)
+
+A_TURN = 16
+"""Connections that are accepted before other work of the event loop is done. Those that give way to
+them are closed by that work, so they need descriptors meanwhile."""
+PAUSE_S = 0.1
+"""The pause after an accept for which the process had no descriptor or memory."""
+GIVES_WAY = 16
+"""Idle connections that are then closed."""
+_SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+MakeProtocol = Callable[[Connection], asyncio.Protocol]
+
+
+class Acceptor:
+    """Accepts connections on `listener`; has the methods of `asyncio.Server` that uvicorn calls."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        table: ConnectionTable,
+        make_protocol: MakeProtocol,
+        handshake_s: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """handshake_s: the deadline of a TLS handshake. tls: None serves plain text."""
+        self._listener = listener
+        self._table = table
+        self._make_protocol = make_protocol
+        self._handshake_s = handshake_s
+        self._tls = tls
+        self._opening: set[asyncio.Task[None]] = set()
+        self._resume: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def start(self) -> None:
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Stop accepting. The caller closes the socket."""
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener.fileno())
+        if self._resume is not None:
+            self._resume.cancel()
+        for task in self._opening:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._opening, return_exceptions=True)
+
+    def _accept(self) -> None:
+        for _ in range(A_TURN):
+            try:
+                accepted, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _SCARCE:
+                    raise
+                self._pause()
+                return
+            self._admit(accepted, address[0])
+
+    def _admit(self, accepted: socket.socket, address: str) -> None:
+        place = self._table.opened(address)
+        if place is None:
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        task = self._loop.create_task(self._serve(accepted, place))
+        place.drop = task.cancel
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _serve(self, accepted: socket.socket, place: Connection) -> None:
+        """Make the connection's protocol, after the TLS handshake if there is one."""
+        served = False
+        try:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.connect_accepted_socket(
+                lambda: self._make_protocol(place),
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=None if self._tls is None else self._handshake_s,
+            )
+            served = True
+        except OSError:  # it left, or its handshake failed or took too long
+            self._table.refused(Refusal.HANDSHAKE)
+        finally:
+            if not served:
+                self._table.closed(place)
+                accepted.close()
+
+    def _pause(self) -> None:
+        """Stop to accept for a moment: the socket stays readable, and would be tried for ever."""
+        self._table.refused(Refusal.DESCRIPTORS)
+        for _ in range(GIVES_WAY):
+            self._table.make_room(Refusal.DESCRIPTORS)
+        log.warning("no descriptor or memory for a connection; the next try is in %g s", PAUSE_S)
+        self._loop.remove_reader(self._listener.fileno())
+        self._resume = self._loop.call_later(PAUSE_S, self.start)

@@ -1,0 +1,143 @@
+"""The open HTTP connections, how many there may be, and which one gives way to a new one."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from baton.api.access.client_limits import ClientLimits, Refusal, client_of
+from baton.api.access.client_metrics import ClientMetrics
+from baton.api.errors import too_many
+from baton.api.server.buffered_protocol import READ_BYTES
+from baton.core.error_codes import ErrorCode
+from baton.core.errors import ApiError
+
+SHED = 32
+"""Connections beyond the limit that are accepted to say so, and for `/health`."""
+
+
+class Guarded(Protocol):
+    """The protocol that serves a connection, once its handshake is over."""
+
+    def check(self) -> None:
+        """End the connection if one of its deadlines has passed."""
+        ...
+
+
+@dataclass(eq=False)
+class Connection:
+    """One accepted connection."""
+
+    client: str  # as `client_of` returns it
+    drop: Callable[[], object] = lambda: None  # closes it at once; set when it is served
+    served_by: Guarded | None = None  # set when its handshake is over
+    shed: ApiError | None = None  # the answer to its request, unless that is for health
+
+
+@dataclass(eq=False)
+class _Client:
+    """The connections of one address."""
+
+    open: int = 0
+    idle: "OrderedDict[Connection, None]" = field(default_factory=OrderedDict)  # longest idle first
+
+
+class ConnectionTable:
+    """All connections of one HTTP server.
+
+    At a limit, a new connection takes the place of one without a request. It is one of the same
+    client where the client's limit is reached, else one of the client that has the most such
+    connections: who opens many loses theirs first.
+    """
+
+    def __init__(self, limits: ClientLimits, most: int, metrics: ClientMetrics) -> None:
+        """most: connections at once; `limits.connections`, or fewer where files are scarce."""
+        self._most = most
+        self._most_of_client = limits.of_client(most)
+        self._metrics = metrics
+        self._open: set[Connection] = set()
+        self._clients: dict[str, _Client] = {}
+        self.buffer = memoryview(bytearray(READ_BYTES))
+        """The place of the bytes that any connection reads, until its protocol takes them."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def opened(self, address: str) -> Connection | None:
+        """Return the place of a new connection. None: there is no place, close it unanswered."""
+        name = client_of(address)
+        client = self._clients.get(name) or _Client()
+        shed: ApiError | None = None
+        if client.open >= self._most_of_client and not self._displace(
+            client, Refusal.CONNECTIONS_OF_CLIENT
+        ):
+            shed = too_many(
+                ErrorCode.OVERLOADED,
+                f"this address has {client.open} connections with requests",
+                f"{self._most_of_client} connections",
+            )
+            self.refused(Refusal.CONNECTIONS_OF_CLIENT)
+        if len(self._open) >= self._most and shed is None and not self.make_room():
+            shed = too_many(
+                ErrorCode.UNAVAILABLE,
+                f"the server has {len(self._open)} connections with requests",
+                f"{self._most} connections",
+            )
+            self.refused(Refusal.CONNECTIONS)
+        if len(self._open) >= self._most + SHED:
+            return None
+        made = Connection(name, shed=shed)
+        self._open.add(made)
+        self._clients[name] = client
+        client.open += 1
+        client.idle[made] = None
+        self._count()
+        return made
+
+    def closed(self, connection: Connection) -> None:
+        """Forget a connection. Idempotent."""
+        if connection not in self._open:
+            return
+        self._open.remove(connection)
+        client = self._clients[connection.client]
+        client.open -= 1
+        client.idle.pop(connection, None)
+        if not client.open:
+            del self._clients[connection.client]
+        self._count()
+
+    def busy(self, connection: Connection) -> None:
+        """Record that a request has begun: the connection no longer gives way."""
+        if connection in self._open:
+            self._clients[connection.client].idle.pop(connection, None)
+
+    def idle(self, connection: Connection) -> None:
+        """Record that there is no request any more."""
+        if connection in self._open:
+            self._clients[connection.client].idle[connection] = None
+
+    def make_room(self, reason: Refusal = Refusal.CONNECTIONS) -> bool:
+        """Close a connection without a request. Return False where there is none."""
+        client = max(self._clients.values(), key=lambda each: len(each.idle), default=None)
+        return client is not None and self._displace(client, reason)
+
+    def check(self) -> None:
+        """End the connections whose deadlines have passed."""
+        for connection in tuple(self._open):
+            if connection.served_by is not None:
+                connection.served_by.check()
+
+    def refused(self, reason: Refusal) -> None:
+        self._metrics.refused(reason)
+
+    def _displace(self, client: _Client, reason: Refusal) -> bool:
+        if not client.idle:
+            return False
+        oldest = next(iter(client.idle))
+        self.closed(oldest)
+        oldest.drop()
+        self.refused(reason)
+        return True
+
+    def _count(self) -> None:
+        self._metrics.connections.set(len(self._open))

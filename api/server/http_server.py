@@ -1,0 +1,114 @@
+"""uvicorn on the router's event loop."""
+
+import asyncio
+import socket
+from contextlib import suppress
+
+import uvicorn
+from starlette.applications import Starlette
+
+from baton.api.server.acceptor import Acceptor
+from baton.api.server.client_guard import ClientGuard
+from baton.api.server.connection_table import Connection, ConnectionTable
+from baton.api.server.http_protocol import GuardedHttp
+from baton.api.server.stream_limit import StreamLimit
+from baton.core.errors import ConfigError
+from baton.rpc.client_tls import ClientTls
+
+
+class HttpServer:
+    """A uvicorn server that is started and stopped by calls.
+
+    uvicorn's own `serve` would install signal handlers, so its steps are called one by one.
+    """
+
+    def __init__(
+        self,
+        app: Starlette,
+        host: str,
+        port: int,
+        tls: ClientTls | None = None,
+        guard: ClientGuard | None = None,
+    ) -> None:
+        """Bind the address. Raises ConfigError if that fails. Port 0 is any free port.
+
+        tls: None serves plain HTTP. guard: None has the default limits.
+        """
+        self._tls = tls
+        guard = guard or ClientGuard.make()
+        self._limits = guard.limits
+        self._calls = guard.calls
+        self._table = ConnectionTable(guard.limits, guard.http_connections, guard.metrics)
+        self._socket = _bind(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                StreamLimit(app, guard.limits, guard.metrics, guard.calls),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                ws="none",
+                # uvicorn believes every client on loopback, which could choose its address.
+                proxy_headers=bool(guard.limits.forwarded_allow_ips),
+                forwarded_allow_ips=guard.limits.forwarded_allow_ips,
+            )
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begin to accept connections."""
+        config = self._server.config
+        config.load()
+        config.ssl = None if self._tls is None else self._tls.http_context()
+        self._server.lifespan = config.lifespan_class(config)
+        acceptor = Acceptor(
+            self._socket, self._table, self._protocol, self._limits.header_s, config.ssl
+        )
+        acceptor.start()
+        self._server.servers = [acceptor]  # type: ignore[list-item]  # it has what is called
+        self._server.started = True
+        work = self._server.main_loop(), self._check_deadlines()
+        self._tasks = [asyncio.create_task(each) for each in work]
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop accepting, give running answers `grace_s` to end, then close their connections."""
+        self._server.should_exit = True
+        if not self._tasks:
+            self._socket.close()
+            return
+        main_loop, deadlines = self._tasks
+        await main_loop
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._server.shutdown(sockets=[self._socket])
+        deadlines.cancel()
+
+    def _protocol(self, place: Connection) -> GuardedHttp:
+        server = self._server
+        return GuardedHttp(
+            place,
+            self._table,
+            self._limits,
+            self._calls,
+            config=server.config,
+            server_state=server.server_state,
+            app_state=server.lifespan.state,
+        )
+
+    async def _check_deadlines(self) -> None:
+        limits = self._limits
+        shortest = min(limits.header_s, limits.body_s, limits.write_s)
+        while True:
+            await asyncio.sleep(min(shortest / 4, 1.0))
+            self._table.check()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen for HTTP on {host} port {port}: {error.strerror}; name another "
+            "address, or port 0 for any free one"
+        ) from error

@@ -1,0 +1,276 @@
+"""The body of `POST /generate`, by SGLang's names.
+
+Source of names and defaults: SGLang's documentation, "Sampling Parameters" and "Native APIs".
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Self, TypeVar
+
+from pydantic import BeforeValidator, Field
+
+from baton.api.backend import ModelInfo
+from baton.api.body import Body, ListOf
+from baton.api.client_salt import client_salt
+from baton.api.errors import invalid, refused
+from baton.api.fields.field_table import FieldPlace
+from baton.api.openai.completion_schema import MAX_PROMPTS
+from baton.api.prepared import Prepared
+from baton.api.requests import checked_sampling
+from baton.api.schema import MAX_CHOICES, SamplingFields
+from baton.api.structured import grammar_of, json_grammar, one_grammar
+from baton.api.text_service import TextService, room_for_answer, served_model
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.sampling_params import SamplingParams
+
+DEFAULT_NEW_TOKENS = 128
+T = TypeVar("T")
+
+NATIVE_NAMES = {name: f"sampling_params.{name}" for name in SamplingFields.model_fields} | {
+    "min_tokens": "sampling_params.min_new_tokens",
+    "max_tokens": "sampling_params.max_new_tokens",
+    "include_stop": "sampling_params.no_stop_trim",
+    "logprobs": "top_logprobs_num",
+    "prompt_logprobs": "top_logprobs_num",
+    "prompt_logprobs_start": "logprob_start_len",
+    "logprob_token_ids": "token_ids_logprob",
+}
+"""The names of parameters in the body, by those in SamplingParams."""
+
+
+class NativeSampling(SamplingFields):
+    """The field `sampling_params`."""
+
+    place: ClassVar[FieldPlace | None] = FieldPlace.SAMPLING
+
+    max_new_tokens: int | None = None  # None: 128, or what the context leaves
+    min_new_tokens: int = 0
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    sampling_seed: int | None = None
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+    def check(self) -> None:
+        """Check what the types alone do not express. Raises `ApiError`."""
+        if None not in (self.seed, self.sampling_seed) and self.seed != self.sampling_seed:
+            raise refused(
+                "sampling_params.sampling_seed",
+                f"seed is {self.seed} but sampling_seed {self.sampling_seed}; give one of them",
+            )
+
+    def wanted_grammar(self) -> tuple[Grammar | None, str]:
+        """Return the grammar of the answer and the field that set it. Raises `ApiError`."""
+        schema = self.json_schema
+        return one_grammar(
+            {
+                "sampling_params.json_schema": None if schema is None else json_grammar(schema),
+                "sampling_params.regex": grammar_of(GrammarKind.REGEX, self.regex),
+                "sampling_params.ebnf": grammar_of(GrammarKind.EBNF, self.ebnf),
+            }
+        )
+
+    def params(self, max_tokens: int, want: "LogprobsWanted") -> SamplingParams:
+        """Return checked parameters. Fields that were left out or are null take the defaults."""
+        given = self.given()
+        if self.seed is None and self.sampling_seed is not None:
+            given["seed"] = self.sampling_seed
+        return checked_sampling(
+            NATIVE_NAMES,
+            **given,
+            include_stop=self.no_stop_trim,
+            min_tokens=self.min_new_tokens,
+            max_tokens=max_tokens,
+            logprobs=want.top if want.wanted else None,
+            prompt_logprobs_start=want.start,
+            prompt_logprobs=want.top if want.start is not None else 0,
+            logprob_token_ids=want.token_ids,
+            grammar=self.wanted_grammar()[0],
+        )
+
+
+@dataclass(frozen=True)
+class LogprobsWanted:
+    """The log probabilities that one prompt asks for."""
+
+    wanted: bool = False
+    start: int | None = None  # the first prompt position to score; None: no prompt scores
+    top: int = 0  # alternatives for each position
+    token_ids: tuple[int, ...] = ()  # further ids to score at each position
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt of a body, with everything that was asked for it."""
+
+    prompt: str | Sequence[int]
+    param: str  # "text" or "input_ids"
+    sampling: NativeSampling
+    logprobs: LogprobsWanted
+    label: str | None  # the id that `/abort_request` takes
+    reply_id: str | None  # None: the server makes one
+    salt: bytes = field(repr=False)  # as in `GenerateRequest.cache_salt`
+
+    async def prompt_ids(self, text: TextService, model: ModelInfo) -> Sequence[int]:
+        """Return the prompt's token ids. Raises `ApiError`."""
+        if not isinstance(self.prompt, str):
+            return self.prompt
+        return await text.encode(self.prompt, param="text", most=model.max_model_len)
+
+
+def _not_too_many(value: Any) -> Any:
+    if isinstance(value, list) and len(value) > MAX_PROMPTS:
+        raise ValueError(f"{len(value)} entries; expected at most {MAX_PROMPTS}")
+    return value
+
+
+Samplings = Annotated[NativeSampling | ListOf[NativeSampling], BeforeValidator(_not_too_many)]
+
+
+class GenerateBody(Body):
+    place: ClassVar[FieldPlace | None] = FieldPlace.GENERATE
+
+    text: str | ListOf[str] | None = None
+    input_ids: ListOf[int] | ListOf[ListOf[int]] | None = None
+    sampling_params: Samplings | None = None
+    rid: str | ListOf[str] | None = None
+    return_logprob: bool | ListOf[bool] | None = None
+    logprob_start_len: int | ListOf[int] | None = None  # -1: none of the prompt's
+    top_logprobs_num: int | ListOf[int] | None = None
+    token_ids_logprob: ListOf[int] | ListOf[ListOf[int]] | None = None
+    return_text_in_logprobs: bool = False
+    stream: bool = False
+    priority: int | None = None  # a larger value goes first; None: 0
+    timeout: float | None = None  # seconds from here to the end of the last answer
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None  # the older name of routed_dp_rank
+    extra_key: str | ListOf[str] | None = (
+        None  # only requests of the same one share cached prefixes
+    )
+    cache_salt: str | ListOf[str] | None = None  # the same by vLLM's name; both count
+    explain: bool = False  # the reply says why the request was placed as it was
+
+    @property
+    def dp_rank(self) -> int | None:
+        return self.data_parallel_rank if self.routed_dp_rank is None else self.routed_dp_rank
+
+    @property
+    def batched(self) -> bool:
+        """Return True if a list of prompts was given, even a list of one."""
+        given = self.text if self.input_ids is None else self.input_ids
+        return isinstance(given, list) and (self.input_ids is None or isinstance(given[0], list))
+
+    def asked(self) -> list[Asked]:
+        """Return one entry for each prompt. Raises `ApiError` for values that the types allow
+        but that are wrong.
+        """
+        prompts, param = self._prompts()
+        count = len(prompts)
+        samplings = _each("sampling_params", self.sampling_params, count, NativeSampling())
+        wanted = _each("return_logprob", self.return_logprob, count, False)
+        starts = _each("logprob_start_len", self.logprob_start_len, count, -1)
+        tops = _each("top_logprobs_num", self.top_logprobs_num, count, 0)
+        asked_ids = self._token_ids(count)
+        labels: list[str | None] = list(_each("rid", self.rid, count, None))
+        salts = self._salts(count)
+        for sampling in samplings:
+            sampling.check()
+        if sum(sampling.n for sampling in samplings) > MAX_PROMPTS:
+            raise refused(param, f"more than {MAX_PROMPTS} answers in one request; split it")
+        shared = self.batched and isinstance(self.rid, str)
+        if self.prepared is not None:
+            prompts = self.prepared.prompts
+        return [
+            Asked(
+                prompts[i],
+                param,
+                samplings[i],
+                _logprobs(wanted[i], starts[i], tops[i], asked_ids[i]),
+                labels[i],
+                f"{labels[i]}_{i}" if shared else labels[i],
+                salts[i],
+            )
+            for i in range(count)
+        ]
+
+    async def prepare(
+        self, text: TextService, models: Sequence[ModelInfo]
+    ) -> tuple[Self, Prepared]:
+        """Return the body without its prompts, and their token ids. Raises `ApiError`."""
+        model = served_model(None, models)
+        found = []
+        for asked in self.asked():
+            ids = await asked.prompt_ids(text, model)
+            room_for_answer(ids, None, model, param=asked.param)
+            found.append(array("i", ids))
+        none: dict[str, Any] = {"text": None if self.text is None else ""}
+        if isinstance(self.text, list):
+            none["text"] = [""] * len(self.text)
+        if self.input_ids is not None:
+            none["input_ids"] = [[0]] * len(found) if self.batched else [0]
+        return self.model_copy(update=none), Prepared(tuple(found))
+
+    def _salts(self, count: int) -> list[bytes]:
+        """Return the cache salt of each prompt."""
+        salts: list[str | None] = list(_each("cache_salt", self.cache_salt, count, None))
+        keys: list[str | None] = list(_each("extra_key", self.extra_key, count, None))
+        return [
+            client_salt({"cache_salt": salt, "extra_key": key})
+            for salt, key in zip(salts, keys, strict=True)
+        ]
+
+    def _token_ids(self, count: int) -> list[tuple[int, ...]]:
+        """Return one list of ids for each prompt, from one list for all or one for each."""
+        given = self.token_ids_logprob or []
+        lists = [tuple(ids) for ids in given if isinstance(ids, list)]
+        if lists:
+            return _each("token_ids_logprob", lists, count, ())
+        return [tuple(token for token in given if isinstance(token, int))] * count
+
+    def _prompts(self) -> tuple[Sequence[str | Sequence[int]], str]:
+        if (self.text is None) == (self.input_ids is None):
+            raise refused("text", "expected exactly one of text and input_ids")
+        if self.text is not None:
+            texts = self.text if isinstance(self.text, list) else [self.text]
+            return _not_empty(texts, "text"), "text"
+        ids = _not_empty(self.input_ids or [], "input_ids")
+        many = [item for item in ids if isinstance(item, list)]
+        return many or [[item for item in ids if isinstance(item, int)]], "input_ids"
+
+
+def _not_empty(given: Sequence[T], param: str) -> Sequence[T]:
+    if not given:
+        raise refused(param, f"{param} is empty; expected a prompt")
+    if len(given) > MAX_PROMPTS and not isinstance(given[0], int):
+        raise refused(param, f"{len(given)} prompts in one request; at most {MAX_PROMPTS}")
+    return given
+
+
+def _each(name: str, given: Any, count: int, default: T) -> list[T]:
+    """Return one value for each prompt, from a single value or from a list."""
+    if not isinstance(given, list):
+        return [default if given is None else given] * count
+    if len(given) != count:
+        raise invalid(
+            name,
+            f"{name} has {len(given)} entries for {count} prompts; give one for each, or one value",
+            expected=str(count),
+            actual=len(given),
+        )
+    return given
+
+
+def _logprobs(wanted: bool, start: int, top: int, token_ids: tuple[int, ...]) -> LogprobsWanted:
+    if not wanted:
+        return LogprobsWanted()
+    if start < -1:
+        raise invalid(
+            "logprob_start_len",
+            f"logprob_start_len is {start}; expected a position in the prompt, or -1 for none",
+            expected="-1 or more",
+            actual=start,
+        )
+    return LogprobsWanted(True, None if start < 0 else start, top, token_ids)
